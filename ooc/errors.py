@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one error tree. The command line prints any of these as one line and exits with code 2.
+
+    OocError
+    ├── OptionError    an option's value makes no sense
+    ├── SourceError    what is to be converted is missing, damaged or inconsistent
+    ├── StoreError     a converted store, or a file of it, cannot be used
+    ├── BudgetError    the work does not fit memory or disk as allowed
+    ├── ModelError     a model, loss or optimizer that cannot be run exactly
+    ├── SpillError     reading or writing scratch data failed
+    └── RunError       a run folder cannot be created, read or resumed
+"""
+
+
+class OocError(Exception):
+    """Base of every error that is the user's to act upon. The message is one line."""
+
+
+class OptionError(OocError):
+    """An option's value makes no sense."""
+
+
+class SourceError(OocError):
+    """What is to be converted is missing, damaged or inconsistent."""
+
+
+class StoreError(OocError):
+    """A converted store, or a file of it, cannot be used."""
+
+
+class BudgetError(OocError):
+    """The work does not fit the memory or disk it is allowed."""
+
+
+class ModelError(OocError):
+    """A model, loss or optimizer that cannot be run exactly; the message names it and says why."""
+
+
+class SpillError(OocError):
+    """Reading or writing scratch data failed; the message names matrix, file and offset."""
+
+
+class RunError(OocError):
+    """A run folder cannot be created, read or resumed."""

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the core tells the outside while it works. Progress bars, logs and reports are listeners."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStarted(Event):
+    """A piece of long work begins; ``total`` counts ``unit`` (0: not known)."""
+
+    task: str
+    total: int
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAdvanced(Event):
+    """``done`` of the task's total so far."""
+
+    task: str
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFinished(Event):
+    """The task is over."""
+
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note(Event):
+    """One line worth telling the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFinished(Event):
+    """An epoch is over; ``record`` is its EpochRecord."""
+
+    record: Any
+
+
+Listener = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """A listener that does nothing."""

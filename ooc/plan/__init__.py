@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: pure data and pure functions. No torch, no I/O, no clock in here.
+
+Reading order: ``workload`` (what is to be done), ``grid`` (how a matrix lies on disk), ``planner`` (where
+everything goes), ``plan`` (the result), ``verifier`` (the proof that the result can run).
+"""
+
+from ooc.plan.plan import ColumnPass, MatrixPlan, Plan, RowPass
+from ooc.plan.planner import Limits, make_plan
+from ooc.plan.workload import Direction, Fate, Kind, Matrix, Pull, Stage, Topology, Workload
+
+__all__ = [
+    "ColumnPass",
+    "Direction",
+    "Fate",
+    "Kind",
+    "Limits",
+    "Matrix",
+    "MatrixPlan",
+    "Plan",
+    "Pull",
+    "RowPass",
+    "Stage",
+    "Topology",
+    "Workload",
+    "make_plan",
+]

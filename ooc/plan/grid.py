@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a matrix is cut into blocks, and where each block lies in its file.
+
+A matrix of ``rows`` × ``columns`` is cut into slabs of ``slab_columns`` columns; each slab lies contiguous
+in the file, row block after row block, so that a slab is one sequential read and a block of one slab another.
+Slabs start on 4 KiB boundaries.
+"""
+
+from dataclasses import dataclass
+
+ALIGNMENT_BYTES = 4096
+
+
+def align_up(nbytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
+    """The least multiple of ``alignment_bytes`` that is not below ``nbytes``."""
+    return -(-nbytes // alignment_bytes) * alignment_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The block grid of one matrix: sizes in rows and columns, offsets in bytes."""
+
+    rows: int
+    columns: int
+    itemsize: int
+    block_rows: int
+    slab_columns: int
+
+    @property
+    def blocks(self) -> int:
+        """Row blocks of the matrix."""
+        return -(-self.rows // self.block_rows)
+
+    @property
+    def slabs(self) -> int:
+        return -(-self.columns // self.slab_columns)
+
+    def height(self, block: int) -> int:
+        """Rows of row block ``block``; the last one may be shorter."""
+        return min(self.block_rows, self.rows - block * self.block_rows)
+
+    def width(self, slab: int) -> int:
+        """Columns of slab ``slab``; the last one may be narrower."""
+        return min(self.slab_columns, self.columns - slab * self.slab_columns)
+
+    def slab_nbytes(self, slab: int) -> int:
+        return self.rows * self.width(slab) * self.itemsize
+
+    def slab_offset(self, slab: int) -> int:
+        """Byte offset in the file of slab ``slab``."""
+        return slab * align_up(self.rows * self.slab_columns * self.itemsize)
+
+    def block_nbytes(self, slab: int, block: int) -> int:
+        return self.height(block) * self.width(slab) * self.itemsize
+
+    def block_offset(self, slab: int, block: int) -> int:
+        """Byte offset in the file of row block ``block`` of slab ``slab``."""
+        return self.slab_offset(slab) + block * self.block_rows * self.width(slab) * self.itemsize
+
+    @property
+    def file_nbytes(self) -> int:
+        """Bytes of the file, the last slab rounded up to the alignment."""
+        last = self.slabs - 1
+        return self.slab_offset(last) + align_up(self.slab_nbytes(last))
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A run of whole tiles inside one row block whose edges are read together."""
+
+    row_start: int
+    row_stop: int
+    edge_start: int
+    edge_stop: int
+
+
+STRETCH_EDGES = 1 << 20
+"""Edges beyond which a row block's topology is read in more than one piece (one tile is never cut)."""
+
+
+def stretches(
+    tile_edges: "list[int] | tuple[int, ...]", *, rows: int, tile_rows: int, block_rows: int
+) -> list[Stretch]:
+    """Cut the topology into stretches, none crossing a row block. ``block_rows`` is a multiple of ``tile_rows``."""
+    result = []
+    tiles_per_block = block_rows // tile_rows
+    tiles = len(tile_edges) - 1
+    for first in range(0, tiles, tiles_per_block):
+        start = first
+        end = min(first + tiles_per_block, tiles)
+        for tile in range(first, end):
+            full = tile + 1 < end and tile_edges[tile + 2] - tile_edges[start] > STRETCH_EDGES
+            if full or tile + 1 == end:
+                result.append(
+                    Stretch(
+                        row_start=start * tile_rows,
+                        row_stop=min(rows, (tile + 1) * tile_rows),
+                        edge_start=tile_edges[start],
+                        edge_stop=tile_edges[tile + 1],
+                    )
+                )
+                start = tile + 1
+    return result

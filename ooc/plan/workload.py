@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be done, before anybody has decided where anything is kept.
+
+A model is local stages with aggregations between them. A ``Stage`` is one local stage: for every row it
+loads rows of some matrices, pulls rows of others over the graph's edges, and stores rows. The planner turns
+each stage into one row pass, or into a column pass and a row pass where the pulled matrix does not fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Fate(Enum):
+    """Where a matrix waits between its writer and its readers."""
+
+    DEVICE = "device"
+    HOST = "host"
+    SSD = "ssd"
+
+
+class Kind(Enum):
+    """Who writes a matrix, and how long it lasts."""
+
+    STORE = "store"
+    """Part of the converted store: on the SSD already, read only."""
+    CONSTANT = "constant"
+    """Written once by the preparation, read by every epoch."""
+    SCRATCH = "scratch"
+    """Written and read again within every epoch."""
+
+
+class Direction(Enum):
+    """Whose neighbours are summed: over a row's in-edges (forward) or its out-edges (backward)."""
+
+    IN = "in"
+    OUT = "out"
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """``rows`` × ``columns`` values of ``itemsize`` bytes, one row a node."""
+
+    name: str
+    rows: int
+    columns: int
+    itemsize: int
+    kind: Kind
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.columns * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one."""
+
+    source: str
+    output: str
+    direction: Direction
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One local stage: ``loads`` and at most one ``pull`` in, ``stores`` out, row by row.
+
+    ``scratch_bytes_per_row`` bounds the temporaries alive at once while a tile of rows is computed.
+    """
+
+    name: str
+    loads: tuple[str, ...]
+    pull: Pull | None
+    stores: tuple[str, ...]
+    scratch_bytes_per_row: int
+    reverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One direction of the graph: ``tile_edges[i]`` is the number of edges of tiles 0…i-1 (a coarse indptr)."""
+
+    direction: Direction
+    index_itemsize: int
+    tile_edges: Sequence[int]
+
+    @property
+    def edges(self) -> int:
+        return self.tile_edges[-1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.edges * self.index_itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Everything the planner needs to know of a model on a graph.
+
+    ``programs`` are the stage sequences, in the order they may run: ``prepare`` once, then ``train`` and
+    ``evaluate`` any number of times. ``fixed_host_bytes`` and ``fixed_device_bytes`` are always there
+    (row offsets and scalings; parameters, their gradients and the optimizer's moments). ``threads`` tiles are
+    computed at once.
+    """
+
+    rows: int
+    tile_rows: int
+    matrices: dict[str, Matrix]
+    programs: dict[str, tuple[Stage, ...]]
+    topologies: dict[Direction, Topology]
+    fixed_host_bytes: int
+    fixed_device_bytes: int
+    pulled_itemsize: int
+    threads: int

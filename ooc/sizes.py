@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Byte sizes as people write them: ``G`` is 10⁹ bytes, ``GiB`` is 2³⁰."""
+
+import re
+
+from ooc.errors import OptionError
+
+_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def parse_size(text: str | int, *, name: str = "size") -> int:
+    """Bytes in ``text``: ``"40G"``, ``"1.5GiB"``, ``"800 MB"`` or a plain number. Rounds down.
+
+    Raises OptionError, naming the option ``name``, for anything else and for sizes of zero.
+    """
+    if isinstance(text, int):
+        size = text
+    else:
+        match = _PATTERN.fullmatch(text.strip())
+        if match is None or (match[3] and not match[2]):
+            raise OptionError(f"{name}: {text!r} is no size; write e.g. 800M, 40G or 512GiB")
+        unit = match[2].upper()
+        size = int(float(match[1]) * (_BINARY[unit] if match[3] else _DECIMAL[unit]))
+    if size <= 0:
+        raise OptionError(f"{name}: {text} is no size; it must be positive")
+    return size
+
+
+def format_size(size_bytes: float) -> str:
+    """``1950000000`` → ``"1.95 GB"``: three significant digits, decimal units."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if size_bytes >= scale:
+            value = size_bytes / scale
+            return f"{value:.{max(0, 2 - (value >= 10) - (value >= 100))}f} {unit}"
+    return f"{size_bytes:.0f} B"
