@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scratch files that cannot outlive the process.
+
+A spill file never has a name (``O_TMPFILE``; where a filesystem lacks that, it is unlinked as soon as it is
+open), so the system frees it when the process ends, however that happens, and no later run can mistake it for
+its own. Its blocks are allocated at once: a disk that is too full says so before training starts.
+"""
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from ooc.errors import SpillError
+from ooc.prefetch.engine import OpenFile
+from ooc.sizes import format_size
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes an ordinary user may still write under ``folder``."""
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
+
+
+def create_spill(folder: Path, label: str, nbytes: int) -> OpenFile:
+    """A nameless file of ``nbytes`` in ``folder`` for the matrix ``label``; SpillError when it cannot be had."""
+    try:
+        buffered = _open_nameless(folder)
+    except OSError as error:
+        raise SpillError(f"{folder}: cannot create spill files there: {error.strerror}") from None
+    path = Path(f"/proc/self/fd/{buffered}")
+    try:
+        os.posix_fallocate(buffered, 0, max(nbytes, 1))
+        try:
+            direct = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+            direct = -1
+    except OSError as error:
+        os.close(buffered)
+        raise SpillError(f"{folder}: no room for the {format_size(nbytes)} of {label}: {error.strerror}") from None
+    return OpenFile(folder / f"<spill of {label}>", direct, buffered)
+
+
+def _open_nameless(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    descriptor, name = tempfile.mkstemp(prefix="ooc-spill-", dir=folder)
+    Path(name).unlink()
+    return descriptor
