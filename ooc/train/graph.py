@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an aggregation knows of every row: where its edges start, how it is scaled, whether it counts itself.
+
+GCN's and mean's edge weights factor into a scaling of rows before and after a plain sum, so the topology on
+disk is column indices only:
+
+    gcn   D^-1/2 (A + I) D^-1/2 M      mean   D^-1 A M      sum   A M
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ooc.plan.workload import Direction
+from ooc.storage.store import Store
+
+_CHUNK_ROWS = 1 << 16
+
+
+class Scaling(Enum):
+    """How neighbours are weighted."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    GCN = "gcn"
+    GCN_NO_LOOPS = "gcn without self-loops"
+
+
+@dataclass(slots=True)
+class GraphRows:
+    """Per-row facts in memory: ``offsets`` [N+1] by direction, ``scale_N1`` and ``self_N1`` in the compute dtype.
+
+    ``before``: rows are scaled before the sum as well as after it. ``self_term``: every row counts itself once;
+    ``self_N1`` then holds 1 minus the self-loops already among its edges, ``None`` where that is 1 everywhere.
+    """
+
+    offsets: dict[Direction, npt.NDArray[np.signedinteger]]
+    scale_N1: Tensor | None
+    before: bool
+    self_term: bool
+    self_N1: Tensor | None
+
+    def add_self(self, pulled: Tensor, source: Tensor, start: int, stop: int) -> None:
+        """Add the self term of rows ``start:stop`` to ``pulled`` in place; ``source`` is the whole slab."""
+        if not self.self_term:
+            return
+        if self.self_N1 is None:
+            pulled.add_(source[start:stop])
+        else:
+            pulled.addcmul_(source[start:stop], self.self_N1[start:stop])
+
+    def scale(self, start: int, stop: int) -> Tensor | None:
+        """[rows, 1] factors after the sum, ``None`` for a plain sum."""
+        return None if self.scale_N1 is None else self.scale_N1[start:stop]
+
+
+def directions(store: Store) -> tuple[Direction, ...]:
+    """The distinct topologies of a store: an undirected one is its own transpose."""
+    return (Direction.IN,) if store.undirected else (Direction.IN, Direction.OUT)
+
+
+def offset_itemsize(store: Store) -> int:
+    return 4 if store.num_edges < 2**31 else 8
+
+
+def rows_nbytes(store: Store, scaling: Scaling, itemsize: int) -> int:
+    """Host bytes that ``load_rows`` will take, for admission beforehand."""
+    per_row = len(directions(store)) * offset_itemsize(store)
+    if scaling is not Scaling.SUM:
+        per_row += itemsize
+    if scaling is Scaling.GCN and store.num_self_loops:
+        per_row += itemsize
+    return (store.num_nodes + 1) * per_row
+
+
+def load_rows(store: Store, scaling: Scaling, dtype: torch.dtype) -> GraphRows:
+    """Read offsets and derive scalings, in chunks of rows so that nothing larger than the result is held."""
+    n = store.num_nodes
+    offset_type = np.dtype(f"i{offset_itemsize(store)}")
+    offsets: dict[Direction, npt.NDArray[np.signedinteger]] = {}
+    for direction in directions(store):
+        indptr, _ = store.topology(direction.value)
+        rows = np.empty(n + 1, dtype=offset_type)
+        for start in range(0, n + 1, _CHUNK_ROWS):
+            stop = min(n + 1, start + _CHUNK_ROWS)
+            rows[start:stop] = indptr.read(start, stop)
+        offsets[direction] = rows
+    loops = store.array("in/self_loops") if store.num_self_loops else None
+    gcn = scaling in (Scaling.GCN, Scaling.GCN_NO_LOOPS)
+    self_term = scaling is Scaling.GCN
+    scale = None if scaling is Scaling.SUM else torch.empty(n, 1, dtype=dtype)
+    own = torch.empty(n, 1, dtype=dtype) if self_term and loops is not None else None
+    for start in range(0, n, _CHUNK_ROWS):
+        stop = min(n, start + _CHUNK_ROWS)
+        degree = torch.from_numpy(np.diff(offsets[Direction.IN][start : stop + 1]).astype(np.int64))
+        if self_term:
+            degree += 1
+        if self_term and loops is not None:
+            count = torch.from_numpy(loops.read(start, stop).astype(np.int64))
+            degree -= count
+            assert own is not None
+            own[start:stop, 0] = 1 - count
+        if scale is None:
+            continue
+        if gcn:
+            inverse = degree.to(dtype).pow(-0.5)
+            scale[start:stop, 0] = inverse.masked_fill(degree == 0, 0.0)
+        else:
+            scale[start:stop, 0] = 1.0 / degree.clamp(min=1).to(dtype)
+    return GraphRows(offsets=offsets, scale_N1=scale, before=gcn, self_term=self_term, self_N1=own)

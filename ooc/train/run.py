@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's folder: what is needed to look at a training run afterwards, and to go on with it.
+
+    RUN/config.json      every option that decides the results, and some that do not
+    RUN/metrics.jsonl    one object an epoch (`EpochRecord`)
+    RUN/checkpoint.pt    state after the last finished epoch
+    RUN/best.pt          weights of the epoch with the best validation score
+
+Every file but the metrics is replaced whole (temporary + fsync + rename), so that a process killed
+at any moment leaves the previous version. The metrics are appended to, and may end in a torn line
+or in a line more or less than the checkpoint knows; `RunFolder.load` mends that.
+
+Not thread-safe: one thread owns a run folder, and a lock keeps other processes out of it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+import pickle
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from ooc.errors import RunError
+from ooc.train.record import EpochRecord
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+CHECKPOINT = "checkpoint.pt"
+BEST = "best.pt"
+_TEMPORARY = ".tmp"
+
+Config = dict[str, Any]
+State = dict[str, Any]
+
+
+class RunFolder:
+    """The folder of one training run. Make one by `create` or `open`; neither writes anything.
+
+    `start` writes the configuration and takes the lock; saving or appending does so by itself, but
+    calling it before training finds an unwritable folder while nothing is lost; `discard` takes that
+    back. `close` releases the lock; also a context manager.
+    """
+
+    def __init__(self, path: Path, config: Config, *, resumed: bool) -> None:
+        self.path = path
+        self.config = config
+        self.resumed = resumed
+        self._lock: int | None = None
+        self._written = False
+        self._made: list[Path] = []
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any]) -> Self:
+        """A new run at ``path``. Raises RunError when something is there already."""
+        path = Path(path)
+        if holds_run(path):
+            raise RunError(f"{path} holds a run already; go on with it by --resume, or give another --out")
+        if _is_occupied(path):
+            raise RunError(f"{path} exists and is no run; give another --out")
+        return cls(path, dict(config), resumed=False)
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, given: Mapping[str, Any] | None = None, changeable: Collection[str] = ()
+    ) -> Self:
+        """The run begun at ``path``, to be gone on with.
+
+        ``given`` are options asked for now. One that differs from the run's raises RunError, naming
+        it, unless it is ``changeable``; then it replaces the run's from here on.
+        """
+        path = Path(path)
+        if not holds_run(path):
+            raise RunError(f"there is no run at {path} to go on with")
+        config = _read_config(path / CONFIG)
+        for name, value in (given or {}).items():
+            if name in config and config[name] != value and name not in changeable:
+                option = "--" + name.replace("_", "-")
+                begun = f"{path} was begun with {option} {config[name]}"
+                raise RunError(f"{begun}, not {value}; leave the option out to go on with it")
+            config[name] = value
+        return cls(path, config, resumed=True)
+
+    @property
+    def started(self) -> bool:
+        """Whether this object has written to the folder."""
+        return self._written
+
+    def start(self) -> None:
+        """Make the folder, lock it and write its configuration. Does nothing while it is locked.
+
+        Raises RunError when the folder cannot be written or another process is using it.
+        """
+        if self._lock is not None:
+            return
+        with _named(self.path):
+            for folder in reversed((self.path, *self.path.parents)):
+                if not folder.exists():
+                    folder.mkdir()
+                    self._made.append(folder)
+        self._lock = _locked(self.path)
+        try:
+            if not (self.resumed or self._written) and holds_run(self.path):  # another process was faster
+                raise RunError(f"{self.path} holds a run already; add --resume to go on with it")
+            text = json.dumps(self.config, indent=2, allow_nan=False) + "\n"
+            self._written = True
+            _replace(self.path / CONFIG, lambda file: file.write(text.encode()))
+        except BaseException:
+            self.close()
+            raise
+
+    def discard(self) -> None:
+        """Take back what `start` wrote, unless a run was gone on with or an epoch has been saved since."""
+        if self.resumed or (self.path / CHECKPOINT).exists():
+            return
+        if self._written:
+            (self.path / CONFIG).unlink(missing_ok=True)
+        for folder in reversed(self._made):
+            with contextlib.suppress(OSError):  # not empty: something else lives there
+                folder.rmdir()
+        self.close()
+
+    def save(self, state: State) -> None:
+        """Replace the checkpoint by ``state``: tensors, numbers, strings, and lists and dicts of them.
+
+        ``state["epoch"]`` and ``state["record"]`` (an EpochRecord as dict) must be those of the
+        epoch just finished; `load` takes them to mend the metrics.
+        """
+        self._save(CHECKPOINT, state)
+
+    def save_best(self, state: State) -> None:
+        """Replace the best weights so far."""
+        self._save(BEST, state)
+
+    def append(self, record: EpochRecord) -> None:
+        """Add an epoch's line to the metrics."""
+        self.start()
+        path = self.path / METRICS
+        with _named(path), path.open("a", encoding="utf-8") as file:
+            file.write(record.to_line())
+
+    def load(self) -> State | None:
+        """The last checkpoint, None before the first; the metrics are cut or completed to match it."""
+        self.start()
+        path = self.path / CHECKPOINT
+        state = _read_state(path) if path.exists() else None
+        records = self.records()
+        if state is None:
+            kept = []
+        else:
+            kept = [record for record in records if record.epoch < state["epoch"]]
+            kept.append(EpochRecord.from_dict(state["record"]))
+        lines = "".join(record.to_line() for record in kept)
+        metrics = self.path / METRICS
+        if kept or metrics.exists():
+            _replace(metrics, lambda file: file.write(lines.encode()))
+        return state
+
+    def load_best(self) -> State | None:
+        """The best weights so far, None when nothing was evaluated yet."""
+        path = self.path / BEST
+        return _read_state(path) if path.exists() else None
+
+    def records(self) -> list[EpochRecord]:
+        """The epochs so far, up to the first line that is torn or damaged."""
+        path = self.path / METRICS
+        records: list[EpochRecord] = []
+        if not path.exists():
+            return records
+        with _named(path):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in lines:
+            try:
+                records.append(EpochRecord.from_line(line))
+            except ValueError:
+                break
+        return records
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _save(self, name: str, state: State) -> None:
+        import torch
+
+        self.start()
+        # By way of memory: torch reports a full disk as an internal error without a cause.
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        _replace(self.path / name, lambda file: file.write(buffer.getbuffer()))
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a run was begun at ``path``."""
+    return (path / CONFIG).is_file()
+
+
+def _is_occupied(path: Path) -> bool:
+    """Whether something is at ``path`` other than an empty folder or one left by a start cut short."""
+    if not path.exists():
+        return path.is_symlink()
+    if not path.is_dir():
+        return True
+    with _named(path):
+        return any(entry.name != CONFIG + _TEMPORARY for entry in path.iterdir())
+
+
+def _read_config(path: Path) -> Config:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+    if not isinstance(config, dict):
+        raise RunError(f"{path} is damaged: it holds no JSON object")
+    return config
+
+
+def _read_state(path: Path) -> State:
+    """A checkpoint's content. Only plain data is read: a pickled program in its place is refused."""
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror or error}") from error
+    except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise RunError(f"{path} is damaged and cannot be read") from error
+    if not isinstance(state, dict) or "epoch" not in state:
+        raise RunError(f"{path} is no checkpoint")
+    return state
+
+
+def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Give ``path`` the content that ``write`` writes: all of it or, whatever happens, none."""
+    temporary = path.with_name(path.name + _TEMPORARY)
+    with _named(path):
+        try:
+            with temporary.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename in the folder last through a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    """An open, locked descriptor of the folder; the lock ends with the process, however that ends."""
+    with _named(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise RunError(f"another process is using the run at {path}") from None
+    except OSError as error:
+        # Some network file systems know no locks; the run is only less protected there.
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
+            os.close(descriptor)
+            raise RunError(f"{path}: {error.strerror}") from error
+    return descriptor
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn a failing system call into a RunError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror or error}") from error

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a network on a graph asks of memory, as plain data for the planner."""
+
+import torch
+
+from ooc.plan.workload import Direction, Kind, Matrix, Topology, Workload
+from ooc.storage.store import Store
+from ooc.train.graph import GraphRows
+from ooc.train.lowering import Network
+from ooc.train.stages import StageBuilder
+
+STORE_MATRICES = ("x", "y", "split/train", "split/valid", "split/test")
+
+
+def matrix_columns(network: Network, store: Store) -> dict[str, int]:
+    """Columns of every matrix that a stage may name."""
+    columns = {"x": store.num_features, "ax": store.num_features}
+    columns |= {name: 1 for name in STORE_MATRICES if name != "x"}
+    for layer in network.layers:
+        k = layer.index
+        columns[f"z{k}"] = columns[f"dz{k}"] = layer.out_columns
+        columns[f"q{k}"] = layer.in_columns
+        columns |= {f"{name}{k}": layer.message_columns for name in ("m", "p", "dm", "dp")}
+    return columns
+
+
+def describe_workload(
+    network: Network,
+    builder: StageBuilder,
+    store: Store,
+    rows: GraphRows,
+    *,
+    tile_rows: int,
+    fixed_host_bytes: int,
+    threads: int,
+) -> Workload:
+    """The stages of the three programs, the matrices they name, and the topology, tile by tile."""
+    programs = {
+        name: tuple(step.spec for step in steps)
+        for name, steps in (
+            ("prepare", builder.prepare()),
+            ("train", builder.train()),
+            ("evaluate", builder.evaluate()),
+        )
+    }
+    columns = matrix_columns(network, store)
+    itemsize = network.dtype.itemsize
+    used = {
+        name
+        for stages in programs.values()
+        for stage in stages
+        for name in (*stage.loads, *stage.stores, *((stage.pull.source,) if stage.pull else ()))
+    }
+    matrices = {}
+    for name in sorted(used, key=_reading_order):
+        if name in STORE_MATRICES:
+            matrices[name] = Matrix(name, store.num_nodes, columns[name], store.array(name).itemsize, Kind.STORE)
+        else:
+            kind = Kind.CONSTANT if name == "ax" else Kind.SCRATCH
+            matrices[name] = Matrix(name, store.num_nodes, columns[name], itemsize, kind)
+    pulled = {s.pull.direction for stages in programs.values() for s in stages if s.pull}
+    parameters = sum(p.numel() for p in network.parameters)
+    return Workload(
+        rows=store.num_nodes,
+        tile_rows=tile_rows,
+        matrices=matrices,
+        programs=programs,
+        topologies={d: _topology(store, rows, d, tile_rows) for d in Direction if d in pulled},
+        fixed_host_bytes=fixed_host_bytes,
+        fixed_device_bytes=(4 + threads + 1) * parameters * itemsize,
+        pulled_itemsize=itemsize,
+        threads=threads,
+    )
+
+
+def _topology(store: Store, rows: GraphRows, direction: Direction, tile_rows: int) -> Topology:
+    offsets = rows.offsets[direction]
+    edges = [*offsets[:-1:tile_rows].tolist(), int(offsets[-1])]
+    _, indices = store.topology(direction.value)
+    return Topology(direction, indices.itemsize, edges)
+
+
+def _reading_order(name: str) -> tuple[bool, str]:
+    """The store's matrices first, then by name."""
+    return name not in STORE_MATRICES, name
+
+
+def zero_gradients(network: Network) -> None:
+    """Give every parameter a zero gradient, allocated once."""
+    for parameter in network.parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            parameter.grad.zero_()
