@@ -14,41 +14,40 @@ import numpy.typing as npt
 import torch
 
 
-@numba.njit(cache=True, inline="always")
-def _philox(c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
-    """Ten rounds of Philox4x32 on uint32 counters and keys."""
-    for _ in range(10):
-        p0 = np.uint64(0xD2511F53) * np.uint64(c0)
-        p1 = np.uint64(0xCD9E8D57) * np.uint64(c2)
-        c0, c2 = (
-            np.uint32(p1 >> np.uint64(32)) ^ c1 ^ k0,
-            np.uint32(p0 >> np.uint64(32)) ^ c3 ^ k1,
-        )
-        c1, c3 = np.uint32(p1), np.uint32(p0)
-        k0 = np.uint32(k0 + np.uint32(0x9E3779B9))
-        k1 = np.uint32(k1 + np.uint32(0xBB67AE85))
-    return c0, c1, c2, c3
+@numba.njit(cache=True, nogil=True)
+def _draw_row(draws, row, layer, k0, k1):  # type: ignore[no-untyped-def]
+    """Ten rounds of Philox4x32 for every four columns of a row, into ``draws`` [4 * groups] uint32.
+
+    Products are formed in 64 bits; the loop over groups has no branch, so that it compiles to vector code.
+    """
+    mask = np.uint64(0xFFFFFFFF)
+    shift = np.uint64(32)
+    low, high = np.uint64(row) & mask, np.uint64(row) >> shift
+    for group in range(draws.shape[0] // 4):
+        c0, c1, c2, c3 = low, high, np.uint64(group), np.uint64(layer)
+        key0, key1 = np.uint64(k0), np.uint64(k1)
+        for _ in range(10):
+            p0 = np.uint64(0xD2511F53) * c0
+            p1 = np.uint64(0xCD9E8D57) * c2
+            c0, c1 = (p1 >> shift) ^ c1 ^ key0, p1 & mask
+            c2, c3 = (p0 >> shift) ^ c3 ^ key1, p0 & mask
+            key0 = (key0 + np.uint64(0x9E3779B9)) & mask
+            key1 = (key1 + np.uint64(0xBB67AE85)) & mask
+        draws[4 * group] = np.uint32(c0)
+        draws[4 * group + 1] = np.uint32(c1)
+        draws[4 * group + 2] = np.uint32(c2)
+        draws[4 * group + 3] = np.uint32(c3)
 
 
 @numba.njit(cache=True, nogil=True)
 def _fill(out, row_start, threshold, value, layer, k0, k1):  # type: ignore[no-untyped-def]
     """out[r, c] = value where the draw of (row_start + r, c) is at least threshold, else 0."""
     rows, columns = out.shape
-    groups = columns // 4
+    draws = np.empty((columns + 3) // 4 * 4, dtype=np.uint32)
     for r in range(rows):
-        row = np.uint64(row_start + r)
-        low = np.uint32(row)
-        high = np.uint32(row >> np.uint64(32))
-        for g in range(groups):
-            a, b, c, d = _philox(low, high, np.uint32(g), layer, k0, k1)
-            out[r, 4 * g] = value if a >= threshold else 0
-            out[r, 4 * g + 1] = value if b >= threshold else 0
-            out[r, 4 * g + 2] = value if c >= threshold else 0
-            out[r, 4 * g + 3] = value if d >= threshold else 0
-        if 4 * groups < columns:
-            draws = _philox(low, high, np.uint32(groups), layer, k0, k1)
-            for c in range(4 * groups, columns):
-                out[r, c] = value if draws[c - 4 * groups] >= threshold else 0
+        _draw_row(draws, row_start + r, layer, k0, k1)
+        for c in range(columns):
+            out[r, c] = value if draws[c] >= threshold else 0
 
 
 def _draw(
