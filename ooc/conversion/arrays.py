@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources that are named arrays: the generic form of npz files, npy folders, dictionaries and PyG objects.
+
+Names (see ``docs/formats.md``): ``edge_index`` [2, E] or [E, 2] (``edges``: [E, 2] or [2, E]); ``x`` [N, F]
+or CSR ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N]; ``train_mask``, ``val_mask``
+(``valid_mask``), ``test_mask`` [N] or [N, splits], or ``train_idx``, ``valid_idx`` (``val_idx``),
+``test_idx``; ``num_nodes`` and ``num_classes`` if they cannot be inferred.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ooc.conversion.shuffle import Shuffle
+from ooc.conversion.source import EdgeBlock, Ids, LabelBlock, Mask, Source, ranges
+from ooc.conversion.sparse_rows import SparseRows
+from ooc.errors import SourceError
+from ooc.storage.array import AnyArray
+
+ARRAY_NAMES = (
+    *(
+        "edge_index",
+        "edges",
+        "x",
+        "x_data",
+        "x_indices",
+        "x_indptr",
+        "x_shape",
+        "y",
+        "num_nodes",
+        "num_classes",
+    ),
+    *("train_mask", "valid_mask", "val_mask", "test_mask", "train_idx", "valid_idx", "val_idx", "test_idx"),
+)
+_SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
+_RANDOM_TRAIN, _RANDOM_VALID = 0.6, 0.2
+
+
+def nothing() -> None:
+    """Release nothing: the arrays are in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayOptions:
+    """How arrays become a source: names for messages, defaults of the format, the caller's choices.
+
+    ``split``: None (as given; column 0 of two-dimensional masks), a column, ``"random"`` or
+    ``"random:SEED"``. ``release`` is called after each block: mapped files let go of their pages.
+    """
+
+    name: str
+    format: str
+    symmetrize: bool = False
+    drop_self_loops: bool = False
+    split: int | str | None = None
+    resident_bytes: int = 0
+    release: Callable[[], None] = nothing
+
+
+def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Source:
+    """A source of ``arrays``; SourceError where they are missing or do not fit one another."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise SourceError(f"{options.name}: {name} holds {array.dtype} values, not plain numbers")
+    features, num_features, rows = _features(arrays, options)
+    nodes = _scalar(arrays, "num_nodes", options.name) if "num_nodes" in arrays else rows
+    if nodes != rows:
+        raise SourceError(f"{options.name}: x has {rows} rows for {nodes} nodes")
+    if not 0 < nodes <= 2**32 or num_features < 1:
+        raise SourceError(f"{options.name}: {nodes} nodes with {num_features} features cannot be converted")
+    columns, num_edges = _edge_columns(arrays, options.name)
+
+    def edges(size: int) -> Iterator[EdgeBlock]:
+        for start, stop in ranges(num_edges, size):
+            yield EdgeBlock(*(column[start:stop].astype(np.int64) for column in columns))
+            options.release()
+
+    labels, note = _labels(arrays, nodes, options)
+    classes = _scalar(arrays, "num_classes", options.name) if "num_classes" in arrays else None
+    if classes is not None and classes < 1:
+        raise SourceError(f"{options.name}: num_classes is {classes}")
+    return Source(
+        name=options.name,
+        format=options.format,
+        num_nodes=nodes,
+        num_edges=num_edges,
+        num_features=num_features,
+        num_classes=classes,
+        edges=edges,
+        features=features,
+        labels=labels,
+        symmetrize=options.symmetrize,
+        drop_self_loops=options.drop_self_loops,
+        resident_bytes=options.resident_bytes,
+        description={"split": note} if note else {},
+        notes=(f"{options.name}: split is {note}",) if note else (),
+    )
+
+
+def _scalar(arrays: Mapping[str, AnyArray], name: str, source: str) -> int:
+    value = arrays[name]
+    if value.size != 1 or value.dtype.kind not in "iu":
+        raise SourceError(f"{source}: {name} is no single whole number")
+    return int(value.reshape(-1)[0])
+
+
+def _edge_columns(arrays: Mapping[str, AnyArray], source: str) -> tuple[tuple[AnyArray, AnyArray], int]:
+    """``((sources, targets), E)``: views, not read yet."""
+    name = next((name for name in ("edge_index", "edges") if name in arrays), None)
+    if name is None:
+        raise SourceError(f"{source} has no edge_index")
+    array = arrays[name]
+    if array.ndim != 2 or 2 not in array.shape:
+        raise SourceError(f"{source}: {name} has the shape {array.shape}, neither [2, E] nor [E, 2]")
+    if array.dtype.kind not in "iu" and array.size:
+        raise SourceError(f"{source}: {name} holds {array.dtype} values, not node ids")
+    preferred = 0 if name == "edge_index" else 1
+    two = preferred if array.shape[preferred] == 2 else 1 - preferred
+    if two == 0:
+        return (array[0], array[1]), int(array.shape[1])
+    return (array[:, 0], array[:, 1]), int(array.shape[0])
+
+
+def _features(
+    arrays: Mapping[str, AnyArray], options: ArrayOptions
+) -> tuple[Callable[[int], Iterator[AnyArray]], int, int]:
+    """``(blocks, F, N)``."""
+    if "x" in arrays:
+        x = arrays["x"]
+        if x.ndim != 2:
+            raise SourceError(f"{options.name}: x has the shape {x.shape}, not [nodes, features]")
+
+        def dense(size: int) -> Iterator[AnyArray]:
+            for start, stop in ranges(len(x), size):
+                yield np.array(x[start:stop])
+                options.release()
+
+        return dense, int(x.shape[1]), int(x.shape[0])
+    parts = [f"x_{part}" for part in ("data", "indices", "indptr", "shape")]
+    if missing := [part for part in parts if part not in arrays]:
+        absent = "x" if len(missing) == len(parts) else ", ".join(missing)
+        raise SourceError(f"{options.name} has no features: {absent} is missing")
+    sparse = SparseRows(*(arrays[part] for part in parts), name=f"{options.name}: x")
+
+    def densified(size: int) -> Iterator[AnyArray]:
+        for start, stop in ranges(sparse.shape[0], size):
+            yield sparse.dense(np.arange(start, stop))
+            options.release()
+
+    return densified, sparse.shape[1], sparse.shape[0]
+
+
+def _labels(
+    arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions
+) -> tuple[Callable[[int], Iterator[LabelBlock]], str | None]:
+    """``(blocks, how the split was chosen, if it was)``."""
+    if "y" not in arrays:
+        raise SourceError(f"{options.name} has no labels: y is missing")
+    y = arrays["y"]
+    if y.shape not in ((nodes,), (nodes, 1)):
+        raise SourceError(f"{options.name}: y has the shape {y.shape}, one label for each of {nodes} nodes wanted")
+    split, note = _splits(arrays, nodes, options)
+
+    def blocks(size: int) -> Iterator[LabelBlock]:
+        for start, stop in ranges(nodes, size):
+            labels = _whole(y[start:stop].reshape(-1), start, options.name)
+            members = split(start, stop)
+            if note is not None and note.startswith("random"):
+                members = tuple(mask & (labels >= 0) for mask in members)
+            yield LabelBlock(labels, *members)
+            options.release()
+
+    return blocks, note
+
+
+def _whole(y: AnyArray, row: int, source: str) -> Ids:
+    if y.dtype.kind != "f":
+        return y.astype(np.int64)
+    filled = np.where(np.isnan(y), -1, y)
+    if not (whole := (np.isfinite(filled)) & (filled == np.trunc(filled))).all():
+        at = int((~whole).argmax())
+        raise SourceError(f"{source}: node {row + at} has the label {y[at]}, which is no class")
+    return filled.astype(np.int64)
+
+
+_Split = Callable[[int, int], tuple[Mask, ...]]
+
+
+def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -> tuple[_Split, str | None]:
+    if isinstance(options.split, str):
+        return random_split(nodes, options.split)
+    found = {
+        split: next((f"{name}_{kind}" for kind in ("mask", "idx") for name in names if f"{name}_{kind}" in arrays), "")
+        for split, names in _SPLIT_NAMES.items()
+    }
+    if not found["train"]:
+        raise SourceError(f"{options.name} has no split: give train_mask or train_idx, or the option split='random'")
+    columns = {
+        split: _membership(arrays[name], name, nodes, options) if name else _none for split, name in found.items()
+    }
+    wide = any(name.endswith("mask") and arrays[name].ndim == 2 for name in found.values() if name)
+    if options.split is not None and not wide:
+        raise SourceError(f"{options.name} has one split only; split={options.split} asks for a column of masks")
+    note = f"column {options.split or 0} of the masks" if wide else None
+    return lambda start, stop: tuple(columns[split](start, stop) for split in _SPLIT_NAMES), note
+
+
+def _none(start: int, stop: int) -> Mask:
+    return np.zeros(stop - start, dtype=np.bool_)
+
+
+def _membership(array: AnyArray, name: str, nodes: int, options: ArrayOptions) -> Callable[[int, int], Mask]:
+    where = f"{options.name}: {name}"
+    if name.endswith("_idx"):
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+            raise SourceError(f"{where} is no list of node ids")
+        ids = np.unique(array.astype(np.int64))
+        if len(ids) and not (ids[0] >= 0 and ids[-1] < nodes):
+            raise SourceError(f"{where} names the node {ids[0] if ids[0] < 0 else ids[-1]} of {nodes}")
+
+        def listed(start: int, stop: int) -> Mask:
+            mask = np.zeros(stop - start, dtype=np.bool_)
+            first, last = np.searchsorted(ids, (start, stop))
+            mask[ids[first:last] - start] = True
+            return mask
+
+        return listed
+    if array.ndim not in (1, 2) or array.shape[0] != nodes:
+        raise SourceError(f"{where} has the shape {array.shape}, one entry for each of {nodes} nodes wanted")
+    if array.ndim == 2:
+        column = int(options.split or 0)
+        if not 0 <= column < array.shape[1]:
+            raise SourceError(f"{where} has {array.shape[1]} columns; there is no split {column}")
+        array = array[:, column]
+
+    def masked(start: int, stop: int) -> Mask:
+        part = array[start:stop]
+        if not ((part == 0) | (part == 1)).all():
+            raise SourceError(f"{where} holds other values than true and false")
+        return part.astype(np.bool_)
+
+    return masked
+
+
+def random_split(nodes: int, text: str) -> tuple[_Split, str]:
+    """60/20/20 at random by ``"random"`` or ``"random:SEED"``, and how to say so."""
+    word, _, number = text.partition(":")
+    if word != "random" or not (number == "" or number.isdecimal()):
+        raise SourceError(f"split {text!r} is neither a column of masks nor random[:SEED]")
+    seed = int(number or 0)
+    shuffle = Shuffle(nodes, seed)
+    train, valid = round(_RANDOM_TRAIN * nodes), round((_RANDOM_TRAIN + _RANDOM_VALID) * nodes)
+
+    def members(start: int, stop: int) -> tuple[Mask, ...]:
+        place: Any = shuffle.place_of(np.arange(start, stop, dtype=np.int64))
+        return place < train, (place >= train) & (place < valid), place >= valid
+
+    return members, f"random 60/20/20, seed {seed}"

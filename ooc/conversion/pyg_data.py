@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A PyG ``Data`` object as a source. The only module of conversion that knows torch, and only when used."""
+
+from typing import Any
+
+from ooc.conversion.arrays import ArrayOptions, array_source
+from ooc.conversion.source import Source
+from ooc.errors import SourceError
+from ooc.storage.array import AnyArray
+
+_TAKEN = (
+    *("edge_index", "x", "y", "train_mask", "val_mask", "valid_mask", "test_mask"),
+    *("train_idx", "val_idx", "valid_idx", "test_idx"),
+)
+
+
+def is_pyg_data(source: object) -> bool:
+    """Whether ``source`` looks like a ``torch_geometric.data.Data``, without importing it."""
+    return any(base.__module__.startswith("torch_geometric.data") for base in type(source).__mro__)
+
+
+def pyg_source(data: Any, *, split: int | str | None) -> Source:
+    """The graph of ``data``, whose tensors are read in place: the caller's memory, not the budget's."""
+    if type(data).__name__ != "Data":
+        raise SourceError(f"a PyG {type(data).__name__} cannot be converted, only a homogeneous Data")
+    if getattr(data, "adj_t", None) is not None and data.edge_index is None:
+        raise SourceError("the PyG Data has adj_t, but no edge_index")
+    arrays: dict[str, AnyArray] = {}
+    for name in _TAKEN:
+        tensor = getattr(data, name, None)
+        if tensor is not None:
+            arrays[name] = _array(tensor, name)
+    return array_source(arrays, ArrayOptions(name="the PyG Data", format="pyg", split=split))
+
+
+def _array(tensor: Any, name: str) -> AnyArray:
+    import torch
+
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        raise SourceError(f"the PyG Data's {name} is no dense tensor")
+    tensor = tensor.detach().cpu()
+    array: AnyArray = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return array

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One array of a store: Zarr v3 metadata beside raw chunk files.
+
+A chunk file is ``chunk_rows`` whole rows, little endian, uncompressed, and its size is a multiple of
+4096 bytes, so that rows ``[a, b)`` of a chunk are the bytes ``[a * row_bytes, b * row_bytes)`` of its
+file: ``zarr.open`` reads them, and so does a direct read without a decoder. The last chunk is stored
+at full size, its tail zero. A CRC-32C of each chunk lies in ``checksums.bin`` (uint32, in chunk order).
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from ooc.errors import StoreError
+
+AnyArray = npt.NDArray[Any]
+
+PAGE_BYTES = 4096
+CHUNK_BYTES = 4 << 20
+MIN_CHUNK_ROWS = 1024
+CHECKSUM_FILE = "checksums.bin"
+METADATA_FILE = "zarr.json"
+DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """``nbytes`` contiguous bytes of the file ``path``, from ``offset``."""
+
+    path: Path
+    offset: int
+    nbytes: int
+
+
+def chunk_rows(rows: int, row_bytes: int, *, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """Rows of a chunk: the power of two of about ``chunk_bytes``, not much taller than the array,
+    never below 1024, and such that a chunk's size is a multiple of 4096 bytes."""
+    least = max(MIN_CHUNK_ROWS, PAGE_BYTES // math.gcd(row_bytes, PAGE_BYTES))
+    wanted = 1 << max(0, (chunk_bytes // row_bytes).bit_length() - 1)
+    covering = 1 << max(0, (rows - 1).bit_length())
+    return max(least, min(wanted, covering))
+
+
+class Array:
+    """A readable array of a store.
+
+    Attributes: ``name`` within the store, ``path`` (its folder), ``shape``, ``chunks`` (shape of a
+    chunk), ``dtype``, ``columns`` (1 for one-dimensional arrays), ``itemsize``, ``row_bytes``,
+    ``padded_rows`` (rows covered by chunk files). Holds no open file.
+    """
+
+    def __init__(self, name: str, path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) -> None:
+        self.name = name
+        self.path = path
+        self.shape = shape
+        self.chunks = chunks
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.columns = shape[1] if len(shape) == 2 else 1
+        self.itemsize = self.dtype.itemsize
+        self.row_bytes = self.columns * self.itemsize
+        self.num_chunks = -(-shape[0] // chunks[0])
+        self.padded_rows = self.num_chunks * chunks[0]
+        self.chunk_bytes = chunks[0] * self.row_bytes
+
+    def __repr__(self) -> str:
+        return f"Array({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, chunks={self.chunks})"
+
+    def chunk_path(self, index: int) -> Path:
+        """The file of chunk ``index`` (counted along the rows)."""
+        return self.path / "c" / (f"{index}/0" if len(self.shape) == 2 else f"{index}")
+
+    def extents(self, start_row: int, stop_row: int) -> list[Extent]:
+        """Where the bytes of rows ``[start_row, stop_row)`` lie, in order, one extent a chunk.
+
+        ``stop_row`` may reach into the zero padding of the last chunk, up to ``padded_rows``.
+        """
+        if not 0 <= start_row <= stop_row <= self.padded_rows:
+            raise ValueError(f"{self.name}: rows {start_row}:{stop_row} of {self.padded_rows} asked for")
+        found = []
+        height, row = self.chunks[0], start_row
+        while row < stop_row:
+            index, first = divmod(row, height)
+            rows = min(height - first, stop_row - row)
+            found.append(Extent(self.chunk_path(index), first * self.row_bytes, rows * self.row_bytes))
+            row += rows
+        return found
+
+    def read(self, start: int = 0, stop: int | None = None) -> AnyArray:
+        """Rows ``[start, stop)`` as a new array ``[stop - start, columns]`` (or 1-D), by buffered reads.
+
+        Raises StoreError naming array, file and offset where a chunk is missing or short.
+        """
+        stop = self.shape[0] if stop is None else stop
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise ValueError(f"{self.name}: rows {start}:{stop} of {self.shape[0]} asked for")
+        out = np.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
+        view = out.reshape(-1).view(np.uint8)
+        done = 0
+        for extent in self.extents(start, stop):
+            self._read_extent(extent, view[done : done + extent.nbytes])
+            done += extent.nbytes
+        return out
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, AnyArray]]:
+        """``(first row, rows)`` over the whole array, at most ``rows`` at a time."""
+        for start in range(0, self.shape[0], rows):
+            yield start, self.read(start, min(start + rows, self.shape[0]))
+
+    def checksums(self) -> npt.NDArray[np.uint32]:
+        """CRC-32C of every chunk, ``[num_chunks]``."""
+        path = self.path / CHECKSUM_FILE
+        try:
+            sums = np.frombuffer(path.read_bytes(), dtype="<u4")
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.name}: checksums cannot be read from {path}: {error}") from error
+        if len(sums) != self.num_chunks:
+            raise StoreError(f"{self.name}: {path} has {len(sums)} checksums for {self.num_chunks} chunks")
+        return sums
+
+    def checksum_of(self, index: int) -> int:
+        """CRC-32C of chunk ``index`` as it is on disk now."""
+        data = np.empty(self.chunk_bytes, dtype=np.uint8)
+        self._read_extent(Extent(self.chunk_path(index), 0, self.chunk_bytes), data)
+        return int(google_crc32c.value(data))
+
+    def _read_extent(self, extent: Extent, out: npt.NDArray[np.uint8]) -> None:
+        try:
+            descriptor = os.open(extent.path, os.O_RDONLY)
+        except OSError as error:
+            message = f"{self.name}: chunk {extent.path} cannot be opened: {error.strerror}"
+            raise StoreError(message) from error
+        try:
+            done = 0
+            while done < extent.nbytes:
+                got = os.preadv(descriptor, [out[done:].data], extent.offset + done)
+                if got == 0:
+                    raise StoreError(
+                        f"{self.name}: chunk {extent.path} ends at byte {extent.offset + done}, "
+                        f"{extent.nbytes - done} bytes too early"
+                    )
+                done += got
+        except OSError as error:
+            raise StoreError(
+                f"{self.name}: chunk {extent.path} cannot be read at byte {extent.offset}: {error.strerror}"
+            ) from error
+        finally:
+            os.close(descriptor)
+
+
+class ArrayWriter:
+    """Writes an array's rows in order, straight into its chunk files; holds no row in memory.
+
+    ``append`` any number of rows, then ``close``. Raises StoreError where the disk refuses.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.rows = 0
+        self._checksums: list[int] = []
+        self._descriptor: int | None = None
+        self._crc = 0
+
+    def append(self, rows: AnyArray) -> None:
+        """Add ``rows`` ``[n, columns]`` (or ``[n]``), of the array's dtype exactly."""
+        array = self.array
+        if rows.dtype != array.dtype or rows.shape[1:] != array.shape[1:]:
+            raise ValueError(f"{array.name}: {rows.dtype}{rows.shape} appended to {array!r}")
+        if self.rows + len(rows) > array.shape[0]:
+            raise ValueError(f"{array.name}: more than {array.shape[0]} rows appended")
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        height, done = array.chunks[0], 0
+        while done < len(rows):
+            take = min(height - self.rows % height, len(rows) - done)
+            self._write(data[done * array.row_bytes : (done + take) * array.row_bytes])
+            self.rows += take
+            done += take
+            if self.rows % height == 0:
+                self._finish_chunk()
+
+    def close(self, *, shrink: bool = False) -> Array:
+        """Pad the last chunk with zeros, write checksums and metadata.
+
+        All rows must be there; with ``shrink`` fewer will do, and the array is then that much shorter.
+        """
+        if shrink:
+            shape = (self.rows, *self.array.shape[1:])
+            self.array = Array(self.array.name, self.array.path, shape, self.array.chunks, self.array.dtype.str)
+        array = self.array
+        if self.rows != array.shape[0]:
+            self.abandon()
+            raise ValueError(f"{array.name}: {self.rows} rows appended of {array.shape[0]}")
+        if self._descriptor is not None:
+            self._write(np.zeros((array.padded_rows - self.rows) * array.row_bytes, dtype=np.uint8))
+            self._finish_chunk()
+        sums = np.array(self._checksums, dtype="<u4")
+        try:
+            (array.path / CHECKSUM_FILE).write_bytes(sums.tobytes())
+            (array.path / METADATA_FILE).write_text(json.dumps(_metadata(array), indent=2))
+        except OSError as error:
+            raise _refused(array.path, error) from error
+        return array
+
+    def abandon(self) -> None:
+        """Close the open chunk file and leave the array unfinished."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def _write(self, data: npt.NDArray[np.uint8]) -> None:
+        path = self.array.chunk_path(len(self._checksums))
+        try:
+            if self._descriptor is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+                self._crc = 0
+            self._crc = google_crc32c.extend(self._crc, data)
+            done = 0
+            while done < len(data):
+                done += os.write(self._descriptor, data[done:].data)
+        except OSError as error:
+            raise _refused(path, error) from error
+
+    def _finish_chunk(self) -> None:
+        self.abandon()
+        self._checksums.append(self._crc)
+
+
+def create_array(
+    group_path: Path,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: npt.DTypeLike,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> ArrayWriter:
+    """A writer for a new array ``name`` (``"x"``, ``"in/indices"``) of the group at ``group_path``."""
+    kind = np.dtype(dtype)
+    if kind.name not in DTYPES or len(shape) not in (1, 2) or min(shape) < 0 or 0 in shape[1:]:
+        raise ValueError(f"{name}: no array of shape {shape} and dtype {kind} can be made")
+    row_bytes = math.prod(shape[1:]) * kind.itemsize
+    chunks = (chunk_rows(shape[0], row_bytes, chunk_bytes=chunk_bytes), *shape[1:])
+    path = group_path / name
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise _refused(path, error) from error
+    return ArrayWriter(Array(name, path, shape, chunks, kind.newbyteorder("<").str))
+
+
+def open_array(group_path: Path, name: str) -> Array:
+    """The array ``name`` of the group at ``group_path``, from its metadata alone."""
+    path = group_path / name
+    try:
+        metadata = json.loads((path / METADATA_FILE).read_text())
+        chunks = tuple(metadata["chunk_grid"]["configuration"]["chunk_shape"])
+        array = Array(name, path, tuple(metadata["shape"]), chunks, metadata["data_type"])
+        plain = {**metadata, "attributes": {}} == _metadata(array)
+    except FileNotFoundError as error:
+        raise StoreError(f"the store {group_path} has no array {name!r}") from error
+    except (OSError, ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
+        raise StoreError(f"{path / METADATA_FILE} is damaged: {error}") from error
+    if not plain or array.chunk_bytes % PAGE_BYTES:
+        raise StoreError(f"{path / METADATA_FILE} describes an array that is not stored as raw rows")
+    return array
+
+
+def _metadata(array: Array) -> dict[str, Any]:
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(array.shape),
+        "data_type": array.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(array.chunks)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": False if array.dtype.kind == "b" else 0,
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "attributes": {},
+        "storage_transformers": [],
+    }
+
+
+def _refused(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path} cannot be written: {error.strerror or error}")

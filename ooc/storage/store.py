@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A converted dataset on disk: a Zarr v3 group of arrays (see ``docs/formats.md`` for its form)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ooc.errors import StoreError
+from ooc.storage.array import METADATA_FILE, Array, open_array
+
+FORMAT_VERSION = 1
+PARTIAL_SUFFIX = ".partial"
+SPLITS = ("train", "valid", "test")
+_COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_self_loops")
+
+
+class Store:
+    """A store opened for reading. Holds metadata only, no open file; made by :func:`open_store`.
+
+    Attributes: ``path``, ``name``, ``num_nodes``, ``num_edges`` (entries of ``in/indices``),
+    ``num_features``, ``num_classes``, ``undirected``, ``num_self_loops``, ``source`` (what was
+    converted and how), ``attributes`` (everything in the group's metadata).
+    """
+
+    def __init__(self, path: Path, attributes: dict[str, Any], arrays: dict[str, Array]) -> None:
+        self.path = path
+        self.attributes = attributes
+        self.name = str(attributes["name"])
+        self.num_nodes = int(attributes["num_nodes"])
+        self.num_edges = int(attributes["num_edges"])
+        self.num_features = int(attributes["num_features"])
+        self.num_classes = int(attributes["num_classes"])
+        self.num_self_loops = int(attributes["num_self_loops"])
+        self.undirected = bool(attributes["undirected"])
+        self.source: dict[str, Any] = dict(attributes["source"])
+        self._arrays = arrays
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.path)!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges})"
+
+    def array(self, name: str) -> Array:
+        """The array ``name``: ``"x"``, ``"y"``, ``"split/train"``, … StoreError if absent."""
+        if name not in self._arrays:
+            present = ", ".join(self.arrays())
+            raise StoreError(f"the store {self.path} has no array {name!r}; it has {present}")
+        return self._arrays[name]
+
+    def has(self, name: str) -> bool:
+        """Whether the store has the array ``name``."""
+        return name in self._arrays
+
+    def arrays(self) -> list[str]:
+        """The names of all arrays, sorted."""
+        return sorted(self._arrays)
+
+    def topology(self, direction: str) -> tuple[Array, Array]:
+        """``(indptr, indices)`` by ``"in"`` or ``"out"`` edges; the same arrays where undirected."""
+        if direction not in ("in", "out"):
+            raise ValueError(f"direction {direction!r} is neither 'in' nor 'out'")
+        folder = "in" if self.undirected else direction
+        return self.array(f"{folder}/indptr"), self.array(f"{folder}/indices")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files of the store, as they are on disk."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        """Nodes in each of ``train``, ``valid``, ``test``."""
+        return {split: int(self.attributes["split_sizes"][split]) for split in SPLITS}
+
+
+def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The arrays that a store of these attributes must have, and their shapes."""
+    nodes, edges = int(attributes["num_nodes"]), int(attributes["num_edges"])
+    shapes: dict[str, tuple[int, ...]] = {"x": (nodes, int(attributes["num_features"])), "y": (nodes,)}
+    shapes |= {f"split/{split}": (nodes,) for split in SPLITS}
+    shapes |= {"in/indptr": (nodes + 1,), "in/indices": (edges,), "perm": (nodes,)}
+    if not attributes["undirected"]:
+        shapes |= {"out/indptr": (nodes + 1,), "out/indices": (edges,)}
+    if attributes["num_self_loops"]:
+        shapes["in/self_loops"] = (nodes,)
+    return shapes
+
+
+def open_store(path: str | Path) -> Store:
+    """Open the store at ``path``. Reads metadata only.
+
+    Raises StoreError, in one line, for a missing, interrupted, damaged or too new store.
+    """
+    path = Path(path)
+    attributes = _attributes(path)
+    try:
+        version = attributes["ooc_format"]
+        if not isinstance(version, int) or version < 1:
+            raise ValueError(f"ooc_format is {version!r}")
+        if version > FORMAT_VERSION:
+            raise StoreError(
+                f"the store {path} has format version {version}, newer than the {FORMAT_VERSION} "
+                f"this ooc reads; upgrade ooc or convert again"
+            )
+        if attributes["complete"] is not True:
+            raise _interrupted(path)
+        if any(not isinstance(attributes[count], int) or attributes[count] < 0 for count in _COUNTS):
+            raise ValueError("a count is no number")
+        shapes = array_shapes(attributes)
+        arrays = {name: open_array(path, name) for name in shapes}
+        store = Store(path, attributes, arrays)
+        _ = store.split_sizes
+    except (KeyError, ValueError, TypeError) as error:
+        raise StoreError(f"{path / METADATA_FILE} is damaged: {error}") from error
+    for name, shape in shapes.items():
+        if arrays[name].shape != shape:
+            raise StoreError(f"the store {path} has {name} of shape {arrays[name].shape}, not {shape}")
+    return store
+
+
+def write_group(path: Path, attributes: dict[str, Any]) -> None:
+    """Write the metadata of a Zarr v3 group at the folder ``path``, made if needed."""
+    path.mkdir(parents=True, exist_ok=True)
+    metadata = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+    (path / METADATA_FILE).write_text(json.dumps(metadata, indent=2))
+
+
+def _attributes(path: Path) -> dict[str, Any]:
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    if path.name.endswith(PARTIAL_SUFFIX):
+        raise _interrupted(path)
+    if not path.exists():
+        raise _interrupted(path) if partial.exists() else StoreError(f"there is no store at {path}")
+    try:
+        metadata = json.loads((path / METADATA_FILE).read_text())
+        attributes = metadata["attributes"]
+        if metadata["node_type"] != "group" or "ooc_format" not in attributes:
+            raise StoreError(f"{path} is a Zarr {metadata['node_type']}, but no store made by ooc convert")
+        return dict(attributes)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreError(f"{path} is not a store: it has no {METADATA_FILE}") from error
+    except OSError as error:
+        raise StoreError(f"{path / METADATA_FILE} cannot be read: {error.strerror}") from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise StoreError(f"{path / METADATA_FILE} is damaged: {error}") from error
+
+
+def _interrupted(path: Path) -> StoreError:
+    return StoreError(f"the conversion of {path} was interrupted; convert again (it removes what is left)")

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a store hold what it says? Everything is read once or twice, in blocks; memory stays bounded."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc.errors import StoreError
+from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted, ignore
+from ooc.storage.array import AnyArray, Array
+from ooc.storage.store import SPLITS, Store
+
+_ROWS = 1 << 14
+_EDGES = 1 << 18
+_BLOCK_BYTES = 8 << 20
+
+Ids = npt.NDArray[np.int64]
+
+
+def verify(store: Store, listener: Listener = ignore) -> list[str]:
+    """What is wrong with ``store``, a line each; empty when it is sound.
+
+    Checks checksums and completeness of all arrays, labels, splits and original ids, finite features, and
+    of each direction: row offsets, sorted indices in range, self-loop counts, and that the two directions
+    have the same edges (by two sums of hashes over all edges, which do not depend on their order).
+    """
+    problems = _chunks(store, listener)
+    if problems:
+        return problems  # What follows would read the damaged arrays and say it all again.
+    problems += _nodes(store, listener)
+    problems += _features(store, listener)
+    inward = _direction(store, "in", listener)
+    problems += inward.problems
+    outward = inward if store.undirected else _direction(store, "out", listener)
+    if outward is not inward:
+        problems += outward.problems
+    if not problems and inward.edges != outward.reversed_edges:
+        sides = "in-edges and their own reverse" if store.undirected else "in-edges and out-edges"
+        problems.append(f"topology: {sides} are not each other's transpose")
+    return problems
+
+
+def _chunks(store: Store, listener: Listener) -> list[str]:
+    arrays = [store.array(name) for name in store.arrays()]
+    problems = []
+    task, done = "checking checksums", 0
+    listener(TaskStarted(task, sum(array.num_chunks * array.chunk_bytes for array in arrays), "bytes"))
+    for array in arrays:
+        try:
+            sums = array.checksums()
+            for index in range(array.num_chunks):
+                if array.checksum_of(index) != sums[index]:
+                    problems.append(f"{array.name}: chunk {array.chunk_path(index)} has another checksum")
+                done += array.chunk_bytes
+                listener(TaskAdvanced(task, done))
+        except StoreError as error:
+            problems.append(str(error))
+    listener(TaskFinished(task))
+    return problems
+
+
+def _nodes(store: Store, listener: Listener) -> list[str]:
+    found: dict[str, str] = {}
+    sizes = dict.fromkeys(SPLITS, 0)
+    ids, wanted = _EdgeSum(), _EdgeSum()
+    task = "checking nodes"
+    listener(TaskStarted(task, store.num_nodes, "nodes"))
+    for start, y in store.array("y").blocks(_EDGES):
+        stop = start + len(y)
+        if ((y < -1) | (y >= store.num_classes)).any():
+            found.setdefault("y", f"y: there are labels outside 0 to {store.num_classes - 1}")
+        member = np.zeros(len(y), dtype=np.int8)
+        for split in SPLITS:
+            mask = store.array(f"split/{split}").read(start, stop)
+            member += mask
+            sizes[split] += int(np.count_nonzero(mask))
+            if (mask & (y < 0)).any():
+                found.setdefault(split, f"split/{split}: there are nodes without a label")
+        if (member > 1).any():
+            found.setdefault("overlap", "split: train, valid and test overlap")
+        perm = store.array("perm").read(start, stop)
+        ids.add(perm, perm)
+        rows = np.arange(start, stop)
+        wanted.add(rows, rows)
+        listener(TaskAdvanced(task, stop))
+    listener(TaskFinished(task))
+    if sizes != store.split_sizes:
+        found["sizes"] = f"split: {sizes} nodes are in the splits, {store.split_sizes} are said to be"
+    if ids != wanted:
+        found["perm"] = f"perm: the original ids are not 0 to {store.num_nodes - 1}, each once"
+    return list(found.values())
+
+
+def _features(store: Store, listener: Listener) -> list[str]:
+    x = store.array("x")
+    task, problems = "checking features", []
+    listener(TaskStarted(task, store.num_nodes, "nodes"))
+    for start, rows in x.blocks(max(1, _BLOCK_BYTES // x.row_bytes)):
+        if not (finite := np.isfinite(rows)).all():
+            at, column = np.argwhere(~finite)[0]
+            problems.append(f"x: feature {column} of node {start + at} is {rows[at, column]}")
+            break
+        listener(TaskAdvanced(task, start + len(rows)))
+    listener(TaskFinished(task))
+    return problems
+
+
+@dataclass
+class _EdgeSum:
+    """Two 64-bit sums over hashes of pairs: equal for equal multisets, whatever their order."""
+
+    first: int = 0
+    second: int = 0
+
+    def add(self, left: AnyArray, right: AnyArray) -> None:
+        mixed = _mixed(left.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) + right.astype(np.uint64)
+        for name, seed in (("first", 0xD1B54A32D192ED03), ("second", 0x8CB92BA72F3D8DD7)):
+            total = int(_mixed(mixed ^ np.uint64(seed)).sum(dtype=np.uint64))
+            setattr(self, name, (getattr(self, name) + total) % 2**64)
+
+
+def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """splitmix64's finalizer."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@dataclass
+class _Direction:
+    """What one direction's arrays came to: sums over (row, column) and over (column, row)."""
+
+    problems: list[str] = field(default_factory=list)
+    edges: _EdgeSum = field(default_factory=_EdgeSum)
+    reversed_edges: _EdgeSum = field(default_factory=_EdgeSum)
+
+
+def _direction(store: Store, side: str, listener: Listener) -> _Direction:
+    result = _Direction()
+    indptr, indices = store.topology(side)
+    if problem := _offsets_problem(store, indptr):
+        result.problems.append(problem)
+        return result
+    found: dict[str, str] = {}
+    last: tuple[int, int] = (-1, -1)
+    counted = store.array("in/self_loops") if side == "in" and store.num_self_loops else None
+    loops_total = done = 0
+    task = f"checking {side}-edges"
+    listener(TaskStarted(task, store.num_edges, "edges"))
+    for start in range(0, store.num_nodes, _ROWS):
+        stop = min(start + _ROWS, store.num_nodes)
+        loops = np.zeros(stop - start, dtype=np.int64)
+        for rows, columns in _pieces(indptr.read(start, stop + 1), indices, start):
+            if ((columns < 0) | (columns >= store.num_nodes)).any():
+                found.setdefault("range", f"{indices.name}: there are indices outside 0 to {store.num_nodes - 1}")
+            falls = (columns[1:] < columns[:-1]) & (rows[1:] == rows[:-1])
+            if falls.any() or (last[0] == rows[0] and columns[0] < last[1]):
+                found.setdefault("sorted", f"{indices.name}: there are rows whose indices are not sorted")
+            last = (int(rows[-1]), int(columns[-1]))
+            loops += np.bincount(rows[rows == columns] - start, minlength=len(loops))
+            result.edges.add(rows, columns)
+            result.reversed_edges.add(columns, rows)
+            done += len(rows)
+            listener(TaskAdvanced(task, done))
+        loops_total += int(loops.sum())
+        if counted is not None and not np.array_equal(loops, counted.read(start, stop)):
+            found.setdefault("loops", f"{counted.name}: the numbers do not agree with the edges")
+    listener(TaskFinished(task))
+    if loops_total != store.num_self_loops:
+        found["total"] = f"{side}: {loops_total} self-loops found, {store.num_self_loops} are said to be"
+    result.problems = list(found.values())
+    return result
+
+
+def _offsets_problem(store: Store, indptr: Array) -> str | None:
+    before = 0
+    for start, ends in indptr.blocks(_EDGES):
+        if start == 0 and ends[0] != 0:
+            return f"{indptr.name}: it starts at {ends[0]}, not at 0"
+        if ends[0] < before or (np.diff(ends) < 0).any():
+            return f"{indptr.name}: it falls somewhere after row {start}"
+        before = int(ends[-1])
+    if before != store.num_edges:
+        return f"{indptr.name}: it ends at {before}, the store has {store.num_edges} edges"
+    return None
+
+
+def _pieces(offsets: Ids, indices: Array, first_row: int) -> Iterator[tuple[Ids, Ids]]:
+    """``(rows, columns)`` of the edges between the ``offsets``, at most ``_EDGES`` at a time."""
+    row_ids = np.arange(first_row, first_row + len(offsets) - 1)
+    for start in range(int(offsets[0]), int(offsets[-1]), _EDGES):
+        stop = min(start + _EDGES, int(offsets[-1]))
+        ends = np.clip(offsets, start, stop)
+        yield np.repeat(row_ids, ends[1:] - ends[:-1]), indices.read(start, stop).astype(np.int64)

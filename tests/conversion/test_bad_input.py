@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is wrong with a source: one clear line, and nothing is left behind."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import ooc
+from ooc.errors import OocError, OptionError, SourceError
+from tests.conversion.arrays import Arrays, open_descriptors, random_arrays
+
+
+def _changed(name: str, at: Any, value: Any) -> Arrays:
+    arrays = random_arrays()
+    arrays[name] = arrays[name].astype(np.result_type(arrays[name], np.asarray(value)))
+    arrays[name][at] = value
+    return arrays
+
+
+def _replaced(**parts: Any) -> Arrays:
+    return {name: array for name, array in (random_arrays() | parts).items() if array is not None}
+
+
+def _sparse(**parts: Any) -> Arrays:
+    x = scipy.sparse.random(60, 12, 0.3, format="csr", random_state=0)
+    csr = {f"x_{part}": np.array(getattr(x, part)) for part in ("data", "indices", "indptr", "shape")}
+    return _replaced(x=None, **csr | parts)
+
+
+_MASK = random_arrays()["train_mask"]
+_BAD: dict[str, tuple[Arrays, str]] = {
+    "edge too large": (_changed("edge_index", (0, 17), 60), r"edge 17 \(60 → \d+\) leaves the graph: .* 0 to 59"),
+    "edge negative": (_changed("edge_index", (1, 299), -1), r"edge 299 \(\d+ → -1\) leaves the graph"),
+    "edge ids float": (_replaced(edge_index=np.zeros((2, 4))), "float64 values, not node ids"),
+    "edges of a wrong shape": (_replaced(edge_index=np.zeros((3, 5), dtype=int)), r"\(3, 5\), neither \[2, E\]"),
+    "no edges at all": (_replaced(edge_index=None), "has no edge_index"),
+    "NaN": (_changed("x", (4, 2), np.nan), "feature 2 of node 4 is nan"),
+    "infinity": (_changed("x", (4, 2), -np.inf), "feature 2 of node 4 is -inf"),
+    "no features": (_replaced(x=None), "no features: x is missing"),
+    "features in one dimension": (_replaced(x=np.zeros(60)), "not .nodes, features."),
+    "features of no columns": (_replaced(x=np.zeros((60, 0))), "60 nodes with 0 features"),
+    "no nodes": (_replaced(x=np.zeros((0, 3))), "0 nodes with 3 features"),
+    "fewer nodes than rows": (_replaced(num_nodes=np.array(59)), "60 rows for 59 nodes"),
+    "nodes not a number": (_replaced(num_nodes=np.array([1, 2])), "num_nodes is no single whole number"),
+    "text": (_replaced(x=np.array([["a"]])), "x holds <U1 values, not plain numbers"),
+    "objects": (_replaced(y=np.array([None] * 60)), "y holds object values"),
+    "label too large": (_changed("y", 8, 3), "node 8 has the label 3; the classes are 0 to 2"),
+    "label negative": (_changed("y", 8, -2), "node 8 has the label -2"),
+    "label a fraction": (_changed("y", 8, 0.5), "node 8 has the label 0.5, which is no class"),
+    "no labels": (_replaced(y=None), "y is missing"),
+    "labels of a wrong length": (_replaced(y=np.zeros(59, dtype=int)), r"shape \(59,\), one label for each of 60"),
+    "several labels": (_replaced(y=np.zeros((60, 4), dtype=int)), r"y has the shape \(60, 4\)"),
+    "no classes": (_replaced(num_classes=np.array(0)), "num_classes is 0"),
+    "overlap": (_replaced(val_mask=_MASK), r"the splits overlap: node \d+ is in train and valid"),
+    "empty train split": (_replaced(train_mask=np.zeros(60, dtype=bool)), "empty train split"),
+    "no split": (_replaced(train_mask=None), "has no split"),
+    "mask of a wrong length": (_replaced(test_mask=np.zeros(61, dtype=bool)), r"test_mask has the shape \(61,\)"),
+    "mask of numbers": (_changed("train_mask", 3, 2), "other values than true and false"),
+    "index out of range": (_replaced(train_mask=None, train_idx=np.array([1, 60])), "names the node 60 of 60"),
+    "index negative": (_replaced(train_mask=None, train_idx=np.array([1, -4])), "names the node -4"),
+    "index of fractions": (_replaced(train_mask=None, train_idx=np.array([0.5])), "no list of node ids"),
+    "train node without label": (_replaced(y=np.full(60, -1)), r"node \d+ of the train split has no label"),
+    "CSR incomplete": (_sparse(x_indptr=None), "x_indptr is missing"),
+    "CSR indptr falls": (_sparse(x_indptr=np.arange(61)[::-1]), "indptr does not rise"),
+    "CSR column out of range": (_sparse(x_shape=np.array([60, 3])), "outside its 3 columns"),
+    "CSR rows": (_sparse(x_shape=np.array([61, 12])), "parts have other lengths"),
+    "CSR indices float": (_sparse(x_indices=np.ones(216)), "must be whole numbers"),
+    "CSR NaN": (_sparse(x_data=np.full(216, np.nan)), "is nan"),
+}
+
+
+def _assert_refused(
+    source: Any, folder: Path, message: str, kind: type[OocError] = SourceError, **options: Any
+) -> None:
+    before = sorted(folder.iterdir()), open_descriptors()
+    with pytest.raises(kind, match=message) as caught:
+        ooc.convert(source, folder / "g.ooc", **options)
+    assert "\n" not in str(caught.value)
+    assert (sorted(folder.iterdir()), open_descriptors()) == before
+
+
+@pytest.mark.parametrize("case", _BAD)
+def test_bad_arrays_are_refused(tmp_path: Path, case: str) -> None:
+    arrays, message = _BAD[case]
+    _assert_refused(arrays, tmp_path, message)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "no zip", "flipped"])
+def test_damaged_npz_files_are_refused(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "g.npz"
+    np.savez_compressed(path, **random_arrays())
+    good = path.read_bytes()
+    at = good.index(b"x.npy") + 80
+    bad = {
+        "truncated": good[: len(good) // 2],
+        "empty": b"",
+        "no zip": b"hello" * 100,
+        "flipped": good[:at] + bytes(byte ^ 255 for byte in good[at : at + 40]) + good[at + 40 :],
+    }
+    path.write_bytes(bad[damage])
+    _assert_refused(path, tmp_path, r"g\.npz cannot be read, it is damaged or incomplete")
+
+
+@pytest.mark.parametrize("size", [0, 50, 3000])
+def test_truncated_npy_files_are_refused(tmp_path: Path, size: int) -> None:
+    folder = tmp_path / "g"
+    folder.mkdir()
+    for name, array in random_arrays(nodes=4000, edges=9000).items():
+        np.save(folder / f"{name}.npy", array)
+    os.truncate(folder / "edge_index.npy", size)
+    _assert_refused(folder, tmp_path, r"edge_index\.npy cannot be read, it is damaged or incomplete")
+
+
+def test_arrays_of_python_objects_are_never_loaded(tmp_path: Path) -> None:
+    arrays = random_arrays() | {"y": np.array([{}] * 60)}
+    np.savez(tmp_path / "g.npz", **arrays)
+    _assert_refused(tmp_path / "g.npz", tmp_path, "array of Python objects")
+    (tmp_path / "g").mkdir()
+    for name, array in arrays.items():
+        np.save(tmp_path / "g" / f"{name}.npy", array)
+    _assert_refused(tmp_path / "g", tmp_path, "array of Python objects")
+
+
+def test_what_is_not_there_or_not_known_is_refused(tmp_path: Path) -> None:
+    _assert_refused(tmp_path / "none.npz", tmp_path, "no file or folder")
+    _assert_refused("none", tmp_path, "no file or folder none")
+    (tmp_path / "a.txt").write_text("a")
+    _assert_refused(tmp_path / "a.txt", tmp_path, "no known format")
+    (tmp_path / "empty").mkdir()
+    _assert_refused(tmp_path / "empty", tmp_path, "neither Planetoid's ind")
+    _assert_refused(tmp_path / "empty", tmp_path, "0 Planetoid data sets", format="planetoid")
+    _assert_refused(tmp_path / "empty", tmp_path, "is a folder", format="npz")
+    _assert_refused(tmp_path / "a.txt", tmp_path, "is a file", format="npy")
+    _assert_refused(tmp_path / "empty", tmp_path, "not one of", OptionError, format="dgl")
+    _assert_refused(17, tmp_path, "a int is neither a path")
+    np.savez(tmp_path / "h.npz", node_features=np.zeros(3), node_labels=np.zeros(3), edges=np.zeros(3))
+    _assert_refused(tmp_path / "h.npz", tmp_path, "train_masks, val_masks, test_masks missing")
+    np.savez(tmp_path / "b.npz", feat_indptr=np.zeros(3))
+    _assert_refused(tmp_path / "b.npz", tmp_path, "feat_data, .* missing")
+
+
+def test_nonsense_options_are_refused(tmp_path: Path) -> None:
+    arrays = random_arrays()
+    _assert_refused(arrays, tmp_path, "int8", OptionError, dtype="int8")
+    _assert_refused(arrays, tmp_path, "no size", OptionError, host_budget="plenty")
+    _assert_refused(arrays, tmp_path, "neither a column of masks nor", split="often")
+    _assert_refused(arrays, tmp_path, "one split only", split=2)
+    _assert_refused(
+        "synthetic:nodes=9,edges=9,features=2,classes=2", tmp_path, "split of its own", OptionError, split=1
+    )
+
+
+def test_features_too_large_for_the_dtype_are_refused(tmp_path: Path) -> None:
+    arrays = _changed("x", (3, 1), 70000.0)
+    _assert_refused(arrays, tmp_path, "feature 1 of node 3 is 70000, more than float16 can hold", dtype="float16")
+    arrays = _changed("x", (3, 1), np.float64(1e300))
+    _assert_refused(arrays, tmp_path, r"1e\+300, more than float32", dtype="float32")
+    assert ooc.convert(arrays, tmp_path / "g.ooc", dtype="float64").array("x").read()[3, 1] == 1e300
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nodes=9,edges=9,features=2", "classes missing"),
+        ("", "nodes, edges, features, classes missing"),
+        ("nodes=x,edges=9,features=2,classes=2", "nodes='x' is no number"),
+        ("nodes=1.5,edges=9,features=2,classes=2", "nodes=1.5 is no whole number"),
+        ("nodes=inf,edges=9,features=2,classes=2", "nodes='inf' is no number|no whole number"),
+        ("nodes=1,edges=9,features=2,classes=1", "nodes=1 is not between 2"),
+        ("nodes=9,edges=-1,features=2,classes=2", "edges=-1 is not between 0"),
+        ("nodes=9,edges=9,features=0,classes=2", "features=0 is not between 1"),
+        ("nodes=9,edges=9,features=2,classes=10", "classes=10 is not between 1 and 9"),
+        ("nodes=9,edges=9,features=2,classes=2,train=1.5", "train=1.5 is not between 0 and 1"),
+        ("nodes=9,edges=9,features=2,classes=2,train=nan", "train=nan is not between 0 and 1"),
+        ("nodes=9,edges=9,features=2,classes=2,train=0", "empty train split"),
+        ("nodes=9,edges=9,features=2,classes=2,colour=3", "'colour' is unknown; known are nodes"),
+        ("nodes=9,nodes=8,edges=9,features=2,classes=2", "'nodes' is given twice"),
+    ],
+)
+def test_wrong_synthetic_parameters_are_named(tmp_path: Path, text: str, message: str) -> None:
+    _assert_refused(f"synthetic:{text}", tmp_path, message)

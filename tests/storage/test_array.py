@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays: raw rows in chunk files, readable by zarr, and loud about damage."""
+
+import os
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooc.errors import StoreError
+from ooc.storage.array import DTYPES, Array, chunk_rows, create_array, open_array
+from ooc.storage.store import write_group
+
+
+def _write(folder: Path, rows: np.ndarray, *, chunk_bytes: int = 1 << 14, step: int = 700) -> Array:
+    write_group(folder, {})
+    with create_array(folder, "a", rows.shape, rows.dtype, chunk_bytes=chunk_bytes) as writer:
+        for start in range(0, len(rows), step):
+            writer.append(rows[start : start + step])
+    return open_array(folder, "a")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 5000),
+    columns=st.sampled_from([None, 1, 3, 7, 128]),
+    dtype=st.sampled_from(DTYPES),
+    step=st.integers(1, 3000),
+    chunk_bytes=st.sampled_from([1 << 12, 1 << 15, 4 << 20]),
+)
+def test_rows_come_back_and_zarr_reads_the_same(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, columns: int | None, dtype: str, step: int, chunk_bytes: int
+) -> None:
+    """Whatever shape, dtype, chunk size and pieces they were written in."""
+    folder = tmp_path_factory.mktemp("array")
+    shape = (rows,) if columns is None else (rows, columns)
+    values = np.random.default_rng(rows).integers(0, 100, shape).astype(dtype)
+    array = _write(folder, values, chunk_bytes=chunk_bytes, step=step)
+    np.testing.assert_array_equal(array.read(), values)
+    np.testing.assert_array_equal(zarr.open(folder, mode="r")["a"][...], values)
+    low, high = rows // 3, rows - rows // 4
+    np.testing.assert_array_equal(array.read(low, high), values[low:high])
+    assert array.chunk_bytes % 4096 == 0
+    assert array.chunks[0] >= 1024 and array.chunks[0].bit_count() == 1
+    assert all(path.stat().st_size == array.chunk_bytes for path in (folder / "a" / "c").rglob("*") if path.is_file())
+
+
+def test_extents_are_the_raw_bytes_in_order_and_reach_into_the_padding(tmp_path: Path) -> None:
+    values = np.arange(3000 * 4, dtype=np.float32).reshape(3000, 4)
+    array = _write(tmp_path, values)
+    assert array.padded_rows == 3072 and array.chunks == (1024, 4)
+    extents = array.extents(1000, 3072)
+    data = b"".join(extent.path.read_bytes()[extent.offset :][: extent.nbytes] for extent in extents)
+    got = np.frombuffer(data, dtype=np.float32).reshape(-1, 4)
+    np.testing.assert_array_equal(got[:2000], values[1000:])
+    assert not got[2000:].any()
+    assert len(extents) == 3 and array.extents(5, 5) == []
+    with pytest.raises(ValueError):
+        array.extents(0, 3073)
+
+
+def test_chunk_heights_follow_the_target_but_stay_aligned() -> None:
+    assert chunk_rows(10**9, 512) == 8192  # 4 MiB of 128 float32 features
+    assert chunk_rows(10**9, 400) == 8192
+    assert chunk_rows(10**9, 8) == 1 << 19
+    assert chunk_rows(100, 8) == 1024
+    assert chunk_rows(1500, 8) == 2048
+    assert chunk_rows(100, 1) == 4096  # A bool chunk of 1024 rows would be no multiple of 4096 bytes.
+    assert chunk_rows(100, 14) == 2048
+    assert chunk_rows(10**9, 1 << 20) == 1024
+
+
+def test_shrinking_keeps_the_rows_written(tmp_path: Path) -> None:
+    write_group(tmp_path, {})
+    writer = create_array(tmp_path, "a", (5000,), np.int32)
+    writer.append(np.arange(1200, dtype=np.int32))
+    writer.close(shrink=True)
+    np.testing.assert_array_equal(zarr.open(tmp_path, mode="r")["a"][...], np.arange(1200))
+    assert open_array(tmp_path, "a").shape == (1200,)
+
+
+def test_checksums_are_crc32c_of_the_chunk_files(tmp_path: Path) -> None:
+    array = _write(tmp_path, np.arange(20000, dtype=np.int64))
+    sums = [google_crc32c.value(array.chunk_path(index).read_bytes()) for index in range(array.num_chunks)]
+    assert array.checksums().tolist() == sums == [array.checksum_of(index) for index in range(len(sums))]
+
+
+def test_damage_is_an_error_that_names_array_and_file(tmp_path: Path) -> None:
+    array = _write(tmp_path, np.arange(20000, dtype=np.int64))
+    os.truncate(array.chunk_path(1), 5000)
+    with pytest.raises(StoreError, match=r"a: chunk .*/c/1 ends at byte 5000"):
+        array.read()
+    array.chunk_path(1).unlink()
+    with pytest.raises(StoreError, match=r"a: chunk .*/c/1 cannot be opened"):
+        array.read()
+    np.testing.assert_array_equal(array.read(0, 1024), np.arange(1024))
+
+
+def test_a_refused_write_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    writer = create_array(tmp_path, "a", (100,), np.int64)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StoreError, match=r"/a/c/0 cannot be written: No space left"), writer:
+        writer.append(np.zeros(100, dtype=np.int64))
+
+
+def test_only_plain_arrays_are_opened(tmp_path: Path) -> None:
+    """A compressed array, as zarr makes by default, is no raw rows."""
+    zarr.open_group(tmp_path, mode="w").create_array("a", shape=(5000,), dtype="int64")
+    with pytest.raises(StoreError, match="not stored as raw rows"):
+        open_array(tmp_path, "a")
+    (tmp_path / "a" / "zarr.json").write_text('{"shape": [3')
+    with pytest.raises(StoreError, match="damaged"):
+        open_array(tmp_path, "a")
+    with pytest.raises(StoreError, match="no array 'b'"):
+        open_array(tmp_path, "b")
+
+
+def test_misuse_of_a_writer_is_refused(tmp_path: Path) -> None:
+    writer = create_array(tmp_path, "a", (3,), np.int64)
+    with pytest.raises(ValueError):
+        writer.append(np.zeros(3, dtype=np.int32))
+    with pytest.raises(ValueError):
+        writer.append(np.zeros(4, dtype=np.int64))
+    writer.append(np.zeros(2, dtype=np.int64))
+    with pytest.raises(ValueError):
+        writer.close()
+    with pytest.raises(StoreError, match="cannot be written"):
+        create_array(tmp_path, "a", (3,), np.int64)
