@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``ooc``. One file a command, imported when it is called: ``ooc --help`` must be quick.
+
+Every error that is the user's to act upon ends here as one line and exit code 2.
+"""
+
+import errno
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import click
+
+from ooc import __version__
+from ooc.errors import OocError
+
+COMMANDS = ("convert", "info", "verify", "train")
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """The commands by name; ``ooc.cli.NAME`` holds ``command``."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"ooc.cli.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ooc")
+@click.pass_context
+def cli(context: click.Context, /) -> None:
+    """Train graph neural networks exactly, on the whole graph, beyond the size of memory.
+
+    Sizes are written as 800M, 40G (10⁶, 10⁹ bytes) or 512GiB (2³⁰).
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``ooc`` with ``arguments`` (the process's by default); returns the exit code."""
+    try:
+        with _termination_as_interrupt():
+            code = cli.main(args=arguments, prog_name="ooc", standalone_mode=False)
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else "ooc"
+        return _fail(f"{error.format_message()} (see {where} --help)")
+    except click.ClickException as error:
+        return _fail(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("ooc: interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except OocError as error:
+        return _fail(str(error))
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `ooc info STORE | head -1`. Flushing at exit must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(describe_os_error(error))
+    except MemoryError:
+        return _fail("out of memory; give smaller budgets")
+    return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end the work as Ctrl-C does: partial and scratch files removed, and how to go on said."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def describe_os_error(error: OSError) -> str:
+    """One line that names the file where the system told it."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.ENOSPC:
+        reason = "the disk is full"
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return ": ".join([" → ".join(names), reason]) if names else reason
+
+
+def _fail(message: str) -> int:
+    click.echo("ooc: error: " + " ".join(message.split()), err=True)
+    return EXIT_ERROR

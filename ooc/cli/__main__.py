@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m ooc.cli``: the command without its installed script."""
+
+import sys
+
+from ooc.cli import main
+
+sys.exit(main())

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory this process may still take: the machine's, or less where a control group says so."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+
+
+def available_memory_bytes() -> int:
+    """Bytes of RAM free for this process, caches that the kernel would drop counting as free."""
+    machine = int(psutil.virtual_memory().available)
+    return max(0, min([machine, *_group_rooms(_CGROUPS, _OWN_GROUPS)]))
+
+
+def _group_rooms(mount: Path, own_groups: Path) -> Iterator[int]:
+    """What each control group around this process leaves free, of those that set a limit."""
+    try:
+        lines = own_groups.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        hierarchy, controllers, path = line.split(":", 2)
+        if hierarchy == "0":
+            root, limit, usage = mount, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root, limit, usage = mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        # Inside a container the path is the host's and may not exist here; the root then is our group.
+        folder = root / path.lstrip("/")
+        while folder.is_relative_to(root):
+            limit_bytes, usage_bytes = _number(folder / limit), _number(folder / usage)
+            if limit_bytes is not None and usage_bytes is not None:
+                yield limit_bytes - usage_bytes + _dropped_bytes(folder / "memory.stat")
+            folder = folder.parent
+
+
+def _number(path: Path) -> int | None:
+    """The number in a control file; None where there is none, or no limit (``max``)."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _dropped_bytes(path: Path) -> int:
+    """Page cache charged to the group that the kernel drops before it kills."""
+    try:
+        fields = dict(line.split(" ", 1) for line in path.read_text().splitlines())
+        return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of ``ooc train`` as one value, and what follows from them where they were left out."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from ooc.errors import OptionError, RunError
+
+CHANGEABLE = frozenset(
+    (
+        "store",
+        "epochs",
+        "gpu_budget",
+        "host_budget",
+        "device",
+        "spill_dir",
+        "threads",
+        "block_rows",
+        "slab_columns",
+    )
+)
+"""What a resumed run may be given anew: none of it changes what an epoch computes."""
+
+DEVICE_SHARE_OF_FREE_GPU = 0.9
+HOST_SHARE_OF_FREE = 0.5
+CPU_DEVICE_SHARE_OF_FREE = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """One field an option, by its name; None where the machine decides. ``config.json`` holds them all."""
+
+    store: str
+    model: str
+    layers: int
+    hidden: int
+    dropout: float
+    input_dropout: float
+    norm: str
+    optimizer: str
+    lr: float
+    weight_decay: float
+    epochs: int
+    eval_every: int
+    patience: int
+    metric: str
+    seed: int
+    gpu_budget: int | None
+    host_budget: int | None
+    device: str
+    spill_dir: str | None
+    threads: int | None
+    block_rows: int | None
+    slab_columns: int | None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], where: Path) -> Self:
+        """The settings in a run's configuration, which holds other things too."""
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in config]
+        if missing:
+            raise RunError(f"{where} was not begun by ooc train: its configuration lacks {', '.join(missing)}")
+        return cls(**{name: config[name] for name in names})
+
+    def as_config(self) -> dict[str, Any]:
+        """Plain data, for ``config.json``."""
+        return asdict(self)
+
+
+def only_store(folder: Path) -> Path:
+    """The one ``*.ooc`` in the folder. Raises OptionError when there are none or several."""
+    stores = sorted(path for path in folder.glob("*.ooc") if path.is_dir())
+    match stores:
+        case [store]:
+            return store
+        case []:
+            raise OptionError("STORE is not given and no *.ooc is in the current folder")
+        case _:
+            names = ", ".join(store.name for store in stores)
+            raise OptionError(f"STORE is not given and the current folder holds several: {names}")
+
+
+def next_run(runs: Path, store: str, model: str) -> Path:
+    """A folder for a run that was not given one: ``runs/STORE-MODEL-NUMBER``, the first that is free."""
+    stem = f"{Path(store).stem}-{model}"
+    number = 1
+    while (runs / f"{stem}-{number}").exists():
+        number += 1
+    return runs / f"{stem}-{number}"
+
+
+def budgets(settings: TrainSettings, device: str, free_gpu_bytes: int) -> tuple[int, int]:
+    """Device and host budget in bytes: as given, otherwise a share of what is free now.
+
+    ``device`` is ``"cpu"`` or ``"cuda"``, ``free_gpu_bytes`` matters for the latter only. On the CPU
+    both budgets are of the same memory, a quarter of which is left to the rest of the machine.
+    """
+    from ooc.cli.memory import available_memory_bytes
+
+    gpu, host = settings.gpu_budget, settings.host_budget
+    if gpu is None or host is None:
+        free = available_memory_bytes()
+        on_device = CPU_DEVICE_SHARE_OF_FREE * free if device == "cpu" else DEVICE_SHARE_OF_FREE_GPU * free_gpu_bytes
+        gpu = int(on_device) if gpu is None else gpu
+        host = int(HOST_SHARE_OF_FREE * free) if host is None else host
+    return gpu, host

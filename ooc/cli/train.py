@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc train``: a store and two budgets become a trained model."""
+
+import resource
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from ooc import __version__
+from ooc.cli import EXIT_INTERRUPTED
+from ooc.cli.options import COUNT, COUNT_OR_ZERO, NON_NEGATIVE, POSITIVE, PROBABILITY, SIZE
+from ooc.cli.progress import Reporter
+from ooc.cli.settings import CHANGEABLE, TrainSettings, budgets, next_run, only_store
+from ooc.errors import OptionError, RunError
+from ooc.sizes import format_size
+
+if TYPE_CHECKING:
+    from ooc.storage.store import Store
+    from ooc.train.run import RunFolder
+
+_RUNS = Path("runs")
+_PLAIN_WIDTH = 120
+"""Columns of a table that goes to a file; a terminal has its own."""
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    """The options of ``ooc train``, in the order of its help."""
+    option = click.option
+    choice = click.Choice
+    options = [
+        option("--model", type=choice(["gcn", "sage"]), default="gcn", help="GCN or GraphSAGE (mean)."),
+        option("--layers", type=COUNT, default=3, help="Convolutions."),
+        option("--hidden", type=COUNT, default=128, help="Width of the hidden layers."),
+        option("--dropout", type=PROBABILITY, default=0.5, help="On every hidden layer."),
+        option("--input-dropout", type=PROBABILITY, default=0.0, help="On the features."),
+        option(
+            "--norm",
+            type=choice(["none", "layer", "batch"]),
+            default="none",
+            help="After every convolution but the last; layer is LayerNorm of each node by itself.",
+        ),
+        option("--optimizer", type=choice(["adam", "adamw"]), default="adam", help="The optimizer."),
+        option("--lr", type=POSITIVE, default=0.01, help="Learning rate."),
+        option("--weight-decay", type=NON_NEGATIVE, default=0.0, help="On all parameters."),
+        option("--epochs", type=COUNT, default=100, help="Epochs in all, those before --resume included."),
+        option("--eval-every", type=COUNT_OR_ZERO, default=1, help="Evaluate every N epochs; 0: never."),
+        option("--patience", type=COUNT_OR_ZERO, default=0, help=_PATIENCE),
+        option("--metric", type=choice(["accuracy", "roc-auc"]), default="accuracy", help=_METRIC),
+        option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of weights and dropout."),
+        option("--gpu-budget", type=SIZE, help=_GPU_BUDGET),
+        option("--host-budget", type=SIZE, help="RAM to work in. [default: half of the free memory]"),
+        option(
+            "--device", type=choice(["auto", "cpu", "cuda"]), default="auto", help="Where to compute; auto is the CPU."
+        ),
+        option("--threads", type=COUNT, help="Compute threads. [default: as torch chooses]"),
+        option("--spill-dir", type=click.Path(), help="Where scratch files go. [default: the disk of RUN]"),
+        option("--block-rows", type=COUNT, help="Rows of a block; by default as the budgets allow."),
+        option("--slab-columns", type=COUNT, help="Columns of a slab; by default as the budgets allow."),
+        option("--out", type=click.Path(), metavar="RUN", help="The run's folder. [default: a new one in runs/]"),
+        option("--resume", is_flag=True, help="Go on with the run at --out; its options hold unless given."),
+        option("--quiet", is_flag=True, help="Print the outcome and errors only."),
+    ]
+    for decorate in reversed(options):
+        function = decorate(function)
+    return function
+
+
+_PATIENCE = "Stop when the validation score has not risen in this many evaluations; 0: never."
+_METRIC = "What evaluation measures; roc-auc for two classes."
+_GPU_BUDGET = (
+    "Memory of the device to work in; on the CPU its compute memory, beside --host-budget. "
+    "[default: 9/10 of the free GPU memory; on the CPU a quarter of the free memory]"
+)
+
+
+@click.command(short_help="Train a model on a store.", context_settings={"show_default": True})
+@click.argument("store", required=False, type=click.Path())
+@_options
+@click.pass_context
+def command(
+    context: click.Context, /, store: str | None, out: str | None, resume: bool, quiet: bool, **options: Any
+) -> None:
+    """Train on the whole graph in STORE, exactly, within two memory budgets.
+
+    STORE may be left out where the current folder holds exactly one *.ooc. Budgets never change
+    results, only how long they take.
+    """
+    run, settings = _open_run(context, store, out, resume, options)
+    with Reporter(quiet=quiet, epochs=settings.epochs) as reporter, run:
+        if resume and not run.resumed and not quiet:
+            click.echo(f"nothing to resume at {run.path}: the run begins anew", err=True)
+        try:
+            _train(run, settings, reporter, quiet)
+        except KeyboardInterrupt:
+            reporter.close()
+            done = run.records()
+            epochs = f"after epoch {done[-1].epoch}" if done else "before the first epoch was done"
+            hint = f"; go on with: ooc train --resume --out {shlex.quote(str(run.path))}" if run.started else ""
+            click.echo(f"ooc: stopped {epochs}{hint}", err=True)
+            context.exit(EXIT_INTERRUPTED)
+        except BaseException:
+            run.discard()
+            raise
+
+
+def _open_run(
+    context: click.Context, /, store: str | None, out: str | None, resume: bool, options: dict[str, Any]
+) -> "tuple[RunFolder, TrainSettings]":
+    """The run to train, new or begun before, and the settings that hold for it. Writes nothing."""
+    from ooc.train.run import RunFolder, holds_run
+
+    if store is not None:
+        store = str(Path(store).resolve())
+    if options["spill_dir"] is not None:
+        options["spill_dir"] = str(Path(options["spill_dir"]).resolve())
+    if resume and out is None:
+        raise OptionError("--resume needs --out RUN, the run to go on with")
+    # A run killed before it wrote anything can only be begun anew, for which its options must be given.
+    if resume and out is not None and (store is None or holds_run(Path(out))):
+        given = {name: value for name, value in options.items() if _is_given(context, name)}
+        if store is not None:
+            given["store"] = store
+        run = RunFolder.open(out, given=given, changeable=CHANGEABLE)
+        return run, TrainSettings.from_config(run.config, run.path)
+    if store is None:
+        store = str(only_store(Path()).resolve())
+    settings = TrainSettings(store=store, **options)
+    path = Path(out) if out is not None else next_run(_RUNS, store, settings.model)
+    return RunFolder.create(path, {"ooc_version": __version__, **settings.as_config()}), settings
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet: bool) -> None:
+    from ooc.storage.store import open_store
+
+    store = open_store(settings.store)
+    _check_same_store(run, store)
+
+    import torch
+    from rich.console import Console
+
+    from ooc.cli.models import build_model, build_optimizer
+    from ooc.cli.tables import print_outcome, print_plan
+    from ooc.train.trainer import Trainer
+
+    device, free_gpu_bytes = _device(settings.device)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    gpu_budget, host_budget = budgets(settings, device, free_gpu_bytes)
+    model = build_model(settings, store)
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    with Trainer(
+        model,
+        store,
+        gpu_budget=gpu_budget,
+        host_budget=host_budget,
+        device=device,
+        seed=settings.seed,
+        optimizer=build_optimizer(settings, model),
+        spill_dir=settings.spill_dir or _existing_part(run.path),
+        out=run,
+        input_dropout=settings.input_dropout,
+        metric=settings.metric,
+        listener=reporter,
+        block_rows=settings.block_rows,
+        slab_columns=settings.slab_columns,
+    ) as trainer:
+        if not quiet:
+            on = "device" if device == "cuda" else "CPU"
+            sizes = f"{format_size(gpu_budget)} for the {on}, {format_size(host_budget)} for the host"
+            click.echo(f"{store.path} ({format_size(store.nbytes)}), budgets {sizes}")
+            print_plan(trainer.plan, console)
+        trainer.fit(
+            epochs=settings.epochs,
+            eval_every=settings.eval_every,
+            patience=settings.patience,
+            resume=run.resumed,
+        )
+    reporter.close()
+    print_outcome(
+        run.records(),
+        metric=settings.metric,
+        gpu_budget=gpu_budget,
+        host_budget=host_budget,
+        process_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        store_bytes=store.nbytes,
+        spill_bytes=trainer.plan.spill_bytes,
+        run=run.path,
+        console=console,
+    )
+
+
+def _check_same_store(run: "RunFolder", store: "Store") -> None:
+    """Note what store a run is on; refuse to go on with it on another one."""
+    names = ("num_nodes", "num_edges", "num_features", "num_classes", "source", "created")
+    facts = {name: store.attributes[name] for name in names}
+    before = run.config.setdefault("store_facts", facts)
+    if before != facts:
+        raise RunError(f"{run.path} was trained on another store than {store.path}")
+
+
+def _device(name: str) -> tuple[str, int]:
+    """The device that ``name`` means here, and its free bytes where it has memory of its own.
+
+    ``auto`` is the CPU for as long as the trainer runs nowhere else.
+    """
+    if name != "cuda":
+        return "cpu", 0
+    import torch
+
+    if not torch.cuda.is_available():
+        raise OptionError("--device cuda: torch finds no usable CUDA device")
+    return name, int(torch.cuda.mem_get_info()[0])
+
+
+def _existing_part(path: Path) -> Path:
+    """The folder nearest to a run's that is there already, on the same disk. Scratch files have no names."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc verify``: does a store hold what it says?"""
+
+from pathlib import Path
+
+import click
+
+from ooc.cli.progress import Reporter
+from ooc.errors import StoreError
+
+
+@click.command(short_help="Check a store.")
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option("--quiet", is_flag=True, help="No progress, no word when all is well.")
+def command(store: Path, quiet: bool) -> None:
+    """Check STORE: counts, indices sorted and in range, both directions alike, labels, splits, checksums.
+
+    Prints what is wrong, a line each; the exit code is 2 then.
+    """
+    from ooc.storage.store import open_store
+    from ooc.storage.verification import verify
+
+    opened = open_store(store)
+    with Reporter(quiet=quiet) as reporter:
+        problems = verify(opened, reporter)
+    if len(problems) == 1:
+        raise StoreError(f"{store}: {problems[0]}")
+    if problems:
+        for problem in problems:
+            click.echo(problem)
+        raise StoreError(f"{store}: {len(problems)} problems found")
+    if not quiet:
+        click.echo(f"{store}: all is well")

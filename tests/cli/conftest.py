@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small store, and the command run in this process."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ooc import cli
+
+RunCommand = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="session")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 2,500 nodes in two classes, in a folder of its own."""
+    store = tmp_path_factory.mktemp("graph") / "graph.ooc"
+    source = "synthetic:nodes=2500,edges=15000,features=12,classes=2,seed=5"
+    assert cli.main(["convert", source, str(store), "--quiet"]) == 0
+    return store
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> RunCommand:
+    """``run("info", "x.ooc")`` gives exit code, standard output and standard error."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = cli.main([str(argument) for argument in arguments])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Path]:
+    """An empty current folder."""
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    yield tmp_path
+    os.chdir(before)

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run folder survives being killed between any two of its writes."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ooc.errors import RunError
+from ooc.train.record import EpochRecord
+from ooc.train.run import RunFolder
+
+ROOT = Path(__file__).parents[2]
+
+
+def record(epoch: int, **changes: Any) -> EpochRecord:
+    values: dict[str, Any] = {
+        "epoch": epoch,
+        "loss": 1.0 / (epoch + 3),
+        "train_acc": 0.5,
+        "valid_acc": None,
+        "test_acc": 0.25,
+        "time_s": 0.1,
+        "eval_s": 0.0,
+        "ssd_read_bytes": 10,
+        "ssd_write_bytes": 20,
+        "host_peak_bytes": 30,
+        "device_peak_bytes": 40,
+        "io_wait_s": 0.01,
+    }
+    return EpochRecord(**(values | changes))
+
+
+def state(epoch: int) -> dict[str, Any]:
+    return {
+        "epoch": epoch,
+        "model": {"weight": torch.full((2, 3), float(epoch))},
+        "optimizer": {"state": {0: {"step": torch.tensor(float(epoch))}}, "param_groups": [{"lr": 0.1}]},
+        "record": record(epoch).as_dict(),
+        "best": {"epoch": 0, "valid_acc": None},
+        "stale_epochs": 0,
+        "seed": 7,
+    }
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def test_nothing_is_written_before_start(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", {"lr": 0.1})
+    assert not (tmp_path / "run").exists()
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "a" / "run", {"lr": 0.1}) as run:
+        run.start()
+        for epoch in (1, 2):
+            run.save(state(epoch))
+            run.append(record(epoch))
+        run.save_best(state(1))
+    assert names(tmp_path / "a" / "run") == [
+        "best.pt",
+        "checkpoint.pt",
+        "config.json",
+        "metrics.jsonl",
+    ]
+    with RunFolder.open(tmp_path / "a" / "run") as run:
+        assert run.config == {"lr": 0.1}
+        loaded = run.load()
+        assert loaded is not None and loaded["epoch"] == 2
+        assert torch.equal(loaded["model"]["weight"], torch.full((2, 3), 2.0))
+        assert run.records() == [record(1), record(2)]
+        best = run.load_best()
+        assert best is not None and best["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        "",
+        record(1).to_line(),
+        record(1).to_line() + record(2).to_line()[:25],
+        record(1).to_line() + record(2).to_line() + record(3).to_line(),
+        record(1).to_line() + record(2).to_line() + record(3).to_line()[:-1],
+    ],
+    ids=["lost", "line missing", "line torn", "line too many", "line too many, torn"],
+)
+def test_metrics_are_mended_to_match_the_checkpoint(tmp_path: Path, metrics: str) -> None:
+    """Whatever was written last before the kill, the metrics end with the checkpoint's epoch."""
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.save(state(2))
+    (tmp_path / "run" / "metrics.jsonl").write_text(metrics)
+    with RunFolder.open(tmp_path / "run") as run:
+        run.load()
+        run.append(record(3))
+    expected = [2, 3] if not metrics else [1, 2, 3]
+    assert [line["epoch"] for line in lines(tmp_path / "run")] == expected
+
+
+def test_killed_before_the_first_checkpoint(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {"seed": 3}) as run:
+        run.append(record(1))
+    with RunFolder.open(tmp_path / "run") as run:
+        assert run.load() is None
+        assert run.records() == []
+        assert run.config["seed"] == 3
+
+
+def test_a_run_that_came_to_nothing_can_be_discarded(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    run = RunFolder.create(tmp_path / "runs" / "a" / "b", {})
+    run.save_best(state(1))
+    run.close()
+    run.discard()
+    assert names(tmp_path / "runs") == []
+
+
+def test_a_run_with_an_epoch_is_not_discarded(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.discard()
+        run.save(state(1))
+        run.discard()
+    with RunFolder.open(tmp_path / "run") as run:
+        assert run.load() is not None
+        run.discard()
+    assert names(tmp_path / "run") == ["checkpoint.pt", "config.json", "metrics.jsonl"]
+
+
+def test_a_closed_run_can_be_used_again(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.append(record(1))
+        run.close()
+        run.append(record(2))
+        assert run.records() == [record(1), record(2)]
+
+
+def test_leftover_temporary_files_are_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json.tmp").write_text("{")
+    with RunFolder.create(tmp_path / "run", {"seed": 3}) as run:
+        run.start()
+    assert names(tmp_path / "run") == ["config.json"]
+
+
+def test_an_existing_run_is_not_begun_again(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.start()
+    with pytest.raises(RunError, match=r"holds a run already.*--resume"):
+        RunFolder.create(tmp_path / "run", {})
+
+
+def test_other_files_are_not_written_among(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(RunError, match="exists and is no run"):
+        RunFolder.create(tmp_path, {})
+    with pytest.raises(RunError, match="no run at"):
+        RunFolder.open(tmp_path)
+    with pytest.raises(RunError, match="exists and is no run"):
+        RunFolder.create(tmp_path / "thesis.tex", {})
+
+
+def test_contradicting_options_are_refused_by_name(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {"weight_decay": 0.1, "epochs": 5}) as run:
+        run.start()
+    with pytest.raises(RunError, match=r"begun with --weight-decay 0\.1, not 0\.2"):
+        RunFolder.open(tmp_path / "run", given={"weight_decay": 0.2}, changeable={"epochs"})
+    given = {"weight_decay": 0.1, "epochs": 9}
+    with RunFolder.open(tmp_path / "run", given=given, changeable={"epochs"}) as run:
+        run.start()
+    assert json.loads((tmp_path / "run" / "config.json").read_text()) == given
+
+
+def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.start()
+        with RunFolder.open(tmp_path / "run") as other, pytest.raises(RunError, match="another process"):
+            other.start()
+    with RunFolder.open(tmp_path / "run") as other:
+        other.start()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"\x80\x02garbage"])
+def test_a_damaged_checkpoint_is_an_error(tmp_path: Path, content: bytes) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.start()
+    (tmp_path / "run" / "checkpoint.pt").write_bytes(content)
+    with RunFolder.open(tmp_path / "run") as run, pytest.raises(RunError, match=r"checkpoint\.pt is damaged"):
+        run.load()
+
+
+def test_a_pickled_program_is_not_run(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (os.mkdir, (str(tmp_path / "harm"),))
+
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.start()
+    torch.save({"epoch": 1, "model": Harmful()}, tmp_path / "run" / "checkpoint.pt")
+    with RunFolder.open(tmp_path / "run") as run, pytest.raises(RunError, match="damaged"):
+        run.load()
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_damaged_configuration_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"lr": ')
+    with pytest.raises(RunError, match=r"config\.json is damaged"):
+        RunFolder.open(tmp_path)
+
+
+def test_a_failing_write_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.save(state(1))
+
+        def full(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(RunError, match=r"checkpoint\.pt: No space left"):
+                run.save(state(2))
+        assert not list((tmp_path / "run").glob("*.tmp"))
+        loaded = run.load()
+        assert loaded is not None and loaded["epoch"] == 1
+
+
+def test_an_unwritable_place_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with (
+        RunFolder.create(tmp_path / "file" / "run", {}) as run,
+        pytest.raises(RunError, match="Not a directory"),
+    ):
+        run.start()
+
+
+def test_kill_at_any_moment(tmp_path: Path) -> None:
+    """A process that saves without pause is killed; what it leaves can be gone on with."""
+    program = """
+import sys
+from tests.cli.test_run import record, state
+from ooc.train.run import RunFolder, holds_run
+from pathlib import Path
+path = Path(sys.argv[1])
+run = RunFolder.open(path) if holds_run(path) else RunFolder.create(path, {})
+loaded = run.load()
+epoch = 0 if loaded is None else loaded["epoch"]
+print("ready", flush=True)
+while True:
+    epoch += 1
+    run.append(record(epoch)) if epoch % 2 else run.save(state(epoch))
+    run.save(state(epoch)) if epoch % 2 else run.append(record(epoch))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    for delay_s in (0.0, 0.031):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            time.sleep(delay_s)
+            process.kill()
+        with RunFolder.open(tmp_path / "run") as run:
+            loaded = run.load()
+            epochs = [] if loaded is None else list(range(1, loaded["epoch"] + 1))
+            assert [done.epoch for done in run.records()] == epochs
+
+
+def test_a_loss_that_is_no_number_stays_json() -> None:
+    line = record(1, loss=math.inf).to_line()
+    assert json.loads(line)["loss"] is None
+    assert math.isnan(EpochRecord.from_line(line).loss)
+    with pytest.raises(ValueError, match="fields"):
+        EpochRecord.from_line('{"epoch": 1}')

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc convert``, ``ooc info``, ``ooc verify`` as a user meets them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import RunCommand
+
+SOURCE = "synthetic:nodes=3000,edges=20000,features=8,classes=4"
+
+
+@pytest.fixture(name="arrays")
+def _arrays(here: Path) -> Path:
+    """A folder of npy files: three nodes, two edges, one node in each split."""
+    folder = here / "tiny"
+    folder.mkdir()
+    contents = {
+        "edge_index": np.array([[0, 1], [1, 2]]),
+        "x": np.arange(6, dtype=np.float32).reshape(3, 2),
+        "y": np.array([0, 1, 0]),
+        "train_idx": np.array([0]),
+        "valid_idx": np.array([1]),
+        "test_idx": np.array([2]),
+    }
+    for name, content in contents.items():
+        np.save(folder / f"{name}.npy", content)
+    return folder
+
+
+def test_convert_info_verify(run: RunCommand, here: Path) -> None:
+    code, out, err = run("convert", SOURCE, "a.ooc")
+    assert (code, err) == (0, "")
+    assert "a.ooc: 3.00k nodes, 20.0k edges, " in out
+    code, out, err = run("info", "a.ooc", "--json")
+    facts = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (facts["num_nodes"], facts["num_features"], facts["num_classes"]) == (3000, 8, 4)
+    assert (facts["num_edges"], facts["undirected"]) == (20000, False)
+    assert sum(facts["split_sizes"].values()) == 3000
+    assert facts["bytes"] == sum(path.stat().st_size for path in (here / "a.ooc").rglob("*") if path.is_file())
+    assert facts["source"]
+    code, out, _ = run("info", "a.ooc")
+    assert code == 0 and "num_nodes        3,000\n" in out and "undirected       no\n" in out
+    assert run("verify", "a.ooc") == (0, "a.ooc: all is well\n", "")
+    assert run("verify", "a.ooc", "--quiet") == (0, "", "")
+
+
+def test_options_reach_the_store(run: RunCommand, here: Path, arrays: Path) -> None:
+    assert run("convert", arrays, "--quiet") == (0, "", "")
+    facts = json.loads(run("info", "tiny.ooc", "--json")[1])
+    assert (facts["num_edges"], facts["undirected"], facts["dtype"]) == (2, False, "float32")
+    options = [
+        "--symmetrize",
+        "--self-loops",
+        "--row-normalize",
+        "--dtype",
+        "float64",
+        "--host-budget",
+        "64M",
+    ]
+    assert run("convert", arrays, *options, "--force", "--quiet") == (0, "", "")
+    facts = json.loads(run("info", "tiny.ooc", "--json")[1])
+    assert (facts["num_edges"], facts["undirected"], facts["dtype"]) == (7, True, "float64")
+    assert facts["num_self_loops"] == 3
+
+
+def test_an_existing_store_is_kept_unless_forced(run: RunCommand, here: Path, arrays: Path) -> None:
+    assert run("convert", arrays, "--quiet")[0] == 0
+    code, out, err = run("convert", arrays)
+    assert (code, out) == (2, "") and "tiny.ooc" in err and "--force" in err and err.count("\n") == 1
+    assert run("verify", "tiny.ooc")[0] == 0
+
+
+def test_a_damaged_store_is_found(run: RunCommand, here: Path, arrays: Path) -> None:
+    assert run("convert", arrays, "--quiet")[0] == 0
+    chunk = next(path for path in (here / "tiny.ooc" / "x" / "c").rglob("*") if path.is_file())
+    content = bytearray(chunk.read_bytes())
+    content[1] ^= 1
+    chunk.write_bytes(content)
+    code, _, err = run("verify", "tiny.ooc")
+    assert code == 2 and err.startswith("ooc: error: tiny.ooc: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nowhere"],
+        ["synthetic:nodes=10"],
+        ["synthetic:nodes=ten,edges=20,features=2,classes=2"],
+        ["synthetic:nodes=10,edges=20,features=2,classes=2,colour=red"],
+        [SOURCE, "--host-budget", "1K"],
+        [SOURCE, "--host-budget", "1Q"],
+        [SOURCE, "--dtype", "int8"],
+        [SOURCE, "--format", "cuneiform"],
+        [SOURCE, "no/such/folder/a.ooc"],
+        [SOURCE, "/proc/a.ooc"],
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(run: RunCommand, here: Path, arguments: list[str]) -> None:
+    code, out, err = run("convert", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("ooc: error: ") and err.count("\n") == 1
+    assert list(here.iterdir()) == []

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc train``: what it writes, what it says, and that being interrupted changes nothing."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ooc
+from ooc.cli.models import build_model, build_optimizer
+from ooc.cli.settings import TrainSettings
+from ooc.storage.store import open_store
+from ooc.train import trainer
+from ooc.train.record import EpochRecord
+from tests.cli.conftest import RunCommand
+
+SMALL = ["--hidden", "16", "--layers", "2", "--gpu-budget", "32M", "--host-budget", "32M"]
+LONG = [*SMALL, "--epochs", "60", "--eval-every", "25"]
+TIGHT = ["--gpu-budget", "8M", "--host-budget", "300K", "--block-rows", "1024", "--slab-columns", "5"]
+
+
+def metrics(run_folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run_folder: Path) -> list[float]:
+    return [line["loss"] for line in metrics(run_folder)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of the long run when nothing interrupts it."""
+    from ooc import cli
+
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    assert cli.main(["train", str(graph), *LONG, "--out", str(folder), "--quiet"]) == 0
+    return losses(folder)
+
+
+def test_a_run_and_what_it_leaves(run: RunCommand, graph: Path, here: Path) -> None:
+    code, out, err = run("train", graph, *SMALL, "--epochs", "4", "--eval-every", "2", "--out", "r")
+    assert (code, err) == (0, "")
+    assert sorted(path.name for path in (here / "r").iterdir()) == [
+        "best.pt",
+        "checkpoint.pt",
+        "config.json",
+        "metrics.jsonl",
+    ]
+    lines = metrics(here / "r")
+    assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
+    assert all(list(line) == list(EpochRecord.__dataclass_fields__) for line in lines)
+    assert [line["valid_acc"] is None for line in lines] == [True, False, True, False]
+    assert len(re.findall(r"^epoch \d/4  loss \d\.\d+", out, re.MULTILINE)) == 4
+    for word in ("matrix", "plan: reads", "accuracy", "SSD read", "SSD written", "peak device", "peak host"):
+        assert word in out
+    assert re.search(r"run +r\b", out)
+
+
+def test_quiet_prints_the_outcome_only(run: RunCommand, graph: Path, here: Path) -> None:
+    code, out, err = run("train", graph, *SMALL, "--epochs", "1", "--quiet", "--out", "r")
+    assert (code, err) == (0, "")
+    assert "peak host" in out and "epoch 1" not in out and "matrix" not in out
+
+
+def test_budgets_blocks_and_threads_change_nothing(run: RunCommand, graph: Path, here: Path) -> None:
+    common = ["train", graph, "--hidden", "16", "--epochs", "3", "--eval-every", "1", "--quiet"]
+    assert run(*common, "--out", "a")[0] == 0
+    assert run(*common, *TIGHT, "--out", "b")[0] == 0
+    assert metrics(here / "b")[0]["ssd_write_bytes"] > 0
+    scores = ("loss", "train_acc", "valid_acc", "test_acc")
+    assert [[line[name] for name in scores] for line in metrics(here / "a")] == [
+        [line[name] for name in scores] for line in metrics(here / "b")
+    ]
+
+
+def test_the_only_store_and_a_numbered_run(run: RunCommand, graph: Path, here: Path) -> None:
+    (here / "graph.ooc").symlink_to(graph, target_is_directory=True)
+    for number in (1, 2):
+        code, out, _ = run("train", *SMALL, "--model", "sage", "--epochs", "1", "--eval-every", "0")
+        assert code == 0 and f"runs/graph-sage-{number}" in out and "not evaluated" in out
+
+
+def test_resuming_needs_nothing_but_the_run(run: RunCommand, graph: Path, here: Path) -> None:
+    common = [*SMALL, "--optimizer", "adamw", "--weight-decay", "0.1", "--seed", "4", "--norm", "layer"]
+    assert run("train", graph, *common, "--epochs", "6", "--out", "whole")[0] == 0
+    assert run("train", graph, *common, "--epochs", "2", "--out", "parts")[0] == 0
+    assert run("train", "--resume", "--out", "parts", "--epochs", "4", "--gpu-budget", "20M")[0] == 0
+    assert run("train", "--resume", "--out", "parts", "--epochs", "6", graph)[0] == 0
+    assert losses(here / "parts") == losses(here / "whole")
+    assert json.loads((here / "parts" / "config.json").read_text())["gpu_budget"] == 20_000_000
+    weights = [torch.load(here / name / "checkpoint.pt")["model"] for name in ("whole", "parts")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+def test_resuming_with_something_else_is_refused_by_name(run: RunCommand, graph: Path, here: Path) -> None:
+    assert run("train", graph, *SMALL, "--epochs", "1", "--out", "r")[0] == 0
+    before = (here / "r" / "config.json").read_text()
+    for option, value in (("--lr", "0.5"), ("--model", "sage"), ("--seed", "1"), ("--norm", "layer")):
+        code, _, err = run("train", "--resume", "--out", "r", option, value)
+        assert code == 2 and f"r was begun with {option} " in err and err.count("\n") == 1
+    code, _, err = run("train", graph, "--out", "r")
+    assert code == 2 and "--resume" in err
+    other = here / "other.ooc"
+    assert run("convert", "synthetic:nodes=2500,edges=15000,features=12,classes=2,seed=6", other)[0] == 0
+    code, _, err = run("train", "--resume", "--out", "r", other)
+    assert code == 2 and "another store" in err
+    assert (here / "r" / "config.json").read_text() == before
+
+
+def test_a_run_killed_before_its_first_write_begins_anew(run: RunCommand, graph: Path, here: Path) -> None:
+    code, _, err = run("train", graph, *SMALL, "--epochs", "1", "--resume", "--out", "r")
+    assert code == 0 and "nothing to resume at r: the run begins anew" in err
+    assert len(metrics(here / "r")) == 1
+
+
+def test_early_stopping(run: RunCommand, graph: Path, here: Path) -> None:
+    options = [*SMALL, "--epochs", "500", "--patience", "3", "--lr", "0.05"]
+    assert run("train", graph, *options, "--out", "r")[0] == 0
+    lines = metrics(here / "r")
+    scores = [line["valid_acc"] for line in lines]
+    assert len(lines) < 500 and scores.index(max(scores)) == len(scores) - 4
+    assert torch.load(here / "r" / "best.pt")["epoch"] == len(scores) - 3
+
+
+def test_roc_auc(run: RunCommand, graph: Path, here: Path) -> None:
+    code, out, _ = run("train", graph, *SMALL, "--epochs", "2", "--metric", "roc-auc")
+    assert code == 0 and "roc-auc" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gpu-budget", "10K"], r"give --gpu-budget \d+[KM]"),
+        (["--host-budget", "10K"], r"give --host-budget \d+[KM]"),
+        (["--norm", "batch"], "BatchNorm"),
+        (["--spill-dir", "nowhere"], "spill folder .*nowhere does not exist"),
+        (["--block-rows", "7"], "multiple of 1024"),
+        (["--patience", "3", "--eval-every", "0"], "patience"),
+        (["--out", "/proc/run"], "/proc/run: "),
+    ],
+)
+def test_what_cannot_be_run_leaves_nothing(
+    run: RunCommand, graph: Path, here: Path, options: list[str], message: str
+) -> None:
+    code, _, err = run("train", graph, *SMALL, "--epochs", "1", *options)
+    assert code == 2
+    assert err.startswith("ooc: error: ") and err.count("\n") == 1 and re.search(message, err)
+    assert list(here.iterdir()) == []
+
+
+def test_the_least_budget_named_is_enough(run: RunCommand, graph: Path, here: Path) -> None:
+    common = ["train", graph, "--epochs", "1", "--quiet"]
+    _, _, err = run(*common, "--gpu-budget", "10K", "--host-budget", "10M")
+    needed = re.search(r"--gpu-budget (\w+)", err)
+    assert needed is not None
+    assert run(*common, "--gpu-budget", needed[1], "--host-budget", "10M")[0] == 0
+
+
+def test_a_full_disk_is_found_before_training(
+    run: RunCommand, graph: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "free_bytes", lambda folder: 1000)
+    code, _, err = run("train", graph, "--hidden", "16", "--epochs", "1", *TIGHT, "--out", "a/r")
+    assert code == 2 and "1.00 KB are free" in err
+    assert list(here.iterdir()) == []
+
+
+@contextmanager
+def training(graph: Path, folder: Path, *, epochs_done: int) -> "Iterator[subprocess.Popen[str]]":
+    """A long run in a process of its own, when it has done so many epochs."""
+    command = [sys.executable, "-m", "ooc.cli", "train", str(graph), *LONG, "--out", str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(Path(ooc.__file__).parents[1])}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        try:
+            log = folder / "metrics.jsonl"
+            deadline_s = time.monotonic() + 60
+            while not (log.exists() and log.read_text().count("\n") >= epochs_done):
+                assert process.poll() is None and time.monotonic() < deadline_s
+                time.sleep(0.005)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_kill_and_resume(run: RunCommand, graph: Path, here: Path, undisturbed: list[float]) -> None:
+    with training(graph, here / "r", epochs_done=3) as process:
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert len(losses(here / "r")) < len(undisturbed)
+    assert run("train", "--resume", "--out", "r", "--quiet")[0] == 0
+    assert losses(here / "r") == undisturbed
+
+
+def test_interrupt_and_resume(run: RunCommand, graph: Path, here: Path, undisturbed: list[float]) -> None:
+    """Ctrl-C ends the run cleanly and says how to go on with it."""
+    with training(graph, here / "r", epochs_done=2) as process:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    said = re.fullmatch(r"ooc: stopped after epoch (\d+); go on with: (ooc train --resume --out \S+)\n", err)
+    assert said is not None
+    assert len(losses(here / "r")) == int(said[1])
+    assert not list(here.rglob("*.tmp")) and [path.name for path in here.iterdir()] == ["r"]
+    assert run(*said[2].split()[1:], "--quiet")[0] == 0
+    assert losses(here / "r") == undisturbed
+
+
+def test_models_are_those_of_pyg(graph: Path) -> None:
+    """Row-wise LayerNorm, mean aggregation, weights by the seed."""
+    settings = {name: None for name in TrainSettings.__dataclass_fields__} | {
+        "model": "sage",
+        "layers": 3,
+        "hidden": 8,
+        "dropout": 0.25,
+        "norm": "layer",
+        "seed": 3,
+        "optimizer": "adamw",
+        "lr": 0.1,
+        "weight_decay": 0.01,
+    }
+    chosen: Any = TrainSettings(**settings)  # type: ignore[arg-type]
+    model: Any = build_model(chosen, open_store(graph))
+    assert [(conv.in_channels, conv.out_channels, conv.aggr) for conv in model.convs] == [
+        (12, 8, "mean"),
+        (8, 8, "mean"),
+        (8, 2, "mean"),
+    ]
+    assert {norm.mode for norm in model.norms if hasattr(norm, "mode")} == {"node"}
+    again = build_model(chosen, open_store(graph))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    optimizer = build_optimizer(chosen, model)
+    assert isinstance(optimizer, torch.optim.AdamW) and optimizer.defaults["weight_decay"] == 0.01
