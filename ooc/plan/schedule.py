@@ -145,7 +145,7 @@ def _resident_demands(
             if uses:
                 demands.append(Demand(f"resident/{name}/{program}", planned.tier, nbytes, min(uses), max(uses)))
     for direction, tier in choice.topologies.items():
-        nbytes = align_up(workload.topologies[direction].nbytes)
+        nbytes = align_up(max(1, workload.topologies[direction].nbytes))
         demands.append(Demand(f"topology/{direction.value}", tier, nbytes, 0, passes - 1))
     return demands
 

@@ -114,11 +114,12 @@ class RunFolder:
             raise
 
     def discard(self) -> None:
-        """Take back what `start` wrote, unless a run was gone on with or an epoch has been saved since."""
+        """Take back what `start` wrote, unless there is a checkpoint to go on from."""
         if self.resumed or (self.path / CHECKPOINT).exists():
             return
         if self._written:
-            (self.path / CONFIG).unlink(missing_ok=True)
+            for name in (BEST, METRICS, CONFIG):
+                (self.path / name).unlink(missing_ok=True)
         for folder in reversed(self._made):
             with contextlib.suppress(OSError):  # not empty: something else lives there
                 folder.rmdir()

@@ -92,8 +92,7 @@ class Trainer:
             model, num_features=store.num_features, num_classes=store.num_classes, input_dropout=input_dropout
         )
         self.optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            raise ModelError("optimizer LBFGS evaluates the loss several times a step, which is not supported")
+        _check_optimizer(self.optimizer, model)
         limits = Limits(
             device_bytes=parse_size(gpu_budget, name="gpu budget"),
             host_bytes=parse_size(host_budget, name="host budget"),
@@ -160,7 +159,6 @@ class Trainer:
         """Forward, loss, backward over the whole graph, then one optimizer step. Returns the mean loss."""
         builder = self._builder
         builder.epoch, builder.loss_sum = self.epoch, 0.0
-        self.model.train()
         zero_gradients(self._network)
         self._run_program(executor, "train", self._train_steps)
         self.optimizer.step()
@@ -171,7 +169,6 @@ class Trainer:
         return self._evaluate(self._start())
 
     def _evaluate(self, executor: Executor) -> dict[str, float | None]:
-        self.model.eval()
         self._evaluation.begin()
         self._run_program(executor, "evaluate", self._evaluation.steps)
         return {f"{split}_acc": score for split, score in self._evaluation.scores().items()}
@@ -329,6 +326,14 @@ def _loss_function(loss: nn.Module | None) -> LossFunction:
         return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
 
     return summed
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ModelError("optimizer LBFGS evaluates the loss several times a step, which is not supported")
+    own = {id(parameter) for parameter in model.parameters()}
+    if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise ModelError(f"optimizer {type(optimizer).__name__} holds parameters that are not the model's")
 
 
 def _check_device(device: str) -> None:

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyG full-batch training on the whole graph: what the trainer is compared with."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn.models import GCN, GraphSAGE
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from ooc.train.dropout import keep_mask
+
+FIRST_EPOCH = 0
+"""What keys the dropout masks of the first epoch."""
+
+OptimizerFactory = Callable[[torch.nn.Module], torch.optim.Optimizer]
+
+_MODELS: dict[str, type[BasicGNN]] = {"gcn": GCN, "sage": GraphSAGE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCase:
+    """A PyG model and what is dropped from its input; ``options`` are its constructor's."""
+
+    kind: str
+    layers: int = 2
+    hidden: int = 8
+    dropout: float = 0.0
+    input_dropout: float = 0.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def build(self, features: int, classes: int, *, dtype: torch.dtype = torch.float64, seed: int = 3) -> BasicGNN:
+        """A new model with random weights, biases included, the same for the same ``seed``."""
+        torch.manual_seed(seed)
+        model = _MODELS[self.kind](features, self.hidden, self.layers, classes, dropout=self.dropout, **self.options)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:  # PyG starts these at 0 or 1, which would hide mistakes
+                    parameter.add_(0.3 * torch.randn_like(parameter))
+        return model.to(dtype)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch's training loss and the gradient of every parameter."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+
+
+class SharedDropout(torch.nn.Module):
+    """Dropout with the trainer's own masks: its k-th call in an epoch is layer k (layer 0 is the input)."""
+
+    def __init__(self, p: float, seed: int) -> None:
+        super().__init__()
+        self.p, self.seed = p, seed
+        self.epoch, self.layer = 0, 1
+
+    def start(self, epoch: int) -> None:
+        """Begin ``epoch``: the next call belongs to layer 1."""
+        self.epoch, self.layer = epoch, 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [N, columns] with dropped entries zero and the others scaled by 1 / (1 - p)."""
+        layer, self.layer = self.layer, self.layer + 1
+        return self.drop(x, layer, self.p) if self.training else x
+
+    def drop(self, x: Tensor, layer: int, p: float) -> Tensor:
+        """The same for an explicit layer."""
+        if p == 0.0:
+            return x
+        keep = keep_mask(self.seed, self.epoch, layer, 0, x.size(0), x.size(1), p)
+        return x * keep / (1 - p)
+
+
+class Reference:
+    """Trains a deep copy of ``model`` on ``data`` as a whole, dropout masks shared with the trainer."""
+
+    def __init__(
+        self, case: ModelCase, model: BasicGNN, data: Data, make_optimizer: OptimizerFactory, seed: int = 0
+    ) -> None:
+        self.model = copy.deepcopy(model)
+        self.data, self.input_dropout = data, case.input_dropout
+        self.dropout = SharedDropout(case.dropout, seed)
+        self.model.dropout = self.dropout
+        self.optimizer = make_optimizer(self.model)
+        self.epoch = FIRST_EPOCH
+
+    def train(self) -> Epoch:
+        """One optimizer step on the whole graph."""
+        self.model.train()
+        self.optimizer.zero_grad()
+        self.dropout.start(self.epoch)
+        x = self.dropout.drop(self.data.x, 0, self.input_dropout)
+        out = self.model(x, self.data.edge_index)
+        loss = F.cross_entropy(out[self.data.train_mask], self.data.y[self.data.train_mask])
+        loss.backward()
+        gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+        self.optimizer.step()
+        self.epoch += 1
+        return Epoch(loss.item(), gradients)
+
+    @torch.no_grad()
+    def accuracies(self) -> dict[str, float | None]:
+        """Eval-mode accuracy of each split, None where a split is empty."""
+        return accuracies(self.model, self.data)
+
+
+@torch.no_grad()
+def accuracies(model: BasicGNN, data: Data) -> dict[str, float | None]:
+    """Eval-mode accuracy of ``model`` on each split of ``data``, by PyG alone; None for an empty split."""
+    model.eval()
+    predicted = model(data.x, data.edge_index).argmax(dim=1)
+    model.train()
+    masks = {"train_acc": data.train_mask, "valid_acc": data.val_mask, "test_acc": data.test_mask}
+    return {
+        name: (predicted[mask] == data.y[mask]).double().mean().item() if bool(mask.any()) else None
+        for name, mask in masks.items()
+    }
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Adam as most people call it."""
+    return torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+def smooth_adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Adam with a large eps, for float32.
+
+    With eps = 1e-8 an entry whose gradient is nothing but rounding moves by about the learning rate in
+    a random direction, in PyG as well as here, and the runs part for a reason that is no error.
+    """
+    return torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-3)
+
+
+def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """AdamW with a decay large enough to matter."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+
+def disagreement(ours: Epoch, reference: Epoch, *, floor: float) -> tuple[float, str]:
+    """The largest relative difference between two epochs, and whose it is.
+
+    Gradients are compared relative to the largest entry of the reference's gradient of that parameter,
+    but at least ``floor`` times the largest entry of all: a gradient that is zero but for cancelling
+    rounding errors has no digits to compare.
+    """
+    assert ours.gradients.keys() == reference.gradients.keys()
+    worst = (abs(ours.loss - reference.loss) / max(abs(reference.loss), 1e-30), "loss")
+    largest = max(float(g.abs().max()) for g in reference.gradients.values())
+    for name, expected in reference.gradients.items():
+        actual = ours.gradients[name]
+        assert actual.shape == expected.shape and actual.dtype == expected.dtype, name
+        scale = max(float(expected.abs().max()), floor * largest, 1e-30)
+        difference = float((actual - expected).abs().max()) / scale
+        if not difference <= worst[0]:  # a NaN is the worst of all
+            worst = (difference, name)
+    return worst

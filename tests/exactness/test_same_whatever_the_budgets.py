@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets, slab widths, block sizes and where things wait never change results: equal to the last bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ooc.storage.store import Store
+from tests.exactness.comparison import least_budgets, make_trainer, store_of
+from tests.exactness.reference import ModelCase
+from tests.graphs import GraphCase, random_data
+
+GRAPH = GraphCase(nodes=800, edges=5000, features=24, self_loops=30, isolated=40, duplicates=100, unlabelled=200)
+TILE_ROWS = 64
+EPOCHS = 3
+NODE_NORM = {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}
+MODELS = {
+    "gcn": ModelCase(kind="gcn", layers=3, hidden=40, dropout=0.3, input_dropout=0.2, options=NODE_NORM),
+    "gcn constant input": ModelCase(kind="gcn", layers=3, hidden=20, dropout=0.3),
+    "sage": ModelCase(kind="sage", layers=3, hidden=40, dropout=0.3, input_dropout=0.2, options=NODE_NORM),
+    "sage constant input": ModelCase(kind="sage", layers=3, hidden=20, dropout=0.3),
+}
+SHARES = [(1.0, 1.0), (1.0, 1.5), (1.0, 4.0), (1.2, 1.0), (1.5, 2.0), (2.0, 1.0), (4.0, 4.0), (30.0, 1.0)]
+"""Budgets as multiples of the least that would do: (device, host)."""
+CUTS: list[dict[str, Any]] = [
+    {"block_rows": TILE_ROWS},
+    {"block_rows": 4 * TILE_ROWS},
+    {"block_rows": 16 * TILE_ROWS},
+    {"block_rows": 64 * TILE_ROWS},
+    {"slab_columns": 1},
+    {"slab_columns": 7},
+    {"slab_columns": 16},
+    {"slab_columns": 1000},
+    {"block_rows": 2 * TILE_ROWS, "slab_columns": 5},
+]
+
+
+def outcome(
+    model: ModelCase, store: Store, folder: Path, dtype: torch.dtype, **options: Any
+) -> tuple[list[float], dict[str, float | None], dict[str, Tensor]]:
+    """Losses, final scores and final parameters of a short run."""
+    with make_trainer(model, store, folder, dtype=dtype, tile_rows=TILE_ROWS, **options) as trainer:
+        losses = [record.loss for record in trainer.fit(epochs=EPOCHS)]
+        scores = trainer.evaluate()
+        return losses, scores, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("undirected", [False, True], ids=["directed", "undirected"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+def test_results_do_not_depend_on_the_plan(
+    model: ModelCase, dtype: torch.dtype, undirected: bool, tmp_path: Path
+) -> None:
+    """Every plan gives the losses, accuracies and weights of the roomiest one, compared by ``==``."""
+    graph = GraphCase(**{**GRAPH.__dict__, "undirected": undirected})
+    store = store_of(random_data(graph, dtype=dtype), tmp_path)
+    expected = outcome(model, store, tmp_path, dtype)
+    gpu, host = least_budgets(
+        lambda gpu, host: make_trainer(
+            model, store, tmp_path, dtype=dtype, tile_rows=TILE_ROWS, gpu_budget=gpu, host_budget=host
+        )
+    )
+    plans: list[dict[str, Any]] = [
+        {"gpu_budget": int(gpu * device_share), "host_budget": int(host * host_share)}
+        for device_share, host_share in SHARES
+    ]
+    for options in plans + CUTS:
+        losses, scores, parameters = outcome(model, store, tmp_path, dtype, **options)
+        assert losses == expected[0], options
+        assert scores == expected[1], options
+        for name, parameter in parameters.items():
+            assert torch.equal(parameter, expected[2][name]), (options, name)
+
+
+def test_the_plans_compared_are_not_all_the_same(tmp_path: Path) -> None:
+    """The comparison above means something: some plans spill everything, some nothing."""
+    model = MODELS["sage"]
+    store = store_of(random_data(GRAPH), tmp_path)
+
+    def moved(**options: Any) -> int:
+        with make_trainer(model, store, tmp_path, tile_rows=TILE_ROWS, **options) as trainer:
+            records = trainer.fit(epochs=2)
+            assert records[-1].ssd_write_bytes == trainer.plan.ssd_write_bytes
+            assert records[-1].ssd_read_bytes == trainer.plan.ssd_read_bytes
+            return int(records[-1].ssd_write_bytes)
+
+    gpu, host = least_budgets(
+        lambda gpu, host: make_trainer(model, store, tmp_path, tile_rows=TILE_ROWS, gpu_budget=gpu, host_budget=host)
+    )
+    everything = moved(gpu_budget=gpu, host_budget=host)
+    some = moved(gpu_budget=2 * gpu, host_budget=4 * host)
+    assert moved() == 0 < some < everything
+
+
+def test_fit_in_pieces_is_fit_in_one_go(tmp_path: Path) -> None:
+    """Calling fit again continues: epoch numbers, masks and optimizer state go on."""
+    store = store_of(random_data(GRAPH), tmp_path)
+    model = MODELS["gcn"]
+    with make_trainer(model, store, tmp_path, tile_rows=TILE_ROWS) as trainer:
+        whole = trainer.fit(epochs=4)
+    with make_trainer(model, store, tmp_path, tile_rows=TILE_ROWS) as trainer:
+        pieces = trainer.fit(epochs=1) + trainer.fit(epochs=2)
+        trainer.evaluate()  # must leave no trace in what follows
+        pieces += trainer.fit(epochs=1)
+    assert [(r.epoch, r.loss) for r in pieces] == [(r.epoch, r.loss) for r in whole]

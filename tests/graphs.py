@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small random graphs as PyG ``Data``: with self-loops, isolated nodes, duplicate edges, or without."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphCase:
+    """What a random graph is to contain. All counts; ``edges`` before symmetrising and duplicating."""
+
+    nodes: int = 50
+    edges: int = 160
+    features: int = 9
+    classes: int = 4
+    undirected: bool = False
+    self_loops: int = 0
+    isolated: int = 0
+    duplicates: int = 0
+    unlabelled: int = 0
+    train: float = 0.5
+    seed: int = 0
+
+
+def random_data(case: GraphCase, *, dtype: torch.dtype = torch.float64) -> Data:
+    """The graph ``case`` describes: x [N, F], edge_index [2, E], y [N] (-1: no label) and three masks [N].
+
+    Sources are drawn with a power law, so that there are hubs as well as rows without in-edges.
+    At least one node is in the train split; the rest is halved between validation and test.
+    """
+    generator = torch.Generator().manual_seed(case.seed)
+    order = torch.randperm(case.nodes, generator=generator)
+    linked = order[min(case.isolated, case.nodes) :]
+    edge_index = _edges(case, linked, generator)
+    y = torch.randint(0, case.classes, (case.nodes,), generator=generator)
+    centres = torch.randn(case.classes, case.features, generator=generator, dtype=dtype)
+    x = centres[y] + torch.randn(case.nodes, case.features, generator=generator, dtype=dtype)
+
+    labelled = torch.randperm(case.nodes, generator=generator)[: max(1, case.nodes - case.unlabelled)]
+    train_count = max(1, int(case.train * labelled.numel()))
+    valid_count = (labelled.numel() - train_count + 1) // 2
+    y_partial = torch.full_like(y, -1)
+    y_partial[labelled] = y[labelled]
+    train, valid, test = labelled.split([train_count, valid_count, labelled.numel() - train_count - valid_count])
+    return Data(
+        x=x,
+        edge_index=edge_index,
+        y=y_partial,
+        train_mask=_mask(case.nodes, train),
+        val_mask=_mask(case.nodes, valid),
+        test_mask=_mask(case.nodes, test),
+    )
+
+
+def _edges(case: GraphCase, linked: Tensor, generator: torch.Generator) -> Tensor:
+    """edge_index [2, E] among ``linked`` nodes, shuffled; loops only where the case asks for them."""
+    if linked.numel() == 0:
+        return torch.empty(2, 0, dtype=torch.int64)
+    skewed = (torch.rand(case.edges, generator=generator) ** 2 * linked.numel()).long()
+    source = linked[skewed]
+    target = linked[torch.randint(0, linked.numel(), (case.edges,), generator=generator)]
+    edge_index = torch.stack([source, target])[:, source != target]
+    loops = linked[torch.randint(0, linked.numel(), (case.self_loops,), generator=generator)]
+    if edge_index.size(1):
+        again = torch.randint(0, edge_index.size(1), (case.duplicates,), generator=generator)
+        edge_index = torch.cat([edge_index, edge_index[:, again]], dim=1)
+    if case.undirected:
+        edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
+    edge_index = torch.cat([edge_index, torch.stack([loops, loops])], dim=1)
+    return edge_index[:, torch.randperm(edge_index.size(1), generator=generator)]
+
+
+def _mask(nodes: int, members: Tensor) -> Tensor:
+    mask = torch.zeros(nodes, dtype=torch.bool)
+    mask[members] = True
+    return mask

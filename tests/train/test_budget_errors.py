@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Too small a budget is found before anything is written, and what the message asks for is enough."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from ooc.errors import BudgetError
+from ooc.storage.store import Store
+from tests.exactness.comparison import least_budgets, make_trainer, store_of
+from tests.exactness.reference import ModelCase
+from tests.graphs import GraphCase, random_data
+
+GRAPH = GraphCase(nodes=2000, edges=9000, features=30, self_loops=10)
+MODEL = ModelCase(kind="sage", layers=3, hidden=24, dropout=0.2)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A graph of a few hundred KB."""
+    return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
+
+
+def contents(folder: Path) -> list[Path]:
+    """Every file and folder below, to see that nothing was added."""
+    return sorted(folder.rglob("*"))
+
+
+@pytest.mark.parametrize(("gpu", "host"), [("1", "1G"), ("1G", "1"), ("1", "1"), ("20K", "20K")])
+def test_too_small_is_one_line_and_leaves_nothing(gpu: str, host: str, store: Store, tmp_path: Path) -> None:
+    """Which budget, how much there is, how much would do."""
+    (tmp_path / "spill").mkdir()
+    before = contents(tmp_path)
+    budgets = {"gpu_budget": gpu, "host_budget": host}
+    with pytest.raises(BudgetError) as caught:
+        make_trainer(MODEL, store, tmp_path, dtype=torch.float32, out=tmp_path / "run", **budgets)
+    message = str(caught.value)
+    assert "\n" not in message and "budget" in message
+    assert ("--gpu-budget" in message) or ("--host-budget" in message)
+    assert contents(tmp_path) == before
+
+
+def test_the_least_that_is_named_does(store: Store, tmp_path: Path) -> None:
+    """Asking for what the message says works and runs; a tenth less, the rounding of the message, does not."""
+
+    def build(gpu: str, host: str):  # type: ignore[no-untyped-def]
+        return make_trainer(MODEL, store, tmp_path, dtype=torch.float32, gpu_budget=gpu, host_budget=host)
+
+    gpu, host = least_budgets(build)
+    with build(str(gpu), str(host)) as trainer:
+        records = trainer.fit(epochs=2)
+        assert trainer.plan.device_peak_bytes <= gpu
+        assert trainer.plan.host_peak_bytes <= host
+    assert all(record.device_peak_bytes <= gpu and record.host_peak_bytes <= host for record in records)
+    for less_gpu, less_host in ((int(gpu * 0.9), host), (gpu, int(host * 0.9))):
+        with pytest.raises(BudgetError):
+            build(str(less_gpu), str(less_host))
+
+
+def test_projected_peaks_are_an_upper_bound_and_not_absurd(store: Store, tmp_path: Path) -> None:
+    """What was measured stays below what was planned, and above half of it."""
+    with make_trainer(MODEL, store, tmp_path, dtype=torch.float32, gpu_budget="400K", host_budget="400K") as trainer:
+        last = trainer.fit(epochs=2)[-1]
+        plan = trainer.plan
+    assert plan.device_peak_bytes // 2 <= last.device_peak_bytes <= plan.device_peak_bytes <= 400_000
+    assert plan.host_peak_bytes // 2 <= last.host_peak_bytes <= plan.host_peak_bytes <= 400_000
+
+
+def test_a_full_disk_is_found_before_training(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the plan's spill size, before a byte is written."""
+    full = os.statvfs(tmp_path)
+    full = os.statvfs_result((*full[:3], 3, 3, *full[5:]))  # three blocks free
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    (tmp_path / "spill").mkdir()
+    before = contents(tmp_path)
+    small = {"gpu_budget": "400K", "host_budget": "100K"}
+    with (
+        pytest.raises(BudgetError) as caught,
+        make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **small) as trainer,
+    ):
+        trainer.fit(epochs=1)
+    assert "free" in str(caught.value)
+    assert contents(tmp_path) == before

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resident memory of a whole process stays under the two budgets plus the stated overhead."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import ooc
+from ooc.train.trainer import OVERHEAD_BYTES
+
+NODES, EDGES, FEATURES, HIDDEN = 120_000, 900_000, 128, 128
+GPU_BUDGET, HOST_BUDGET = 40_000_000, 24_000_000
+WHOLE_MATRIX_BYTES = NODES * HIDDEN * 4
+"""61 MB; an epoch of three layers in memory keeps about ten of these."""
+
+WORKER = textwrap.dedent(
+    """
+    import json, sys
+    from pathlib import Path
+
+    def status(name):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+    import torch
+    from torch_geometric.nn.models import GCN, GraphSAGE
+    import ooc
+    import ooc.train.trainer
+
+    imports = status("VmRSS")
+    store, kind, gpu, host, hidden, spill = sys.argv[1:]
+    store = ooc.open(store)
+    torch.manual_seed(0)
+    kind = {"gcn": GCN, "sage": GraphSAGE}[kind]
+    model = kind(store.num_features, int(hidden), 3, store.num_classes, dropout=0.5)
+    with ooc.Trainer(model, store, int(gpu), int(host), device="cpu", spill_dir=spill) as trainer:
+        records = trainer.fit(epochs=2, eval_every=1)
+        planned = trainer.plan.device_peak_bytes, trainer.plan.host_peak_bytes
+    last = records[-1]
+    print(json.dumps({"imports": imports, "peak": status("VmHWM"), "planned": planned,
+                      "measured": [last.device_peak_bytes, last.host_peak_bytes],
+                      "moved": last.ssd_write_bytes, "losses": [r.loss for r in records]}))
+    """
+)
+
+
+@pytest.fixture(scope="module")
+def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph whose every matrix is nearly as large as both budgets together."""
+    path = tmp_path_factory.mktemp("store") / "graph.ooc"
+    ooc.convert(f"synthetic:nodes={NODES},edges={EDGES},features={FEATURES},classes=16,directed=1", path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage"])
+def test_resident_memory_stays_under_the_budgets(kind: str, store_path: Path, tmp_path: Path) -> None:
+    """The kernel's own count of a fresh process, imports and all, and net of the imports too."""
+    assert 4 * WHOLE_MATRIX_BYTES > 3 * (GPU_BUDGET + HOST_BUDGET), "budgets of about one matrix"
+    arguments = [str(store_path), kind, str(GPU_BUDGET), str(HOST_BUDGET), str(HIDDEN), str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", WORKER, *arguments], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["moved"] > 4 * WHOLE_MATRIX_BYTES, "out of core, or the test shows nothing"
+    assert told["peak"] <= GPU_BUDGET + HOST_BUDGET + OVERHEAD_BYTES
+    assert told["peak"] - told["imports"] <= GPU_BUDGET + HOST_BUDGET + WHOLE_MATRIX_BYTES
+    assert told["measured"][0] <= told["planned"][0] <= GPU_BUDGET
+    assert told["measured"][1] <= told["planned"][1] <= HOST_BUDGET
+    assert OVERHEAD_BYTES <= 500_000_000
+    assert told["losses"][1] < told["losses"][0]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot be run exactly is refused by name, never approximated."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
+
+import ooc
+from ooc.errors import ModelError, OocError
+from ooc.storage.store import Store
+from tests.exactness.comparison import store_of
+from tests.graphs import GraphCase, random_data
+
+GRAPH = GraphCase()
+F, C = GRAPH.features, GRAPH.classes
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "GAT": (lambda: GAT(F, 8, 2, C), "GAT"),
+    "GIN": (lambda: GIN(F, 8, 2, C), "GIN"),
+    "an MLP": (lambda: nn.Linear(F, C), "Linear"),
+    "jk lstm": (lambda: GraphSAGE(F, 8, 2, C, jk="lstm"), "lstm"),
+    "jk cat": (lambda: GCN(F, 8, 2, C, jk="cat"), "cat"),
+    "batch norm": (lambda: GCN(F, 8, 2, C, norm="batch_norm"), "BatchNorm"),
+    "graph-wide LayerNorm": (lambda: GraphSAGE(F, 8, 2, C, norm="LayerNorm"), "LayerNorm(mode='graph')"),
+    "graph norm": (lambda: GraphSAGE(F, 8, 2, C, norm="graph_norm"), "GraphNorm"),
+    "sage normalize": (lambda: GraphSAGE(F, 8, 2, C, normalize=True), "normalize"),
+    "sage project": (lambda: GraphSAGE(F, 8, 2, C, project=True), "project"),
+    "sage max": (lambda: GraphSAGE(F, 8, 2, C, aggr="max"), "max"),
+    "sage several": (lambda: GraphSAGE(F, 8, 2, C, aggr=["mean", "max"]), "aggr"),
+    "softmax over rows": (lambda: GCN(F, 8, 2, C, act=nn.Softmax(dim=0)), "Softmax"),
+    "a function as activation": (lambda: GCN(F, 8, 2, C, act=torch.sin), "activation"),
+    "another number of features": (lambda: GCN(F + 1, 8, 2, C), f"{F + 1} features"),
+    "too few outputs": (lambda: GCN(F, 8, 2, C - 1), "classes"),
+    "lazy sizes": (lambda: GCN(-1, 8, 2, C), "lazily"),
+    "half precision": (lambda: GCN(F, 8, 2, C).half(), "float16"),
+    "reversed flow": (lambda: GCN(F, 8, 2, C, flow="target_to_source"), "flow"),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """One small store for all."""
+    return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
+
+
+@pytest.mark.parametrize(("build", "said"), MODELS.values(), ids=MODELS.keys())
+def test_models_are_refused_by_name(build: Callable[[], nn.Module], said: str, store: Store, tmp_path: Path) -> None:
+    """One line that says which part it is; nothing is written."""
+    with pytest.raises(ModelError) as caught:
+        ooc.Trainer(build(), store, gpu_budget="64M", host_budget="64M", spill_dir=tmp_path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("loss", [nn.L1Loss(), nn.MSELoss(), nn.BCEWithLogitsLoss(), "cross"], ids=str)
+def test_losses_are_refused_by_name(loss: object, store: Store, tmp_path: Path) -> None:
+    """A loss that is not a mean over rows of a row-wise function is no loss here."""
+    with pytest.raises(ModelError) as caught:
+        ooc.Trainer(GCN(F, 8, 2, C), store, gpu_budget="64M", host_budget="64M", loss=loss, spill_dir=tmp_path)
+    assert "loss" in str(caught.value).lower()
+
+
+def test_an_optimizer_of_other_parameters_is_refused(store: Store, tmp_path: Path) -> None:
+    """It would step weights that nobody trains."""
+    optimizer = torch.optim.Adam(GCN(F, 8, 2, C).parameters())
+    with pytest.raises(ModelError, match="optimizer"):
+        ooc.Trainer(
+            GCN(F, 8, 2, C),
+            store,
+            gpu_budget="64M",
+            host_budget="64M",
+            optimizer=optimizer,
+            spill_dir=tmp_path,
+        )
+
+
+@pytest.mark.parametrize("budget", ["none", "-3", "0", "12X", -5])
+def test_nonsense_budgets_are_refused(budget: str | int, store: Store, tmp_path: Path) -> None:
+    """Before anything else happens."""
+    for budgets in ({"gpu_budget": budget, "host_budget": "1G"}, {"gpu_budget": "1G", "host_budget": budget}):
+        with pytest.raises(OocError) as caught:
+            ooc.Trainer(GCN(F, 8, 2, C), store, spill_dir=tmp_path, **budgets)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_device_is_refused(store: Store, tmp_path: Path) -> None:
+    """One line, naming it."""
+    with pytest.raises(OocError, match="abacus"):
+        ooc.Trainer(GCN(F, 8, 2, C), store, gpu_budget="64M", host_budget="64M", device="abacus", spill_dir=tmp_path)
