@@ -39,9 +39,10 @@ class RowPass:
 
 @dataclass(frozen=True, slots=True)
 class ColumnPass:
-    """Pull ``pull.source`` into ``pull.output``, one slab of columns after the other."""
+    """Pull ``pull.source`` into the ``rows`` rows of ``pull.output``, one slab of columns after the other."""
 
     index: int
+    rows: int
     pull: Pull
     slab_buffers: int
 
@@ -65,9 +66,16 @@ TOPOLOGY_SLOTS = 3
 """Stretches of topology in memory: one in use, two being read."""
 
 
+COLUMN_TILE_ROWS = 2048
+"""Rows of a slab that one thread pulls at a time; sums of different rows are independent, so any number would do."""
+
+
 @dataclass(frozen=True)
 class Plan:
-    """Plain data. ``buffers`` maps ``pass/purpose/matrix`` or ``resident/matrix/program`` to a place in an arena."""
+    """Plain data. ``buffers`` maps ``pass/purpose/matrix`` or ``resident/matrix/program`` to a place in an arena.
+
+    ``scratch_bytes`` bounds the computation's temporaries, which lie beside the device arena and count like it.
+    """
 
     rows: int
     tile_rows: int
@@ -80,6 +88,7 @@ class Plan:
     traffic: dict[str, Traffic]
     device_arena_bytes: int
     host_arena_bytes: int
+    scratch_bytes: int
     device_peak_bytes: int
     host_peak_bytes: int
     device_limit_bytes: int

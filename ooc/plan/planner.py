@@ -119,7 +119,7 @@ class _Search:
         if self.limits.slab_columns is not None:
             return
         for name in self._by_merit(list(self.sources)):
-            rows = self.workload.rows
+            rows = self.workload.matrices[name].rows
             self._in_a_tier(lambda tier, name=name, rows=rows: self._keeping(name, tier, rows))  # type: ignore[misc]
 
     def keep_topology(self) -> None:

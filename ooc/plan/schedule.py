@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from ooc.plan.grid import Grid, Stretch, align_up
 from ooc.plan.placement import Demand, peak, place
 from ooc.plan.plan import (
+    COLUMN_TILE_ROWS,
     READ_SLOTS,
     TOPOLOGY_SLOTS,
     WRITE_SLOTS,
@@ -67,6 +68,10 @@ def build_plan(
         for step in passes_of:
             demands += _stream_demands(step, matrices, workload, choice, stretches)
     buffers = place(demands)
+    scratch = max(
+        (_scratch_nbytes(step, matrices, workload, stretches) for steps in programs.values() for step in steps),
+        default=0,
+    )
     return Plan(
         rows=workload.rows,
         tile_rows=workload.tile_rows,
@@ -79,7 +84,8 @@ def build_plan(
         traffic={n: _traffic(p, matrices, workload, choice, stretches) for n, p in programs.items()},
         device_arena_bytes=peak(buffers, Fate.DEVICE),
         host_arena_bytes=peak(buffers, Fate.HOST),
-        device_peak_bytes=peak(buffers, Fate.DEVICE) + workload.fixed_device_bytes,
+        scratch_bytes=scratch,
+        device_peak_bytes=peak(buffers, Fate.DEVICE) + scratch + workload.fixed_device_bytes,
         host_peak_bytes=peak(buffers, Fate.HOST) + workload.fixed_host_bytes,
         device_limit_bytes=device_limit_bytes,
         host_limit_bytes=host_limit_bytes,
@@ -109,10 +115,16 @@ def _passes(
     source = matrices[stage.pull.source]
     if source.resident:
         return [RowPass(index, stage, stage.loads, stage.pull)]
-    pulled = replace(source.matrix, name=stage.pull.output, itemsize=workload.pulled_itemsize, kind=Kind.SCRATCH)
+    pulled = replace(
+        source.matrix,
+        name=stage.pull.output,
+        rows=stage.rows,
+        itemsize=workload.pulled_itemsize,
+        kind=Kind.SCRATCH,
+    )
     matrices[pulled.name] = _plan_matrix(pulled, choice, source.grid.slab_columns)
     return [
-        ColumnPass(index, stage.pull, min(choice.slab_buffers, source.grid.slabs)),
+        ColumnPass(index, stage.rows, stage.pull, min(choice.slab_buffers, source.grid.slabs)),
         RowPass(index + 1, stage, (*stage.loads, pulled.name), None),
     ]
 
@@ -177,17 +189,41 @@ def _stream_demands(
     pull = step.pull
     if pull is not None and choice.topologies.get(pull.direction, Fate.SSD) is Fate.SSD:
         itemsize = workload.topologies[pull.direction].index_itemsize
-        longest = max((s.edge_stop - s.edge_start for s in stretches[pull.direction]), default=0)
+        longest = _longest(stretches[pull.direction], rows_of(step))
         demands += ring("topology", TOPOLOGY_SLOTS, align_up(longest * itemsize) + 2 * 4096)
     if isinstance(step, ColumnPass):
         grid = matrices[step.pull.source].grid
         demands += ring(f"slab/{step.pull.source}", step.slab_buffers, grid.slab_nbytes(0))
-        height = min(workload.rows, choice.block_rows)
-        demands += ring("scratch", 1, 2 * height * grid.slab_columns * workload.pulled_itemsize)
-    else:
-        tile = min(workload.rows, workload.tile_rows)
-        demands += ring("scratch", 1, workload.threads * tile * step.stage.scratch_bytes_per_row)
     return demands
+
+
+_FILTER_BYTES_PER_EDGE = 24
+"""What leaving out the neighbours beyond a source's rows takes: a mask, a running count and the indices kept."""
+
+
+def _scratch_nbytes(
+    step: Pass, matrices: dict[str, MatrixPlan], workload: Workload, stretches: dict[Direction, list[Stretch]]
+) -> int:
+    """A bound on the temporaries of pass ``step``, all threads together."""
+    nbytes = 0
+    if isinstance(step, ColumnPass):
+        width = matrices[step.pull.source].grid.slab_columns
+        nbytes = workload.threads * 2 * min(step.rows, COLUMN_TILE_ROWS) * width * workload.pulled_itemsize
+    else:
+        nbytes = workload.threads * min(step.stage.rows, workload.tile_rows) * step.stage.scratch_bytes_per_row
+    if step.pull is not None and matrices[step.pull.source].matrix.rows < workload.rows:
+        nbytes += _FILTER_BYTES_PER_EDGE * _longest(stretches[step.pull.direction], rows_of(step))
+    return nbytes
+
+
+def rows_of(step: Pass) -> int:
+    """Rows that ``step`` computes."""
+    return step.rows if isinstance(step, ColumnPass) else step.stage.rows
+
+
+def _longest(stretches: list[Stretch], rows: int) -> int:
+    """Most edges of a stretch among the first ``rows`` rows."""
+    return max((s.edge_stop - s.edge_start for s in stretches if s.row_start < rows), default=0)
 
 
 def row_block_nbytes(grid: Grid) -> int:
@@ -205,22 +241,26 @@ def _traffic(
 ) -> Traffic:
     read = write = 0
 
-    def spilled(name: str) -> int:
+    def spilled(name: str, rows: int) -> int:
+        """Bytes on the SSD of the row blocks that the first ``rows`` rows lie in."""
         planned = matrices[name]
-        return (planned.matrix.rows - planned.resident_rows) * planned.matrix.columns * planned.matrix.itemsize
+        stop = min(planned.matrix.rows, -(-rows // choice.block_rows) * choice.block_rows)
+        return max(0, stop - planned.resident_rows) * planned.matrix.columns * planned.matrix.itemsize
 
     for step in steps:
+        rows = rows_of(step)
         if isinstance(step, ColumnPass):
-            read += spilled(step.pull.source)
-            write += spilled(step.pull.output)
+            read += spilled(step.pull.source, workload.rows)
+            write += spilled(step.pull.output, rows)
             sweeps = matrices[step.pull.source].grid.slabs
         else:
-            read += sum(spilled(name) for name in step.loads)
-            write += sum(spilled(name) for name in step.stage.stores)
+            read += sum(spilled(name, rows) for name in step.loads)
+            write += sum(spilled(name, rows) for name in step.stage.stores)
             sweeps = 1
         if step.pull is not None and choice.topologies.get(step.pull.direction, Fate.SSD) is Fate.SSD:
             itemsize = workload.topologies[step.pull.direction].index_itemsize
-            read += sweeps * sum(stretch_nbytes(s, itemsize) for s in stretches[step.pull.direction])
+            used = [s for s in stretches[step.pull.direction] if s.row_start < rows]
+            read += sweeps * sum(stretch_nbytes(s, itemsize) for s in used)
     return Traffic(read_bytes=read, write_bytes=write)
 
 

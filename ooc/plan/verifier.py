@@ -34,7 +34,10 @@ def _verify_budgets(plan: Plan) -> None:
         raise AssertionError("a buffer lies on the SSD")
     if ends[Fate.DEVICE] > plan.device_arena_bytes or ends[Fate.HOST] > plan.host_arena_bytes:
         raise AssertionError("a buffer lies outside its arena")
-    if plan.device_arena_bytes > plan.device_peak_bytes or plan.device_peak_bytes > plan.device_limit_bytes:
+    if (
+        plan.device_arena_bytes + plan.scratch_bytes > plan.device_peak_bytes
+        or plan.device_peak_bytes > plan.device_limit_bytes
+    ):
         raise AssertionError(f"device: {plan.device_peak_bytes} bytes planned, {plan.device_limit_bytes} allowed")
     if plan.host_arena_bytes > plan.host_peak_bytes or plan.host_peak_bytes > plan.host_limit_bytes:
         raise AssertionError(f"host: {plan.host_peak_bytes} bytes planned, {plan.host_limit_bytes} allowed")

@@ -63,12 +63,14 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One local stage: ``loads`` and at most one ``pull`` in, ``stores`` out, row by row.
+    """One local stage over the first ``rows`` rows: ``loads`` and at most one ``pull`` in, ``stores`` out.
 
+    A loaded or pulled matrix may have fewer rows than the stage: gradients of rows that are not there are zero.
     ``scratch_bytes_per_row`` bounds the temporaries alive at once while a tile of rows is computed.
     """
 
     name: str
+    rows: int
     loads: tuple[str, ...]
     pull: Pull | None
     stores: tuple[str, ...]

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from ooc.plan.grid import Stretch
-from ooc.plan.plan import ColumnPass, Plan, RowPass
+from ooc.plan.plan import COLUMN_TILE_ROWS, ColumnPass, Plan, RowPass
 from ooc.plan.workload import Direction, Fate, Kind
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.engine import Counters, DirectEngine
 from ooc.prefetch.spill import create_spill
 from ooc.prefetch.stream import ReadStream, Request, WriteStream
 from ooc.storage.store import Store
-from ooc.train.aggregate import pull
+from ooc.train.aggregate import pull, within
 from ooc.train.graph import GraphRows
 from ooc.train.residency import TieredMatrix, as_matrix, index_request
 from ooc.train.stages import Step, Tile
@@ -36,9 +36,6 @@ _TORCH = {
     "int64": torch.int64,
     "bool": torch.bool,
 }
-
-COLUMN_TILE_ROWS = 2048
-"""Rows of a slab that one thread pulls at a time; sums of different rows are independent, so any number would do."""
 
 Progress = Callable[[int], None]
 """Told how many passes are done."""
@@ -146,6 +143,22 @@ class Executor:
             self.engine.read([span], memory[start:stop]).wait()
         return memory
 
+    def stretches(self, direction: Direction, rows: int) -> list[Stretch]:
+        """The stretches of topology that the first ``rows`` rows lie in."""
+        return [stretch for stretch in self.plan.stretches[direction] if stretch.row_start < rows]
+
+    def pull_rows(self, source: Tensor, indices: Tensor, direction: Direction, start: int, stop: int) -> Tensor:
+        """Rows ``start:stop`` of the sum over neighbours, with the self term; ``indices`` are these rows' edges.
+
+        ``source`` may have fewer rows than the graph: the others are zero.
+        """
+        offsets = relative_offsets(self.rows.offsets[direction], start, stop, indices.dtype)
+        if len(source) < self.plan.rows:
+            indices, offsets = within(indices, offsets, len(source))
+        pulled = pull(source, indices, offsets)
+        self.rows.add_self(pulled, source, start, min(stop, len(source)))
+        return pulled
+
     # ---- topology ------------------------------------------------------------------------------------------
 
     def edges(self, index: int, direction: Direction, order: list[Stretch]) -> "EdgeStream":
@@ -210,7 +223,8 @@ class _Input:
     def __init__(self, executor: Executor, item: RowPass, program: str, name: str, order: list[int]) -> None:
         self.matrix = executor.matrices[name]
         self._resident = self.matrix.resident_rows(program)
-        spilled = [block for block in order if not self.matrix.in_memory(block)]
+        blocks = self.matrix.grid.blocks
+        spilled = [block for block in order if block < blocks and not self.matrix.in_memory(block)]
         self._stream = (
             ReadStream(
                 executor.engine,
@@ -227,7 +241,9 @@ class _Input:
         """Make row block ``block`` the one that ``tile`` takes rows from."""
         grid = self.matrix.grid
         self._base = block * grid.block_rows
-        if self.matrix.in_memory(block):
+        if block >= grid.blocks:
+            self._pieces = [torch.empty(0, grid.columns, dtype=self.matrix.dtype)]
+        elif self.matrix.in_memory(block):
             assert self._resident is not None
             self._pieces = [self._resident[self._base : self._base + grid.height(block)]]
         else:
@@ -235,6 +251,7 @@ class _Input:
             self._pieces = self.matrix.pieces(self._stream.take(), block)
 
     def tile(self, start: int, stop: int) -> Tensor:
+        """Rows ``start:stop``, or as many of them as the matrix has."""
         rows = [piece[start - self._base : stop - self._base] for piece in self._pieces]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
@@ -301,7 +318,8 @@ class _RowPassRun:
         self.executor, self.item, self.compute, self.commit = executor, item, compute, commit
         self.plan = plan = executor.plan
         self.reverse = item.stage.reverse
-        self.blocks = list(range(-(-plan.rows // plan.block_rows)))
+        self.rows = item.stage.rows
+        self.blocks = list(range(-(-self.rows // plan.block_rows)))
         if self.reverse:
             self.blocks.reverse()
         self.inputs = {name: _Input(executor, item, program, name, self.blocks) for name in item.loads}
@@ -313,7 +331,7 @@ class _RowPassRun:
         self.indices = torch.empty(0, dtype=torch.int32)
         if item.pull is not None:
             self.source = executor.matrices[item.pull.source].resident_rows(program)
-            for stretch in plan.stretches[item.pull.direction]:
+            for stretch in executor.stretches(item.pull.direction, self.rows):
                 self.stretches[stretch.row_start // plan.block_rows].append(stretch)
             if self.reverse:
                 for stretches in self.stretches.values():
@@ -341,13 +359,14 @@ class _RowPassRun:
             target.advance(block)
         team = self.executor.team
         if self.item.pull is None:
-            rows = range(block * self.plan.block_rows, min(self.plan.rows, (block + 1) * self.plan.block_rows))
+            rows = range(block * self.plan.block_rows, min(self.rows, (block + 1) * self.plan.block_rows))
             team.run(self._cut(rows.start, rows.stop), self._compute, self.commit)
         else:
             assert self.edges is not None
             for stretch in self.stretches[block]:
                 self.stretch, self.indices = stretch, self.edges.take()
-                team.run(self._cut(stretch.row_start, stretch.row_stop), self._compute, self.commit)
+                stop = min(self.rows, stretch.row_stop)
+                team.run(self._cut(stretch.row_start, stop), self._compute, self.commit)
         for output in self.outputs.values():
             output.finish(block)
 
@@ -368,9 +387,7 @@ class _RowPassRun:
         offsets = rows.offsets[direction]
         first = self.stretch.edge_start
         indices = self.indices[offsets[start] - first : offsets[stop] - first]
-        pulled = pull(self.source, indices, relative_offsets(offsets, start, stop, indices.dtype))
-        rows.add_self(pulled, self.source, start, stop)
-        return pulled
+        return self.executor.pull_rows(self.source, indices, direction, start, stop)
 
     def _cut(self, start: int, stop: int) -> Iterator[Tile]:
         """The tiles of rows ``start:stop`` in the order of the pass, their inputs still to be filled in."""
@@ -388,7 +405,7 @@ class _ColumnPassRun:
         self.source = executor.matrices[item.pull.source]
         self.target = executor.matrices[item.pull.output]
         self.resident = self.target.resident_rows(program)
-        self.order = executor.plan.stretches[item.pull.direction]
+        self.order = executor.stretches(item.pull.direction, item.rows)
         grid = self.source.grid
         self.slabs = ReadStream(
             executor.engine,
@@ -415,34 +432,36 @@ class _ColumnPassRun:
                 self.writes.settle()
 
     def _run_slab(self, slab: int, source: Tensor) -> None:
-        grid = self.source.grid
-        columns = slice(slab * grid.slab_columns, slab * grid.slab_columns + grid.width(slab))
+        grid = self.target.grid
+        source_grid = self.source.grid
+        columns = slice(
+            slab * source_grid.slab_columns, slab * source_grid.slab_columns + source_grid.width(slab)
+        )
         out = source  # replaced at the first stretch of every block
         for stretch in self.order:
-            start, stop = stretch.row_start, stretch.row_stop
+            start, stop = stretch.row_start, min(self.item.rows, stretch.row_stop)
             block, first = divmod(start, grid.block_rows)
             if self.resident is not None:
                 out, first = self.resident[:, columns], start
             elif first == 0:
                 assert self.writes is not None
                 out = as_matrix(self.writes.slot(), self.target.dtype, grid.height(block), grid.width(slab))
-            self._pull_stretch(stretch, source, out[first : first + stop - start])
+            self._pull_stretch(stretch, stop, source, out[first : first + stop - start])
             if self.writes is not None and first + stop - start == grid.height(block):
                 span = self.target.block_span(slab, block)
                 self.writes.put(Request((span,), ((0, span.nbytes),)))
 
-    def _pull_stretch(self, stretch: Stretch, source: Tensor, out: Tensor) -> None:
-        """Pull the rows of one stretch into ``out``, tile by tile."""
+    def _pull_stretch(self, stretch: Stretch, row_stop: int, source: Tensor, out: Tensor) -> None:
+        """Pull the rows of one stretch, up to ``row_stop``, into ``out``, tile by tile."""
         indices = self.edges.take()
-        rows = self.executor.rows
-        offsets = rows.offsets[self.item.pull.direction]
+        direction = self.item.pull.direction
+        offsets = self.executor.rows.offsets[direction]
 
         def compute(start: int) -> None:
-            stop = min(stretch.row_stop, start + COLUMN_TILE_ROWS)
+            stop = min(row_stop, start + COLUMN_TILE_ROWS)
             part = indices[offsets[start] - stretch.edge_start : offsets[stop] - stretch.edge_start]
-            pulled = pull(source, part, relative_offsets(offsets, start, stop, part.dtype))
-            rows.add_self(pulled, source, start, stop)
+            pulled = self.executor.pull_rows(source, part, direction, start, stop)
             out[start - stretch.row_start : stop - stretch.row_start].copy_(pulled)
 
-        starts = range(stretch.row_start, stretch.row_stop, COLUMN_TILE_ROWS)
+        starts = range(stretch.row_start, row_stop, COLUMN_TILE_ROWS)
         self.executor.team.run(starts, compute, lambda _: None)

@@ -45,13 +45,14 @@ class GraphRows:
     self_N1: Tensor | None
 
     def add_self(self, pulled: Tensor, source: Tensor, start: int, stop: int) -> None:
-        """Add the self term of rows ``start:stop`` to ``pulled`` in place; ``source`` is the whole slab."""
-        if not self.self_term:
+        """Add the self term of rows ``start:stop`` to the first rows of ``pulled``; ``source`` is the whole slab."""
+        if not self.self_term or start >= stop:
             return
+        own = pulled[: stop - start]
         if self.self_N1 is None:
-            pulled.add_(source[start:stop])
+            own.add_(source[start:stop])
         else:
-            pulled.addcmul_(source[start:stop], self.self_N1[start:stop])
+            own.addcmul_(source[start:stop], self.self_N1[start:stop])
 
     def scale(self, start: int, stop: int) -> Tensor | None:
         """[rows, 1] factors after the sum, ``None`` for a plain sum."""

@@ -10,6 +10,9 @@ Shapes: R rows of the tile, I/O columns into/out of a layer, C classes. Matrices
     dp<k>, dm<k>     gradients of p<k> and of m<k>, the latter pulled over out-edges
     dz<k>            gradient of z<k>, kept only where dp<k> does not give it back
 
+Rows that cannot reach the loss are left out: what layer k gives is needed only within K - k hops of the rows
+that are scored, and rows lie in the order of that distance, so every stage runs over the first so many rows.
+
 The forward of layer k is one stage; so is the backward of everything that consumes z<k>: it draws h<k> again
 from z<k> (cheap and row-wise), so that no activation, mask or normalised copy is ever kept.
 """
@@ -42,6 +45,24 @@ class Tile:
     gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     loss: float = 0.0
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveRows:
+    """How many leading rows a stage must compute: element d is for what lies d hops before the scored rows.
+
+    ``training`` counts from the rows of the loss, ``scoring`` from those of any split; both have one element
+    more than the network has layers, and never shrink. Without an order by hops all are ``nodes``.
+    """
+
+    nodes: int
+    training: tuple[int, ...]
+    scoring: tuple[int, ...]
+
+    @classmethod
+    def everything(cls, nodes: int, depth: int) -> "ActiveRows":
+        """Nothing is left out."""
+        return cls(nodes, (nodes,) * (depth + 1), (nodes,) * (depth + 1))
 
 
 @dataclass(slots=True)
@@ -80,6 +101,7 @@ class StageBuilder:
         loss: LossFunction,
         train_rows: int,
         num_columns: dict[str, int],
+        active: ActiveRows,
         seed: int,
     ) -> None:
         self.network = network
@@ -87,6 +109,7 @@ class StageBuilder:
         self.loss_function = loss
         self.train_rows = train_rows
         self.columns = num_columns
+        self.active = active
         self.seed = seed
         self.epoch = 0
         self.loss_sum = 0.0
@@ -110,8 +133,9 @@ class StageBuilder:
         """What is computed once: t · A(s · x), where the first layer aggregates constant features."""
         if self.network.layer(1).order is not Order.AGGREGATED_ONCE:
             return []
-        copy = self._stage("scale x", loads=("x",), stores=("m1",))
-        sums = self._stage("aggregate x", pull=Pull("m1", "p1", Direction.IN), stores=("ax",))
+        n = self.active.nodes
+        copy = self._stage("scale x", n, loads=("x",), stores=("m1",))
+        sums = self._stage("aggregate x", n, pull=Pull("m1", "p1", Direction.IN), stores=("ax",))
         return [
             Step(copy, lambda tile: {"m1": self._before(self._value(tile, "x"), tile)}),
             Step(sums, lambda tile: {"ax": self._after(tile.inputs["p1"], tile)}),
@@ -144,7 +168,8 @@ class StageBuilder:
             h = self._activated(0, self._value(tile, "x"), tile, training=training)
             return {"m1": self._message(self.network.layer(1), h, tile)}
 
-        return [Step(self._stage("messages 1", loads=("x",), stores=("m1",)), compute)]
+        rows = self._rows(self.network.depth, training=training)
+        return [Step(self._stage("messages 1", rows, loads=("x",), stores=("m1",)), compute)]
 
     def _inputs(self, layer: Layer) -> tuple[tuple[str, ...], Pull | None]:
         """What the forward of ``layer`` loads and pulls."""
@@ -186,7 +211,8 @@ class StageBuilder:
             out[f"m{k + 1}"] = self._message(above, h, tile)
             return out
 
-        return Step(self._stage(f"forward {k}", loads=loads, pull=pull, stores=stores), compute)
+        rows = self._rows(self.network.depth - k, training=training)
+        return Step(self._stage(f"forward {k}", rows, loads=loads, pull=pull, stores=stores), compute)
 
     def _score(self) -> Step:
         layer = self.network.layer(self.network.depth)
@@ -204,7 +230,8 @@ class StageBuilder:
                 self.score_sink(tile.start, z)
             return {}
 
-        return Step(self._stage("score", loads=loads, pull=pull, stores=()), compute)
+        rows = self._rows(0, training=False)
+        return Step(self._stage("score", rows, loads=loads, pull=pull, stores=()), compute)
 
     # ---- loss and backward ------------------------------------------------------------------------------
 
@@ -228,7 +255,8 @@ class StageBuilder:
             return self._into_layer(layer, dz, q, tile)
 
         stores = self._gradient_stores(layer)
-        return Step(self._stage("loss", loads=loads, pull=pull, stores=stores, reverse=True), compute)
+        rows = self._rows(0, training=True)
+        return Step(self._stage("loss", rows, loads=loads, pull=pull, stores=stores, reverse=True), compute)
 
     def _backward(self, k: int) -> Step:
         """From the gradients of what layer k + 1 consumed to those of what layer k consumed."""
@@ -260,7 +288,8 @@ class StageBuilder:
             q = tile.inputs.get("ax" if layer.order is Order.AGGREGATED_ONCE else f"q{k}")
             return self._into_layer(layer, dz, q, tile)
 
-        spec = self._stage(f"backward {k}", loads=loads, pull=pull, stores=stores, reverse=True)
+        rows = self._rows(self.network.depth - k, training=True)
+        spec = self._stage(f"backward {k}", rows, loads=loads, pull=pull, stores=stores, reverse=True)
         return Step(spec, compute)
 
     def _through_consumers(self, above: Layer, dm: Tensor, h: Tensor, tile: Tile, *, need_input: bool) -> Tensor | None:
@@ -271,9 +300,11 @@ class StageBuilder:
             dh = dm @ above.weight.detach() if need_input else None
         if above.root is not None:
             dz = self._own_gradient(above, tile)
-            tile.gradients.append((above.root, dz.T @ h))
-            if dh is not None and need_input:
-                dh = torch.addmm(dh, dz, above.root.detach())
+            n = len(dz)  # rows beyond have no gradient of their own: nothing above needs their z
+            tile.gradients.append((above.root, dz.T @ h[:n]))
+            if dh is not None and need_input and n:
+                own = torch.addmm(dh[:n], dz, above.root.detach())
+                dh = torch.cat([own, dh[n:]]) if n < len(dh) else own
         return dh
 
     def _into_layer(self, layer: Layer, dz: Tensor, q: Tensor | None, tile: Tile) -> Tensors:
@@ -298,7 +329,7 @@ class StageBuilder:
         gradient = tile.inputs[self._gradient_name(layer)]
         if layer.order is Order.AGGREGATE_FIRST:
             return gradient
-        scale = self.rows.scale(tile.start, tile.stop)
+        scale = self.rows.scale(tile.start, tile.start + len(gradient))
         return gradient if scale is None else gradient / scale
 
     # ---- names and sizes ---------------------------------------------------------------------------------
@@ -321,9 +352,14 @@ class StageBuilder:
             case Order.TRANSFORM_FIRST:
                 return ()
 
+    def _rows(self, hops: int, *, training: bool) -> int:
+        """How many leading rows lie within ``hops`` of those that are trained or scored on."""
+        return (self.active.training if training else self.active.scoring)[hops]
+
     def _stage(
         self,
         name: str,
+        rows: int,
         *,
         loads: tuple[str, ...] = (),
         pull: Pull | None = None,
@@ -336,7 +372,7 @@ class StageBuilder:
         widths = [self.columns[name] for name in names]
         itemsize = max(4, torch.empty(0, dtype=self.network.dtype).element_size())
         widest = max([*widths, *(layer.out_columns for layer in self.network.layers)])
-        return Stage(name, loads, pull, stores, (2 * sum(widths) + 8 * widest) * itemsize, reverse)
+        return Stage(name, rows, loads, pull, stores, (2 * sum(widths) + 8 * widest) * itemsize, reverse)
 
     # ---- rows ----------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from ooc.train.graph import load_rows, rows_nbytes
 from ooc.train.lowering import Network, lower
 from ooc.train.record import EpochRecord
 from ooc.train.run import RunFolder
-from ooc.train.stages import LossFunction, StageBuilder, Step
+from ooc.train.stages import ActiveRows, LossFunction, StageBuilder, Step
 from ooc.train.workload import describe_workload, matrix_columns, zero_gradients
 
 OVERHEAD_BYTES = 500_000_000
@@ -299,6 +299,7 @@ def _plan(
         loss=loss,
         train_rows=store.split_sizes["train"],
         num_columns=matrix_columns(network, store),
+        active=ActiveRows.everything(store.num_nodes, network.depth),
         seed=seed,
     )
     workload = describe_workload(

@@ -45,20 +45,17 @@ def describe_workload(
     }
     columns = matrix_columns(network, store)
     itemsize = network.dtype.itemsize
-    used = {
-        name
-        for stages in programs.values()
-        for stage in stages
-        for name in (*stage.loads, *stage.stores, *((stage.pull.source,) if stage.pull else ()))
-    }
+    every = [stage for stages in programs.values() for stage in stages]
+    used = {n for s in every for n in (*s.loads, *s.stores, *((s.pull.source,) if s.pull else ()))}
+    height = {name: max(s.rows for s in every if name in s.stores) for s in every for name in s.stores}
     matrices = {}
     for name in sorted(used, key=_reading_order):
         if name in STORE_MATRICES:
             matrices[name] = Matrix(name, store.num_nodes, columns[name], store.array(name).itemsize, Kind.STORE)
         else:
             kind = Kind.CONSTANT if name == "ax" else Kind.SCRATCH
-            matrices[name] = Matrix(name, store.num_nodes, columns[name], itemsize, kind)
-    pulled = {s.pull.direction for stages in programs.values() for s in stages if s.pull}
+            matrices[name] = Matrix(name, height[name], columns[name], itemsize, kind)
+    pulled = {s.pull.direction for s in every if s.pull}
     parameters = sum(p.numel() for p in network.parameters)
     return Workload(
         rows=store.num_nodes,

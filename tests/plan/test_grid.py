@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks tile the matrix and its file; stretches tile the topology."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +29,7 @@ def test_blocks_cover_the_matrix_once_and_do_not_overlap_in_the_file(
             ranges.append((start, start + g.block_nbytes(slab, block)))
     assert sum(stop - start for start, stop in ranges) == rows * columns * itemsize
     ranges.sort()
-    assert all(a[1] <= b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
     assert ranges[-1][1] <= g.file_nbytes
 
 

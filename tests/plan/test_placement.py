@@ -10,11 +10,7 @@ from ooc.plan.workload import Fate
 lifetimes = st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted)
 demands = st.lists(
     st.tuples(st.sampled_from([Fate.DEVICE, Fate.HOST]), st.integers(1, 40_000), lifetimes), max_size=25
-).map(
-    lambda rows: [
-        Demand(str(i), tier, nbytes, first, last) for i, (tier, nbytes, (first, last)) in enumerate(rows)
-    ]
-)
+).map(lambda rows: [Demand(str(i), tier, nbytes, first, last) for i, (tier, nbytes, (first, last)) in enumerate(rows)])
 
 
 @given(demands)

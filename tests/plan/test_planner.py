@@ -23,14 +23,16 @@ def workload(rows: int = 40_000, width: int = 64, layers: int = 3, degree: int =
     for k in range(1, layers + 1):
         for name in (f"z{k}", f"m{k}", f"dp{k}"):
             matrices[name] = Matrix(name, rows, width, 4, Kind.SCRATCH)
-    forward.append(Stage("first", ("x",), None, ("z1", "m1"), 1000))
+    forward.append(Stage("first", rows, ("x",), None, ("z1", "m1"), 1000))
     for k in range(1, layers):
         pull = Pull(f"m{k}", f"p{k}", Direction.IN)
-        forward.append(Stage(f"forward {k}", (f"z{k}",), pull, (f"z{k + 1}", f"m{k + 1}"), 1000))
-    loss = Stage("loss", (f"z{layers}",), Pull(f"m{layers}", f"p{layers}", Direction.IN), (f"dp{layers}",), 1000, True)
+        forward.append(Stage(f"forward {k}", rows, (f"z{k}",), pull, (f"z{k + 1}", f"m{k + 1}"), 1000))
+    loss = Stage(
+        "loss", rows, (f"z{layers}",), Pull(f"m{layers}", f"p{layers}", Direction.IN), (f"dp{layers}",), 1000, True
+    )
     for k in range(layers - 1, 0, -1):
         pull = Pull(f"dp{k + 1}", f"dm{k + 1}", Direction.OUT)
-        backward.append(Stage(f"backward {k}", (f"z{k}",), pull, (f"dp{k}",), 1000, True))
+        backward.append(Stage(f"backward {k}", rows, (f"z{k}",), pull, (f"dp{k}",), 1000, True))
     return Workload(
         rows=rows,
         tile_rows=tile,
@@ -82,7 +84,9 @@ def test_one_byte_less_than_the_least_does_not_plan() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 4))
-def test_every_plan_keeps_its_budgets_and_passes_the_verifier(device_part: float, host_part: float, layers: int) -> None:
+def test_every_plan_keeps_its_budgets_and_passes_the_verifier(
+    device_part: float, host_part: float, layers: int
+) -> None:
     work = workload(layers=layers)
     device = int(2_000_000 + device_part**3 * 60_000_000)
     host = int(100_000 + host_part**3 * 60_000_000)
