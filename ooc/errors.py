@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one error tree. The command line prints any of these as one line and exits with code 2.
 
-    OocError
-    ├── OptionError    an option's value makes no sense
-    ├── SourceError    what is to be converted is missing, damaged or inconsistent
-    ├── StoreError     a converted store, or a file of it, cannot be used
-    ├── BudgetError    the work does not fit memory or disk as allowed
-    ├── ModelError     a model, loss or optimizer that cannot be run exactly
-    ├── SpillError     reading or writing scratch data failed
-    └── RunError       a run folder cannot be created, read or resumed
+OocError
+├── OptionError    an option's value makes no sense
+├── SourceError    what is to be converted is missing, damaged or inconsistent
+├── StoreError     a converted store, or a file of it, cannot be used
+├── BudgetError    the work does not fit memory or disk as allowed
+├── ModelError     a model, loss or optimizer that cannot be run exactly
+├── SpillError     reading or writing scratch data failed
+└── RunError       a run folder cannot be created, read or resumed
 """
 
 

@@ -434,9 +434,7 @@ class _ColumnPassRun:
     def _run_slab(self, slab: int, source: Tensor) -> None:
         grid = self.target.grid
         source_grid = self.source.grid
-        columns = slice(
-            slab * source_grid.slab_columns, slab * source_grid.slab_columns + source_grid.width(slab)
-        )
+        columns = slice(slab * source_grid.slab_columns, slab * source_grid.slab_columns + source_grid.width(slab))
         out = source  # replaced at the first stretch of every block
         for stretch in self.order:
             start, stop = stretch.row_start, min(self.item.rows, stretch.row_stop)

@@ -59,6 +59,35 @@ class GraphRows:
         return None if self.scale_N1 is None else self.scale_N1[start:stop]
 
 
+@dataclass(frozen=True, slots=True)
+class ActiveRows:
+    """How many leading rows a stage must compute: element d is for what lies d hops before the scored rows.
+
+    ``training`` counts from the rows of the loss, ``scoring`` from those of any split; both have one element
+    more than the network has layers, and never shrink. Every in-neighbour of the rows of one element is among
+    those of the next. Without an order by hops all are ``nodes``.
+    """
+
+    nodes: int
+    training: tuple[int, ...]
+    scoring: tuple[int, ...]
+
+    @classmethod
+    def everything(cls, nodes: int, depth: int) -> "ActiveRows":
+        """Nothing is left out."""
+        return cls(nodes, (nodes,) * (depth + 1), (nodes,) * (depth + 1))
+
+    @classmethod
+    def of_store(cls, store: Store, depth: int) -> "ActiveRows":
+        """What a store in hop order lets one leave out: its training rows come first, then the other scored ones,
+        then rows by their distance from any of these."""
+        hops = store.attributes.get("hops")
+        if store.attributes.get("order") != "hop" or not hops:
+            return cls.everything(store.num_nodes, depth)
+        scoring = tuple(int(hops[min(d, len(hops) - 1)]) for d in range(depth + 1))
+        return cls(store.num_nodes, (store.split_sizes["train"], *scoring[1:]), scoring)
+
+
 def directions(store: Store) -> tuple[Direction, ...]:
     """The distinct topologies of a store: an undirected one is its own transpose."""
     return (Direction.IN,) if store.undirected else (Direction.IN, Direction.OUT)

@@ -7,6 +7,7 @@
 Parameters are shared with the user's model, not copied. What cannot be run exactly is refused by name.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,8 +19,9 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.nn.norm import LayerNorm as GraphLayerNorm
 
 from ooc.errors import ModelError
+from ooc.plan.cost import aggregating_first_pays
 from ooc.train.dropout import keep_scale
-from ooc.train.graph import Scaling
+from ooc.train.graph import ActiveRows, Scaling
 
 ROWWISE_ACTIVATIONS = (
     nn.ReLU,
@@ -117,8 +119,22 @@ class Network:
         return self.input if index == 0 else self.layers[index - 1].activation
 
 
-def lower(model: nn.Module, *, num_features: int, num_classes: int, input_dropout: float) -> Network:
-    """The layers of ``model``, a PyG ``GCN`` or ``GraphSAGE``; ModelError names what cannot be run exactly."""
+def lower(
+    model: nn.Module,
+    *,
+    num_features: int,
+    num_classes: int,
+    input_dropout: float,
+    aggregate_once: bool,
+    active: Callable[[int], ActiveRows],
+    edges_per_row: float,
+) -> Network:
+    """The layers of ``model``, a PyG ``GCN`` or ``GraphSAGE``; ModelError names what cannot be run exactly.
+
+    ``aggregate_once``: whether A(X) may be computed once where the first layer aggregates constant features.
+    ``active`` gives the rows to be computed for a network of so many layers; with ``edges_per_row`` they decide
+    the order of product and sum in each layer.
+    """
     if type(model) not in (GCN, GraphSAGE):
         raise ModelError(
             f"model {type(model).__name__} is not supported; use torch_geometric.nn.models.GCN or GraphSAGE"
@@ -146,7 +162,18 @@ def lower(model: nn.Module, *, num_features: int, num_classes: int, input_dropou
     scalings = [_scaling(conv, index + 1) for index, conv in enumerate(model.convs)]
     if len(set(scalings)) != 1:
         raise ModelError("convolutions of one model must all aggregate in the same way")
-    layers = [_layer(model, i, constant_input=input_dropout == 0) for i in range(len(model.convs))]
+    rows = active(len(model.convs)).training[::-1]
+    layers = [
+        _layer(
+            model,
+            i,
+            once=i == 0 and aggregate_once and input_dropout == 0,
+            rows_before=rows[i],
+            rows_after=rows[i + 1],
+            edges_per_row=edges_per_row,
+        )
+        for i in range(len(model.convs))
+    ]
     if layers[0].in_columns != num_features:
         raise ModelError(f"the model takes {layers[0].in_columns} features, the store has {num_features}")
     if layers[-1].out_columns < num_classes:
@@ -160,7 +187,7 @@ def lower(model: nn.Module, *, num_features: int, num_classes: int, input_dropou
     )
 
 
-def _layer(model: BasicGNN, i: int, *, constant_input: bool) -> Layer:
+def _layer(model: BasicGNN, i: int, *, once: bool, rows_before: int, rows_after: int, edges_per_row: float) -> Layer:
     conv = model.convs[i]
     last = i == len(model.convs) - 1
     if isinstance(conv, GCNConv):
@@ -168,12 +195,18 @@ def _layer(model: BasicGNN, i: int, *, constant_input: bool) -> Layer:
     else:
         weight, bias = conv.lin_l.weight, conv.lin_l.bias
         root = conv.lin_r.weight if conv.root_weight else None
-    if i == 0 and constant_input:
+    if once:
         order = Order.AGGREGATED_ONCE
-    elif weight.shape[0] <= weight.shape[1]:
-        order = Order.TRANSFORM_FIRST
-    else:
+    elif aggregating_first_pays(
+        rows_before=rows_before,
+        rows_after=rows_after,
+        edges_per_row=edges_per_row,
+        in_columns=int(weight.shape[1]),
+        out_columns=int(weight.shape[0]),
+    ):
         order = Order.AGGREGATE_FIRST
+    else:
+        order = Order.TRANSFORM_FIRST
     activation = Activation(i + 1, (), 0.0) if last else _activation(model, i)
     return Layer(i + 1, order, weight, root, bias, activation)
 

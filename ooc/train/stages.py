@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.plan.workload import Direction, Pull, Stage
-from ooc.train.graph import GraphRows
+from ooc.train.graph import ActiveRows, GraphRows
 from ooc.train.lowering import Layer, Network, Order
 
 Tensors = dict[str, Tensor]
@@ -45,24 +45,6 @@ class Tile:
     gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     loss: float = 0.0
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ActiveRows:
-    """How many leading rows a stage must compute: element d is for what lies d hops before the scored rows.
-
-    ``training`` counts from the rows of the loss, ``scoring`` from those of any split; both have one element
-    more than the network has layers, and never shrink. Without an order by hops all are ``nodes``.
-    """
-
-    nodes: int
-    training: tuple[int, ...]
-    scoring: tuple[int, ...]
-
-    @classmethod
-    def everything(cls, nodes: int, depth: int) -> "ActiveRows":
-        """Nothing is left out."""
-        return cls(nodes, (nodes,) * (depth + 1), (nodes,) * (depth + 1))
 
 
 @dataclass(slots=True)

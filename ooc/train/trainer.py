@@ -7,6 +7,8 @@ allocated or written.
 
 import ctypes
 import time
+from collections.abc import Collection
+from enum import Enum
 from pathlib import Path
 from tempfile import gettempdir
 from types import TracebackType
@@ -25,11 +27,11 @@ from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store
 from ooc.train.evaluation import Evaluation
 from ooc.train.executor import Executor
-from ooc.train.graph import load_rows, rows_nbytes
+from ooc.train.graph import ActiveRows, load_rows, rows_nbytes
 from ooc.train.lowering import Network, lower
 from ooc.train.record import EpochRecord
 from ooc.train.run import RunFolder
-from ooc.train.stages import ActiveRows, LossFunction, StageBuilder, Step
+from ooc.train.stages import LossFunction, StageBuilder, Step
 from ooc.train.workload import describe_workload, matrix_columns, zero_gradients
 
 OVERHEAD_BYTES = 500_000_000
@@ -40,6 +42,15 @@ TILE_ROWS = 1024
 core's cache; it is also the unit in which gradients are summed, which makes results independent of block rows."""
 
 
+class Saving(Enum):
+    """Work that may be left out without changing any result."""
+
+    FIRST_AGGREGATION = "first aggregation once"
+    """A(X) of constant features is computed once instead of in every epoch."""
+    ACTIVE_ROWS = "active rows"
+    """In a store in hop order, only rows that can reach a scored row are computed."""
+
+
 class Trainer:
     """Trains ``model`` in place, exactly, on the whole graph in ``store``, within two memory budgets.
 
@@ -48,6 +59,7 @@ class Trainer:
     (default: the system's temporary folder); ``out`` a run folder. ``loss`` is cross-entropy.
     ``input_dropout`` drops features before the first layer. ``block_rows`` and ``slab_columns`` override the
     planner; neither they nor the budgets change any result. ``metric``: ``"accuracy"`` or ``"roc-auc"``.
+    ``threads`` compute tiles side by side (default: torch's number). ``savings`` are on unless left out.
 
     Raises ModelError for a model that cannot be run exactly, BudgetError with the least budgets that would do.
     A context manager; ``close`` frees arenas, threads and spill files.
@@ -73,6 +85,7 @@ class Trainer:
         slab_columns: int | None = None,
         tile_rows: int = TILE_ROWS,
         threads: int | None = None,
+        savings: Collection[Saving] = tuple(Saving),
     ) -> None:
         _check_device(device)
         _check_store(store, metric)
@@ -88,9 +101,17 @@ class Trainer:
         self._executor: Executor | None = None
         self._prepared = False
         self._run = out if isinstance(out, RunFolder) or out is None else RunFolder.create(out, {"seed": seed})
+        depth_rows = ActiveRows.of_store if Saving.ACTIVE_ROWS in savings else _all_rows
         self._network = lower(
-            model, num_features=store.num_features, num_classes=store.num_classes, input_dropout=input_dropout
+            model,
+            num_features=store.num_features,
+            num_classes=store.num_classes,
+            input_dropout=input_dropout,
+            aggregate_once=Saving.FIRST_AGGREGATION in savings,
+            active=lambda depth: depth_rows(store, depth),
+            edges_per_row=store.num_edges / store.num_nodes,
         )
+        active = depth_rows(store, self._network.depth)
         self.optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
         _check_optimizer(self.optimizer, model)
         limits = Limits(
@@ -102,6 +123,7 @@ class Trainer:
         self._builder, self.plan = _plan(
             self._network,
             store,
+            active,
             limits,
             tile_rows,
             _loss_function(loss),
@@ -276,6 +298,7 @@ class _Snapshot:
 def _plan(
     network: Network,
     store: Store,
+    active: ActiveRows,
     limits: Limits,
     tile_rows: int,
     loss: LossFunction,
@@ -299,7 +322,7 @@ def _plan(
         loss=loss,
         train_rows=store.split_sizes["train"],
         num_columns=matrix_columns(network, store),
-        active=ActiveRows.everything(store.num_nodes, network.depth),
+        active=active,
         seed=seed,
     )
     workload = describe_workload(
@@ -335,6 +358,10 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None
     own = {id(parameter) for parameter in model.parameters()}
     if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
         raise ModelError(f"optimizer {type(optimizer).__name__} holds parameters that are not the model's")
+
+
+def _all_rows(store: Store, depth: int) -> ActiveRows:
+    return ActiveRows.everything(store.num_nodes, depth)
 
 
 def _check_device(device: str) -> None:

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What things cost, relative to one another."""
+
+MULTIPLIES_PER_PULL = 32
+"""Multiply-adds of a dense product that take as long as pulling one value of one neighbour. Measured on two AVX-512
+cores: 0.21 ns a pulled value (10M edges, 128 columns), 0.0067 ns a multiply-add (500k × 128 × 128)."""
+PRODUCTS_PER_EPOCH = 3
+"""Dense products of a linear map: forward, for its input's gradient, and for its weight's."""
+PULLS_PER_EPOCH = 2
+"""Pulls of an aggregation: forward and backward."""
+
+
+def aggregating_first_pays(
+    *, rows_before: int, rows_after: int, edges_per_row: float, in_columns: int, out_columns: int
+) -> bool:
+    """Whether A(H) W beats A(H W) for a layer from ``rows_before`` active rows to ``rows_after``.
+
+    Aggregating first pulls the layer's input instead of its output, and multiplies only the rows that the
+    aggregation leaves.
+    """
+    product = PRODUCTS_PER_EPOCH * in_columns * out_columns
+    pulled_value = PULLS_PER_EPOCH * MULTIPLIES_PER_PULL * edges_per_row * rows_after
+    transform_first = rows_before * product + pulled_value * out_columns
+    aggregate_first = rows_after * product + pulled_value * in_columns
+    return aggregate_first < transform_first
