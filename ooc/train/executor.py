@@ -6,7 +6,7 @@ device arena ahead of time; ``_Input.tile`` views rows of that slot; the stage's
 that view as its operand. A resident matrix is viewed where it lies.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,11 +17,13 @@ from torch import Tensor
 
 from ooc.plan.grid import Stretch
 from ooc.plan.plan import COLUMN_TILE_ROWS, ColumnPass, Plan, RowPass
+from ooc.plan.schedule import row_block_nbytes
 from ooc.plan.workload import Direction, Fate, Kind
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.engine import Counters, DirectEngine
 from ooc.prefetch.spill import create_spill
 from ooc.prefetch.stream import ReadStream, Request, WriteStream
+from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.aggregate import pull, within
 from ooc.train.graph import GraphRows
@@ -45,9 +47,18 @@ class Executor:
     """Owns arenas, spill files and I/O threads of one trainer. ``close`` gives everything back."""
 
     def __init__(
-        self, plan: Plan, store: Store, rows: GraphRows, dtype: torch.dtype, spill_dir: Path, *, threads: int
+        self,
+        plan: Plan,
+        store: Store,
+        arrays: Mapping[str, Array],
+        rows: GraphRows,
+        dtype: torch.dtype,
+        spill_dir: Path,
+        *,
+        threads: int,
     ) -> None:
         self.plan = plan
+        self.arrays = arrays
         self.store = store
         self.rows = rows
         self.dtype = dtype
@@ -95,7 +106,7 @@ class Executor:
 
     def _matrix(self, name: str, spill_dir: Path) -> TieredMatrix:
         planned = self.plan.matrices[name]
-        array = self.store.array(name) if planned.matrix.kind is Kind.STORE else None
+        array = self.arrays[name] if planned.matrix.kind is Kind.STORE else None
         dtype = _TORCH[array.dtype.name] if array is not None else self.dtype
         matrix = TieredMatrix(name, planned, dtype, array)
         for buffer in self.plan.buffers.values():
@@ -142,6 +153,23 @@ class Executor:
         for span, (start, stop) in zip(request.spans, request.places, strict=True):
             self.engine.read([span], memory[start:stop]).wait()
         return memory
+
+    def read_rows(self, name: str) -> Iterator[Tensor]:
+        """A constant matrix, row block by row block, for those who want a copy of it. No pass may be running."""
+        matrix = self.matrices[name]
+        grid = matrix.grid
+        resident = matrix.resident_rows("")
+        memory = np.empty(row_block_nbytes(grid), dtype=np.uint8)
+        for block in range(grid.blocks):
+            start = block * grid.block_rows
+            if matrix.in_memory(block):
+                assert resident is not None
+                yield resident[start : start + grid.height(block)]
+                continue
+            request = matrix.request(block)
+            for span, (first, last) in zip(request.spans, request.places, strict=True):
+                self.engine.read([span], memory[first:last]).wait()
+            yield torch.cat(matrix.pieces(memory, block), dim=1)
 
     def stretches(self, direction: Direction, rows: int) -> list[Stretch]:
         """The stretches of topology that the first ``rows`` rows lie in."""

@@ -108,6 +108,11 @@ class Network:
     parameters: list[nn.Parameter]
 
     @property
+    def aggregates_once(self) -> bool:
+        """Whether the first layer works on A(X), the same in every epoch."""
+        return self.layers[0].order is Order.AGGREGATED_ONCE
+
+    @property
     def depth(self) -> int:
         return len(self.layers)
 

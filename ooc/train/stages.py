@@ -69,9 +69,9 @@ SPLITS = ("train", "valid", "test")
 class StageBuilder:
     """Makes the steps of the three programs of a network on a graph, and holds what they add up.
 
-    ``epoch`` keys the dropout masks; it is set before each run of the training program. Tiles are computed in any
-    order and on any thread, and only read what is here; ``commit`` adds their sums, in descending order of rows,
-    whatever the plan.
+    ``aggregated``: A(X) is there already. ``epoch`` keys the dropout masks; it is set before each run of the
+    training program. Tiles are computed in any order and on any thread, and only read what is here; ``commit``
+    adds their sums, in descending order of rows, whatever the plan.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class StageBuilder:
         loss: LossFunction,
         train_rows: int,
         num_columns: dict[str, int],
+        aggregated: bool,
         active: ActiveRows,
         seed: int,
     ) -> None:
@@ -91,6 +92,7 @@ class StageBuilder:
         self.loss_function = loss
         self.train_rows = train_rows
         self.columns = num_columns
+        self.aggregated = aggregated
         self.active = active
         self.seed = seed
         self.epoch = 0
@@ -113,7 +115,7 @@ class StageBuilder:
 
     def prepare(self) -> list[Step]:
         """What is computed once: t · A(s · x), where the first layer aggregates constant features."""
-        if self.network.layer(1).order is not Order.AGGREGATED_ONCE:
+        if self.aggregated or not self.network.aggregates_once:
             return []
         n = self.active.nodes
         copy = self._stage("scale x", n, loads=("x",), stores=("m1",))

@@ -19,20 +19,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
-from ooc.events import EpochFinished, Listener, TaskAdvanced, TaskFinished, TaskStarted, ignore
+from ooc.events import EpochFinished, Listener, Note, TaskAdvanced, TaskFinished, TaskStarted, ignore
 from ooc.plan import Limits, Plan, make_plan
 from ooc.plan.verifier import verify_plan
 from ooc.prefetch.spill import free_bytes
 from ooc.sizes import format_size, parse_size
+from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.evaluation import Evaluation
 from ooc.train.executor import Executor
+from ooc.train.first_aggregation import find_aggregation, keep_aggregation
 from ooc.train.graph import ActiveRows, load_rows, rows_nbytes
 from ooc.train.lowering import Network, lower
 from ooc.train.record import EpochRecord
 from ooc.train.run import RunFolder
 from ooc.train.stages import LossFunction, StageBuilder, Step
-from ooc.train.workload import describe_workload, matrix_columns, zero_gradients
+from ooc.train.workload import STORE_MATRICES, describe_workload, matrix_columns, zero_gradients
 
 OVERHEAD_BYTES = 500_000_000
 """Resident memory of the interpreter with torch and torch-geometric, besides the two budgets."""
@@ -120,9 +122,14 @@ class Trainer:
             block_rows=_checked_multiple(block_rows, tile_rows),
             slab_columns=_checked_positive(slab_columns, "slab columns"),
         )
+        self._arrays = {name: store.array(name) for name in STORE_MATRICES}
+        kept = find_aggregation(store, self._network.scaling, self._network.dtype)
+        if kept is not None and self._network.aggregates_once:
+            self._arrays["ax"] = kept
         self._builder, self.plan = _plan(
             self._network,
             store,
+            self._arrays,
             active,
             limits,
             tile_rows,
@@ -224,16 +231,25 @@ class Trainer:
             self._executor = Executor(
                 self.plan,
                 self.store,
+                self._arrays,
                 self._builder.rows,
                 self._network.dtype,
                 self.spill_dir,
                 threads=self._threads,
             )
         if not self._prepared:
-            with torch.no_grad():
-                self._run_program(self._executor, "prepare", self._builder.prepare())
+            self._prepare(self._executor)
             self._prepared = True
         return self._executor
+
+    def _prepare(self, executor: Executor) -> None:
+        """Compute the first aggregation, and keep it in the store for later runs."""
+        steps = self._builder.prepare()
+        if not steps:
+            return
+        self._run_program(executor, "prepare", steps)
+        if keep_aggregation(self.store, self._network.scaling, executor, "ax"):
+            self._listener(Note(f"the first aggregation is kept in {self.store.path} for later runs"))
 
     @torch.no_grad()
     def _run_program(self, executor: Executor, program: str, steps: list[Step]) -> None:
@@ -298,6 +314,7 @@ class _Snapshot:
 def _plan(
     network: Network,
     store: Store,
+    arrays: dict[str, Array],
     active: ActiveRows,
     limits: Limits,
     tile_rows: int,
@@ -322,11 +339,12 @@ def _plan(
         loss=loss,
         train_rows=store.split_sizes["train"],
         num_columns=matrix_columns(network, store),
+        aggregated="ax" in arrays,
         active=active,
         seed=seed,
     )
     workload = describe_workload(
-        network, builder, store, rows, tile_rows=tile_rows, fixed_host_bytes=fixed, threads=threads
+        network, builder, store, arrays, rows, tile_rows=tile_rows, fixed_host_bytes=fixed, threads=threads
     )
     plan = make_plan(workload, limits)
     verify_plan(plan)

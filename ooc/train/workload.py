@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a network on a graph asks of memory, as plain data for the planner."""
 
+from collections.abc import Mapping
+
 import torch
 
 from ooc.plan.workload import Direction, Kind, Matrix, Topology, Workload
+from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.graph import GraphRows
 from ooc.train.lowering import Network
@@ -28,6 +31,7 @@ def describe_workload(
     network: Network,
     builder: StageBuilder,
     store: Store,
+    arrays: Mapping[str, Array],
     rows: GraphRows,
     *,
     tile_rows: int,
@@ -50,8 +54,8 @@ def describe_workload(
     height = {name: max(s.rows for s in every if name in s.stores) for s in every for name in s.stores}
     matrices = {}
     for name in sorted(used, key=_reading_order):
-        if name in STORE_MATRICES:
-            matrices[name] = Matrix(name, store.num_nodes, columns[name], store.array(name).itemsize, Kind.STORE)
+        if name in arrays:
+            matrices[name] = Matrix(name, store.num_nodes, columns[name], arrays[name].itemsize, Kind.STORE)
         else:
             kind = Kind.CONSTANT if name == "ax" else Kind.SCRATCH
             matrices[name] = Matrix(name, height[name], columns[name], itemsize, kind)

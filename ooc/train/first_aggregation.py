@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""t · A(s · X), computed once and kept in the store under ``agg/`` for every later run.
+
+The array is stamped with checksums of all it depends on: features, in-edges and self-loops. One whose stamp
+does not fit is ignored and replaced. Written beside its place and renamed, so that a half-written one is never
+found; where the store cannot be written to, nothing is kept.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+
+import google_crc32c
+import numpy as np
+import torch
+
+from ooc.errors import StoreError
+from ooc.prefetch.spill import free_bytes
+from ooc.storage.array import Array, create_array, open_array
+from ooc.storage.store import Store, write_group
+from ooc.train.executor import Executor
+from ooc.train.graph import Scaling
+
+GROUP = "agg"
+_STAMP = "stamp.json"
+_FREE_SHARE = 2
+"""Free space asked for, in sizes of the array: a cache must not be what fills a disk."""
+
+
+def find_aggregation(store: Store, scaling: Scaling, dtype: torch.dtype) -> Array | None:
+    """The kept aggregation, [N, F] in ``dtype``, or None if there is none that fits the store as it is."""
+    name = _name(scaling, dtype)
+    try:
+        stamp = json.loads((store.path / name / _STAMP).read_text())
+        if stamp != _stamp(store):
+            return None
+        return open_array(store.path, name)
+    except (OSError, ValueError, StoreError):
+        return None
+
+
+def keep_aggregation(store: Store, scaling: Scaling, executor: Executor, matrix: str) -> bool:
+    """Write ``matrix`` of the executor, just computed, to the store. False where there is no room or no right to."""
+    dtype = executor.dtype
+    name = _name(scaling, dtype)
+    rows, columns = store.num_nodes, store.num_features
+    if free_bytes(store.path) < _FREE_SHARE * rows * columns * dtype.itemsize:
+        return False
+    temporary = f"{name}.partial-{os.getpid()}"
+    try:
+        write_group(store.path / GROUP, {})
+        with create_array(store.path, temporary, (rows, columns), str(dtype).removeprefix("torch.")) as writer:
+            for block in executor.read_rows(matrix):
+                writer.append(np.ascontiguousarray(block.numpy()))
+        (store.path / temporary / _STAMP).write_text(json.dumps(_stamp(store)))
+        shutil.rmtree(store.path / name, ignore_errors=True)
+        (store.path / temporary).rename(store.path / name)
+    except (OSError, StoreError):
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(store.path / temporary)
+    return True
+
+
+def _name(scaling: Scaling, dtype: torch.dtype) -> str:
+    return f"{GROUP}/{scaling.name.lower()}_{str(dtype).removeprefix('torch.')}"
+
+
+def _stamp(store: Store) -> dict[str, int]:
+    """A checksum over the chunk checksums of each array that the aggregation is made from."""
+    names = ["x", "in/indptr", "in/indices", *(["in/self_loops"] if store.num_self_loops else [])]
+    return {name: int(google_crc32c.value(store.array(name).checksums().tobytes())) for name in names}
