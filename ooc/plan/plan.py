@@ -74,13 +74,15 @@ COLUMN_TILE_ROWS = 2048
 class Plan:
     """Plain data. ``buffers`` maps ``pass/purpose/matrix`` or ``resident/matrix/program`` to a place in an arena.
 
-    ``scratch_bytes`` bounds the computation's temporaries, which lie beside the device arena and count like it.
+    ``recomputed`` matrices are never kept. ``scratch_bytes`` bounds the computation's temporaries, which lie beside
+    the device arena and count like it.
     """
 
     rows: int
     tile_rows: int
     block_rows: int
     matrices: dict[str, MatrixPlan]
+    recomputed: tuple[Matrix, ...]
     topologies: dict[Direction, Fate]
     stretches: dict[Direction, list[Stretch]]
     programs: dict[str, tuple[Pass, ...]]
@@ -109,6 +111,11 @@ class Plan:
         """Bytes written to the SSD in one training epoch."""
         return self.traffic["train"].write_bytes
 
+    @property
+    def ssd_bytes(self) -> int:
+        """Bytes moved to and from the SSD in one training epoch."""
+        return self.ssd_read_bytes + self.ssd_write_bytes
+
     def summary(self) -> list[dict[str, str | int]]:
         """One row a matrix, for a table: matrix, rows, columns, bytes, fate, resident (per cent), slabs."""
         table: list[dict[str, str | int]] = []
@@ -126,6 +133,18 @@ class Plan:
                     "fate": fate,
                     "resident": share,
                     "slabs": planned.grid.slabs,
+                }
+            )
+        for recomputed in self.recomputed:
+            table.append(
+                {
+                    "matrix": recomputed.name,
+                    "rows": recomputed.rows,
+                    "columns": recomputed.columns,
+                    "bytes": recomputed.nbytes,
+                    "fate": "recompute",
+                    "resident": 0,
+                    "slabs": 1,
                 }
             )
         for direction, tier in self.topologies.items():

@@ -77,6 +77,7 @@ def build_plan(
         tile_rows=workload.tile_rows,
         block_rows=choice.block_rows,
         matrices=matrices,
+        recomputed=workload.recomputed,
         topologies={d: choice.topologies.get(d, Fate.SSD) for d in workload.topologies},
         stretches=stretches,
         programs=programs,

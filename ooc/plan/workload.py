@@ -102,7 +102,7 @@ class Workload:
     ``programs`` are the stage sequences, in the order they may run: ``prepare`` once, then ``train`` and
     ``evaluate`` any number of times. ``fixed_host_bytes`` and ``fixed_device_bytes`` are always there
     (row offsets and scalings; parameters, their gradients and the optimizer's moments). ``threads`` tiles are
-    computed at once.
+    computed at once. ``recomputed`` matrices are drawn again wherever they are needed, and take no memory.
     """
 
     rows: int
@@ -114,3 +114,4 @@ class Workload:
     fixed_device_bytes: int
     pulled_itemsize: int
     threads: int
+    recomputed: tuple[Matrix, ...] = ()

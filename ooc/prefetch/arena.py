@@ -15,11 +15,12 @@ class Arena:
     """``nbytes`` of anonymous memory on huge pages; views of it are the buffers of a run.
 
     First touch of 4 KiB pages is an order of magnitude slower than of 2 MiB ones, hence the advice. Memory
-    that is never written to costs nothing.
+    that is never written to costs nothing. ``used_bytes`` is the end of the highest view given out so far.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
+        self.used_bytes = 0
         self._map: mmap.mmap | None = None
         if nbytes == 0:
             return
@@ -34,6 +35,7 @@ class Arena:
         """``nbytes`` from ``offset``, a multiple of 4 KiB; no copy."""
         if offset < 0 or offset + nbytes > self.nbytes or self._map is None:
             raise BudgetError(f"{nbytes} bytes at {offset} asked of an arena of {self.nbytes} bytes")
+        self.used_bytes = max(self.used_bytes, offset + nbytes)
         return np.frombuffer(self._map, dtype=np.uint8, count=nbytes, offset=offset)
 
     def close(self) -> None:

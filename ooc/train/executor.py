@@ -87,6 +87,15 @@ class Executor:
     def counters(self) -> Counters:
         return self.engine.counters
 
+    def peak_bytes(self, tier: Fate) -> int:
+        """What has been used of a budget so far: the arena's high-water mark, and what is admitted beside it."""
+        plan = self.plan
+        planned, arena = {
+            Fate.DEVICE: (plan.device_peak_bytes, plan.device_arena_bytes),
+            Fate.HOST: (plan.host_peak_bytes, plan.host_arena_bytes),
+        }[tier]
+        return planned - arena + self._arenas[tier].used_bytes
+
     def close(self) -> None:
         """End the threads, free the arenas and the spill files. May be called twice."""
         self._resources.close()

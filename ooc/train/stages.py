@@ -69,8 +69,9 @@ SPLITS = ("train", "valid", "test")
 class StageBuilder:
     """Makes the steps of the three programs of a network on a graph, and holds what they add up.
 
-    ``aggregated``: A(X) is there already. ``epoch`` keys the dropout masks; it is set before each run of the
-    training program. Tiles are computed in any order and on any thread, and only read what is here; ``commit``
+    ``aggregated``: A(X) is there already. ``recompute``: z1 is not kept but computed again from x and A(X), which
+    its readers mostly need anyway. ``epoch`` keys the dropout masks; it is set before each run of the training
+    program. Tiles are computed in any order and on any thread, and only read what is here; ``commit``
     adds their sums, in descending order of rows, whatever the plan.
     """
 
@@ -84,6 +85,7 @@ class StageBuilder:
         train_rows: int,
         num_columns: dict[str, int],
         aggregated: bool,
+        recompute: bool,
         active: ActiveRows,
         seed: int,
     ) -> None:
@@ -93,6 +95,7 @@ class StageBuilder:
         self.train_rows = train_rows
         self.columns = num_columns
         self.aggregated = aggregated
+        self.recompute = recompute and network.aggregates_once
         self.active = active
         self.seed = seed
         self.epoch = 0
@@ -158,7 +161,7 @@ class StageBuilder:
     def _inputs(self, layer: Layer) -> tuple[tuple[str, ...], Pull | None]:
         """What the forward of ``layer`` loads and pulls."""
         k = layer.index
-        loads = (_value_name(k - 1),) if layer.root is not None else ()
+        loads = self._value_inputs(k - 1) if layer.root is not None else ()
         if layer.order is Order.AGGREGATED_ONCE:
             return ("ax", *loads), None
         return loads, Pull(f"m{k}", f"p{k}", Direction.IN)
@@ -173,7 +176,7 @@ class StageBuilder:
             q = tile.inputs["ax"] if layer.order is Order.AGGREGATED_ONCE else self._after(tile.inputs[f"p{k}"], tile)
             z = q @ layer.weight.detach().T
         if layer.root is not None:
-            h = self._activated(k - 1, self._value(tile, _value_name(k - 1)), tile, training=training)
+            h = self._activated(k - 1, self._value_of(k - 1, tile, training=training), tile, training=training)
             z = torch.addmm(z, h, layer.root.detach().T)
         if layer.bias is not None:
             z = z + layer.bias.detach()
@@ -182,7 +185,7 @@ class StageBuilder:
     def _forward(self, k: int, *, training: bool) -> Step:
         layer, above = self.network.layer(k), self.network.layer(k + 1)
         loads, pull = self._inputs(layer)
-        keep_z = training or above.root is not None
+        keep_z = (training or above.root is not None) and not (k == 1 and self.recompute)
         keep_q = training and layer.order is Order.AGGREGATE_FIRST
         stores = ((f"z{k}",) if keep_z else ()) + ((f"q{k}",) if keep_q else ()) + (f"m{k + 1}",)
 
@@ -246,18 +249,18 @@ class StageBuilder:
         """From the gradients of what layer k + 1 consumed to those of what layer k consumed."""
         layer = self.network.layer(k) if k else None
         above = self.network.layer(k + 1)
-        value = _value_name(k)
-        loads: tuple[str, ...] = (value,)
+        loads = self._value_inputs(k)
         if above.root is not None:
             loads += (self._gradient_name(above),)
         if layer is not None:
             loads += self._weight_gradient_inputs(layer)
+        loads = tuple(dict.fromkeys(loads))
         pull = Pull(f"dp{k + 1}", f"dm{k + 1}", self.backward_direction)
         stores = self._gradient_stores(layer) if layer else ()
 
         def compute(tile: Tile) -> Tensors:
             dm = self._before(tile.inputs[pull.output], tile)
-            v = self._value(tile, value)
+            v = self._value_of(k, tile, training=True)
             activation = self.network.activation(k)
             with torch.enable_grad():
                 leaf = v.detach().requires_grad_()
@@ -360,6 +363,18 @@ class StageBuilder:
 
     # ---- rows ----------------------------------------------------------------------------------------------
 
+    def _value_inputs(self, k: int) -> tuple[str, ...]:
+        """What must be loaded to have the rows that h_k is drawn from."""
+        if k == 1 and self.recompute:
+            return self._inputs(self.network.layer(1))[0]
+        return (f"z{k}" if k else "x",)
+
+    def _value_of(self, k: int, tile: Tile, *, training: bool) -> Tensor:
+        """The rows that h_k is drawn from: x, or z_k, kept or computed again."""
+        if k == 1 and self.recompute:
+            return self._combine(self.network.layer(1), tile, training=training)[0]
+        return self._value(tile, f"z{k}" if k else "x")
+
     def _value(self, tile: Tile, name: str) -> Tensor:
         """Rows of x (in the store's dtype) or z, in the compute dtype."""
         return tile.inputs[name].to(self.network.dtype)
@@ -381,8 +396,3 @@ class StageBuilder:
         """t · p."""
         scale = self.rows.scale(tile.start, tile.stop)
         return p if scale is None else p * scale
-
-
-def _value_name(k: int) -> str:
-    """The saved matrix that h_k is drawn from."""
-    return f"z{k}" if k else "x"

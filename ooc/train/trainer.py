@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.events import EpochFinished, Listener, Note, TaskAdvanced, TaskFinished, TaskStarted, ignore
-from ooc.plan import Limits, Plan, make_plan
+from ooc.plan import Fate, Limits, Plan, make_plan
 from ooc.plan.verifier import verify_plan
 from ooc.prefetch.spill import free_bytes
 from ooc.sizes import format_size, parse_size
@@ -176,8 +176,8 @@ class Trainer:
                 eval_s=time.perf_counter() - trained if due else 0.0,
                 ssd_read_bytes=trained_io.read_bytes - before.read_bytes,
                 ssd_write_bytes=trained_io.write_bytes - before.write_bytes,
-                host_peak_bytes=self.plan.host_peak_bytes,
-                device_peak_bytes=self.plan.device_peak_bytes,
+                host_peak_bytes=executor.peak_bytes(Fate.HOST),
+                device_peak_bytes=executor.peak_bytes(Fate.DEVICE),
                 io_wait_s=_Snapshot(executor).wait_s - before.wait_s,
             )
             records.append(record)
@@ -332,21 +332,30 @@ def _plan(
             f"budget is {format_size(limits.host_bytes)}; give --host-budget {-(-fixed // 1000)}K"
         )
     rows = load_rows(store, network.scaling, network.dtype)
-    builder = StageBuilder(
-        network,
-        rows,
-        undirected=store.undirected,
-        loss=loss,
-        train_rows=store.split_sizes["train"],
-        num_columns=matrix_columns(network, store),
-        aggregated="ax" in arrays,
-        active=active,
-        seed=seed,
-    )
-    workload = describe_workload(
-        network, builder, store, arrays, rows, tile_rows=tile_rows, fixed_host_bytes=fixed, threads=threads
-    )
-    plan = make_plan(workload, limits)
+
+    def attempt(recompute: bool) -> tuple[StageBuilder, Plan]:
+        builder = StageBuilder(
+            network,
+            rows,
+            undirected=store.undirected,
+            loss=loss,
+            train_rows=store.split_sizes["train"],
+            num_columns=matrix_columns(network, store),
+            aggregated="ax" in arrays,
+            recompute=recompute,
+            active=active,
+            seed=seed,
+        )
+        workload = describe_workload(
+            network, builder, store, arrays, rows, tile_rows=tile_rows, fixed_host_bytes=fixed, threads=threads
+        )
+        return builder, make_plan(workload, limits)
+
+    builder, plan = attempt(False)
+    if plan.ssd_write_bytes and network.aggregates_once and network.depth > 1:
+        again = attempt(True)
+        if again[1].ssd_bytes < plan.ssd_bytes:
+            builder, plan = again
     verify_plan(plan)
     return builder, plan
 

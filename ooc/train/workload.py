@@ -71,7 +71,13 @@ def describe_workload(
         fixed_device_bytes=(4 + threads + 1) * parameters * itemsize,
         pulled_itemsize=itemsize,
         threads=threads,
+        recomputed=(_recomputed(network, builder),) if builder.recompute else (),
     )
+
+
+def _recomputed(network: Network, builder: StageBuilder) -> Matrix:
+    rows = builder.active.training[network.depth - 1]
+    return Matrix("z1", rows, network.layer(1).out_columns, network.dtype.itemsize, Kind.SCRATCH)
 
 
 def _topology(store: Store, rows: GraphRows, direction: Direction, tile_rows: int) -> Topology:

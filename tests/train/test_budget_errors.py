@@ -61,10 +61,10 @@ def test_the_least_that_is_named_does(store: Store, tmp_path: Path) -> None:
 
 def test_projected_peaks_are_an_upper_bound_and_not_absurd(store: Store, tmp_path: Path) -> None:
     """What was measured stays below what was planned, and above half of it."""
-    with make_trainer(MODEL, store, tmp_path, dtype=torch.float32, gpu_budget="400K", host_budget="400K") as trainer:
+    with make_trainer(MODEL, store, tmp_path, dtype=torch.float32, gpu_budget="600K", host_budget="400K") as trainer:
         last = trainer.fit(epochs=2)[-1]
         plan = trainer.plan
-    assert plan.device_peak_bytes // 2 <= last.device_peak_bytes <= plan.device_peak_bytes <= 400_000
+    assert plan.device_peak_bytes // 2 <= last.device_peak_bytes <= plan.device_peak_bytes <= 600_000
     assert plan.host_peak_bytes // 2 <= last.host_peak_bytes <= plan.host_peak_bytes <= 400_000
 
 
@@ -75,7 +75,7 @@ def test_a_full_disk_is_found_before_training(store: Store, tmp_path: Path, monk
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     (tmp_path / "spill").mkdir()
     before = contents(tmp_path)
-    small = {"gpu_budget": "400K", "host_budget": "100K"}
+    small = {"gpu_budget": "600K", "host_budget": "100K"}
     with (
         pytest.raises(BudgetError) as caught,
         make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **small) as trainer,
