@@ -20,7 +20,7 @@ from tests.graphs import GraphCase, random_data
 
 GRAPH = GraphCase(nodes=3000, edges=12000, features=30, self_loops=10)
 MODEL = ModelCase(kind="sage", layers=3, hidden=24, dropout=0.2, input_dropout=0.1)
-SMALL = {"gpu_budget": "700K", "host_budget": "100K"}
+SMALL = {"gpu_budget": "1100K", "host_budget": "100K", "tile_rows": 64}
 """Budgets under which matrices spill."""
 
 
