@@ -116,10 +116,11 @@ def _passes(
     source = matrices[stage.pull.source]
     if source.resident:
         return [RowPass(index, stage, stage.loads, stage.pull)]
+    planned = matrices.get(stage.pull.output)
     pulled = replace(
         source.matrix,
         name=stage.pull.output,
-        rows=stage.rows,
+        rows=max(stage.rows, planned.matrix.rows if planned else 0),
         itemsize=workload.pulled_itemsize,
         kind=Kind.SCRATCH,
     )

@@ -482,7 +482,7 @@ class _ColumnPassRun:
                 assert self.writes is not None
                 out = as_matrix(self.writes.slot(), self.target.dtype, grid.height(block), grid.width(slab))
             self._pull_stretch(stretch, stop, source, out[first : first + stop - start])
-            if self.writes is not None and first + stop - start == grid.height(block):
+            if self.writes is not None and stop == min(self.item.rows, (block + 1) * grid.block_rows):
                 span = self.target.block_span(slab, block)
                 self.writes.put(Request((span,), ((0, span.nbytes),)))
 

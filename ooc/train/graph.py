@@ -79,13 +79,14 @@ class ActiveRows:
 
     @classmethod
     def of_store(cls, store: Store, depth: int) -> "ActiveRows":
-        """What a store in hop order lets one leave out: its training rows come first, then the other scored ones,
-        then rows by their distance from any of these."""
-        hops = store.attributes.get("hops")
-        if store.attributes.get("order") != "hop" or not hops:
+        """What a store in hop order lets one leave out, by the counts it was written with."""
+        if store.attributes.get("order") != "hop":
             return cls.everything(store.num_nodes, depth)
-        scoring = tuple(int(hops[min(d, len(hops) - 1)]) for d in range(depth + 1))
-        return cls(store.num_nodes, (store.split_sizes["train"], *scoring[1:]), scoring)
+        training, scoring = (
+            tuple(int(counts[min(d, len(counts) - 1)]) for d in range(depth + 1))
+            for counts in (store.attributes["train_hops"], store.attributes["hops"])
+        )
+        return cls(store.num_nodes, training, scoring)
 
 
 def directions(store: Store) -> tuple[Direction, ...]:

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaving out what cannot reach the loss changes neither losses nor gradients nor scores."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+
+import ooc
+from ooc.storage.store import Store
+from ooc.train.trainer import Saving
+from tests.exactness.comparison import FLOOR, TOLERANCE, make_trainer, train_epoch
+from tests.exactness.reference import ModelCase, Reference, adam, disagreement
+from tests.graphs import GraphCase, random_data
+
+ALL, NONE = tuple(Saving), ()
+
+
+def in_hop_order(data: Data, folder: Path) -> tuple[Store, Data]:
+    """The store of ``data`` in hop order, and the same graph with its nodes in the store's order."""
+    folder.mkdir(exist_ok=True)
+    shutil.rmtree(folder / "graph.ooc", ignore_errors=True)
+    store = ooc.convert(data, folder / "graph.ooc", dtype="float64", order="hop")
+    perm = torch.from_numpy(store.array("perm").read())
+    place = torch.empty_like(perm)
+    place[perm] = torch.arange(len(perm))
+    rows = {name: data[name][perm] for name in ("x", "y", "train_mask", "val_mask", "test_mask")}
+    return store, Data(edge_index=place[data.edge_index], **rows)
+
+
+def assert_same_training(case: ModelCase, store: Store, data: Data, folder: Path, **options: object) -> None:
+    """Three epochs and an evaluation, against PyG on the whole graph."""
+    with make_trainer(case, store, folder, **options) as trainer:
+        reference = Reference(case, trainer.model, data, adam, 0)
+        for _ in range(3):
+            expected = reference.train()
+            difference, whose = disagreement(train_epoch(trainer), expected, floor=FLOOR[torch.float64])
+            assert difference <= TOLERANCE[torch.float64], f"{whose} differs by {difference:.1e}"
+        scores = trainer.evaluate()
+    expected_scores = reference.accuracies()
+    assert {name: scores[name] for name in expected_scores} == expected_scores
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    graph=st.builds(
+        GraphCase,
+        nodes=st.integers(5, 120),
+        edges=st.integers(0, 300),
+        undirected=st.booleans(),
+        self_loops=st.integers(0, 3),
+        isolated=st.integers(0, 4),
+        unlabelled=st.integers(0, 119),
+        train=st.sampled_from([0.01, 0.5, 1.0]),
+        seed=st.integers(0, 99),
+    ),
+    kind=st.sampled_from(["gcn", "sage"]),
+    layers=st.integers(1, 4),
+    hidden=st.sampled_from([3, 12]),
+    dropout=st.sampled_from([0.0, 0.4]),
+    input_dropout=st.sampled_from([0.0, 0.2]),
+    savings=st.sampled_from([ALL, NONE, (Saving.ACTIVE_ROWS,), (Saving.FIRST_AGGREGATION,)]),
+    plan=st.sampled_from([{}, {"slab_columns": 2}, {"slab_columns": 5, "block_rows": 16}]),
+)
+def test_savings_change_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+    graph: GraphCase,
+    kind: str,
+    layers: int,
+    hidden: int,
+    dropout: float,
+    input_dropout: float,
+    savings: tuple[Saving, ...],
+    plan: dict[str, int],
+) -> None:
+    """From one labelled node to all, directed and undirected, whatever is saved and however it is planned."""
+    folder = tmp_path_factory.mktemp("savings")
+    store, data = in_hop_order(random_data(graph), folder)
+    case = ModelCase(kind=kind, layers=layers, hidden=hidden, dropout=dropout, input_dropout=input_dropout)
+    assert_same_training(case, store, data, folder, savings=savings, **plan)
+
+
+def test_few_labels_leave_most_rows_out(tmp_path: Path) -> None:
+    """The stages of the last layers run over few rows, and measured traffic is what was planned."""
+    graph = GraphCase(nodes=1500, edges=3000, unlabelled=1480, seed=3)
+    store, data = in_hop_order(random_data(graph), tmp_path)
+    case = ModelCase(kind="sage", layers=3, hidden=8)
+    with make_trainer(case, store, tmp_path, savings=ALL, slab_columns=4) as trainer:
+        rows = {p.stage.name: p.stage.rows for p in trainer.plan.programs["train"] if hasattr(p, "stage")}
+        record = trainer.fit(epochs=1)[0]
+        assert record.ssd_read_bytes == trainer.plan.ssd_read_bytes > 0
+        assert record.ssd_write_bytes == trainer.plan.ssd_write_bytes > 0
+    assert rows["loss"] == store.split_sizes["train"]
+    assert rows["loss"] < rows["forward 2"] < rows["forward 1"] < store.num_nodes // 2
+    assert rows["backward 2"] == rows["forward 2"]
+    assert_same_training(case, store, data, tmp_path, savings=ALL)
+
+
+def test_the_first_aggregation_is_kept_and_used_until_the_store_changes(tmp_path: Path) -> None:
+    """A second trainer has nothing to prepare and gives the same losses; a stamp that does not fit is ignored."""
+    store, _ = in_hop_order(random_data(GraphCase(nodes=60)), tmp_path)
+    case = ModelCase(kind="gcn", layers=2, hidden=8)
+    with make_trainer(case, store, tmp_path) as trainer:
+        first = [record.loss for record in trainer.fit(epochs=2)]
+        assert trainer.plan.programs["prepare"]
+    kept = store.path / "agg" / "gcn_float64"
+    assert kept.is_dir()
+    with make_trainer(case, ooc.open(store.path), tmp_path) as trainer:
+        assert not trainer.plan.programs["prepare"]
+        assert [record.loss for record in trainer.fit(epochs=2)] == first
+    (kept / "stamp.json").write_text('{"x": 1}')
+    with make_trainer(case, ooc.open(store.path), tmp_path) as trainer:
+        assert trainer.plan.programs["prepare"]
+        assert [record.loss for record in trainer.fit(epochs=2)] == first
+    assert "1}" not in (kept / "stamp.json").read_text()
+    assert sorted(path.name for path in (store.path / "agg").iterdir()) == ["gcn_float64", "zarr.json"]
+
+
+def test_where_z1_would_spill_it_is_computed_again_to_the_same_bits(tmp_path: Path) -> None:
+    """The plan says so, nothing of it is written, and losses equal those with plenty of memory."""
+    store, _ = in_hop_order(random_data(GraphCase(nodes=3000, edges=9000, features=6)), tmp_path)
+    case = ModelCase(kind="sage", layers=2, hidden=64)
+    options = {"dtype": torch.float64, "tile_rows": 64}
+    with make_trainer(case, store, tmp_path, **options) as trainer:
+        assert "z1" in trainer.plan.matrices
+        plenty = [record.loss for record in trainer.fit(epochs=2)]
+    with make_trainer(case, store, tmp_path, gpu_budget="1400K", host_budget="200K", **options) as trainer:
+        assert [row["matrix"] for row in trainer.plan.summary() if row["fate"] == "recompute"] == ["z1"]
+        assert "z1" not in trainer.plan.matrices
+        assert [record.loss for record in trainer.fit(epochs=2)] == plenty
