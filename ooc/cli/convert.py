@@ -34,6 +34,13 @@ from ooc.sizes import format_size
     metavar="COLUMN|random[:SEED]",
     help="Which of several splits, counted from 0, or a random one. [default: the source's only or first]",
 )
+@click.option(
+    "--order",
+    type=click.Choice(["hop", "none"]),
+    default="none",
+    show_default=True,
+    help="How rows lie in the store: by their distance from the scored nodes, or as in SOURCE. Ids stay as they are.",
+)
 @click.option("--host-budget", type=SIZE, help="RAM to work in. [default: half of what is free]")
 @click.option("--force", is_flag=True, help="Replace OUT when it exists.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
@@ -46,6 +53,7 @@ def command(
     self_loops: bool,
     dtype: str,
     split: str | None,
+    order: str,
     host_budget: int | None,
     force: bool,
     quiet: bool,
@@ -56,7 +64,7 @@ def command(
     synthetic:nodes=…,edges=…,features=…,classes=…[,labelled=1.0][,train=0.5][,directed=1][,seed=0].
     """
     from ooc.cli.memory import available_memory_bytes
-    from ooc.conversion import convert
+    from ooc.conversion.conversion import convert
 
     with Reporter(quiet=quiet) as reporter:
         store = convert(
@@ -68,6 +76,7 @@ def command(
             self_loops=self_loops,
             dtype=dtype,
             split=split,
+            order=order,
             host_budget=host_budget if host_budget is not None else available_memory_bytes() // 2,
             force=force,
             listener=reporter,

@@ -12,6 +12,9 @@ from ooc.sizes import format_size
 if TYPE_CHECKING:
     from ooc.storage.store import Store
 
+_MOST_SHOWN = 12
+"""Entries of a list on its line; JSON has all."""
+
 
 @click.command(short_help="Show what a store holds.")
 @click.argument("store", type=click.Path(path_type=Path))
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 def command(store: Path, as_json: bool) -> None:
     """Show what STORE holds: nodes, edges, features, classes, splits, size, where it came from.
 
-    Edges are counted as stored: an undirected graph's in both directions.
+    Edges are counted as stored: an undirected graph's in both directions. Where rows are in hop order,
+    hops tells how many can reach a scored row within 0, 1, 2, … steps, train_hops in how many those lie
+    that can reach a training row.
     """
     from ooc.storage.store import open_store
 
@@ -33,7 +38,7 @@ def command(store: Path, as_json: bool) -> None:
 
 def describe(store: "Store") -> dict[str, Any]:
     """Everything that is known of the store without reading its arrays' contents."""
-    return {
+    facts = {
         "name": store.name,
         "path": str(store.path),
         "num_nodes": store.num_nodes,
@@ -45,8 +50,13 @@ def describe(store: "Store") -> dict[str, Any]:
         "dtype": str(store.array("x").dtype),
         "split_sizes": dict(store.split_sizes),
         "bytes": store.nbytes,
-        "source": store.source,
+        "order": store.attributes["order"],
     }
+    for name in ("hops", "train_hops"):
+        if name in store.attributes:
+            facts[name] = store.attributes[name]
+    facts["source"] = store.source
+    return facts
 
 
 def _readable(name: str, value: Any) -> str:
@@ -57,6 +67,9 @@ def _readable(name: str, value: Any) -> str:
             return f"{format_size(value)} ({value:,} bytes)"
         case int():
             return f"{value:,}"
+        case list():
+            shown = [_readable("", item) for item in value[:_MOST_SHOWN]] + ["…"] * (len(value) > _MOST_SHOWN)
+            return "  ".join(shown)
         case dict():
             return ", ".join(f"{key} {_readable('', item)}" for key, item in value.items())
         case _:

@@ -67,7 +67,9 @@ def write_topology(
                 blocks = with_self_loops(blocks, form)
             most = keys + (source.num_nodes if self_loops else 0)
             task = f"writing {direction}-edges"
-            written[direction] = _write(store, direction, form, blocks, most=most, task=task, listener=listener)
+            written[direction] = write_direction(
+                store, direction, form, blocks, most=most, task=task, listener=listener
+            )
     finally:
         for sorter in sorters.values():
             sorter.close()
@@ -108,7 +110,7 @@ def _check(block: EdgeBlock, before: int, nodes: int) -> None:
             raise SourceError(f"edge {before + bad} ({edge}) leaves the graph: its nodes are 0 to {nodes - 1}")
 
 
-def _write(
+def write_direction(
     store: Path,
     direction: str,
     form: KeyForm,
@@ -118,6 +120,7 @@ def _write(
     task: str,
     listener: Listener,
 ) -> CsrWriter:
+    """Write ascending ``blocks`` of at most ``most`` keys as the arrays of ``direction``; the closed writer."""
     writer = CsrWriter(store, direction, form, most_edges=most)
     done = 0
     listener(TaskStarted(task, most, "edges"))

@@ -201,12 +201,7 @@ class ArrayWriter:
         if self._descriptor is not None:
             self._write(np.zeros((array.padded_rows - self.rows) * array.row_bytes, dtype=np.uint8))
             self._finish_chunk()
-        sums = np.array(self._checksums, dtype="<u4")
-        try:
-            (array.path / CHECKSUM_FILE).write_bytes(sums.tobytes())
-            (array.path / METADATA_FILE).write_text(json.dumps(_metadata(array), indent=2))
-        except OSError as error:
-            raise _refused(array.path, error) from error
+        write_metadata(array, np.array(self._checksums, dtype="<u4"))
         return array
 
     def abandon(self) -> None:
@@ -238,7 +233,7 @@ class ArrayWriter:
             while done < len(data):
                 done += os.write(self._descriptor, data[done:].data)
         except OSError as error:
-            raise _refused(path, error) from error
+            raise refused(path, error) from error
 
     def _finish_chunk(self) -> None:
         self.abandon()
@@ -263,7 +258,7 @@ def create_array(
     try:
         path.mkdir(parents=True)
     except OSError as error:
-        raise _refused(path, error) from error
+        raise refused(path, error) from error
     return ArrayWriter(Array(name, path, shape, chunks, kind.newbyteorder("<").str))
 
 
@@ -284,6 +279,15 @@ def open_array(group_path: Path, name: str) -> Array:
     return array
 
 
+def write_metadata(array: Array, checksums: npt.NDArray[np.uint32]) -> None:
+    """Make ``array``, whose chunk files are complete, one that can be opened. StoreError where the disk refuses."""
+    try:
+        (array.path / CHECKSUM_FILE).write_bytes(checksums.astype("<u4").tobytes())
+        (array.path / METADATA_FILE).write_text(json.dumps(_metadata(array), indent=2))
+    except OSError as error:
+        raise refused(array.path, error) from error
+
+
 def _metadata(array: Array) -> dict[str, Any]:
     return {
         "zarr_format": 3,
@@ -299,5 +303,6 @@ def _metadata(array: Array) -> dict[str, Any]:
     }
 
 
-def _refused(path: Path, error: OSError) -> StoreError:
+def refused(path: Path, error: OSError) -> StoreError:
+    """The error that says that ``path`` cannot be written."""
     return StoreError(f"{path} cannot be written: {error.strerror or error}")

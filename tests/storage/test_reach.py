@@ -28,7 +28,7 @@ def _searched(edges: np.ndarray, seeds: np.ndarray, depth: int) -> list[np.ndarr
     return sets
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     nodes=st.integers(1, 40),
     edges=st.integers(0, 90),

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc reorder``: a store's rows in another order."""
+
+from pathlib import Path
+
+import click
+
+from ooc.cli.options import SIZE
+from ooc.cli.progress import Reporter, format_count
+from ooc.sizes import format_size
+
+
+@click.command(short_help="Put a store's rows in hop order.")
+@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("out", required=False, type=click.Path(path_type=Path))
+@click.option("--order", type=click.Choice(["hop"]), default="hop", show_default=True, help="The order.")
+@click.option("--host-budget", type=SIZE, help="RAM to work in. [default: half of what is free]")
+@click.option("--force", is_flag=True, help="Replace OUT when it exists.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+def command(store: Path, out: Path | None, order: str, host_budget: int | None, force: bool, quiet: bool) -> None:
+    """Write STORE to OUT, or anew in its place, with the rows sorted by their distance from the scored nodes.
+
+    Training then touches only the first rows of each array where few nodes can reach the loss. The graph,
+    the results and the ids that are shown stay the same.
+    """
+    from ooc.cli.memory import available_memory_bytes
+    from ooc.conversion.reorder import reorder
+
+    with Reporter(quiet=quiet) as reporter:
+        written = reorder(
+            store,
+            out,
+            order=order,
+            host_budget=host_budget if host_budget is not None else available_memory_bytes() // 2,
+            force=force,
+            listener=reporter,
+        )
+    if not quiet:
+        shares = [f"{rows / written.num_nodes:.3g}" for rows in written.attributes["hops"][:4]]
+        counts = [format_count(written.num_nodes, "nodes"), format_count(written.num_edges, "edges")]
+        click.echo(f"{written.path}: {', '.join(counts)}, {format_size(written.nbytes)}")
+        click.echo(f"rows within 0, 1, 2, … steps of the scored ones: {', '.join(shares)} of all")

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which order a store's rows lie.
+
+Hop order sorts them by the number of steps, backwards over in-edges, from the nodes that are scored (those of
+any split); of those equally far the ones first that are no further from a training node; then by where they
+were. So the rows that reach a scored one within d steps are the first ``hops[d]`` rows of every array; the first ``train_hops[d]`` rows hold all that reach a training row within d
+steps, and besides only rows that are less than d steps from another scored one.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc.errors import OptionError
+from ooc.events import Listener
+from ooc.storage.reach import farthest_of, nearest
+from ooc.storage.store import SPLITS, Store
+
+MOST_HOPS = 126
+"""Rows further away than this count as never reached; for deeper models than that, all rows are active."""
+
+_KEYS = 256
+_ROWS = 1 << 17
+
+Places = npt.NDArray[np.signedinteger[Any]]
+
+
+class Order(StrEnum):
+    """``none``: as in the source."""
+
+    NONE = "none"
+    HOP = "hop"
+
+
+def parse_order(text: str) -> Order:
+    """The order called ``text``; OptionError for any other word."""
+    try:
+        return Order(text)
+    except ValueError as error:
+        raise OptionError(f"order {text!r} is not one of {', '.join(Order)}") from error
+
+
+@dataclass(frozen=True)
+class HopOrder:
+    """``places`` [N]: where each row goes; and how many of the first rows are active.
+
+    ``hops[d]``: the rows within d steps of a scored row, exactly. ``train_hops[d]``: rows that hold all within
+    d steps of a training row, at most ``hops[d]``. All in-neighbours of the first ``hops[d]`` rows are among the
+    first ``hops[d + 1]``, and likewise for ``train_hops``. The last elements hold for any more steps.
+    """
+
+    places: Places
+    hops: tuple[int, ...]
+    train_hops: tuple[int, ...]
+
+
+def order_bytes(num_nodes: int) -> int:
+    """The most that :func:`hop_order` takes, and more than its result: places, keys and, before the places, two masks."""
+    return num_nodes * (_place_type(num_nodes).itemsize + 2)
+
+
+def hop_order(store: Store, listener: Listener) -> HopOrder:
+    """The hop order of ``store``, its edges read in streams."""
+    masks = [store.array("split/train").read(), _in_a_split(store)]
+    keys = nearest(store, masks, MOST_HOPS, listener)  # 2 d, or 2 d + 1 where no training row is so near
+    del masks
+    counts = np.zeros(_KEYS, dtype=np.int64)
+    for start in range(0, store.num_nodes, _ROWS):
+        counts += np.bincount(keys[start : start + _ROWS], minlength=_KEYS)
+    hops, train_hops = _active(counts, farthest_of(keys) // 2)
+    places = np.empty(store.num_nodes, dtype=_place_type(store.num_nodes))
+    following = np.cumsum(counts) - counts  # The place of the next row of each key.
+    for start in range(0, store.num_nodes, _ROWS):
+        block = keys[start : start + _ROWS]
+        order = np.argsort(block, kind="stable")
+        here = np.bincount(block, minlength=_KEYS)
+        # In key order, the i-th row of the block is the (i - rows before its key)-th of its key.
+        shift = (following - (np.cumsum(here) - here))[block[order]]
+        places[start + order] = shift + np.arange(len(order))
+        following += here
+    return HopOrder(places, hops, train_hops)
+
+
+def _active(counts: npt.NDArray[np.int64], farthest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """``(hops, train_hops)`` from the rows of each key."""
+    shells = counts[: 2 * (farthest + 1)].reshape(-1, 2)
+    hops = np.cumsum(shells.sum(axis=1)).tolist()
+    train_hops = [before + int(count) for before, count in zip([0, *hops[:-1]], shells[:, 0], strict=True)]
+    # Other rows of the last shell may be further from the training rows than that.
+    train_hops += [hops[-1]] * (train_hops[-1] < hops[-1])
+    if farthest == MOST_HOPS:  # The search ended there; further rows were not looked for.
+        hops.append(int(counts.sum()))
+        train_hops.append(hops[-1])
+    return tuple(hops), tuple(train_hops)
+
+
+def _place_type(num_nodes: int) -> np.dtype[Any]:
+    return np.dtype(np.int32 if num_nodes <= 2**31 else np.int64)
+
+
+def _in_a_split(store: Store) -> npt.NDArray[np.bool_]:
+    member = store.array(f"split/{SPLITS[0]}").read()
+    for split in SPLITS[1:]:
+        for start, rows in store.array(f"split/{split}").blocks(_ROWS):
+            member[start : start + len(rows)] |= rows
+    return member

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From which rows can a row be reached? Breadth first, backwards over in-edges, the edges left on disk.
+
+Layer K of a GNN computes the rows that are scored, layer K-1 their in-neighbours too, and so on: what
+lies further away cannot reach the loss. Each row's in-edges are read at most once, when it is newly
+reached; memory is a byte a node besides a few megabytes (and a byte a node for each set handed out).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc.errors import StoreError
+from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted, ignore
+from ooc.storage.array import Array
+from ooc.storage.store import Store
+
+Mask = npt.NDArray[np.bool_]
+Hops = npt.NDArray[np.unsignedinteger[Any]]
+Ids = npt.NDArray[np.int64]
+
+_ROWS = 1 << 17
+_EDGES = 1 << 19
+_GAP_EDGES = 1 << 15
+"""Edges of rows not wanted that are read along rather than skipped: a read costs about as much as 128 KiB."""
+
+
+def reach(store: Store, seeds: Mask, depth: int, listener: Listener = ignore) -> list[Mask]:
+    """Element d, ``[N]``: the rows within d steps backwards over in-edges of the ``seeds`` ``[N]``, these included.
+
+    ``depth + 1`` elements; where nothing is new any more, the last set is repeated (the same array).
+    """
+    hops = distances(store, seeds, depth, listener)
+    farthest = farthest_of(hops)
+    sets = [hops <= hop for hop in range(min(depth, farthest) + 1)]
+    return sets + sets[-1:] * (depth - farthest)
+
+
+def distances(store: Store, seeds: Mask, most: int, listener: Listener = ignore) -> Hops:
+    """Steps backwards over in-edges from the nearest of the ``seeds``, ``[N]``, in the smallest unsigned type.
+
+    Rows that are more than ``most`` steps away, or cannot be reached, have the type's largest value.
+    """
+    return nearest(store, [seeds], most, listener)
+
+
+def nearest(store: Store, seeds: Sequence[Mask], most: int, listener: Listener = ignore) -> Hops:
+    """How far, and which: ``d * len(seeds) + k`` for rows d steps from the nearest row of all the ``seeds``,
+    k being the first of these masks, each ``[N]``, that has a row so near.
+
+    ``[N]``, in the smallest unsigned type; its largest value for rows more than ``most`` steps away.
+    """
+    if any(mask.shape != (store.num_nodes,) for mask in seeds) or most < 0:
+        raise ValueError(f"seeds of shapes {[mask.shape for mask in seeds]}, {most} steps, {store.num_nodes} rows")
+    kinds = len(seeds)
+    type_ = np.min_scalar_type(kinds * (most + 1))
+    unreached = np.iinfo(type_).max
+    found: Hops = np.full(store.num_nodes, unreached, dtype=type_)
+    for kind in reversed(range(kinds)):
+        found[seeds[kind]] = kind
+    indptr, indices = store.topology("in")
+    task, done = "following in-edges", 0
+    listener(TaskStarted(task, store.num_edges, "edges"))
+    reached = _count(found, 0, kinds)
+    for hop in range(1, most + 1):
+        if reached == store.num_nodes:
+            break
+        for kind in range(kinds):  # The first mask's rows come first, and what they reach stays theirs.
+            value = kinds * hop + kind
+            for sources in _sources(indptr, indices, found, value - kinds):
+                found[sources[found.take(sources) == unreached]] = value
+                done += len(sources)
+                listener(TaskAdvanced(task, done))
+        newly = _count(found, kinds * hop, kinds * (hop + 1))
+        if not newly:
+            break
+        reached += newly
+    listener(TaskAdvanced(task, store.num_edges))
+    listener(TaskFinished(task))
+    return found
+
+
+def farthest_of(hops: Hops) -> int:
+    """The largest distance in ``hops`` but for rows not reached; 0 where there is none."""
+    return int(hops.max(where=hops != np.iinfo(hops.dtype).max, initial=0))
+
+
+def check_range(array: Array, entries: npt.NDArray[np.integer[Any]], rows: int) -> None:
+    """StoreError where ``entries`` of a topology are no rows of the store: they would be used as offsets."""
+    if len(entries) and (int(entries.min()) < 0 or int(entries.max()) >= rows):
+        raise StoreError(f"{array.name}: there are indices outside 0 to {rows - 1} (ooc verify finds more)")
+
+
+def _count(found: Hops, low: int, high: int) -> int:
+    blocks = (found[start : start + _ROWS] for start in range(0, len(found), _ROWS))
+    return sum(int(np.count_nonzero((block >= low) & (block < high))) for block in blocks)
+
+
+def _sources(indptr: Array, indices: Array, found: Hops, value: int) -> Iterator[npt.NDArray[np.integer[Any]]]:
+    """The sources of all in-edges of the rows that were found as ``value``, in pieces."""
+    for start in range(0, len(found), _ROWS):
+        wanted = found[start : start + _ROWS] == value
+        here = np.flatnonzero(wanted)
+        if not len(here):
+            continue
+        first, last = int(here[0]), int(here[-1])
+        offsets: Ids = indptr.read(start + first, start + last + 2)
+        yield from _pieces(wanted[first : last + 1], offsets, indices, len(found))
+
+
+def _pieces(wanted: Mask, offsets: Ids, indices: Array, rows_in_all: int) -> Iterator[npt.NDArray[np.integer[Any]]]:
+    """Entries of the ``wanted`` rows ``[n]``, which lie between the ``offsets`` ``[n + 1]``."""
+    rows = np.flatnonzero(wanted & (offsets[1:] > offsets[:-1]))
+    if not len(rows):
+        return
+    borders = np.flatnonzero(offsets[rows[1:]] - offsets[rows[:-1] + 1] > _GAP_EDGES) + 1
+    for run in np.split(rows, borders):
+        first, stop = int(run[0]), int(run[-1]) + 1
+        bounds, dense = offsets[first : stop + 1], len(run) == stop - first
+        for low in range(int(bounds[0]), int(bounds[-1]), _EDGES):
+            high = min(low + _EDGES, int(bounds[-1]))
+            entries = indices.read(low, high)
+            check_range(indices, entries, rows_in_all)
+            if dense:
+                yield entries
+            else:
+                # Only the rows that have entries here: a long run would otherwise be gone through for each piece.
+                begin = int(np.searchsorted(bounds, low, side="right")) - 1
+                end = int(np.searchsorted(bounds, high, side="left"))
+                ends = np.clip(bounds[begin : end + 1], low, high)
+                yield entries[np.repeat(wanted[first + begin : first + end], ends[1:] - ends[:-1])]
