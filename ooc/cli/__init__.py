@@ -18,7 +18,7 @@ import click
 from ooc import __version__
 from ooc.errors import OocError
 
-COMMANDS = ("convert", "info", "verify", "train")
+COMMANDS = ("convert", "reorder", "info", "verify", "train", "doctor")
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch_geometric.nn.models import GCN, GraphSAGE
 
+from ooc.cli.memory import available_memory_bytes
 from ooc.cli.settings import TrainSettings
+from ooc.errors import BudgetError
+from ooc.sizes import format_size
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
@@ -24,6 +27,22 @@ _NORMS: dict[str, dict[str, Any]] = {
 def build_model(settings: TrainSettings, store: "Store") -> torch.nn.Module:
     """A freshly initialised PyG model for the store's features and classes, the same for the same seed."""
     torch.manual_seed(settings.seed)
+    return _model(settings, store)
+
+
+def admit_parameters(settings: TrainSettings, store: "Store") -> None:
+    """Raise BudgetError when memory cannot hold the weights, without which no budget can be planned for."""
+    with torch.device("meta"):
+        nbytes = sum(parameter.nbytes for parameter in _model(settings, store).parameters())
+    free = available_memory_bytes()
+    if nbytes > free:
+        raise BudgetError(
+            f"the weights of {settings.layers} layers, {settings.hidden} wide, need {format_size(nbytes)}, "
+            f"{format_size(free)} are free; give a smaller --hidden or fewer --layers"
+        )
+
+
+def _model(settings: TrainSettings, store: "Store") -> torch.nn.Module:
     model = _MODELS[settings.model](
         in_channels=store.num_features,
         hidden_channels=settings.hidden,

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from ooc import __version__
 from ooc.cli import EXIT_INTERRUPTED
-from ooc.cli.options import COUNT, COUNT_OR_ZERO, NON_NEGATIVE, POSITIVE, PROBABILITY, SIZE
+from ooc.cli.options import COUNT, COUNT_OR_ZERO, NON_NEGATIVE, POSITIVE, PROBABILITY, SIZE, WIDTH
 from ooc.cli.progress import Reporter
 from ooc.cli.settings import CHANGEABLE, TrainSettings, budgets, next_run, only_store
 from ooc.errors import OptionError, RunError
@@ -35,7 +35,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
     options = [
         option("--model", type=choice(["gcn", "sage"]), default="gcn", help="GCN or GraphSAGE (mean)."),
         option("--layers", type=COUNT, default=3, help="Convolutions."),
-        option("--hidden", type=COUNT, default=128, help="Width of the hidden layers."),
+        option("--hidden", type=WIDTH, default=128, help="Width of the hidden layers."),
         option("--dropout", type=PROBABILITY, default=0.5, help="On every hidden layer."),
         option("--input-dropout", type=PROBABILITY, default=0.0, help="On the features."),
         option(
@@ -147,7 +147,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     import torch
     from rich.console import Console
 
-    from ooc.cli.models import build_model, build_optimizer
+    from ooc.cli.models import admit_parameters, build_model, build_optimizer
     from ooc.cli.tables import print_outcome, print_plan
     from ooc.train.trainer import Trainer
 
@@ -155,6 +155,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     gpu_budget, host_budget = budgets(settings, device, free_gpu_bytes)
+    admit_parameters(settings, store)
     model = build_model(settings, store)
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     with Trainer(

@@ -19,7 +19,10 @@ from ooc.conversion.sparse_rows import SparseRows
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
 
+REFUSED_NAMES = ("edge_weight", "edge_attr")
+"""What would change a model's results and cannot be stored yet: refused rather than dropped."""
 ARRAY_NAMES = (
+    *REFUSED_NAMES,
     *(
         "edge_index",
         "edges",
@@ -61,6 +64,9 @@ class ArrayOptions:
 
 def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Source:
     """A source of ``arrays``; SourceError where they are missing or do not fit one another."""
+    for name in REFUSED_NAMES:
+        if name in arrays:
+            raise SourceError(f"{options.name} has {name}, which cannot be used yet; leave it out to convert without")
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise SourceError(f"{options.name}: {name} holds {array.dtype} values, not plain numbers")

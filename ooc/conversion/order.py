@@ -2,9 +2,10 @@
 """In which order a store's rows lie.
 
 Hop order sorts them by the number of steps, backwards over in-edges, from the nodes that are scored (those of
-any split); of those equally far the ones first that are no further from a training node; then by where they
-were. So the rows that reach a scored one within d steps are the first ``hops[d]`` rows of every array; the first ``train_hops[d]`` rows hold all that reach a training row within d
-steps, and besides only rows that are less than d steps from another scored one.
+any split); of those equally far, the ones that are no further from a training node come first; then by where
+they were. So the rows that reach a scored one within d steps are the first ``hops[d]`` rows of every array. The
+first ``train_hops[d]`` hold all that reach a training row within d steps, and besides only rows that are less
+than d steps from another scored one.
 """
 
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class HopOrder:
 
 
 def order_bytes(num_nodes: int) -> int:
-    """The most that :func:`hop_order` takes, and more than its result: places, keys and, before the places, two masks."""
+    """The most that :func:`hop_order` takes, its result included: places and keys, or two masks."""
     return num_nodes * (_place_type(num_nodes).itemsize + 2)
 
 

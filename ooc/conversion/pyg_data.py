@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from ooc.conversion.arrays import ArrayOptions, array_source
+from ooc.conversion.arrays import REFUSED_NAMES, ArrayOptions, array_source
 from ooc.conversion.source import Source
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
@@ -11,6 +11,7 @@ from ooc.storage.array import AnyArray
 _TAKEN = (
     *("edge_index", "x", "y", "train_mask", "val_mask", "valid_mask", "test_mask"),
     *("train_idx", "val_idx", "valid_idx", "test_idx"),
+    *REFUSED_NAMES,
 )
 
 

@@ -10,6 +10,17 @@ PULLS_PER_EPOCH = 2
 """Pulls of an aggregation: forward and backward."""
 
 
+SECONDS_PER_MULTIPLY = 1e-11
+"""Of a dense product with the element-wise work around it, on the two cores named above."""
+SSD_BYTES_PER_S = 2e9
+"""What an NVMe disk gives in large requests."""
+
+
+def recomputing_pays(*, multiplies: int, saved_ssd_bytes: int) -> bool:
+    """Whether drawing a matrix again by so many multiply-adds beats moving so many bytes to and from the SSD."""
+    return multiplies * SECONDS_PER_MULTIPLY < saved_ssd_bytes / SSD_BYTES_PER_S
+
+
 def aggregating_first_pays(
     *, rows_before: int, rows_after: int, edges_per_row: float, in_columns: int, out_columns: int
 ) -> bool:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from ooc.errors import SpillError
-from ooc.prefetch.engine import OpenFile
+from ooc.prefetch.engines.seam import OpenFile, open_direct
 from ooc.sizes import format_size
 
 
@@ -25,25 +25,21 @@ def free_bytes(folder: Path) -> int:
 def create_spill(folder: Path, label: str, nbytes: int) -> OpenFile:
     """A nameless file of ``nbytes`` in ``folder`` for the matrix ``label``; SpillError when it cannot be had."""
     try:
-        buffered = _open_nameless(folder)
+        buffered = open_nameless(folder)
     except OSError as error:
         raise SpillError(f"{folder}: cannot create spill files there: {error.strerror}") from None
     path = Path(f"/proc/self/fd/{buffered}")
     try:
         os.posix_fallocate(buffered, 0, max(nbytes, 1))
-        try:
-            direct = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
-            direct = -1
+        direct = open_direct(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         os.close(buffered)
         raise SpillError(f"{folder}: no room for the {format_size(nbytes)} of {label}: {error.strerror}") from None
     return OpenFile(folder / f"<spill of {label}>", direct, buffered)
 
 
-def _open_nameless(folder: Path) -> int:
+def open_nameless(folder: Path) -> int:
+    """A descriptor, for reading and writing, of a file in ``folder`` that ends with it; raises OSError."""
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:

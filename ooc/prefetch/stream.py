@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.engine import DirectEngine, Span, Ticket
+from ooc.prefetch.engines.seam import Engine, Span, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,24 @@ class Request:
     spans: tuple[Span, ...]
     places: tuple[tuple[int, int], ...]
 
+    def stretches(self) -> list[tuple[list[Span], int, int]]:
+        """Spans that lie one behind the other in the slot, with the bytes that they fill: one call for each."""
+        found: list[tuple[list[Span], int, int]] = []
+        for span, (start, stop) in zip(self.spans, self.places, strict=True):
+            if found and found[-1][2] == start:
+                spans, first, _ = found[-1]
+                spans.append(span)
+                found[-1] = (spans, first, stop)
+            else:
+                found.append(([span], start, stop))
+        return found
+
 
 class ReadStream:
     """The buffers of ``requests`` in order. ``take`` gives the next one and frees the one before."""
 
     def __init__(
-        self, engine: DirectEngine, requests: Sequence[Request], slots: Sequence[Bytes], *, bulk: bool = False
+        self, engine: Engine, requests: Sequence[Request], slots: Sequence[Bytes], *, bulk: bool = False
     ) -> None:
         self._engine = engine
         self._requests = requests
@@ -42,10 +54,7 @@ class ReadStream:
         request = self._requests[self._issued]
         slot = self._slots[self._issued % len(self._slots)]
         self._pending.append(
-            [
-                self._engine.read([span], slot[start:stop], bulk=self._bulk)
-                for span, (start, stop) in zip(request.spans, request.places, strict=True)
-            ]
+            [self._engine.read(spans, slot[start:stop], bulk=self._bulk) for spans, start, stop in request.stretches()]
         )
         self._issued += 1
 
@@ -71,7 +80,7 @@ class ReadStream:
 class WriteStream:
     """A ring of buffers to compute into. ``slot`` gives a free one, ``put`` sends it off."""
 
-    def __init__(self, engine: DirectEngine, slots: Sequence[Bytes]) -> None:
+    def __init__(self, engine: Engine, slots: Sequence[Bytes]) -> None:
         self._engine = engine
         self._slots = slots
         self._leaving: deque[list[Ticket]] = deque()
@@ -88,10 +97,7 @@ class WriteStream:
         """Write the buffer last given by ``slot``."""
         slot = self._slots[self._count % len(self._slots)]
         self._leaving.append(
-            [
-                self._engine.write([span], slot[start:stop])
-                for span, (start, stop) in zip(request.spans, request.places, strict=True)
-            ]
+            [self._engine.write(spans, slot[start:stop]) for spans, start, stop in request.stretches()]
         )
         self._count += 1
 

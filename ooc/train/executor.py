@@ -20,13 +20,13 @@ from ooc.plan.plan import COLUMN_TILE_ROWS, ColumnPass, Plan, RowPass
 from ooc.plan.schedule import row_block_nbytes
 from ooc.plan.workload import Direction, Fate, Kind
 from ooc.prefetch.arena import Arena, Bytes
-from ooc.prefetch.engine import Counters, DirectEngine
+from ooc.prefetch.engine import Counters, choose_engine
 from ooc.prefetch.spill import create_spill
 from ooc.prefetch.stream import ReadStream, Request, WriteStream
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.aggregate import pull, within
-from ooc.train.graph import GraphRows
+from ooc.train.graph import GraphRows, damaged
 from ooc.train.residency import TieredMatrix, as_matrix, index_request
 from ooc.train.stages import Step, Tile
 from ooc.train.team import Team
@@ -64,7 +64,7 @@ class Executor:
         self.dtype = dtype
         self._resources = ExitStack()
         with ExitStack() as opening:
-            self.engine = DirectEngine()
+            self.engine, _ = choose_engine(spill_dir, store.path)
             opening.callback(self.engine.close)
             self.team = Team(threads)
             opening.callback(self.team.close)
@@ -159,8 +159,8 @@ class Executor:
         _, indices = self.store.topology(direction.value)
         request, skipped = index_request(indices, 0, indices.shape[0])
         assert skipped == 0
-        for span, (start, stop) in zip(request.spans, request.places, strict=True):
-            self.engine.read([span], memory[start:stop]).wait()
+        total = sum(span.nbytes for span in request.spans)
+        self.engine.read(request.spans, memory[:total]).wait()
         return memory
 
     def read_rows(self, name: str) -> Iterator[Tensor]:
@@ -192,7 +192,12 @@ class Executor:
         offsets = relative_offsets(self.rows.offsets[direction], start, stop, indices.dtype)
         if len(source) < self.plan.rows:
             indices, offsets = within(indices, offsets, len(source))
-        pulled = pull(source, indices, offsets)
+        try:
+            pulled = pull(source, indices, offsets)
+        except RuntimeError:
+            if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.plan.rows:
+                raise damaged(self.store, f"{direction.value}/indices") from None
+            raise
         self.rows.add_self(pulled, source, start, min(stop, len(source)))
         return pulled
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+from pathlib import Path
 
 import google_crc32c
 import numpy as np
@@ -47,6 +48,7 @@ def keep_aggregation(store: Store, scaling: Scaling, executor: Executor, matrix:
     rows, columns = store.num_nodes, store.num_features
     if free_bytes(store.path) < _FREE_SHARE * rows * columns * dtype.itemsize:
         return False
+    _remove_abandoned(store)
     temporary = f"{name}.partial-{os.getpid()}"
     try:
         write_group(store.path / GROUP, {})
@@ -62,6 +64,13 @@ def keep_aggregation(store: Store, scaling: Scaling, executor: Executor, matrix:
         with contextlib.suppress(OSError):
             shutil.rmtree(store.path / temporary)
     return True
+
+
+def _remove_abandoned(store: Store) -> None:
+    """Remove what processes that are no more have left half-written."""
+    for left in (store.path / GROUP).glob("*.partial-*"):
+        if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _name(scaling: Scaling, dtype: torch.dtype) -> str:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ooc.errors import StoreError
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
 
@@ -89,6 +90,11 @@ class ActiveRows:
         return cls(store.num_nodes, training, scoring)
 
 
+def damaged(store: Store, array: str) -> StoreError:
+    """The error for a store whose ``array`` cannot be what was written."""
+    return StoreError(f"{array} of the store {store.path} is damaged; ooc verify tells where; convert again")
+
+
 def directions(store: Store) -> tuple[Direction, ...]:
     """The distinct topologies of a store: an undirected one is its own transpose."""
     return (Direction.IN,) if store.undirected else (Direction.IN, Direction.OUT)
@@ -119,6 +125,11 @@ def load_rows(store: Store, scaling: Scaling, dtype: torch.dtype) -> GraphRows:
         for start in range(0, n + 1, _CHUNK_ROWS):
             stop = min(n + 1, start + _CHUNK_ROWS)
             rows[start:stop] = indptr.read(start, stop)
+            before = max(0, start - 1)
+            if (np.diff(rows[before:stop]) < 0).any() or rows[0] != 0 or rows[start:stop].max() > store.num_edges:
+                raise damaged(store, f"{direction.value}/indptr")
+        if rows[n] != store.num_edges:
+            raise damaged(store, f"{direction.value}/indptr")
         offsets[direction] = rows
     loops = store.array("in/self_loops") if store.num_self_loops else None
     gcn = scaling in (Scaling.GCN, Scaling.GCN_NO_LOOPS)

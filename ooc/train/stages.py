@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ooc.errors import StoreError
 from ooc.plan.workload import Direction, Pull, Stage
 from ooc.train.graph import ActiveRows, GraphRows
 from ooc.train.lowering import Layer, Network, Order
@@ -233,9 +234,12 @@ class StageBuilder:
             rows = tile.inputs["split/train"][:, 0].nonzero().squeeze(1)
             dz = torch.zeros_like(z)
             if rows.numel():
+                labels = tile.inputs["y"][rows, 0]
+                if not 0 <= int(labels.min()) <= int(labels.max()) < z.shape[1]:
+                    raise StoreError("y of the store is damaged: a training row has no class; see ooc verify")
                 with torch.enable_grad():
                     logits = z[rows].requires_grad_()
-                    loss = self.loss_function(logits, tile.inputs["y"][rows, 0])
+                    loss = self.loss_function(logits, labels)
                     (gradient,) = torch.autograd.grad(loss, logits)
                 tile.loss = float(loss.detach().double())
                 dz[rows] = gradient / self.train_rows
@@ -368,6 +372,14 @@ class StageBuilder:
         if k == 1 and self.recompute:
             return self._inputs(self.network.layer(1))[0]
         return (f"z{k}" if k else "x",)
+
+    def recomputed_multiplies(self) -> int:
+        """Multiply-adds an epoch for drawing z1 again: in its backward, and in the forward of a layer with a root."""
+        first, depth = self.network.layer(1), self.network.depth
+        rows = self.active.training[depth - 1]
+        if self.network.layer(2).root is not None:
+            rows += self.active.training[depth - 2]
+        return rows * int(first.weight.numel()) * (1 if first.root is None else 2)
 
     def _value_of(self, k: int, tile: Tile, *, training: bool) -> Tensor:
         """The rows that h_k is drawn from: x, or z_k, kept or computed again."""

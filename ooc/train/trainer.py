@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.events import EpochFinished, Listener, Note, TaskAdvanced, TaskFinished, TaskStarted, ignore
 from ooc.plan import Fate, Limits, Plan, make_plan
+from ooc.plan.cost import recomputing_pays
 from ooc.plan.verifier import verify_plan
 from ooc.prefetch.spill import free_bytes
 from ooc.sizes import format_size, parse_size
@@ -354,7 +355,8 @@ def _plan(
     builder, plan = attempt(False)
     if plan.ssd_write_bytes and network.aggregates_once and network.depth > 1:
         again = attempt(True)
-        if again[1].ssd_bytes < plan.ssd_bytes:
+        saved = plan.ssd_bytes - again[1].ssd_bytes
+        if recomputing_pays(multiplies=again[0].recomputed_multiplies(), saved_ssd_bytes=saved):
             builder, plan = again
     verify_plan(plan)
     return builder, plan

@@ -49,7 +49,8 @@ def undisturbed(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> list[f
 
 def test_a_run_and_what_it_leaves(run: RunCommand, graph: Path, here: Path) -> None:
     code, out, err = run("train", graph, *SMALL, "--epochs", "4", "--eval-every", "2", "--out", "r")
-    assert (code, err) == (0, "")
+    # The first run on a store says that it leaves the first aggregation there.
+    assert code == 0 and err in ("", f"the first aggregation is kept in {graph} for later runs\n")
     assert sorted(path.name for path in (here / "r").iterdir()) == [
         "best.pt",
         "checkpoint.pt",
@@ -64,6 +65,13 @@ def test_a_run_and_what_it_leaves(run: RunCommand, graph: Path, here: Path) -> N
     for word in ("matrix", "plan: reads", "accuracy", "SSD read", "SSD written", "peak device", "peak host"):
         assert word in out
     assert re.search(r"run +r\b", out)
+
+
+def test_weights_too_large_are_refused_before_they_are_made(run: RunCommand, graph: Path, here: Path) -> None:
+    code, _, err = run("train", graph, "--hidden", "1000000", "--gpu-budget", "1G", "--out", "r")
+    assert code == 2 and err.count("\n") == 1
+    assert "the weights of 3 layers, 1000000 wide, need 4" in err and "give a smaller --hidden" in err
+    assert not list(here.iterdir())
 
 
 def test_quiet_prints_the_outcome_only(run: RunCommand, graph: Path, here: Path) -> None:

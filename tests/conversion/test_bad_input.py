@@ -183,3 +183,12 @@ def test_features_too_large_for_the_dtype_are_refused(tmp_path: Path) -> None:
 )
 def test_wrong_synthetic_parameters_are_named(tmp_path: Path, text: str, message: str) -> None:
     _assert_refused(f"synthetic:{text}", tmp_path, message)
+
+
+@pytest.mark.parametrize("name", ["edge_weight", "edge_attr"])
+def test_what_would_change_results_is_refused_rather_than_dropped(tmp_path: Path, name: str) -> None:
+    arrays = random_arrays(nodes=20, edges=40)
+    arrays[name] = np.ones(40, dtype=np.float32)
+    with pytest.raises(SourceError, match=f"has {name}, which cannot be used yet"):
+        ooc.convert(arrays, tmp_path / "w.ooc")
+    assert list(tmp_path.iterdir()) == []

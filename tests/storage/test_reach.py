@@ -12,7 +12,7 @@ import ooc
 from ooc.events import Event, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.storage import reach as reach_module
 from ooc.storage.array import Array
-from ooc.storage.reach import distances, farthest_of, reach
+from ooc.storage.reach import distances, farthest_of, nearest, reach
 from ooc.storage.store import Store
 from tests.conversion.arrays import edges_of, random_arrays
 
@@ -62,6 +62,22 @@ def test_the_sets_are_those_of_a_plain_search(
         assert found.dtype == np.bool_
         np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(seeds, before)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 30), st.integers(0, 60), st.integers(0, 2**32), st.floats(0, 1), st.integers(0, 5))
+def test_the_nearest_of_several_masks_is_the_first_as_near(
+    tmp_path_factory: pytest.TempPathFactory, nodes: int, edges: int, seed: int, share: float, most: int
+) -> None:
+    """Rows in several masks, and masks without a row, too."""
+    store = ooc.convert(random_arrays(nodes=nodes, edges=edges, seed=seed), tmp_path_factory.mktemp("near") / "g.ooc")
+    masks = list(np.random.default_rng(seed).random((3, nodes)) < share / 2)
+    found = nearest(store, masks, most)
+    each = np.stack([distances(store, mask, most) for mask in masks]).astype(np.int64)
+    each[each == 255] = 10**6
+    wanted = each.min(axis=0) * 3 + each.argmin(axis=0)
+    wanted[wanted >= 10**6] = 255
+    np.testing.assert_array_equal(found, wanted)
 
 
 def _path(tmp_path: Path, nodes: int) -> Store:

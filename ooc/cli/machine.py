@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``ooc doctor`` looks at: disk, memory, processors, GPU, libraries. Looks only, changes nothing.
+
+Every problem found is the user's to act upon and has exactly one remedy; what is merely absent (no GPU on a
+machine that has none) is a fact, not a problem.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ooc.cli.memory import available_memory_bytes
+from ooc.cli.settings import CPU_DEVICE_SHARE_OF_FREE, HOST_SHARE_OF_FREE
+from ooc.prefetch.engines import kvikio
+from ooc.prefetch.engines.choice import choose_engine, filesystem_of, probe_direct
+from ooc.prefetch.engines.kernel_queue import KernelQueue
+from ooc.sizes import format_size
+
+LIBRARIES = ("torch", "torch-geometric", "numpy", "zarr", "google-crc32c", "triton", "nvidia-ml-py")
+_IO_URING_SETUP = 425  # the same on every architecture
+_DRIVER = Path("/proc/driver/nvidia/version")
+_GDS_MODULE = Path("/proc/driver/nvidia-fs")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong and the one thing to do about it."""
+
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``facts`` by section and name; numbers of bytes have names that say so."""
+
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def blame(self, what: str, remedy: str) -> None:
+        """Note a problem."""
+        self.problems.append(Problem(what, remedy))
+
+
+def examine(path: Path) -> Report:
+    """Look at the machine as a training with its scratch files in ``path`` would meet it."""
+    report = Report()
+    folder = _existing_part(path.absolute())
+    if folder != path.absolute():
+        report.blame(f"{path} does not exist; looked at {folder} instead", f"mkdir -p {path}")
+    elif not folder.is_dir():
+        report.blame(f"{path} is no folder; looked at {folder.parent} instead", "name a folder")
+        folder = folder.parent
+    driver = _first_line(_DRIVER)
+    report.facts["disk"] = _disk(folder, report, with_driver=driver is not None)
+    report.facts["memory"] = _memory(report, report.facts["disk"]["free_bytes"])
+    report.facts["processors"] = _processors(report)
+    report.facts["gpu"] = _gpu(driver, report)
+    report.facts["libraries"] = _libraries()
+    return report
+
+
+# ---- disk --------------------------------------------------------------------------------------------------
+
+
+def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
+    filesystem, probe = filesystem_of(folder), probe_direct(folder)
+    engine, reason = choose_engine(folder, device="cuda" if with_driver else "cpu")
+    engine.close()
+    io_submit, io_uring = _io_submit(), _io_uring()
+    lacks = _gpudirect_lacks(folder, with_driver=with_driver)
+    free = shutil.disk_usage(folder).free
+    if probe.works is None:
+        report.blame(probe.reason, "give --spill-dir a folder that you may write to")
+    elif filesystem in ("tmpfs", "ramfs"):
+        report.blame(
+            f"{folder} is memory ({filesystem}), so spilling there saves none", "give --spill-dir a folder on a disk"
+        )
+    elif not probe.works:
+        report.blame(
+            f"{probe.reason}, so the page cache comes on top of the budgets",
+            "give --spill-dir a folder on a local disk",
+        )
+    if io_submit != "available" and probe.works:
+        report.blame(f"io_submit is not to be had: {io_submit}", _io_submit_remedy(io_submit))
+    return {
+        "folder": str(folder),
+        "filesystem": filesystem,
+        "free_bytes": free,
+        "engine": engine.name,
+        "why": reason,
+        "o_direct": {True: "works", False: "refused", None: "could not be tried"}[probe.works],
+        "io_submit": io_submit,
+        "io_uring": f"{io_uring} (not needed)",
+        "gpudirect": not lacks,
+        "gpudirect_lacks": lacks,
+    }
+
+
+def _io_submit() -> str:
+    try:
+        KernelQueue(1).close()
+    except OSError as error:
+        return os.strerror(error.errno or errno.ENOSYS)
+    return "available"
+
+
+def _io_submit_remedy(reason: str) -> str:
+    if reason == os.strerror(errno.EAGAIN):
+        return "sysctl -w fs.aio-max-nr=1048576 (as root)"
+    if reason == os.strerror(errno.EPERM):
+        return "allow io_setup, io_submit, io_getevents and io_destroy in the container's seccomp profile"
+    return "run on a kernel built with CONFIG_AIO"
+
+
+def _io_uring() -> str:
+    """Whether a ring could be made: the call with no entries is refused for that reason alone where it could."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parameters = ctypes.create_string_buffer(256)
+    result = libc.syscall(ctypes.c_long(_IO_URING_SETUP), ctypes.c_long(0), ctypes.byref(parameters))
+    if result >= 0:
+        os.close(result)
+        return "available"
+    number = ctypes.get_errno()
+    return "available" if number == errno.EINVAL else os.strerror(number)
+
+
+def _gpudirect_lacks(folder: Path, *, with_driver: bool) -> list[str]:
+    """What stands between this folder and GPUDirect Storage; nothing: it works."""
+    lacks = []
+    if not with_driver:
+        lacks.append("an NVIDIA driver")
+    if not _loads("libcuda.so.1"):
+        lacks.append("libcuda.so.1")
+    if not _GDS_MODULE.exists():
+        lacks.append("the kernel module nvidia-fs")
+    found = kvikio.probe(folder)
+    if not found.works:
+        lacks.append(found.reason)
+    elif not found.gpudirect:
+        lacks.append("GPUDirect in kvikio, which runs in compatibility mode")
+    return lacks
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+# ---- memory and processors -----------------------------------------------------------------------------------
+
+
+def _memory(report: Report, disk_free_bytes: int) -> dict[str, Any]:
+    machine = psutil.virtual_memory()
+    free = available_memory_bytes()
+    device, host = int(CPU_DEVICE_SHARE_OF_FREE * free), int(HOST_SHARE_OF_FREE * free)
+    huge = _first_line(_HUGE_PAGES)
+    huge_pages = huge.partition("[")[2].partition("]")[0] if huge else "unknown"
+    if huge_pages == "never":
+        report.blame(
+            "huge pages are off, so that arenas are slow to touch",
+            f"echo madvise > {_HUGE_PAGES} (as root)",
+        )
+    if disk_free_bytes < device + host:
+        report.blame(
+            f"the disk has {format_size(disk_free_bytes)} free, less than the budgets of {format_size(device + host)}: "
+            "little can be spilled",
+            "free some of it, or give --spill-dir a folder on a larger disk",
+        )
+    return {
+        "total_bytes": int(machine.total),
+        "free_bytes": free,
+        "limited_by": "a control group" if free < int(machine.available) * 0.95 else "the machine",
+        "default_gpu_budget_on_cpu_bytes": device,
+        "default_host_budget_bytes": host,
+        "left_bytes": free - device - host,
+        "huge_pages": huge_pages,
+    }
+
+
+def _processors(report: Report) -> dict[str, Any]:
+    usable = len(os.sched_getaffinity(0))
+    asked = os.environ.get("OMP_NUM_THREADS")
+    if asked is not None and asked.isdecimal() and int(asked) > usable:
+        report.blame(
+            f"OMP_NUM_THREADS is {asked}, but only {usable} processors are usable", f"export OMP_NUM_THREADS={usable}"
+        )
+    return {
+        "model": _processor_name(),
+        "usable": usable,
+        "of": os.cpu_count(),
+        "omp_num_threads": asked,
+        "kernel": platform.release(),
+    }
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+# ---- GPU and libraries ---------------------------------------------------------------------------------------
+
+
+def _gpu(driver: str | None, report: Report) -> dict[str, Any]:
+    """Asks torch only where there is a driver: importing it takes seconds."""
+    facts: dict[str, Any] = {"driver": driver}
+    if driver is None:
+        return facts
+    import torch
+
+    facts["torch_cuda"] = torch.version.cuda
+    facts["usable"] = torch.cuda.is_available()
+    if torch.version.cuda is None:
+        report.blame("there is an NVIDIA driver, but torch was built without CUDA", "install the CUDA build of torch")
+        return facts
+    if not facts["usable"]:
+        report.blame(
+            "torch finds no usable CUDA device", "check nvidia-smi and the driver's version against torch's CUDA"
+        )
+        return facts
+    facts["devices"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    facts["free_bytes"], facts["total_bytes"] = map(int, torch.cuda.mem_get_info())
+    if _version("kvikio-cu13") is None:
+        report.blame("GPUDirect Storage needs kvikio, which is not installed", "pip install 'ooc[gpu]'")
+    return facts
+
+
+def _libraries() -> dict[str, Any]:
+    versions: Mapping[str, str | None] = {name: _version(name) for name in (*LIBRARIES, "kvikio-cu13")}
+    return {"python": platform.python_version(), **versions}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# ---- small things --------------------------------------------------------------------------------------------
+
+
+def _existing_part(path: Path) -> Path:
+    """``path`` or the nearest folder above it that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _first_line(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").partition("\n")[0]
+    except OSError:
+        return None

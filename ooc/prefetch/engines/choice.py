@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine suits a folder, found by trying: a file is really written and read there."""
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ooc.prefetch.engines import kvikio
+from ooc.prefetch.engines.buffered import BufferedEngine
+from ooc.prefetch.engines.direct import DirectEngine
+from ooc.prefetch.engines.seam import PAGE_BYTES, Engine, open_direct
+from ooc.prefetch.spill import open_nameless
+
+_PROBE_BYTES = 2 * PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class DirectProbe:
+    """Whether O_DIRECT moves bytes in a folder. ``works`` is None where it could not be tried."""
+
+    works: bool | None
+    reason: str
+
+
+def choose_engine(path: Path, *more: Path, device: str = "cpu") -> tuple[Engine, str]:
+    """The engine for files in these folders, and why it is this one. Never fails: files that cannot be had do later.
+
+    ``device`` ``"cuda"`` prefers KvikIO where it works. One folder that takes O_DIRECT is enough for the direct
+    engine, which reads files of the others through the page cache.
+    """
+    refused = ""
+    if device == "cuda":
+        found = kvikio.probe(path)
+        if found.works:
+            return kvikio.KvikioEngine(), found.reason
+        refused = f"; {found.reason}"
+    probes = [probe_direct(folder) for folder in (path, *more)]
+    if all(probe.works is False for probe in probes):
+        return BufferedEngine(), probes[0].reason + refused
+    chosen = next((probe for probe in probes if probe.works), probes[0])
+    engine = DirectEngine()
+    return engine, f"{chosen.reason}; {engine.how}{refused}"
+
+
+def probe_direct(folder: Path) -> DirectProbe:
+    """Write pages with O_DIRECT to a nameless file in ``folder`` and read them back."""
+    filesystem = filesystem_of(folder)
+    try:
+        with _nameless(folder) as buffered:
+            direct = open_direct(Path(f"/proc/self/fd/{buffered}"), os.O_RDWR | os.O_CLOEXEC)
+            if direct < 0:
+                return DirectProbe(False, f"{filesystem} refuses O_DIRECT")
+            try:
+                return _move_pages(direct, filesystem)
+            finally:
+                os.close(direct)
+    except OSError as error:
+        return DirectProbe(None, f"{folder} cannot be written to ({error.strerror}), so each file is tried by itself")
+
+
+def _move_pages(direct: int, filesystem: str) -> DirectProbe:
+    with mmap.mmap(-1, _PROBE_BYTES) as written, mmap.mmap(-1, _PROBE_BYTES) as back:
+        written[:] = bytes(range(256)) * (_PROBE_BYTES // 256)
+        try:
+            moved = os.pwritev(direct, [written], 0) == os.preadv(direct, [back], 0) == _PROBE_BYTES
+        except OSError as error:
+            return DirectProbe(False, f"{filesystem} takes O_DIRECT files but not their requests ({error.strerror})")
+        if not moved or written[:] != back[:]:
+            return DirectProbe(False, f"{filesystem} returns other bytes with O_DIRECT than were written")
+    return DirectProbe(True, f"{filesystem} takes O_DIRECT")
+
+
+@contextmanager
+def _nameless(folder: Path) -> Iterator[int]:
+    descriptor = open_nameless(folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def filesystem_of(path: Path) -> str:
+    """The type of the filesystem that holds ``path``, as the system calls it: ext4, xfs, tmpfs, nfs4, …"""
+    try:
+        device = path.stat().st_dev
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "the filesystem"
+    name = f"{os.major(device)}:{os.minor(device)}"
+    for line in reversed(mounts):
+        fields, _, described = line.partition(" - ")
+        if fields.split(" ")[2] == name:
+            return described.split(" ")[0]
+    return "the filesystem"

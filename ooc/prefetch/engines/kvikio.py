@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUDirect Storage through KvikIO (extra ``ooc[gpu]``): file to GPU memory without passing through the host's.
+
+KvikIO has its own threads and takes any offset and length, in host and device memory alike; where GPUDirect is
+missing it reads into a bounce buffer. It imports on machines where nothing of it works (no libcuda), and where
+the driver misbehaves its constructor may hang: hence ``probe``, in a process of its own with a time limit.
+
+Written to KvikIO's documented interface and tested against a stand-in; not run on hardware with GPUDirect.
+"""
+
+import errno
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ooc.prefetch.engines.plain import SystemCalls, ThreadEngine
+
+PROBE_TIMEOUT_S = 20.0
+_PIECE_BYTES = 16 << 20
+_TASK_BYTES = 4 << 20
+_THREADS = 8
+
+_PROBE = """
+import json, sys, tempfile
+import kvikio
+from kvikio import defaults
+facts = {"version": getattr(kvikio, "__version__", "unknown")}
+with tempfile.NamedTemporaryFile(dir=sys.argv[1]) as file:
+    data = bytearray(range(256)) * 32
+    back = bytearray(len(data))
+    with kvikio.CuFile(file.name, "r+") as handle:
+        if handle.pwrite(data).get() != len(data) or handle.pread(back).get() != len(data) or back != data:
+            raise SystemExit("the bytes read are not those written")
+try:
+    facts["compatible"] = bool(defaults.is_compat_mode_preferred())
+except Exception:
+    facts["compatible"] = None
+print(json.dumps(facts))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Whether KvikIO moves bytes in a folder. ``gpudirect``: by cuFile, as GPUDirect needs (None: unknown)."""
+
+    works: bool
+    reason: str
+    version: str | None = None
+    gpudirect: bool | None = None
+
+
+def probe(folder: Path, *, timeout_s: float = PROBE_TIMEOUT_S, python: str = sys.executable) -> Probe:
+    """Write and read a file in ``folder`` through KvikIO, in a process that may hang or crash for all we care."""
+    if importlib.util.find_spec("kvikio") is None:
+        return Probe(False, "kvikio is not installed (pip install ooc[gpu])")
+    child = subprocess.Popen(
+        [python, "-c", _PROBE, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        out, errors = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        _abandon(child)
+        return Probe(False, f"kvikio hung for {timeout_s:.0f} s: the driver misbehaves")
+    if child.returncode:
+        lines = errors.strip().splitlines() or [f"exit code {child.returncode}"]
+        return Probe(False, f"kvikio cannot move bytes: {lines[-1]}")
+    facts = json.loads(out.strip().splitlines()[-1])
+    compatible = facts["compatible"]
+    gpudirect = None if compatible is None else not compatible
+    how = "cuFile" if gpudirect else "its own threads, without GPUDirect"
+    return Probe(True, f"kvikio {facts['version']} with {how}", facts["version"], gpudirect)
+
+
+def _abandon(child: "subprocess.Popen[str]") -> None:
+    """Kill it, but do not insist: a process that hangs in a driver cannot be killed, nor waited for."""
+    child.kill()
+    try:
+        child.communicate(timeout=1.0)
+    except subprocess.TimeoutExpired:
+        for pipe in (child.stdout, child.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+class KvikioCalls(SystemCalls):
+    """The two calls by KvikIO; ``memory`` may lie on the device. A file is registered while a piece is moved."""
+
+    def __init__(self) -> None:
+        self._kvikio: Any = importlib.import_module("kvikio")
+        self._kvikio.defaults.set({"num_threads": _THREADS, "task_size": _TASK_BYTES, "auto_direct_io_read": True})
+
+    def read_at(self, descriptor: int, memory: Any, offset: int) -> int:
+        """See SystemCalls."""
+        with self._registered(descriptor, "r") as file:
+            return _result(file.pread, memory, offset)
+
+    def write_at(self, descriptor: int, memory: Any, offset: int) -> int:
+        """See SystemCalls."""
+        with self._registered(descriptor, "r+") as file:
+            return _result(file.pwrite, memory, offset)
+
+    def _registered(self, descriptor: int, flags: str) -> Any:
+        # By descriptor, since spill files have no name.
+        os.fstat(descriptor)  # a closed file is an OSError here, whatever KvikIO would make of it
+        try:
+            return self._kvikio.CuFile(f"/proc/self/fd/{descriptor}", flags)
+        except RuntimeError as error:
+            raise OSError(errno.EIO, _one_line(error)) from None
+
+
+def _result(call: Callable[..., Any], memory: Any, offset: int) -> int:
+    """Bytes moved, once the future has them. KvikIO throws RuntimeErrors, whatever happened."""
+    try:
+        return int(call(memory, len(memory), offset).get())
+    except RuntimeError as error:
+        raise OSError(errno.EIO, _one_line(error)) from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+class KvikioEngine(ThreadEngine):
+    """Its threads wait for KvikIO's futures; KvikIO cuts their pieces further, for threads of its own.
+
+    Besides host memory it moves any array on the device that has ``__cuda_array_interface__``.
+    """
+
+    name = "kvikio"
+
+    def __init__(self, *, threads: int = 4, bulk_threads: int = 2, calls: SystemCalls | None = None) -> None:
+        super().__init__(
+            calls=calls or KvikioCalls(), threads=threads, bulk_threads=bulk_threads, piece_bytes=_PIECE_BYTES
+        )

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plain path: one system call after the other on a few threads, continued when short, retried when interrupted.
+
+Every engine comes back to it for what it cannot do itself, so this is also where errors get their names.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from errno import EINVAL
+from queue import SimpleQueue
+from typing import cast
+
+from ooc.prefetch.arena import Bytes
+from ooc.prefetch.engines.seam import PAGE_BYTES, Counters, Engine, Piece, Span, Ticket, join_adjacent
+
+_CLOSED = "the engine is closed"
+
+
+class SystemCalls:
+    """The two calls that move bytes, in a class so that tests can make them fail. OSErrors are the system's."""
+
+    def read_at(self, descriptor: int, memory: memoryview, offset: int) -> int:
+        """Bytes read, possibly fewer than asked for; 0 at the end of the file."""
+        return os.preadv(descriptor, [memory], offset)
+
+    def write_at(self, descriptor: int, memory: memoryview, offset: int) -> int:
+        """Bytes written, possibly fewer than asked for."""
+        return os.pwritev(descriptor, [memory], offset)
+
+
+def cut(
+    spans: Sequence[Span], memory: Bytes, *, piece_bytes: int, writing: bool, counters: Counters
+) -> tuple[Ticket, list[Piece]]:
+    """Requests of at most ``piece_bytes`` that together move ``spans`` to or from ``memory``, and their ticket."""
+    joined = join_adjacent(spans)
+    assert sum(span.nbytes for span in joined) <= memory.nbytes
+    view, address = _operand(memory)
+    ticket = Ticket(counters, sum(-(-span.nbytes // piece_bytes) for span in joined))
+    pieces = []
+    at = 0
+    for span in joined:
+        for start in range(0, span.nbytes, piece_bytes):
+            nbytes = min(piece_bytes, span.nbytes - start)
+            pieces.append(Piece(span, span.offset + start, view[at : at + nbytes], address + at, writing, ticket))
+            at += nbytes
+    return ticket, pieces
+
+
+def _operand(memory: Bytes) -> tuple[memoryview, int]:
+    """What is handed to the calls, and where it lies. Device arrays are sliced as they are."""
+    on_device = getattr(memory, "__cuda_array_interface__", None)
+    if on_device is not None:
+        return cast(memoryview, memory), int(on_device["data"][0])
+    return memory.data, memory.ctypes.data
+
+
+class Lane:
+    """Threads that move one piece at a time each, in the order they were given. Threads start with the first piece."""
+
+    def __init__(self, *, threads: int, name: str, calls: SystemCalls, direct: bool, counters: Counters) -> None:
+        self._calls = calls
+        self._direct = direct
+        self._counters = counters
+        self._queue: SimpleQueue[Piece | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._names = [f"{name}-{number}" for number in range(threads)]
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, pieces: Sequence[Piece]) -> None:
+        """Move ``pieces`` soon; after ``close`` they fail at once."""
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                for _ in range(min(len(pieces), len(self._names) - len(self._threads))):
+                    self._start_thread()
+                for piece in pieces:
+                    self._queue.put(piece)
+        if closed:
+            for piece in pieces:
+                piece.fail(_CLOSED)
+
+    def close(self) -> None:
+        """Fail what has not begun, finish what has, end the threads."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            while not self._queue.empty():
+                waiting = self._queue.get()
+                if waiting is not None:
+                    waiting.fail(_CLOSED)
+            for _ in self._threads:
+                self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._names[len(self._threads)], daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        while (piece := self._queue.get()) is not None:
+            move(piece, calls=self._calls, direct=self._direct, counters=self._counters)
+            del piece  # or the last buffer would stay alive while the thread waits
+
+
+def move(piece: Piece, *, calls: SystemCalls, direct: bool, counters: Counters) -> None:
+    """Do one piece to its end on this thread and tell its ticket, whatever happens."""
+    done = 0
+    try:
+        with piece.span.opened() as file:
+            while done < len(piece.memory):
+                descriptor, nbytes = _part(piece, done, file.direct if direct else -1, file.buffered)
+                part, offset = piece.memory[done : done + nbytes], piece.offset + done
+                try:
+                    count = (calls.write_at if piece.writing else calls.read_at)(descriptor, part, offset)
+                except InterruptedError:
+                    continue
+                except OSError as error:
+                    if error.errno == EINVAL and descriptor != file.buffered:
+                        direct = False  # taken when the file was opened, refused now: coarser than a page
+                        continue
+                    raise
+                if count <= 0:
+                    piece.fail_short(done)
+                    return
+                done += count
+    except OSError as error:
+        piece.fail(error.strerror or str(error), at=piece.offset + done)
+        return
+    except Exception as error:
+        # Nobody else will tell the ticket's holder, who would wait for ever.
+        piece.fail(f"{type(error).__name__}: {error}", at=piece.offset + done)
+        return
+    counters.add(**{"write_bytes" if piece.writing else "read_bytes": len(piece.memory)})
+    piece.ticket.part_done()
+
+
+def _part(piece: Piece, done: int, direct: int, buffered: int) -> tuple[int, int]:
+    """Descriptor and length of the next call: with O_DIRECT as far as whole pages go, the rest without."""
+    left = len(piece.memory) - done
+    whole = left // PAGE_BYTES * PAGE_BYTES
+    aligned = (piece.offset + done) % PAGE_BYTES == 0 and (piece.address + done) % PAGE_BYTES == 0
+    if direct < 0 or not aligned or not whole:
+        return buffered, left
+    return direct, whole
+
+
+class ThreadEngine(Engine):
+    """An engine whose threads do nothing but ``calls``: two lanes, one of them for bulk requests."""
+
+    def __init__(
+        self, *, calls: SystemCalls, threads: int = 4, bulk_threads: int = 2, piece_bytes: int = 4 << 20
+    ) -> None:
+        self.counters = Counters()
+        self._piece_bytes = piece_bytes
+        self._near = Lane(threads=threads, name="ooc-io", calls=calls, direct=False, counters=self.counters)
+        self._bulk = Lane(threads=bulk_threads, name="ooc-bulk", calls=calls, direct=False, counters=self.counters)
+
+    def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
+        """See Engine."""
+        return self._submit(spans, into, self._bulk if bulk else self._near, writing=False)
+
+    def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
+        """See Engine."""
+        return self._submit(spans, source, self._near, writing=True)
+
+    def close(self) -> None:
+        """See Engine."""
+        self._near.close()
+        self._bulk.close()
+
+    def _submit(self, spans: Sequence[Span], memory: Bytes, lane: Lane, *, writing: bool) -> Ticket:
+        ticket, pieces = cut(spans, memory, piece_bytes=self._piece_bytes, writing=writing, counters=self.counters)
+        lane.submit(pieces)
+        return ticket

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every engine promises: byte ranges moved later, and an error with a name when they were not.
+
+``read`` and ``write`` return at once with a ``Ticket``; memory must stay untouched until it has been waited for.
+A result that is not exactly what was asked for, whether short, failed or late, never passes: ``Ticket.wait``
+raises one SpillError that names matrix, file and offset. Engines are thread-safe.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from errno import EINVAL, EOPNOTSUPP
+from pathlib import Path
+
+from ooc.errors import SpillError
+from ooc.prefetch.arena import Bytes
+
+PAGE_BYTES = 4096
+"""What O_DIRECT wants offsets, lengths and addresses to be multiples of, on any disk of today."""
+READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
+
+
+class OpenFile:
+    """A file open twice: ``direct`` with O_DIRECT (-1 where refused) and ``buffered`` without."""
+
+    def __init__(self, path: Path, direct: int, buffered: int) -> None:
+        self.path = path
+        self.direct = direct
+        self.buffered = buffered
+
+    def __enter__(self) -> "OpenFile":
+        """Stays open until ``close``: entering is for files that open at each use."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def close(self) -> None:
+        """May be called twice. Requests that come later fail; those under way must have ended before."""
+        for descriptor in (self.direct, self.buffered):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.direct = self.buffered = -1
+
+
+class ChunkFile:
+    """A file of the store, open only while it is read: a store has more chunks than a process descriptors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[OpenFile]:
+        file = open_file(self.path)
+        try:
+            yield file
+        finally:
+            file.close()
+
+    def opened(self) -> contextlib.AbstractContextManager[OpenFile]:
+        """The file, open for the length of a ``with`` block."""
+        return self._open()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``nbytes`` at ``offset`` of a file, belonging to the matrix ``label``."""
+
+    file: OpenFile | ChunkFile
+    offset: int
+    nbytes: int
+    label: str
+
+    def opened(self) -> contextlib.AbstractContextManager[OpenFile]:
+        """The span's file, open for the length of a ``with`` block."""
+        return self.file.opened() if isinstance(self.file, ChunkFile) else self.file
+
+
+def open_file(path: Path) -> OpenFile:
+    """Open ``path`` for reading with and, where the filesystem takes it, without the page cache."""
+    buffered = os.open(path, READ_ONLY)
+    try:
+        direct = open_direct(path, READ_ONLY)
+    except OSError:
+        os.close(buffered)
+        raise
+    return OpenFile(path, direct, buffered)
+
+
+def open_direct(path: Path, flags: int) -> int:
+    """A descriptor of ``path`` with O_DIRECT; -1 where the filesystem refuses that."""
+    try:
+        return os.open(path, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno not in (EINVAL, EOPNOTSUPP):
+            raise
+        return -1
+
+
+@dataclass(slots=True)
+class Counters:
+    """Bytes moved since the start, by direction. ``wait_s`` is what ``Ticket.wait`` has spent."""
+
+    read_bytes: int = 0
+    write_bytes: int = 0
+    wait_s: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, *, read_bytes: int = 0, write_bytes: int = 0, wait_s: float = 0.0) -> None:
+        """Count; from any thread."""
+        with self.lock:
+            self.read_bytes += read_bytes
+            self.write_bytes += write_bytes
+            self.wait_s += wait_s
+
+
+class Ticket:
+    """A promise that ``parts`` pieces will be moved. Kept by the engine, waited for by its holder."""
+
+    __slots__ = ("_counters", "_done", "_error", "_left", "_lock")
+
+    def __init__(self, counters: Counters, parts: int) -> None:
+        self._counters = counters
+        self._left = parts
+        self._error: SpillError | None = None
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        if parts == 0:
+            self._done.set()
+
+    def part_done(self, error: SpillError | None = None, *, parts: int = 1) -> None:
+        """A piece, or several, have ended, well or not. The first error is the one that is told."""
+        with self._lock:
+            self._error = self._error or error
+            self._left -= parts
+            last = self._left == 0
+        if last:
+            self._done.set()
+
+    def wait(self) -> None:
+        """Block until every piece has ended; raises SpillError if any failed. Later calls tell the same."""
+        if not self._done.is_set():
+            start = time.perf_counter()
+            try:
+                self._done.wait()
+            finally:
+                self._counters.add(wait_s=time.perf_counter() - start)
+        if self._error is not None:
+            raise self._error
+
+    def settle(self) -> None:
+        """Wait like ``wait`` but swallow failures: for cleaning up after another error."""
+        self._done.wait()
+
+
+class Piece:
+    """One request: ``memory`` to or from ``offset`` of the span's file. ``address`` is where the memory lies."""
+
+    __slots__ = ("address", "memory", "offset", "span", "ticket", "writing")
+
+    def __init__(
+        self, span: Span, offset: int, memory: memoryview, address: int, writing: bool, ticket: Ticket
+    ) -> None:
+        self.span = span
+        self.offset = offset
+        self.memory = memory
+        self.address = address
+        self.writing = writing
+        self.ticket = ticket
+
+    def fail(self, reason: str, *, at: int | None = None) -> None:
+        """End the piece with the one line that names matrix, file and offset."""
+        verb = "writing" if self.writing else "reading"
+        at = self.offset if at is None else at
+        self.ticket.part_done(
+            SpillError(f"{self.span.label}: {verb} {self.span.file.path} at byte {at} failed: {reason}")
+        )
+
+    def fail_short(self, done: int) -> None:
+        """End a piece of which nothing moves after ``done`` bytes: the file ends there, or takes no more."""
+        at, missing = self.offset + done, len(self.memory) - done
+        if self.writing:
+            self.fail("nothing more is accepted", at=at)
+        else:
+            line = f"{self.span.label}: {self.span.file.path} ends at byte {at}, {missing} bytes are missing"
+            self.ticket.part_done(SpillError(line))
+
+    def rest(self, done: int) -> "Piece":
+        """What is left after ``done`` bytes; takes this piece's place with its ticket."""
+        return Piece(self.span, self.offset + done, self.memory[done:], self.address + done, self.writing, self.ticket)
+
+
+class Engine(ABC):
+    """Reads and writes byte ranges in the background. ``name`` says which one it is, ``counters`` what it moved."""
+
+    name: str
+    counters: Counters
+
+    @abstractmethod
+    def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
+        """Fill ``into`` with the bytes of ``spans``, one after the other. ``bulk`` requests give way to others."""
+
+    @abstractmethod
+    def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
+        """Write the bytes of ``source`` to ``spans``, one after the other."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what is under way and end the threads; what had not begun fails. May be called twice."""
+
+
+def join_adjacent(spans: Sequence[Span]) -> list[Span]:
+    """``spans`` with neighbours in the same open file made one: few large requests instead of many small ones."""
+    joined: list[Span] = []
+    for span in spans:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.file is span.file
+            and last.offset + last.nbytes == span.offset
+            and last.label == span.label
+        ):
+            joined[-1] = Span(last.file, last.offset, last.nbytes + span.nbytes, last.label)
+        else:
+            joined.append(span)
+    return joined

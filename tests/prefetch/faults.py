@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk that misbehaves at random, the same way for the same seed, below everything an engine does."""
+
+import errno
+import os
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+
+from ooc.prefetch.engines.direct import DirectEngine
+from ooc.prefetch.engines.kernel_queue import KernelQueue
+from ooc.prefetch.engines.plain import SystemCalls
+
+PAGE = 4096
+
+
+@dataclass
+class Faults:
+    """How often each fault strikes a request, from 0 to 1. ``full`` is a write that finds the disk full."""
+
+    seed: int = 0
+    short: float = 0.0
+    broken: float = 0.0
+    full: float = 0.0
+    interrupted: float = 0.0
+    late: float = 0.0
+    late_s: float = 0.01
+    struck: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def _strikes(self, chance: float) -> bool:
+        with self.lock:
+            strikes = self._random.random() < chance
+            self.struck += strikes
+        return strikes
+
+    def delay(self) -> None:
+        """Sometimes take long."""
+        if self._strikes(self.late):
+            time.sleep(self.late_s)
+
+    def interrupt(self) -> None:
+        """Sometimes have a signal come in between."""
+        if self._strikes(self.interrupted):
+            raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
+
+    def error(self, *, writing: bool) -> int:
+        """Sometimes an error number, otherwise 0."""
+        if self._strikes(self.broken):
+            return errno.EIO
+        if writing and self._strikes(self.full):
+            return errno.ENOSPC
+        return 0
+
+    def shorten(self, nbytes: int) -> int:
+        """Sometimes less than ``nbytes``: whole pages, as O_DIRECT leaves off, or any number within the last page."""
+        if nbytes < 2 or nbytes == PAGE or not self._strikes(self.short):
+            return nbytes
+        with self.lock:
+            if nbytes < PAGE:
+                return self._random.randrange(1, nbytes)
+            return self._random.randrange(1, -(-nbytes // PAGE)) * PAGE
+
+
+class FaultyCalls(SystemCalls):
+    """The calls of ``inner`` on that disk."""
+
+    def __init__(self, faults: Faults, inner: SystemCalls | None = None) -> None:
+        self.faults = faults
+        self.inner = inner or SystemCalls()
+
+    def read_at(self, descriptor: int, memory: memoryview, offset: int) -> int:
+        nbytes = self._before(len(memory), writing=False)
+        return self.inner.read_at(descriptor, memory[:nbytes], offset)
+
+    def write_at(self, descriptor: int, memory: memoryview, offset: int) -> int:
+        nbytes = self._before(len(memory), writing=True)
+        return self.inner.write_at(descriptor, memory[:nbytes], offset)
+
+    def _before(self, nbytes: int, *, writing: bool) -> int:
+        self.faults.delay()
+        self.faults.interrupt()
+        if code := self.faults.error(writing=writing):
+            raise OSError(code, os.strerror(code))
+        return self.faults.shorten(nbytes)
+
+
+class FaultyQueue(KernelQueue):
+    """The kernel's queue on that disk: results are made worse than they were, and it is sometimes full."""
+
+    def __init__(self, depth: int, faults: Faults) -> None:
+        super().__init__(depth)
+        self.faults = faults
+        self._writing = [False] * depth
+
+    def prepare(self, slot: int, descriptor: int, address: int, nbytes: int, offset: int, *, writing: bool) -> None:
+        self._writing[slot] = writing
+        super().prepare(slot, descriptor, address, nbytes, offset, writing=writing)
+
+    def submit(self, slots: list[int]) -> int:  # type: ignore[override]
+        self.faults.interrupt()
+        if self.faults._strikes(self.faults.interrupted):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return super().submit(slots[: self.faults.shorten(len(slots)) if len(slots) < PAGE else None])
+
+    def reap(self, maximum: int) -> list[tuple[int, int]]:
+        self.faults.delay()
+        if self.faults._strikes(self.faults.interrupted):
+            return []
+        return [(slot, self._worsened(slot, result)) for slot, result in super().reap(maximum)]
+
+    def _worsened(self, slot: int, result: int) -> int:
+        if result <= 0:
+            return result
+        return -self.faults.error(writing=self._writing[slot]) or self.faults.shorten(result)
+
+
+def faulty_engine(faults: Faults, **options: int) -> DirectEngine:
+    """The direct engine on that disk."""
+    return DirectEngine(calls=FaultyCalls(faults), queue=lambda depth: FaultyQueue(depth, faults), **options)

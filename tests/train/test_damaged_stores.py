@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store whose contents are damaged stops training with one line that names the array."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ooc
+from ooc.errors import StoreError
+from tests.exactness.comparison import make_trainer, store_of
+from tests.exactness.reference import ModelCase
+from tests.graphs import GraphCase, random_data
+
+
+def overwrite(dtype: str, place: int, value: int) -> Callable[[Path], None]:
+    """Put ``value`` at element ``place`` of a chunk file."""
+
+    def damage(chunk: Path) -> None:
+        data = np.fromfile(chunk, dtype=dtype)
+        data[place] = value
+        data.tofile(chunk)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("array", "damage"),
+    [
+        ("in/indices", overwrite("<i4", 5, 2**31 - 1)),
+        ("in/indices", overwrite("<i4", 5, -1)),
+        ("in/indptr", overwrite("<i8", 7, 2**40)),
+        ("in/indptr", overwrite("<i8", 7, 0)),
+        ("y", lambda chunk: chunk.write_bytes(b"\xff" * chunk.stat().st_size)),
+    ],
+    ids=["index too large", "index negative", "indptr too large", "indptr falling", "labels"],
+)
+def test_damage_is_named(array: str, damage: Callable[[Path], None], tmp_path: Path) -> None:
+    store = store_of(random_data(GraphCase(nodes=60, edges=200), dtype=torch.float32), tmp_path)
+    damage(store.path / array / "c" / "0")
+    case = ModelCase(kind="gcn", layers=2, hidden=8)
+    with (
+        pytest.raises(StoreError, match=rf"{array} of the store .*damaged.*ooc verify"),
+        make_trainer(case, ooc.open(store.path), tmp_path, dtype=torch.float32) as trainer,
+    ):
+        trainer.fit(epochs=1)
