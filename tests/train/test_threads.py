@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The number of threads changes no bit of any result."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.exactness.comparison import make_trainer, store_of
+from tests.exactness.reference import ModelCase
+from tests.graphs import GraphCase, random_data
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage"])
+def test_threads_change_nothing(kind: str, tmp_path: Path) -> None:
+    """Losses and weights, to the bit, with tiles computed one by one and several at a time."""
+    store = store_of(random_data(GraphCase(nodes=700, edges=3000, features=20), dtype=torch.float32), tmp_path)
+    case = ModelCase(kind=kind, layers=3, hidden=16, dropout=0.3)
+    results = []
+    for threads in (1, 2, 5):
+        options = {"threads": threads, "tile_rows": 32, "block_rows": 128}
+        with make_trainer(case, store, tmp_path, dtype=torch.float32, **options) as trainer:
+            losses = [record.loss for record in trainer.fit(epochs=3)]
+            results.append((losses, [p.detach().clone() for p in trainer.model.parameters()]))
+    for losses, weights in results[1:]:
+        assert losses == results[0][0]
+        assert all(torch.equal(one, other) for one, other in zip(weights, results[0][1], strict=True))
