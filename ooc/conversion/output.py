@@ -11,6 +11,7 @@ from shutil import rmtree
 
 from ooc.errors import SourceError, StoreError
 from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.storage.array import flush
 from ooc.storage.store import PARTIAL_SUFFIX
 
 SCRATCH = "scratch"
@@ -89,17 +90,9 @@ def _sync(folder: Path, listener: Listener) -> None:
     task = "flushing to disk"
     listener(TaskStarted(task, len(files), "files"))
     for done, file in enumerate(files, start=1):
-        _flush(file)
+        flush(file)
         listener(TaskAdvanced(task, done))
     listener(TaskFinished(task))
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _replace(folder: Path, target: Path, *, force: bool) -> None:
@@ -114,7 +107,7 @@ def _replace(folder: Path, target: Path, *, force: bool) -> None:
         else:
             target.rename(old)
             folder.rename(target)
-    _flush(target.parent)
+    flush(target.parent)
     rmtree(old, ignore_errors=True)
 
 

@@ -306,3 +306,12 @@ def _metadata(array: Array) -> dict[str, Any]:
 def refused(path: Path, error: OSError) -> StoreError:
     """The error that says that ``path`` cannot be written."""
     return StoreError(f"{path} cannot be written: {error.strerror or error}")
+
+
+def flush(path: Path) -> None:
+    """Have what is written to the file or folder ``path`` on the disk: before a rename that promises it is there."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -18,7 +18,7 @@ import torch
 
 from ooc.errors import StoreError
 from ooc.prefetch.spill import free_bytes
-from ooc.storage.array import Array, create_array, open_array
+from ooc.storage.array import Array, create_array, flush, open_array
 from ooc.storage.store import Store, write_group
 from ooc.train.executor import Executor
 from ooc.train.graph import Scaling
@@ -56,8 +56,13 @@ def keep_aggregation(store: Store, scaling: Scaling, executor: Executor, matrix:
             for block in executor.read_rows(matrix):
                 writer.append(np.ascontiguousarray(block.numpy()))
         (store.path / temporary / _STAMP).write_text(json.dumps(_stamp(store)))
+        if find_aggregation(store, scaling, dtype) is not None:
+            return True  # another run was faster, and a third may be reading what it kept
+        for written in [*(store.path / temporary).rglob("*"), store.path / temporary]:
+            flush(written)
         shutil.rmtree(store.path / name, ignore_errors=True)
         (store.path / temporary).rename(store.path / name)
+        flush(store.path / GROUP)
     except (OSError, StoreError):
         return False
     finally:
