@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A memory cgroup for a child process: a hard limit, and the peak the kernel counted (v1 and v2, as root)."""
+"""Cgroups for a child process: a hard memory limit with the peak the kernel counted, or a slower disk (as root)."""
 
 import os
 from collections.abc import Iterator
@@ -60,6 +60,38 @@ def memory_cgroup(limit_bytes: int, name: str) -> Iterator[MemoryCgroup]:
         raise CgroupUnavailable(f"no memory cgroup: {error}") from error
     finally:
         path.rmdir()
+
+
+@dataclass(frozen=True)
+class ThrottledDisk:
+    """A cgroup in which the disk is slow."""
+
+    path: Path
+
+    def enter(self) -> None:
+        """Move the calling process in: for a ``preexec_fn``."""
+        (self.path / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+
+
+@contextmanager
+def throttled_disk(folder: Path, bytes_per_s: int, name: str) -> Iterator[ThrottledDisk]:
+    """A new cgroup in which the disk of ``folder`` reads, and writes, so much a second. Raises CgroupUnavailable."""
+    root = Path("/sys/fs/cgroup/blkio")
+    if not (root / "blkio.throttle.read_bps_device").exists():
+        raise CgroupUnavailable("no blkio cgroup (v1) with a throttle under /sys/fs/cgroup/blkio")
+    device = folder.stat().st_dev
+    path = root / f"{name}-{os.getpid()}"
+    try:
+        path.mkdir()
+        for way in ("read", "write"):
+            rule = f"{os.major(device)}:{os.minor(device)} {bytes_per_s}"
+            (path / f"blkio.throttle.{way}_bps_device").write_text(rule, encoding="ascii")
+        yield ThrottledDisk(path)
+    except PermissionError as error:
+        raise CgroupUnavailable(f"no blkio cgroup: {error}") from error
+    finally:
+        if path.exists():
+            path.rmdir()
 
 
 def _create(name: str) -> tuple[Path, str]:

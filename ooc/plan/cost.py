@@ -12,7 +12,35 @@ SECONDS_PER_MULTIPLY = 1e-11
 """Of a dense product with the element-wise work around it. An estimate: the 6.7e-12 measured above for the product
 alone, and half as much again."""
 SSD_BYTES_PER_S = 2e9
-"""An estimate: about what sequential O_DIRECT reads of 1 MiB gave on the virtio NVMe of that machine."""
+"""An estimate: about what sequential O_DIRECT reads of 1 MiB gave on the virtio NVMe of that machine, and writes."""
+SSD_BOTH_WAYS_BYTES_PER_S = 3e9
+"""An estimate of both at once."""
+SECONDS_PER_PULLED_VALUE = 8e-11
+"""Of one column of one neighbour, in wide slabs."""
+NARROW_SLAB_COLUMNS = 24
+"""Columns at which a gathered row costs twice what its values do: a random access each. Fitted, with the figure above,
+to slabs of 8 to 128 columns of 500k nodes and 10M edges."""
+SECONDS_PER_LOCAL_VALUE = 2e-9
+"""Of one value that a row pass loads or stores, with the products and the element-wise work that go with it: a
+3-layer GraphSAGE of 128 columns in memory. An estimate."""
+SECONDS_PER_STEP = 2e-4
+"""Of what a step costs however few rows it has. An estimate."""
+
+
+def pull_seconds(edges: int, columns: int, slab_columns: int) -> float:
+    """Seconds to sum ``columns`` columns over ``edges`` edges, ``slab_columns`` at a time."""
+    return edges * columns * SECONDS_PER_PULLED_VALUE * (1 + NARROW_SLAB_COLUMNS / slab_columns)
+
+
+def local_seconds(rows: int, columns: int) -> float:
+    """Seconds of a row pass over ``rows`` rows that loads and stores ``columns`` columns in all."""
+    return rows * columns * SECONDS_PER_LOCAL_VALUE
+
+
+def ssd_seconds(*, read_bytes: int, write_bytes: int) -> float:
+    """Seconds to move so much, both ways at once."""
+    one_way = max(read_bytes, write_bytes) / SSD_BYTES_PER_S
+    return max(one_way, (read_bytes + write_bytes) / SSD_BOTH_WAYS_BYTES_PER_S)
 
 
 def recomputing_pays(*, multiplies: int, saved_ssd_bytes: int) -> bool:

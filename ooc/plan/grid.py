@@ -3,7 +3,8 @@
 
 A matrix of ``rows`` × ``columns`` is cut into slabs of ``slab_columns`` columns; each slab lies contiguous
 in the file, row block after row block, so that a slab is one sequential read and a block of one slab another.
-Slabs start on 4 KiB boundaries.
+Slabs start on 4 KiB boundaries. A block is one slab's part of ``block_rows`` rows: the unit of I/O, of caching and
+of fate. Blocks of different matrices are of different heights, so that all are about one frame in size.
 """
 
 from dataclasses import dataclass
@@ -64,40 +65,9 @@ class Grid:
         return self.slab_offset(last) + align_up(self.slab_nbytes(last))
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A run of whole tiles inside one row block whose edges are read together."""
-
-    row_start: int
-    row_stop: int
-    edge_start: int
-    edge_stop: int
-
-
-STRETCH_EDGES = 1 << 20
-"""Edges beyond which a row block's topology is read in more than one piece (one tile is never cut)."""
-
-
-def stretches(
-    tile_edges: "list[int] | tuple[int, ...]", *, rows: int, tile_rows: int, block_rows: int
-) -> list[Stretch]:
-    """Cut the topology into stretches, none crossing a row block. ``block_rows`` is a multiple of ``tile_rows``."""
-    result = []
-    tiles_per_block = block_rows // tile_rows
-    tiles = len(tile_edges) - 1
-    for first in range(0, tiles, tiles_per_block):
-        start = first
-        end = min(first + tiles_per_block, tiles)
-        for tile in range(first, end):
-            full = tile + 1 < end and tile_edges[tile + 2] - tile_edges[start] > STRETCH_EDGES
-            if full or tile + 1 == end:
-                result.append(
-                    Stretch(
-                        row_start=start * tile_rows,
-                        row_stop=min(rows, (tile + 1) * tile_rows),
-                        edge_start=tile_edges[start],
-                        edge_stop=tile_edges[tile + 1],
-                    )
-                )
-                start = tile + 1
-    return result
+def block_height(*, step_rows: int, row_bytes: int, frame_bytes: int) -> int:
+    """The most rows of ``row_bytes`` that fit a frame: ``step_rows`` times a power of two."""
+    height = step_rows
+    while 2 * height * row_bytes <= frame_bytes:
+        height *= 2
+    return height

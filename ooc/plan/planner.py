@@ -1,26 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose a fate for every matrix under two budgets.
+"""Choose how pulled matrices are held, under two budgets; which blocks stay in memory follows from the sequence.
 
-The search starts from the leanest arrangement (everything on the SSD, narrow slabs) and spends what the
-budgets leave, most SSD traffic saved per byte and pass first: pulled matrices kept whole (their aggregation
-then fuses with the row pass after it), topology, wider slabs, and last the rows of everything else, in part
-if need be. Every step is tried by placing all buffers, so a plan that is returned fits.
+The search starts from the leanest arrangement (narrow slabs, one buffer each) and goes, source by source, to
+whatever makes the forecast epoch shortest, until no change of one source helps. Every candidate is forecast from a
+coarse version of its program; the one chosen is unrolled in full, so a plan that is returned fits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ooc.errors import BudgetError
-from ooc.plan.grid import Stretch, stretches
-from ooc.plan.plan import ColumnPass, Plan
-from ooc.plan.schedule import Choice, build_plan, pulled_sources, touched
-from ooc.plan.workload import Direction, Fate, Workload
+from ooc.plan.forecast import forecast_seconds
+from ooc.plan.plan import Plan
+from ooc.plan.schedule import (
+    Choice,
+    Cut,
+    Layout,
+    ahead_frames,
+    blocks_at_once,
+    build_plan,
+    frames_needed,
+    lay_out,
+    pulled_sources,
+)
+from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
 BLOCK_BYTES = 4 << 20
-"""Aimed-at size of a row block: large enough for the disk's full rate, small enough to keep several."""
+"""The largest block: large enough for the disk's full rate, small enough to keep several."""
 NARROW_COLUMNS = 8
 """Columns of the narrowest slab: 32 bytes of float32, half a cache line a gathered row."""
+_ROUNDS = 3
+_WHOLE = Cut(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,72 +46,150 @@ class Limits:
 
 def make_plan(workload: Workload, limits: Limits) -> Plan:
     """The plan for ``workload`` under ``limits``; raises BudgetError naming the least budgets that would do."""
-    search = _Search(workload, limits)
-    search.keep_sources()
-    search.keep_topology()
-    search.widen_slabs()
-    search.keep_rows()
-    return search.plan
+    return _Search(workload, limits).run()
 
 
 class _Search:
-    """The arrangement so far (``choice``, ``plan``) and the steps that improve it."""
+    """The arrangement so far and the steps that improve it."""
 
     def __init__(self, workload: Workload, limits: Limits) -> None:
         self.workload = workload
         self.limits = limits
-        self._stretches: dict[int, dict[Direction, list[Stretch]]] = {}
         self.sources = pulled_sources(workload)
-        self.choice, self.plan = self._leanest()
+        self.alike = self._groups()
 
-    def _build(self, choice: Choice) -> Plan:
-        rows = choice.block_rows
-        if rows not in self._stretches:
-            self._stretches[rows] = {
-                direction: stretches(
-                    list(topology.tile_edges),
-                    rows=self.workload.rows,
-                    tile_rows=self.workload.tile_rows,
-                    block_rows=rows,
-                )
-                for direction, topology in self.workload.topologies.items()
-            }
+    def run(self) -> Plan:
+        layout = self._best()
         return build_plan(
             self.workload,
-            choice,
-            stretches=self._stretches[rows],
+            layout,
+            frames=self._frames(layout),
             device_limit_bytes=self.limits.device_bytes,
             host_limit_bytes=self.limits.host_bytes,
         )
 
-    def _fits(self, plan: Plan) -> bool:
-        return plan.device_peak_bytes <= self.limits.device_bytes and plan.host_peak_bytes <= self.limits.host_bytes
+    def _arena_bytes(self, layout: Layout) -> int:
+        """What the budgets leave for the arena; negative where not even the rest fits."""
+        device = self.limits.device_bytes - self.workload.fixed_device_bytes - layout.scratch_bytes
+        host = self.limits.host_bytes - self.workload.fixed_host_bytes
+        return -1 if device < 0 or host < 0 else device + host
 
-    def _try(self, choice: Choice) -> bool:
-        """Take ``choice`` if it fits."""
-        plan = self._build(choice)
-        if self._fits(plan):
-            self.choice, self.plan = choice, plan
-            return True
-        return False
+    def _frames(self, layout: Layout) -> int:
+        """Frames of the arena: all that the budgets allow, but no more than there can ever be blocks for."""
+        planned = layout.matrices.values()
+        most = sum(m.grid.blocks * m.grid.slabs for m in planned if not m.whole)
+        most += sum(t.nbytes // layout.frame_bytes + 1 for t in self.workload.topologies.values())
+        most += max((r.stop for regions in layout.regions.values() for r in regions), default=0)
+        busiest = max(
+            (
+                blocks_at_once(item, layout, self.workload, passes)
+                for passes in layout.programs.values()
+                for item in passes
+            ),
+            default=0,
+        )
+        most += busiest + ahead_frames(busiest)
+        return min(most, self._arena_bytes(layout) // layout.frame_bytes)
 
-    def _leanest(self) -> tuple[Choice, Plan]:
-        """Everything on the SSD, with the tallest row blocks that leave half of the device for other things."""
-        slabs = {
-            name: min(columns, self.limits.slab_columns or NARROW_COLUMNS) for name, columns in self.sources.items()
-        }
+    def _fits(self, layout: Layout) -> bool:
+        arena = self._arena_bytes(layout)
+        return arena >= 0 and frames_needed(layout, self.workload) <= arena // layout.frame_bytes
+
+    # ---- sources -------------------------------------------------------------------------------------------
+
+    def _groups(self) -> list[list[str]]:
+        """Sources of one shape and role, which are held alike: the search is as long as there are shapes."""
+        groups: dict[tuple[int, int, int, bool], list[str]] = {}
+        for name in self.sources:
+            matrix = self.workload.matrices[name]
+            loaded = any(name in s.loads for stages in self.workload.programs.values() for s in stages)
+            groups.setdefault((matrix.rows, matrix.columns, matrix.itemsize, loaded), []).append(name)
+        return list(groups.values())
+
+    def _best(self) -> Layout:
+        choice, layout = self._leanest()
+        seconds = self._seconds(layout)
+        whole = replace(choice, cuts=dict.fromkeys(self.sources, _WHOLE))
+        if self.limits.slab_columns is None and seconds > 0:
+            choice, layout, seconds = self._better(choice, layout, seconds, [whole])
+        for _ in range(_ROUNDS):
+            before = seconds
+            for group in self.alike:
+                candidates = [
+                    replace(choice, cuts={**choice.cuts, **dict.fromkeys(group, cut)}) for cut in self._cuts(group[0])
+                ]
+                choice, layout, seconds = self._better(choice, layout, seconds, candidates)
+            if seconds >= before:
+                break
+        return layout
+
+    def _better(
+        self, choice: Choice, layout: Layout, seconds: float, candidates: list[Choice]
+    ) -> tuple[Choice, Layout, float]:
+        for candidate in candidates:
+            if candidate == choice:
+                continue
+            tried = lay_out(self.workload, candidate)
+            if not self._fits(tried):
+                continue
+            forecast = self._seconds(tried)
+            if forecast < seconds:
+                choice, layout, seconds = candidate, tried, forecast
+        return choice, layout, seconds
+
+    def _seconds(self, layout: Layout) -> float:
+        return forecast_seconds(self.workload, layout, frames=self._frames(layout))
+
+    def _cuts(self, name: str) -> Iterator[Cut]:
+        """Ways to hold a source: whole, or in more and more slabs."""
+        columns = self.sources[name]
+        if self.limits.slab_columns is not None:
+            for buffers in (1, 2):
+                yield Cut(min(columns, self.limits.slab_columns), buffers)
+            return
+        yield _WHOLE
+        seen = set()
+        for count in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128):
+            width = -(-columns // count)
+            if width in seen or width < min(columns, NARROW_COLUMNS):
+                continue
+            seen.add(width)
+            for buffers in range(1, min(4, -(-columns // width)) + 1):
+                yield Cut(width, buffers)
+
+    def _leanest(self) -> tuple[Choice, Layout]:
+        """The leanest arrangement, with the tallest blocks that leave three quarters of the memory for other things."""
         heights = [self.limits.block_rows] if self.limits.block_rows else list(self._heights())
-        for slab_buffers in (2, 1):
-            for height in heights:
-                choice = Choice(block_rows=height, slab_columns=slabs, slab_buffers=slab_buffers)
-                plan = self._build(choice)
-                roomy = 2 * plan.device_peak_bytes <= self.limits.device_bytes
-                if self._fits(plan) and (roomy or height == heights[-1]):
-                    return choice, plan
-        raise BudgetError(_shortage(plan, self.limits))
+        for height in heights:
+            choice, layout = self._leanest_of(height)
+            need = frames_needed(layout, self.workload) * layout.frame_bytes
+            roomy = 4 * need <= self._arena_bytes(layout)
+            if self._fits(layout) and (roomy or height == heights[-1]):
+                return choice, layout
+        raise BudgetError(self._shortage(layout))
+
+    def _leanest_of(self, height: int) -> tuple[Choice, Layout]:
+        """Slabs as narrow as they go take the least memory, but where blocks of many slabs take more."""
+        widths = [
+            NARROW_COLUMNS,
+            2 * NARROW_COLUMNS,
+            4 * NARROW_COLUMNS,
+            8 * NARROW_COLUMNS,
+            max(self.sources.values(), default=1),
+        ]
+        if self.limits.slab_columns is not None:
+            widths = [self.limits.slab_columns]
+        choices = [
+            Choice(height, {name: Cut(min(columns, width), 1) for name, columns in self.sources.items()})
+            for width in widths
+        ]
+        if self.limits.slab_columns is None:
+            choices.append(Choice(height, dict.fromkeys(self.sources, _WHOLE)))
+        layouts = [(choice, lay_out(self.workload, choice)) for choice in choices]
+        return min(layouts, key=lambda c: frames_needed(c[1], self.workload) * c[1].frame_bytes + c[1].scratch_bytes)
 
     def _heights(self) -> Iterator[int]:
-        """Row-block heights to try, tallest first: tiles times powers of two."""
+        """Heights of a step to try, tallest first: tiles times powers of two."""
         tile = self.workload.tile_rows
         widest = max(m.columns * m.itemsize for m in self.workload.matrices.values())
         height = tile
@@ -110,105 +199,34 @@ class _Search:
             yield height
             height //= 2
 
-    def _in_a_tier(self, change: Callable[[Fate], Choice]) -> bool:
-        """Try a change with host memory first: the device's is what slabs and blocks live on."""
-        return self._try(change(Fate.HOST)) or self._try(change(Fate.DEVICE))
-
-    def keep_sources(self) -> None:
-        """Keep pulled matrices whole, so that their aggregation needs neither slabs nor a second pass."""
-        if self.limits.slab_columns is not None:
-            return
-        for name in self._by_merit(list(self.sources)):
-            rows = self.workload.matrices[name].rows
-            self._in_a_tier(lambda tier, name=name, rows=rows: self._keeping(name, tier, rows))  # type: ignore[misc]
-
-    def keep_topology(self) -> None:
-        for direction in sorted(self.workload.topologies, key=lambda d: d.value):
-            self._in_a_tier(
-                lambda tier, direction=direction: replace(  # type: ignore[misc]
-                    self.choice, topologies={**self.choice.topologies, direction: tier}
-                )
+    def _shortage(self, layout: Layout) -> str:
+        """Who needs how much, what there is, and what would do."""
+        work, limits = self.workload, self.limits
+        arena = frames_needed(layout, work) * layout.frame_bytes
+        if work.fixed_host_bytes > limits.host_bytes:
+            least = work.fixed_host_bytes
+            line = (
+                f"row offsets and scalings need {format_size(least)} on the host, the host budget is "
+                f"{format_size(limits.host_bytes)}; give --host-budget {_round_up(least)}"
             )
-
-    def widen_slabs(self) -> None:
-        """Fewer, wider slabs for the sources that stay on the SSD: each slab reads the topology once."""
-        if self.limits.slab_columns is not None:
-            return
-        for name, columns in self.sources.items():
-            if name in self.choice.resident:
-                continue
-            for count in range(1, -(-columns // NARROW_COLUMNS) + 1):
-                width = -(-columns // count)
-                if width <= self.choice.slab_columns[name]:
-                    break
-                if self._try(replace(self.choice, slab_columns={**self.choice.slab_columns, name: width})):
-                    break
-
-    def keep_rows(self) -> None:
-        """Keep as many leading row blocks of everything else as there is room for."""
-        rest = [name for name in self.plan.matrices if name not in self.sources]
-        for name in self._by_merit(rest):
-            for tier in (Fate.HOST, Fate.DEVICE):
-                if name in self.choice.resident:
-                    break
-                self._keep_most(name, tier)
-
-    def _keep_most(self, name: str, tier: Fate) -> None:
-        planned = self.plan.matrices[name]
-        if self._try(self._keeping(name, tier, planned.matrix.rows)):
-            return
-        if name in self._sums():
-            return  # written slab by slab: kept whole or not at all
-        low, high = 0, planned.grid.blocks
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._fits(self._build(self._keeping(name, tier, middle * self.choice.block_rows))):
-                low = middle
-            else:
-                high = middle
-        if low:
-            self._try(self._keeping(name, tier, low * self.choice.block_rows))
-
-    def _sums(self) -> set[str]:
-        """Matrices that column passes write."""
-        steps = (step for steps in self.plan.programs.values() for step in steps)
-        return {step.pull.output for step in steps if isinstance(step, ColumnPass)}
-
-    def _keeping(self, name: str, tier: Fate, rows: int) -> Choice:
-        return replace(self.choice, resident={**self.choice.resident, name: (tier, rows)})
-
-    def _by_merit(self, names: list[str]) -> list[str]:
-        """Most bytes of SSD traffic an epoch per byte kept and pass it is kept for, first."""
-        passes = self.plan.programs["train"]
-        merit: dict[str, float] = {}
-        for name in names:
-            uses = [p.index for p in passes if name in touched(p)]
-            span = max(uses) - min(uses) + 1 if uses else len(passes)
-            if self.plan.matrices[name].matrix.kind.value != "scratch":
-                span = len(passes)
-            merit[name] = len(uses) / span
-        return sorted(names, key=lambda name: (-merit[name], name))
-
-
-def _shortage(plan: Plan, limits: Limits) -> str:
-    """Who needs how much, what there is, and what would do."""
-    parts = []
-    device, host = plan.device_peak_bytes, plan.host_peak_bytes
-    if device > limits.device_bytes:
-        peak_buffer = max(
-            (b for b in plan.buffers.values() if b.tier is Fate.DEVICE), key=lambda b: b.nbytes, default=None
+            computing = work.fixed_device_bytes + layout.scratch_bytes + arena
+            if computing > limits.device_bytes:
+                line += f" and --gpu-budget {_round_up(computing)}"
+            return line
+        need = work.fixed_device_bytes + layout.scratch_bytes
+        spare = limits.host_bytes - work.fixed_host_bytes
+        least = max(need, need + arena - spare)
+        slab = max((r for regions in layout.regions.values() for r in regions), key=lambda r: r.count, default=None)
+        largest = ""
+        if slab is not None:
+            width = layout.matrices[slab.matrix].grid.slab_columns
+            size = format_size(slab.count * layout.frame_bytes)
+            largest = f", of which {size} hold {width} columns of {slab.matrix}"
+        return (
+            f"the leanest plan needs {format_size(need + arena + work.fixed_host_bytes)}{largest}; the gpu budget is "
+            f"{format_size(limits.device_bytes)} and the host budget {format_size(limits.host_bytes)}; "
+            f"give --gpu-budget {_round_up(least)}"
         )
-        largest = f" (largest buffer: {peak_buffer.name}, {format_size(peak_buffer.nbytes)})" if peak_buffer else ""
-        parts.append(
-            f"the leanest plan needs {format_size(device)} on the device{largest}, the gpu budget is "
-            f"{format_size(limits.device_bytes)}; give --gpu-budget {_round_up(device)}"
-        )
-    if host > limits.host_bytes:
-        parts.append(
-            f"row offsets and scalings need {format_size(host)} on the host, the host budget is "
-            f"{format_size(limits.host_bytes)}; give --host-budget {_round_up(host)}"
-        )
-    return " and ".join(parts)
 
 
 def _round_up(nbytes: int) -> str:

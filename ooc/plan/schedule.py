@@ -1,38 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From choices to a complete plan: passes in order, buffers with lifetimes, places, and the traffic they cause.
+"""From choices to a complete plan: passes in order, regions, frames, programs unrolled.
 
-A stage whose pulled matrix is resident becomes one row pass; otherwise a column pass followed by a row pass
+A stage whose pulled matrix is in memory whole becomes one row pass; otherwise a column pass followed by a row pass
 that loads the pulled rows.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from ooc.plan.grid import Grid, Stretch, align_up
-from ooc.plan.placement import Demand, peak, place
-from ooc.plan.plan import (
-    COLUMN_TILE_ROWS,
-    READ_SLOTS,
-    TOPOLOGY_SLOTS,
-    WRITE_SLOTS,
-    ColumnPass,
-    MatrixPlan,
-    Pass,
-    Plan,
-    RowPass,
-    Traffic,
+from ooc.plan.grid import Grid, align_up, block_height
+from ooc.plan.plan import ColumnPass, MatrixPlan, Pass, Plan, Region, RowPass, edges_name, passes_using
+from ooc.plan.program import Program, unroll
+from ooc.plan.replacement import Uses
+from ooc.plan.sequence import (
+    BlockTable,
+    Span,
+    Step,
+    Use,
+    column_steps,
+    copy_spans,
+    edge_spans,
+    row_spans,
+    row_steps,
+    topology_grid,
 )
-from ooc.plan.workload import Direction, Fate, Kind, Matrix, Stage, Workload
+from ooc.plan.workload import Kind, Matrix, Pull, Stage, Workload
+
+PULL_TILE_ROWS = 2048
+"""Rows of a slab that one thread pulls at a time; sums of different rows are independent, so any number would do."""
+_BYTES_PER_TILE_EDGE = 32
+"""What a tile's edges take besides: the neighbours beyond a source's rows left out (a mask, a running count, the
+indices kept), and indices that lie in two frames put together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a pulled matrix is held: ``columns`` at a time (0: whole), in ``buffers`` slab buffers."""
+
+    columns: int
+    buffers: int
 
 
 @dataclass(frozen=True)
 class Choice:
-    """All that the planner decides. ``resident`` maps a matrix to (tier, leading rows kept there)."""
+    """All that the planner decides; replacement follows from it. ``cuts``: by pulled matrix."""
 
-    block_rows: int
-    slab_columns: dict[str, int]
-    slab_buffers: int
-    resident: dict[str, tuple[Fate, int]] = field(default_factory=dict)
-    topologies: dict[Direction, Fate] = field(default_factory=dict)
+    step_rows: int
+    cuts: dict[str, Cut] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The passes that a choice leads to, how matrices are cut, and the memory that is spoken for."""
+
+    step_rows: int
+    frame_bytes: int
+    matrices: dict[str, MatrixPlan]
+    programs: dict[str, tuple[Pass, ...]]
+    regions: dict[str, tuple[Region, ...]]
+    scratch_bytes: int
 
 
 def pulled_sources(workload: Workload) -> dict[str, int]:
@@ -45,230 +72,358 @@ def pulled_sources(workload: Workload) -> dict[str, int]:
     }
 
 
-def build_plan(
-    workload: Workload,
-    choice: Choice,
-    *,
-    stretches: dict[Direction, list[Stretch]],
-    device_limit_bytes: int,
-    host_limit_bytes: int,
-) -> Plan:
-    """Everything that follows from ``choice``. Pure; whether it fits the limits is the caller's to judge."""
-    matrices = {name: _plan_matrix(matrix, choice) for name, matrix in workload.matrices.items()}
+def lay_out(workload: Workload, choice: Choice) -> Layout:
+    """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
+    widest = max((m.columns * m.itemsize for m in workload.matrices.values()), default=1)
+    indices = max((t.index_itemsize for t in workload.topologies.values()), default=1)
+    frame_bytes = align_up(choice.step_rows * max(widest, indices))
+    matrices = {name: _plan_matrix(matrix, choice, frame_bytes, workload) for name, matrix in workload.matrices.items()}
     programs: dict[str, tuple[Pass, ...]] = {}
-    count = 0
     for name, stages in workload.programs.items():
         passes: list[Pass] = []
         for stage in stages:
-            passes += _passes(stage, count + len(passes), matrices, workload, choice)
+            passes += _passes(stage, len(passes), matrices, workload, choice, frame_bytes)
         programs[name] = tuple(passes)
-        count += len(passes)
-    demands = _resident_demands(matrices, programs, workload, choice, count)
-    for passes_of in programs.values():
-        for step in passes_of:
-            demands += _stream_demands(step, matrices, workload, choice, stretches)
-    buffers = place(demands)
+    regions = {name: _place(_wanted(passes, matrices), frame_bytes) for name, passes in programs.items()}
     scratch = max(
-        (_scratch_nbytes(step, matrices, workload, stretches) for steps in programs.values() for step in steps),
-        default=0,
+        (_scratch_nbytes(p, matrices, workload, frame_bytes) for passes in programs.values() for p in passes), default=0
     )
-    return Plan(
-        rows=workload.rows,
-        tile_rows=workload.tile_rows,
-        block_rows=choice.block_rows,
-        matrices=matrices,
-        recomputed=workload.recomputed,
-        topologies={d: choice.topologies.get(d, Fate.SSD) for d in workload.topologies},
-        stretches=stretches,
-        programs=programs,
-        buffers={b.name: b for b in buffers},
-        traffic={n: _traffic(p, matrices, workload, choice, stretches) for n, p in programs.items()},
-        device_arena_bytes=peak(buffers, Fate.DEVICE),
-        host_arena_bytes=peak(buffers, Fate.HOST),
-        scratch_bytes=scratch,
-        device_peak_bytes=peak(buffers, Fate.DEVICE) + scratch + workload.fixed_device_bytes,
-        host_peak_bytes=peak(buffers, Fate.HOST) + workload.fixed_host_bytes,
-        device_limit_bytes=device_limit_bytes,
-        host_limit_bytes=host_limit_bytes,
-    )
+    return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch)
 
 
-def _plan_matrix(matrix: Matrix, choice: Choice, slab_columns: int | None = None) -> MatrixPlan:
-    tier, rows = choice.resident.get(matrix.name, (Fate.SSD, 0))
-    whole = rows >= matrix.rows
-    width = slab_columns or choice.slab_columns.get(matrix.name, matrix.columns)
-    grid = Grid(
-        rows=matrix.rows,
-        columns=matrix.columns,
-        itemsize=matrix.itemsize,
-        block_rows=choice.block_rows,
-        slab_columns=matrix.columns if whole else width,
-    )
-    return MatrixPlan(matrix=matrix, grid=grid, tier=tier, resident_rows=min(rows, matrix.rows))
+def _plan_matrix(
+    matrix: Matrix, choice: Choice, frame_bytes: int, workload: Workload, columns: int | None = None
+) -> MatrixPlan:
+    cut = choice.cuts.get(matrix.name)
+    width = columns or (cut.columns if cut else 0) or matrix.columns
+    height = block_height(step_rows=choice.step_rows, row_bytes=width * matrix.itemsize, frame_bytes=frame_bytes)
+    grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
+    scratch = matrix.kind is Kind.SCRATCH
+    region_itemsize = max(matrix.itemsize, workload.pulled_itemsize) if scratch else matrix.itemsize
+    return MatrixPlan(matrix, grid, region_itemsize, whole=cut is not None and cut.columns == 0)
 
 
 def _passes(
-    stage: Stage, index: int, matrices: dict[str, MatrixPlan], workload: Workload, choice: Choice
+    stage: Stage, index: int, matrices: dict[str, MatrixPlan], workload: Workload, choice: Choice, frame_bytes: int
 ) -> list[Pass]:
     """One pass, or two; the matrix between the two is added to ``matrices``."""
     if stage.pull is None:
         return [RowPass(index, stage, stage.loads, None)]
     source = matrices[stage.pull.source]
-    if source.resident:
+    if source.whole:
         return [RowPass(index, stage, stage.loads, stage.pull)]
     planned = matrices.get(stage.pull.output)
     pulled = replace(
         source.matrix,
         name=stage.pull.output,
         rows=max(stage.rows, planned.matrix.rows if planned else 0),
-        itemsize=workload.pulled_itemsize,
         kind=Kind.SCRATCH,
     )
-    matrices[pulled.name] = _plan_matrix(pulled, choice, source.grid.slab_columns)
+    matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, source.grid.slab_columns)
+    buffers = min(choice.cuts[stage.pull.source].buffers, source.grid.slabs)
     return [
-        ColumnPass(index, stage.rows, stage.pull, min(choice.slab_buffers, source.grid.slabs)),
+        ColumnPass(index, stage.rows, stage.pull, buffers),
         RowPass(index + 1, stage, (*stage.loads, pulled.name), None),
     ]
 
 
-def touched(step: Pass) -> set[str]:
-    """The matrices that ``step`` reads or writes."""
-    if isinstance(step, ColumnPass):
-        return {step.pull.source, step.pull.output}
-    pulled = {step.pull.source} if step.pull else set()
-    return pulled | set(step.loads) | set(step.stage.stores)
+# ---- regions ---------------------------------------------------------------------------------------------
 
 
-def _resident_demands(
-    matrices: dict[str, MatrixPlan],
-    programs: dict[str, tuple[Pass, ...]],
-    workload: Workload,
-    choice: Choice,
-    passes: int,
-) -> list[Demand]:
-    demands = []
+def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
+    """How many slabs the writer of a column pass's source computes right into the slab buffers."""
+    users = [index for index in passes_using(passes, column_pass.pull.source) if index < column_pass.index]
+    written = bool(users) and column_pass.pull.source in passes[users[0]].stores
+    return column_pass.slab_buffers if written and len(users) == 1 else 0
+
+
+def _wanted(passes: Sequence[Pass], matrices: dict[str, MatrixPlan]) -> list[tuple[str, int, int, int]]:
+    """(matrix, bytes, first pass, last pass) of every region."""
+    wanted = []
     for name, planned in matrices.items():
-        nbytes = planned.resident_rows * planned.matrix.columns * planned.matrix.itemsize
-        if not nbytes:
-            continue
-        if planned.matrix.kind is not Kind.SCRATCH:
-            demands.append(Demand(f"resident/{name}", planned.tier, nbytes, 0, passes - 1))
-            continue
-        for program, steps in programs.items():
-            uses = [step.index for step in steps if name in touched(step)]
-            if uses:
-                demands.append(Demand(f"resident/{name}/{program}", planned.tier, nbytes, min(uses), max(uses)))
-    for direction, tier in choice.topologies.items():
-        nbytes = align_up(max(1, workload.topologies[direction].nbytes))
-        demands.append(Demand(f"topology/{direction.value}", tier, nbytes, 0, passes - 1))
-    return demands
+        uses = passes_using(passes, name)
+        if planned.whole and uses:
+            wanted.append((name, planned.region_nbytes, uses[0], uses[-1]))
+    for item in passes:
+        if isinstance(item, ColumnPass):
+            name = item.pull.source
+            first = passes_using(passes, name)[0] if direct_slabs(passes, item) else item.index
+            nbytes = item.slab_buffers * matrices[name].slab_stride()
+            wanted.append((name, nbytes, first, item.index))
+    return wanted
 
 
-def _stream_demands(
-    step: Pass,
-    matrices: dict[str, MatrixPlan],
-    workload: Workload,
-    choice: Choice,
-    stretches: dict[Direction, list[Stretch]],
-) -> list[Demand]:
-    """Rings of blocks, slabs and topology that pass ``step`` works with, all on the device."""
-    at = step.index
-
-    def ring(purpose: str, slots: int, nbytes: int) -> list[Demand]:
-        return [Demand(f"{at}/{purpose}/{slot}", Fate.DEVICE, nbytes, at, at) for slot in range(slots)]
-
-    demands: list[Demand] = []
-    reads, writes = (step.loads, step.stage.stores) if isinstance(step, RowPass) else ((), (step.pull.output,))
-    for name in reads:
-        if not matrices[name].resident:
-            demands += ring(f"read/{name}", READ_SLOTS, row_block_nbytes(matrices[name].grid))
-    for name in writes:
-        if not matrices[name].resident:
-            grid = matrices[name].grid
-            full = min(grid.rows, grid.block_rows) * grid.slab_columns * grid.itemsize
-            nbytes = full if isinstance(step, ColumnPass) else row_block_nbytes(grid)
-            demands += ring(f"write/{name}", WRITE_SLOTS, nbytes)
-    pull = step.pull
-    if pull is not None and choice.topologies.get(pull.direction, Fate.SSD) is Fate.SSD:
-        itemsize = workload.topologies[pull.direction].index_itemsize
-        longest = _longest(stretches[pull.direction], rows_of(step))
-        demands += ring("topology", TOPOLOGY_SLOTS, align_up(longest * itemsize) + 2 * 4096)
-    if isinstance(step, ColumnPass):
-        grid = matrices[step.pull.source].grid
-        demands += ring(f"slab/{step.pull.source}", step.slab_buffers, grid.slab_nbytes(0))
-    return demands
+def _place(wanted: list[tuple[str, int, int, int]], frame_bytes: int) -> tuple[Region, ...]:
+    """Frames for regions such that no two alive at once overlap: the largest first, each as low as it can lie."""
+    placed: list[Region] = []
+    for name, nbytes, first, last in sorted(wanted, key=lambda w: (-w[1], w[2], w[0])):
+        count = -(-nbytes // frame_bytes)
+        frame = 0
+        alive = (r for r in placed if r.first <= last and first <= r.last)
+        for other in sorted(alive, key=lambda r: r.frame):
+            if other.frame - frame >= count:
+                break
+            frame = max(frame, other.stop)
+        placed.append(Region(name, frame, count, first, last))
+    return tuple(placed)
 
 
-_FILTER_BYTES_PER_EDGE = 24
-"""What leaving out the neighbours beyond a source's rows takes: a mask, a running count and the indices kept."""
+def free_frames(regions: Sequence[Region], passes: int, frames: int) -> list[list[range]]:
+    """By pass: the frames that no region takes."""
+    free = []
+    for p in range(passes):
+        pieces, at = [], 0
+        for region in sorted((r for r in regions if r.first <= p <= r.last), key=lambda r: r.frame):
+            if region.frame > at:
+                pieces.append(range(at, min(region.frame, frames)))
+            at = max(at, region.stop)
+        if at < frames:
+            pieces.append(range(at, frames))
+        free.append(pieces)
+    return free
 
 
-def _scratch_nbytes(
-    step: Pass, matrices: dict[str, MatrixPlan], workload: Workload, stretches: dict[Direction, list[Stretch]]
-) -> int:
-    """A bound on the temporaries of pass ``step``, all threads together."""
-    nbytes = 0
-    if isinstance(step, ColumnPass):
-        width = matrices[step.pull.source].grid.slab_columns
-        nbytes = workload.threads * 2 * min(step.rows, COLUMN_TILE_ROWS) * width * workload.pulled_itemsize
+# ---- what a pass needs -----------------------------------------------------------------------------------
+
+
+def _scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int) -> int:
+    """A bound on the temporaries of a pass, all threads together."""
+    if isinstance(item, ColumnPass):
+        tile = pull_tile_rows(workload.tile_rows)
+        width = matrices[item.pull.source].grid.slab_columns
+        nbytes = 2 * min(item.rows, tile) * width * workload.pulled_itemsize
+        nbytes += frame_bytes  # a block being widened on its way into a slab buffer
     else:
-        nbytes = workload.threads * min(step.stage.rows, workload.tile_rows) * step.stage.scratch_bytes_per_row
-    if step.pull is not None and matrices[step.pull.source].matrix.rows < workload.rows:
-        nbytes += _FILTER_BYTES_PER_EDGE * _longest(stretches[step.pull.direction], rows_of(step))
-    return nbytes
+        tile = workload.tile_rows
+        nbytes = min(item.rows, tile) * item.stage.scratch_bytes_per_row
+    if item.pull is not None:
+        nbytes += _BYTES_PER_TILE_EDGE * _most_edges(item.pull, item.rows, tile, workload)
+    return workload.threads * nbytes
 
 
-def rows_of(step: Pass) -> int:
-    """Rows that ``step`` computes."""
-    return step.rows if isinstance(step, ColumnPass) else step.stage.rows
+def pull_tile_rows(tile_rows: int) -> int:
+    """Rows that one thread pulls at a time in a column pass: whole tiles."""
+    return max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
 
 
-def _longest(stretches: list[Stretch], rows: int) -> int:
-    """Most edges of a stretch among the first ``rows`` rows."""
-    return max((s.edge_stop - s.edge_start for s in stretches if s.row_start < rows), default=0)
+def _most_edges(pull: Pull, rows: int, tile: int, workload: Workload) -> int:
+    edges = workload.topologies[pull.direction].tile_edges
+    at = [edges[min(len(edges) - 1, -(-row // workload.tile_rows))] for row in range(0, rows + tile, tile)]
+    return max((b - a for a, b in pairwise(at)), default=0)
 
 
-def row_block_nbytes(grid: Grid) -> int:
-    """A buffer for one row block of every slab, each piece aligned so that it can be moved directly."""
-    rows = min(grid.rows, grid.block_rows)
-    return sum(align_up(rows * grid.width(k) * grid.itemsize) for k in range(grid.slabs))
+def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Sequence[Pass]) -> int:
+    """A bound on the frames in use while two neighbouring steps of a pass are computed."""
+    count = 0
+    if isinstance(item, ColumnPass):
+        count += 2
+        height = layout.matrices[item.pull.output].grid.block_rows
+    else:
+        height = layout.step_rows
+        for name in item.loads:
+            planned = layout.matrices[name]
+            count += 0 if planned.whole else 2 * planned.grid.slabs
+        for name in item.stores:
+            planned = layout.matrices[name]
+            count += 0 if planned.whole else 2 * len(stored_slabs(name, item.index, layout.matrices, passes))
+    if item.pull is not None:
+        indices = layout.frame_bytes // workload.topologies[item.pull.direction].index_itemsize
+        count += 2 * (-(-_most_edges(item.pull, item.rows, height, workload) // indices) + 1)
+    return count
 
 
-def _traffic(
-    steps: tuple[Pass, ...],
-    matrices: dict[str, MatrixPlan],
+def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], passes: Sequence[Pass]) -> range:
+    """The slabs of matrix ``name`` that row pass ``index`` computes into frames: those only a column pass reads need
+    none if they are computed right into its slab buffers."""
+    grid = matrices[name].grid
+    readers = [passes[p] for p in passes_using(passes, name) if p > index]
+    if len(readers) == 1 and isinstance(readers[0], ColumnPass):
+        return range(direct_slabs(passes, readers[0]), grid.slabs)
+    return range(grid.slabs)
+
+
+def ahead_frames(at_once: int) -> int:
+    """Frames worth having beyond those in use, so that reads and writes go on while a step is computed."""
+    return max(4, at_once // 2)
+
+
+def frames_needed(layout: Layout, workload: Workload) -> int:
+    """The fewest frames that every pass can run in, reading nothing ahead."""
+    most = 0
+    for name, passes in layout.programs.items():
+        for item in passes:
+            taken = max((r.stop for r in layout.regions[name] if r.first <= item.index <= r.last), default=0)
+            most = max(most, taken + blocks_at_once(item, layout, workload, passes))
+    return most
+
+
+# ---- the whole plan --------------------------------------------------------------------------------------
+
+
+def build_plan(
+    workload: Workload, layout: Layout, *, frames: int, device_limit_bytes: int, host_limit_bytes: int
+) -> Plan:
+    """Everything that follows from ``layout`` in an arena of ``frames`` frames at most."""
+    blocks = block_table(layout, workload)
+    unrolled = {name: unroll_program(name, layout, workload, blocks, frames=frames) for name in layout.programs}
+    used = max(
+        [p.frames for p in unrolled.values()] + [r.stop for regions in layout.regions.values() for r in regions] + [0]
+    )
+    return Plan(
+        rows=workload.rows,
+        tile_rows=workload.tile_rows,
+        step_rows=layout.step_rows,
+        frame_bytes=layout.frame_bytes,
+        frames=used,
+        matrices=layout.matrices,
+        recomputed=workload.recomputed,
+        topologies=workload.topologies,
+        blocks=blocks,
+        programs=layout.programs,
+        regions=layout.regions,
+        unrolled=unrolled,
+        scratch_bytes=layout.scratch_bytes,
+        fixed_device_bytes=workload.fixed_device_bytes,
+        fixed_host_bytes=workload.fixed_host_bytes,
+        device_limit_bytes=device_limit_bytes,
+        host_limit_bytes=host_limit_bytes,
+    )
+
+
+def block_table(layout: Layout, workload: Workload) -> BlockTable:
+    """Numbers for the blocks of all matrices, then of the topologies."""
+    grids = {name: planned.grid for name, planned in layout.matrices.items()}
+    grids |= {edges_name(d): topology_grid(t, layout.frame_bytes) for d, t in workload.topologies.items()}
+    return BlockTable.of(grids)
+
+
+def unroll_program(name: str, layout: Layout, workload: Workload, blocks: BlockTable, *, frames: int) -> Program:
+    """The program ``name`` in an arena of ``frames`` frames."""
+    passes = layout.programs[name]
+    steps, bounds, spans = uses_of(passes, layout, workload, blocks)
+    available = free_frames(layout.regions[name], len(passes), frames)
+    uses = Uses(
+        spans=spans,
+        steps=len(steps),
+        capacity=capacity_of(passes, layout, workload, bounds, available, cyclic=name == "train"),
+        lasting=lasting_blocks(layout, blocks),
+        cyclic=name == "train",
+    )
+    return unroll(steps, bounds, uses, available=available, nbytes=blocks.nbytes)
+
+
+def lasting_blocks(layout: Layout, blocks: BlockTable) -> "_Lasting":
+    """The blocks that are there in every epoch."""
+    scratch = {name for name, planned in layout.matrices.items() if planned.matrix.kind is Kind.SCRATCH}
+    ends = [*blocks.bases[1:], 1 << 62]
+    return _Lasting(
+        frozenset(
+            block
+            for name, base, end, grid in zip(blocks.names, blocks.bases, ends, blocks.grids, strict=True)
+            if name not in scratch
+            for block in range(base, min(end, base + grid.blocks * grid.slabs))
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lasting:
+    blocks: frozenset[int]
+
+    def __call__(self, block: int) -> bool:
+        return block in self.blocks
+
+
+def capacity_of(
+    passes: Sequence[Pass],
+    layout: Layout,
     workload: Workload,
-    choice: Choice,
-    stretches: dict[Direction, list[Stretch]],
-) -> Traffic:
-    read = write = 0
+    bounds: Sequence[tuple[int, int]],
+    available: Sequence[Sequence[range]],
+    *,
+    cyclic: bool,
+    coarseness: int = 1,
+) -> list[int]:
+    """By step: frames left for blocks that wait, beside those that a pass works in and reads ahead into.
 
-    def spilled(name: str, rows: int) -> int:
-        """Bytes on the SSD of the row blocks that the first ``rows`` rows lie in."""
-        planned = matrices[name]
-        stop = min(planned.matrix.rows, -(-rows // choice.block_rows) * choice.block_rows)
-        return max(0, stop - planned.resident_rows) * planned.matrix.columns * planned.matrix.itemsize
+    ``bounds`` may be those of a program with blocks ``coarseness`` times as tall as the layout's.
+    """
+    room = []
+    for item, pieces in zip(passes, available, strict=True):
+        at_once = blocks_at_once(item, layout, workload, passes)
+        free = sum(map(len, pieces)) - at_once
+        room.append(max(0, free - ahead_frames(at_once)) // coarseness)
+    capacity: list[int] = []
+    for p, (first, stop) in enumerate(bounds):
+        capacity += [room[p]] * (stop - first)
+        if stop > first:
+            then = p + 1 if p + 1 < len(bounds) else 0
+            if p + 1 < len(bounds) or cyclic:
+                capacity[-1] = min(room[p], room[then])
+    return capacity
 
-    for step in steps:
-        rows = rows_of(step)
-        if isinstance(step, ColumnPass):
-            read += spilled(step.pull.source, workload.rows)
-            write += spilled(step.pull.output, rows)
-            sweeps = matrices[step.pull.source].grid.slabs
+
+def uses_of(
+    passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
+) -> tuple[list[Step], list[tuple[int, int]], list[Span]]:
+    """Steps, the (first, stop) step of each pass, and every use of a block, by first step."""
+    steps: list[Step] = []
+    bounds: list[tuple[int, int]] = []
+    spans: list[Span] = []
+    for item in passes:
+        first = len(steps)
+        if isinstance(item, ColumnPass):
+            mine, used = _column_uses(item, first, passes, layout, workload, blocks)
         else:
-            read += sum(spilled(name, rows) for name in step.loads)
-            write += sum(spilled(name, rows) for name in step.stage.stores)
-            sweeps = 1
-        if step.pull is not None and choice.topologies.get(step.pull.direction, Fate.SSD) is Fate.SSD:
-            itemsize = workload.topologies[step.pull.direction].index_itemsize
-            used = [s for s in stretches[step.pull.direction] if s.row_start < rows]
-            read += sweeps * sum(stretch_nbytes(s, itemsize) for s in used)
-    return Traffic(read_bytes=read, write_bytes=write)
+            mine, used = _row_uses(item, first, passes, layout, workload, blocks)
+        steps += mine
+        spans += used
+        bounds.append((first, len(steps)))
+    spans.sort(key=lambda s: (s.first, s.use, s.block))
+    return steps, bounds, spans
 
 
-def stretch_nbytes(stretch: Stretch, itemsize: int) -> int:
-    """Bytes read for a stretch: its edges, widened to whole 4 KiB pages at both ends (none for no edges)."""
-    if stretch.edge_stop == stretch.edge_start:
-        return 0
-    start = stretch.edge_start * itemsize // 4096 * 4096
-    return align_up(stretch.edge_stop * itemsize) - start
+def _row_uses(
+    item: RowPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
+) -> tuple[list[Step], list[Span]]:
+    steps = row_steps(item.index, item.rows, layout.step_rows, reverse=item.stage.reverse)
+    spans: list[Span] = []
+    for name in item.loads:
+        planned = layout.matrices[name]
+        if not planned.whole:
+            spans += row_spans(planned.grid, blocks.base(name), range(planned.grid.slabs), first, steps, Use.READ)
+    for name in item.stores:
+        planned = layout.matrices[name]
+        if not planned.whole:
+            slabs = stored_slabs(name, item.index, layout.matrices, passes)
+            spans += row_spans(planned.grid, blocks.base(name), slabs, first, steps, Use.WRITE)
+    if item.pull is not None:
+        spans += _edges(item.pull, first, steps, layout, workload, blocks)
+    return steps, spans
+
+
+def _column_uses(
+    item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
+) -> tuple[list[Step], list[Span]]:
+    source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.pull.output].grid
+    steps = column_steps(item.index, item.rows, target.block_rows, source.slabs)
+    sweep = len(steps) // source.slabs
+    rows = next((p.rows for p in passes if item.pull.source in p.stores), source.rows)
+    spans: list[Span] = []
+    for slab in range(source.slabs):
+        at = first + slab * sweep
+        mine = steps[slab * sweep : (slab + 1) * sweep]
+        spans += row_spans(target, blocks.base(item.pull.output), range(slab, slab + 1), at, mine, Use.WRITE)
+        spans += _edges(item.pull, at, mine, layout, workload, blocks)
+        if slab >= direct_slabs(passes, item):
+            when = first + max(0, slab - item.slab_buffers + 1) * sweep
+            spans += copy_spans(source, blocks.base(item.pull.source), slab, when, rows)
+    return steps, spans
+
+
+def _edges(
+    pull: Pull, first: int, steps: Sequence[Step], layout: Layout, workload: Workload, blocks: BlockTable
+) -> list[Span]:
+    topology = workload.topologies[pull.direction]
+    grid = topology_grid(topology, layout.frame_bytes)
+    return edge_spans(topology, grid, blocks.base(edges_name(pull.direction)), workload.tile_rows, first, steps)

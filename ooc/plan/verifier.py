@@ -1,46 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proof that a plan can run, made from the plan alone and independent of how it was found.
 
-No two buffers alive in the same pass overlap, no arena exceeds its budget, no matrix is read before it is
-written, and none that is read is smaller than what was written. The trainer runs nothing that fails this.
+Every program is replayed, instruction by instruction: no region overlaps another or a block in use, no block is
+used before it is in its frame, none is dropped that is needed again and not on the SSD, no frame lies outside the
+arena, and the arena with all beside it keeps both budgets. The trainer runs nothing that fails this.
 """
 
-from ooc.plan.placement import Buffer
 from ooc.plan.plan import ColumnPass, Plan
-from ooc.plan.workload import Fate, Kind
+from ooc.plan.program import Program
+from ooc.plan.sequence import Use
+from ooc.plan.workload import Kind
 
 
 def verify_plan(plan: Plan) -> None:
     """Raise AssertionError, saying what is wrong, if the plan cannot be trusted: a bug in the planner."""
-    _verify_placement(list(plan.buffers.values()))
     _verify_budgets(plan)
     _verify_order(plan)
+    for name, program in plan.unrolled.items():
+        _verify_regions(plan, name)
+        read, written = _Replay(plan, name, program).run()
+        _claim((read, written) == (program.read_bytes, program.write_bytes), f"{name}: its bytes are not as stated")
 
 
-def _verify_placement(buffers: list[Buffer]) -> None:
-    for tier in (Fate.DEVICE, Fate.HOST):
-        ordered = sorted((b for b in buffers if b.tier is tier), key=lambda b: b.offset)
-        for i, low in enumerate(ordered):
-            for high in ordered[i + 1 :]:
-                if high.offset >= low.end:
-                    break
-                if low.first <= high.last and high.first <= low.last:
-                    raise AssertionError(f"buffers {low.name} and {high.name} overlap")
+def _claim(true: bool, otherwise: str) -> None:
+    if not true:
+        raise AssertionError(otherwise)
 
 
 def _verify_budgets(plan: Plan) -> None:
-    ends = {tier: max((b.end for b in plan.buffers.values() if b.tier is tier), default=0) for tier in Fate}
-    if ends[Fate.SSD]:
-        raise AssertionError("a buffer lies on the SSD")
-    if ends[Fate.DEVICE] > plan.device_arena_bytes or ends[Fate.HOST] > plan.host_arena_bytes:
-        raise AssertionError("a buffer lies outside its arena")
-    if (
-        plan.device_arena_bytes + plan.scratch_bytes > plan.device_peak_bytes
-        or plan.device_peak_bytes > plan.device_limit_bytes
+    for what, peak, limit in (
+        ("device", plan.device_peak_bytes, plan.device_limit_bytes),
+        ("host", plan.host_peak_bytes, plan.host_limit_bytes),
     ):
-        raise AssertionError(f"device: {plan.device_peak_bytes} bytes planned, {plan.device_limit_bytes} allowed")
-    if plan.host_arena_bytes > plan.host_peak_bytes or plan.host_peak_bytes > plan.host_limit_bytes:
-        raise AssertionError(f"host: {plan.host_peak_bytes} bytes planned, {plan.host_limit_bytes} allowed")
+        _claim(peak <= limit, f"{what}: {peak} bytes planned, {limit} allowed")
+    beside = plan.fixed_device_bytes + plan.fixed_host_bytes + plan.scratch_bytes
+    total = plan.device_peak_bytes + plan.host_peak_bytes
+    _claim(total == beside + plan.frames * plan.frame_bytes, "the peaks leave something out")
 
 
 def _verify_order(plan: Plan) -> None:
@@ -48,29 +43,137 @@ def _verify_order(plan: Plan) -> None:
     for program, passes in plan.programs.items():
         written = set(lasting)
         for item in passes:
-            if isinstance(item, ColumnPass):
-                reads, writes = {item.pull.source}, {item.pull.output}
-            else:
-                reads = {*item.loads, *((item.pull.source,) if item.pull else ())}
-                writes = set(item.stage.stores)
+            reads, writes = set(item.reads), set(item.stores)
             for name in sorted(reads - written):
                 raise AssertionError(f"{program}: pass {item.index} reads {name} before it is written")
-            if reads & writes:
-                raise AssertionError(f"{program}: pass {item.index} reads and writes {reads & writes}")
-            _verify_alive(plan, program, item.index, reads | writes)
+            _claim(not reads & writes, f"{program}: pass {item.index} reads and writes {reads & writes}")
             written |= writes
         lasting |= {name for name in written if plan.matrices[name].matrix.kind is Kind.CONSTANT}
 
 
-def _verify_alive(plan: Plan, program: str, index: int, names: set[str]) -> None:
-    for name in names:
-        planned = plan.matrices[name]
-        if not planned.resident_rows:
-            continue
-        scratch = planned.matrix.kind is Kind.SCRATCH
-        buffer = plan.buffers[f"resident/{name}/{program}" if scratch else f"resident/{name}"]
-        if not buffer.first <= index <= buffer.last:
-            raise AssertionError(f"{program}: {name} is not in memory during pass {index}")
-        needed = planned.resident_rows * planned.matrix.columns * planned.matrix.itemsize
-        if buffer.nbytes < needed:
-            raise AssertionError(f"{program}: the buffer of {name} is too small")
+def _verify_regions(plan: Plan, program: str) -> None:
+    regions = plan.regions[program]
+    for i, one in enumerate(regions):
+        _claim(one.frame >= 0 and one.stop <= plan.frames, f"{program}: the region of {one.matrix} leaves the arena")
+        for other in regions[i + 1 :]:
+            apart = one.stop <= other.frame or other.stop <= one.frame
+            apart = apart or one.last < other.first or other.last < one.first
+            _claim(apart, f"{program}: the regions of {one.matrix} and {other.matrix} overlap")
+    for item in plan.programs[program]:
+        needed = {n: plan.matrices[n].region_nbytes for n in (*item.reads, *item.stores) if plan.matrices[n].whole}
+        if isinstance(item, ColumnPass):
+            needed[item.pull.source] = item.slab_buffers * plan.matrices[item.pull.source].slab_stride()
+        for name, nbytes in needed.items():
+            held = [r for r in regions if r.matrix == name and r.first <= item.index <= r.last]
+            enough = any(r.count * plan.frame_bytes >= nbytes for r in held)
+            _claim(enough, f"{program}: {name} is not in memory during pass {item.index}")
+
+
+class _Replay:
+    """One run of a program, counted: which block each frame holds, and which blocks are on the SSD."""
+
+    def __init__(self, plan: Plan, name: str, program: Program) -> None:
+        self.plan, self.name, self.program = plan, name, program
+        self.content: dict[int, int] = dict((frame, block) for block, frame in program.warm)
+        self.where: dict[int, int] = dict(program.warm)
+        self.stored: set[int] = set()
+        self.written = {span.block for span in program.uses.spans if span.use is Use.WRITE}
+        self.starts: dict[int, list[int]] = {}
+        self.ends: dict[int, list[int]] = {}
+        for i, span in enumerate(program.uses.spans):
+            self.starts.setdefault(span.first, []).append(i)
+            self.ends.setdefault(span.last, []).append(i)
+        self.busy: dict[int, int] = {}  # block → spans that it is in use by
+        self.filled: set[int] = {block for block, _ in program.warm}
+
+    def run(self) -> tuple[int, int]:
+        """(bytes read, bytes written)."""
+        read = written = 0
+        nbytes = self.plan.blocks.nbytes
+        for p, (first, stop) in enumerate(self.program.bounds):
+            self._enter(p)
+            for t in range(first, stop):
+                if t - 2 >= first:
+                    self._end(t - 2)
+                for block, frame, load in self.program.acquire[t]:
+                    self._put(block, frame, p)
+                    if load:
+                        _claim(self._on_ssd(block), f"{self._named(block)} is read from the SSD and is not there")
+                        self.filled.add(block)
+                        read += nbytes(block)
+                for block, in_frame in self.program.fill.get(t, ()):
+                    if in_frame:
+                        _claim(block in self.where and block in self.filled, f"{self._named(block)} is not in a frame")
+                    else:
+                        _claim(self._on_ssd(block), f"{self._named(block)} is copied from the SSD and is not there")
+                        read += nbytes(block)
+                self._begin(t)
+                for block in self.program.store[t]:
+                    _claim(block in self.where, f"{self._named(block)} is written out of no frame")
+                    self.stored.add(block)
+                    written += nbytes(block)
+            for t in range(max(first, stop - 2), stop):
+                self._end(t)
+        self._move(len(self.program.bounds))
+        for block, frame in self.program.warm:
+            _claim(self.content.get(frame) == block, f"{self._named(block)} is not where the next epoch looks for it")
+        return read, written
+
+    def _named(self, block: int) -> str:
+        matrix, slab, row_block = self.plan.blocks.where(block)
+        return f"{self.name}: block {row_block} of slab {slab} of {matrix}"
+
+    def _on_ssd(self, block: int) -> bool:
+        """Stored in this run; of the store; or of a part that no stage computes and no row needs."""
+        return block in self.stored or block not in self.written
+
+    def _put(self, block: int, frame: int, p: int) -> None:
+        _claim(0 <= frame < self.plan.frames, f"{self._named(block)} lies outside the arena")
+        taken = [r for r in self.plan.regions[self.name] if r.frame <= frame < r.stop and r.first <= p <= r.last]
+        _claim(not taken, f"{self._named(block)} lies in a region")
+        before = self.content.get(frame)
+        if before is not None and self.where.get(before) == frame:
+            _claim(not self.busy.get(before), f"{self._named(before)} is in use and loses its frame")
+            del self.where[before]
+            self.filled.discard(before)
+        self.content[frame] = block
+        self.where[block] = frame
+
+    def _begin(self, t: int) -> None:
+        for i in self.starts.get(t, ()):
+            span = self.program.uses.spans[i]
+            if span.use is Use.COPY:
+                continue
+            _claim(span.block in self.where, f"{self._named(span.block)} is used and has no frame")
+            if span.use is Use.READ:
+                _claim(span.block in self.filled, f"{self._named(span.block)} is used before it is read")
+            else:
+                self.filled.add(span.block)
+            self.busy[span.block] = self.busy.get(span.block, 0) + 1
+
+    def _end(self, t: int) -> None:
+        for i in self.ends.get(t, ()):
+            span = self.program.uses.spans[i]
+            if span.use is not Use.COPY:
+                self.busy[span.block] -= 1
+
+    def _move(self, p: int) -> None:
+        for block, origin, target in self.program.moves.get(p, ()):
+            _claim(self.where.get(block) == origin, f"{self._named(block)} is moved from where it is not")
+            before = self.content.get(target)
+            if before is not None and self.where.get(before) == target:
+                _claim(not self.busy.get(before), f"{self._named(before)} is in use and loses its frame")
+                del self.where[before]
+            self.content[target] = block
+            self.where[block] = target
+
+    def _enter(self, p: int) -> None:
+        self._move(p)
+        for region in self.plan.regions[self.name]:
+            if region.first == p:
+                for frame in range(region.frame, region.stop):
+                    block = self.content.pop(frame, None)
+                    if block is not None and self.where.get(block) == frame:
+                        _claim(not self.busy.get(block), f"{self._named(block)} is in use and loses its frame")
+                        del self.where[block]
+                        self.filled.discard(block)

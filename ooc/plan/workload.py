@@ -17,6 +17,7 @@ class Fate(Enum):
     DEVICE = "device"
     HOST = "host"
     SSD = "ssd"
+    RECOMPUTE = "recompute"
 
 
 class Kind(Enum):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a plan: row passes and column passes, with blocks streaming under the computation. Decides nothing.
+"""Runs a plan's programs, instruction by instruction. Decides nothing.
 
-Where a block goes from the SSD to the kernel: ``ReadStream`` (ooc.prefetch.stream) fills a ring slot in the
-device arena ahead of time; ``_Input.tile`` views rows of that slot; the stage's function, or ``pull``, takes
-that view as its operand. A resident matrix is viewed where it lies.
+Where a block goes from the SSD to the kernel: ``Frames`` (ooc.prefetch.frames) reads it into the frame that the
+program gives it, steps ahead; ``Input.tile`` (ooc.train.operands) views rows of that frame; the stage's function, or
+``pull``, takes that view as its operand.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,26 +15,30 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.plan.grid import Stretch
-from ooc.plan.plan import COLUMN_TILE_ROWS, ColumnPass, Plan, RowPass
-from ooc.plan.schedule import row_block_nbytes
+from ooc.plan.plan import ColumnPass, Plan, Region, RowPass, edges_name
+from ooc.plan.program import Program
+from ooc.plan.schedule import direct_slabs, pull_tile_rows, stored_slabs
+from ooc.plan.sequence import Step as PlannedStep
+from ooc.plan.sequence import Use
 from ooc.plan.workload import Direction, Fate, Kind
-from ooc.prefetch.arena import Arena, Bytes
-from ooc.prefetch.engine import Counters, choose_engine
+from ooc.prefetch.arena import Arena
+from ooc.prefetch.engine import Counters, Ticket, choose_engine
+from ooc.prefetch.frames import Frames
 from ooc.prefetch.spill import create_spill
-from ooc.prefetch.stream import ReadStream, Request, WriteStream
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.aggregate import pull, within
 from ooc.train.graph import GraphRows, damaged
-from ooc.train.residency import TieredMatrix, as_matrix, index_request
+from ooc.train.operands import Edges, Input, Output
+from ooc.train.residency import BlockedMatrix, as_matrix
 from ooc.train.stages import Step, Tile
-from ooc.train.team import Team
+from ooc.train.team import Flow, Team
 
 _TORCH = {
     "float16": torch.float16,
     "float32": torch.float32,
     "float64": torch.float64,
+    "int32": torch.int32,
     "int64": torch.int64,
     "bool": torch.bool,
 }
@@ -44,7 +48,7 @@ Progress = Callable[[int], None]
 
 
 class Executor:
-    """Owns arenas, spill files and I/O threads of one trainer. ``close`` gives everything back."""
+    """Owns the arena, spill files and I/O threads of one trainer. ``close`` gives everything back."""
 
     def __init__(
         self,
@@ -55,33 +59,48 @@ class Executor:
         dtype: torch.dtype,
         spill_dir: Path,
         *,
+        spill_dtype: torch.dtype | None = None,
         threads: int,
     ) -> None:
         self.plan = plan
-        self.arrays = arrays
         self.store = store
         self.rows = rows
         self.dtype = dtype
+        self.spill_dtype = spill_dtype or dtype
         self._resources = ExitStack()
         with ExitStack() as opening:
             self.engine, _ = choose_engine(spill_dir, store.path)
             opening.callback(self.engine.close)
             self.team = Team(threads)
             opening.callback(self.team.close)
-            self._arenas = {
-                Fate.DEVICE: Arena(plan.device_arena_bytes),
-                Fate.HOST: Arena(plan.host_arena_bytes),
-            }
-            for arena in self._arenas.values():
-                opening.callback(arena.close)
-            self.matrices: dict[str, TieredMatrix] = {}
-            for name in plan.matrices:
-                self.matrices[name] = self._matrix(name, spill_dir)
-                opening.callback(self.matrices[name].close)
-            self._topology = {d: self._resident_topology(d) for d in plan.topologies}
-            opening.callback(self._topology.clear)
-            self._load_resident()
+            self._arena = Arena(plan.arena_bytes)
+            opening.callback(self._arena.close)
+            self.frames = Frames(self._arena, plan.frame_bytes, self.engine)
+            opening.callback(self.frames.settle)
+            self.matrices: dict[str, BlockedMatrix] = {}
+            for name, base, grid in zip(plan.blocks.names, plan.blocks.bases, plan.blocks.grids, strict=True):
+                array = self._array(name, arrays)
+                self.matrices[name] = matrix = BlockedMatrix(name, grid, self._dtype(name, array), base, array)
+                opening.callback(matrix.close)
+                if name in plan.spilled:
+                    matrix.file = create_spill(spill_dir, name, grid.file_nbytes)
             self._resources = opening.pop_all()
+
+    def _array(self, name: str, arrays: Mapping[str, Array]) -> Array | None:
+        """The store's array behind a matrix or an index array; None for what is the run's own."""
+        for direction in self.plan.topologies:
+            if name == edges_name(direction):
+                return self.store.topology(direction.value)[1]
+        return arrays[name] if self.plan.matrices[name].matrix.kind is Kind.STORE else None
+
+    def _dtype(self, name: str, array: Array | None) -> torch.dtype:
+        if array is not None:
+            return _TORCH[array.dtype.name]
+        return self.spill_dtype if self.plan.matrices[name].matrix.kind is Kind.SCRATCH else self.dtype
+
+    def rounded(self, values: Tensor) -> Tensor:
+        """As they would be had they been kept in between: a pass that keeps nothing gives the same results."""
+        return values if self.spill_dtype == self.dtype else values.to(self.spill_dtype).to(self.dtype)
 
     @property
     def counters(self) -> Counters:
@@ -89,100 +108,32 @@ class Executor:
 
     def peak_bytes(self, tier: Fate) -> int:
         """What has been used of a budget so far: the arena's high-water mark, and what is admitted beside it."""
-        plan = self.plan
-        planned, arena = {
-            Fate.DEVICE: (plan.device_peak_bytes, plan.device_arena_bytes),
-            Fate.HOST: (plan.host_peak_bytes, plan.host_arena_bytes),
-        }[tier]
-        return planned - arena + self._arenas[tier].used_bytes
+        plan, used = self.plan, self._arena.used_bytes
+        if tier is Fate.DEVICE:
+            return plan.device_peak_bytes - plan.device_arena_bytes + min(used, plan.device_arena_bytes)
+        return plan.fixed_host_bytes + max(0, used - plan.device_arena_bytes)
 
     def close(self) -> None:
-        """End the threads, free the arenas and the spill files. May be called twice."""
+        """End the threads, free the arena and the spill files. May be called twice."""
         self._resources.close()
 
     def run(self, program: str, steps: list[Step], commit: Callable[[Tile], None], progress: Progress) -> None:
         """Run one of the plan's programs with the functions of ``steps``; ``commit`` gets every tile, in order."""
         functions = {step.spec.name: step.compute for step in steps}
-        passes = self.plan.programs[program]
-        for done, item in enumerate(passes, start=1):
-            if isinstance(item, RowPass):
-                _RowPassRun(self, item, program, functions[item.stage.name], commit).run()
-            else:
-                _ColumnPassRun(self, item, program).run()
-            progress(done)
-
-    # ---- set-up ------------------------------------------------------------------------------------------
-
-    def _matrix(self, name: str, spill_dir: Path) -> TieredMatrix:
-        planned = self.plan.matrices[name]
-        array = self.arrays[name] if planned.matrix.kind is Kind.STORE else None
-        dtype = _TORCH[array.dtype.name] if array is not None else self.dtype
-        matrix = TieredMatrix(name, planned, dtype, array)
-        for buffer in self.plan.buffers.values():
-            kind, _, rest = buffer.name.partition("/")
-            if kind != "resident":
-                continue
-            owner, program = (rest, "") if planned.matrix.kind is not Kind.SCRATCH else _owner(rest)
-            if owner == name:
-                memory = self._arenas[buffer.tier].view(buffer.offset, buffer.nbytes)
-                matrix.resident[program] = as_matrix(memory, dtype, planned.resident_rows, planned.matrix.columns)
-        if planned.spill_nbytes:
-            matrix.file = create_spill(spill_dir, name, planned.spill_nbytes)
-        return matrix
-
-    def view(self, name: str) -> Bytes:
-        """The memory of one of the plan's buffers."""
-        buffer = self.plan.buffers[name]
-        return self._arenas[buffer.tier].view(buffer.offset, buffer.nbytes)
-
-    def ring(self, index: int, purpose: str) -> list[Bytes]:
-        """The slots ``index/purpose/0``, ``…/1``, … of pass ``index``."""
-        slots: list[Bytes] = []
-        while f"{index}/{purpose}/{len(slots)}" in self.plan.buffers:
-            slots.append(self.view(f"{index}/{purpose}/{len(slots)}"))
-        return slots
-
-    def _load_resident(self) -> None:
-        """Read what stays in memory of the store's matrices, once."""
-        for matrix in self.matrices.values():
-            rows = matrix.resident_rows("")
-            if matrix.array is None or rows is None:
-                continue
-            memory = rows.numpy().reshape(-1).view(np.uint8)
-            self.engine.read(matrix.array_spans(0, len(rows)), memory).wait()
-
-    def _resident_topology(self, direction: Direction) -> Bytes | None:
-        name = f"topology/{direction.value}"
-        if name not in self.plan.buffers:
-            return None
-        memory = self.view(name)
-        _, indices = self.store.topology(direction.value)
-        request, skipped = index_request(indices, 0, indices.shape[0])
-        assert skipped == 0
-        total = sum(span.nbytes for span in request.spans)
-        self.engine.read(request.spans, memory[:total]).wait()
-        return memory
-
-    def read_rows(self, name: str) -> Iterator[Tensor]:
-        """A constant matrix, row block by row block, for those who want a copy of it. No pass may be running."""
-        matrix = self.matrices[name]
-        grid = matrix.grid
-        resident = matrix.resident_rows("")
-        memory = np.empty(row_block_nbytes(grid), dtype=np.uint8)
-        for block in range(grid.blocks):
-            start = block * grid.block_rows
-            if matrix.in_memory(block):
-                assert resident is not None
-                yield resident[start : start + grid.height(block)]
-                continue
-            request = matrix.request(block)
-            for span, (first, last) in zip(request.spans, request.places, strict=True):
-                self.engine.read([span], memory[first:last]).wait()
-            yield torch.cat(matrix.pieces(memory, block), dim=1)
-
-    def stretches(self, direction: Direction, rows: int) -> list[Stretch]:
-        """The stretches of topology that the first ``rows`` rows lie in."""
-        return [stretch for stretch in self.plan.stretches[direction] if stretch.row_start < rows]
+        run = ProgramRun(self, program)
+        try:
+            run.warm_up()
+            for done, item in enumerate(self.plan.programs[program], start=1):
+                run.enter(item.index)
+                if isinstance(item, RowPass):
+                    _RowPassRun(run, item, functions[item.stage.name], commit).run()
+                else:
+                    _ColumnPassRun(run, item).run()
+                progress(done)
+            run.finish()
+        except BaseException:
+            self.frames.settle()
+            raise
 
     def pull_rows(self, source: Tensor, indices: Tensor, direction: Direction, start: int, stop: int) -> Tensor:
         """Rows ``start:stop`` of the sum over neighbours, with the self term; ``indices`` are these rows' edges.
@@ -201,51 +152,107 @@ class Executor:
         self.rows.add_self(pulled, source, start, min(stop, len(source)))
         return pulled
 
-    # ---- topology ------------------------------------------------------------------------------------------
+    def read_rows(self, name: str) -> Iterator[Tensor]:
+        """A constant matrix, row block by row block, for those who want a copy of it. No program may be running."""
+        matrix = self.matrices[name]
+        grid = matrix.grid
+        for block in range(grid.blocks):
+            self.frames.await_written(matrix.number(0, block))
+            memory = np.empty(grid.block_nbytes(0, block), dtype=np.uint8)
+            self.engine.read(matrix.spans(0, block), memory).wait()
+            yield matrix.rows(memory, 0, block)
 
-    def edges(self, index: int, direction: Direction, order: list[Stretch]) -> "EdgeStream":
-        """The indices of ``order``'s stretches, one after the other."""
-        return EdgeStream(self, index, direction, order)
 
-    def resident_edges(self, direction: Direction) -> Bytes | None:
-        return self._topology[direction]
+class ProgramRun:
+    """One run of a program: what happens between the steps of its passes."""
 
+    def __init__(self, executor: Executor, name: str) -> None:
+        self.executor = executor
+        self.plan = executor.plan
+        self.name = name
+        self.program: Program = self.plan.unrolled[name]
+        self.passes = self.plan.programs[name]
+        self._arrivals: list[list[int]] = [[] for _ in self.program.steps]
+        for span in self.program.uses.spans:
+            if span.use is Use.READ:
+                self._arrivals[span.first].append(span.block)
 
-class EdgeStream:
-    """Stretches of topology in a given order, from memory or read ahead."""
+    def warm_up(self) -> None:
+        """Have in their frames the blocks that the epoch before has left there; the first epoch reads them."""
+        frames = self.executor.frames
+        for block, frame in self.program.warm:
+            if not frames.holds(block, frame):
+                frames.acquire(block, frame)
+                self._read(block)
 
-    def __init__(self, executor: Executor, index: int, direction: Direction, order: list[Stretch]) -> None:
-        _, self._indices = executor.store.topology(direction.value)
-        self._resident = executor.resident_edges(direction)
-        self._order = order
-        self._next = 0
-        self._stream: ReadStream | None = None
-        self._skips: list[int] = []
-        if self._resident is None:
-            requests = []
-            for stretch in order:
-                request, skip = index_request(self._indices, stretch.edge_start, stretch.edge_stop)
-                requests.append(request)
-                self._skips.append(skip)
-            self._stream = ReadStream(executor.engine, requests, executor.ring(index, "topology"))
+    def enter(self, index: int) -> None:
+        """Before pass ``index``: blocks move out of the way of regions."""
+        self._move(index)
+        for region in self.plan.regions[self.name]:
+            if region.first == index:
+                self.executor.frames.clear(region.frame, region.count)
 
-    def take(self) -> Tensor:
-        """Neighbour indices of the next stretch; good until the next call."""
-        stretch = self._order[self._next]
-        itemsize = self._indices.itemsize
-        count = stretch.edge_stop - stretch.edge_start
-        if self._stream is None:
-            assert self._resident is not None
-            memory, start = self._resident, stretch.edge_start * itemsize
-        else:
-            memory, start = self._stream.take(), self._skips[self._next]
-        self._next += 1
-        dtype = torch.int32 if itemsize == 4 else torch.int64
-        return torch.from_numpy(memory[start : start + count * itemsize]).view(dtype)
+    def finish(self) -> None:
+        """After the last pass: carried blocks lie where the next epoch looks for them."""
+        self._move(len(self.passes))
 
-    def settle(self) -> None:
-        if self._stream is not None:
-            self._stream.settle()
+    def begin(self, step: int) -> None:
+        """Send off the reads due before ``step``, then wait for those it needs."""
+        frames = self.executor.frames
+        for block, frame, load in self.program.acquire[step]:
+            frames.acquire(block, frame)
+            if load:
+                self._read(block)
+        for block in self._arrivals[step]:
+            frames.await_read(block)
+
+    def end(self, step: int) -> None:
+        """Send off the writes due after ``step``."""
+        for block in self.program.store[step]:
+            matrix, slab, number = self._where(block)
+            nbytes = matrix.grid.block_nbytes(slab, number)
+            self.executor.frames.write(block, matrix.spans(slab, number), nbytes)
+
+    def region(self, name: str, index: int) -> Region:
+        """The region of matrix ``name`` during pass ``index``."""
+        return next(r for r in self.plan.regions[self.name] if r.matrix == name and r.first <= index <= r.last)
+
+    def is_scratch(self, name: str) -> bool:
+        """Whether matrix ``name`` is written and read again within the program, in the spill's type."""
+        return self.plan.matrices[name].matrix.kind is Kind.SCRATCH
+
+    def whole(self, name: str, index: int) -> Tensor | None:
+        """A matrix that is in memory whole; None if it is not."""
+        if name not in self.plan.matrices or not self.plan.matrices[name].whole:
+            return None
+        matrix = self.executor.matrices[name]
+        memory = self.executor.frames.region(self.region(name, index).frame, self.plan.matrices[name].region_nbytes)
+        return as_matrix(memory, self.executor.dtype, matrix.grid.rows, matrix.grid.columns)
+
+    def slab_buffers(self, item: ColumnPass) -> list[Tensor]:
+        """The slab buffers of a column pass, each of the width of its first slab."""
+        planned = self.plan.matrices[item.pull.source]
+        grid = planned.grid
+        region = self.region(item.pull.source, item.index)
+        stride = planned.slab_stride()
+        memory = self.executor.frames.region(region.frame, item.slab_buffers * stride)
+        return [
+            as_matrix(memory[k * stride :], self.executor.dtype, grid.rows, grid.width(k))
+            for k in range(item.slab_buffers)
+        ]
+
+    def _where(self, block: int) -> tuple[BlockedMatrix, int, int]:
+        name, slab, number = self.plan.blocks.where(block)
+        return self.executor.matrices[name], slab, number
+
+    def _read(self, block: int) -> None:
+        matrix, slab, number = self._where(block)
+        self.executor.frames.read(block, matrix.spans(slab, number), matrix.grid.block_nbytes(slab, number))
+
+    def _move(self, index: int) -> None:
+        for block, _, target in self.program.moves.get(index, ()):
+            matrix, slab, number = self._where(block)
+            self.executor.frames.move(block, target, matrix.grid.block_nbytes(slab, number))
 
 
 def relative_offsets(offsets: npt.NDArray[np.signedinteger], start: int, stop: int, dtype: torch.dtype) -> Tensor:
@@ -254,163 +261,75 @@ def relative_offsets(offsets: npt.NDArray[np.signedinteger], start: int, stop: i
     return (part - part[0]).to(dtype)
 
 
-def _owner(rest: str) -> tuple[str, str]:
-    owner, _, program = rest.rpartition("/")
-    return owner, program
-
-
-class _Input:
-    """One loaded matrix of a row pass: resident rows viewed in place, the others from a ring."""
-
-    def __init__(self, executor: Executor, item: RowPass, program: str, name: str, order: list[int]) -> None:
-        self.matrix = executor.matrices[name]
-        self._resident = self.matrix.resident_rows(program)
-        blocks = self.matrix.grid.blocks
-        spilled = [block for block in order if block < blocks and not self.matrix.in_memory(block)]
-        self._stream = (
-            ReadStream(
-                executor.engine,
-                [self.matrix.request(block) for block in spilled],
-                executor.ring(item.index, f"read/{name}"),
-            )
-            if spilled
-            else None
-        )
-        self._pieces: list[Tensor] = []
-        self._base = 0
-
-    def advance(self, block: int) -> None:
-        """Make row block ``block`` the one that ``tile`` takes rows from."""
-        grid = self.matrix.grid
-        self._base = block * grid.block_rows
-        if block >= grid.blocks:
-            self._pieces = [torch.empty(0, grid.columns, dtype=self.matrix.dtype)]
-        elif self.matrix.in_memory(block):
-            assert self._resident is not None
-            self._pieces = [self._resident[self._base : self._base + grid.height(block)]]
-        else:
-            assert self._stream is not None
-            self._pieces = self.matrix.pieces(self._stream.take(), block)
-
-    def tile(self, start: int, stop: int) -> Tensor:
-        """Rows ``start:stop``, or as many of them as the matrix has."""
-        rows = [piece[start - self._base : stop - self._base] for piece in self._pieces]
-        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
-
-    def settle(self) -> None:
-        if self._stream is not None:
-            self._stream.settle()
-
-
-class _Output:
-    """One stored matrix of a row pass: resident rows written in place, the others through a ring."""
-
-    def __init__(self, executor: Executor, item: RowPass, program: str, name: str) -> None:
-        self.matrix = executor.matrices[name]
-        self._resident = self.matrix.resident_rows(program)
-        slots = executor.ring(item.index, f"write/{name}")
-        self._stream = WriteStream(executor.engine, slots) if slots else None
-        self._pieces: list[Tensor] = []
-        self._base = 0
-
-    def advance(self, block: int) -> None:
-        """Make row block ``block`` the one that ``put`` fills."""
-        grid = self.matrix.grid
-        self._base = block * grid.block_rows
-        if self.matrix.in_memory(block):
-            assert self._resident is not None
-            self._pieces = [self._resident[self._base : self._base + grid.height(block)]]
-        else:
-            assert self._stream is not None
-            self._pieces = self.matrix.pieces(self._stream.slot(), block)
-
-    def put(self, start: int, stop: int, rows: Tensor) -> None:
-        at = 0
-        for piece in self._pieces:
-            width = piece.shape[1]
-            piece[start - self._base : stop - self._base].copy_(rows[:, at : at + width])
-            at += width
-
-    def finish(self, block: int) -> None:
-        """Row block ``block`` is complete."""
-        if not self.matrix.in_memory(block):
-            assert self._stream is not None
-            self._stream.put(self.matrix.request(block))
-
-    def drain(self) -> None:
-        if self._stream is not None:
-            self._stream.drain()
-
-    def settle(self) -> None:
-        if self._stream is not None:
-            self._stream.settle()
-
-
 class _RowPassRun:
-    """One execution of a row pass: blocks in order, tiles within blocks, both downwards where the stage says so."""
+    """One execution of a row pass: steps in order, tiles within steps, both downwards where the stage says so."""
 
     def __init__(
         self,
-        executor: Executor,
+        run: ProgramRun,
         item: RowPass,
-        program: str,
         compute: Callable[[Tile], dict[str, Tensor]],
         commit: Callable[[Tile], None],
     ) -> None:
-        self.executor, self.item, self.compute, self.commit = executor, item, compute, commit
-        self.plan = plan = executor.plan
-        self.reverse = item.stage.reverse
-        self.rows = item.stage.rows
-        self.blocks = list(range(-(-self.rows // plan.block_rows)))
-        if self.reverse:
-            self.blocks.reverse()
-        self.inputs = {name: _Input(executor, item, program, name, self.blocks) for name in item.loads}
-        self.outputs = {name: _Output(executor, item, program, name) for name in item.stage.stores}
-        self.stretches: dict[int, list[Stretch]] = {block: [] for block in self.blocks}
+        self.program, self.item, self.compute, self.commit = run, item, compute, commit
+        executor = self.executor = run.executor
+        self.inputs = {
+            name: Input(
+                executor.matrices[name],
+                executor.frames,
+                whole=run.whole(name, item.index),
+                dtype=executor.dtype if run.is_scratch(name) else None,
+            )
+            for name in item.loads
+        }
+        self.outputs = {name: self._output(name) for name in item.stage.stores}
         self.source: Tensor | None = None
-        self.edges: EdgeStream | None = None
-        self.stretch: Stretch | None = None
-        self.indices = torch.empty(0, dtype=torch.int32)
+        self.edges: Edges | None = None
         if item.pull is not None:
-            self.source = executor.matrices[item.pull.source].resident_rows(program)
-            for stretch in executor.stretches(item.pull.direction, self.rows):
-                self.stretches[stretch.row_start // plan.block_rows].append(stretch)
-            if self.reverse:
-                for stretches in self.stretches.values():
-                    stretches.reverse()
-            order = [stretch for block in self.blocks for stretch in self.stretches[block]]
-            self.edges = executor.edges(item.index, item.pull.direction, order)
+            self.source = run.whole(item.pull.source, item.index)
+            self.edges = Edges(executor.matrices[edges_name(item.pull.direction)], executor.frames)
+
+    def _output(self, name: str) -> Output:
+        run, item = self.program, self.item
+        direct: list[Tensor] = []
+        for reader in run.passes[item.index + 1 :]:
+            if isinstance(reader, ColumnPass) and reader.pull.source == name and direct_slabs(run.passes, reader):
+                direct = run.slab_buffers(reader)
+        return Output(
+            self.executor.matrices[name],
+            self.executor.frames,
+            whole=run.whole(name, item.index),
+            direct=direct,
+            framed=stored_slabs(name, item.index, run.plan.matrices, run.passes),
+        )
 
     def run(self) -> None:
-        streams: list[_Input | _Output | EdgeStream] = [*self.inputs.values(), *self.outputs.values()]
-        if self.edges is not None:
-            streams.append(self.edges)
-        try:
-            for block in self.blocks:
-                self._run_block(block)
-            for output in self.outputs.values():
-                output.drain()
-        finally:
-            for stream in streams:
-                stream.settle()
+        first, stop = self.program.program.bounds[self.item.index]
+        with Flow(self.executor.team, self._compute, self.commit) as flow:
+            for step in range(first, stop):
+                if step - 2 >= first:
+                    flow.finish(step - 2)
+                    self.program.end(step - 2)
+                self.program.begin(step)
+                for tile in self._open(self.program.program.steps[step]):
+                    flow.put(step, tile)
+            flow.drain()
+        for step in range(max(first, stop - 2), stop):
+            self.program.end(step)
 
-    def _run_block(self, block: int) -> None:
+    def _open(self, step: PlannedStep) -> Iterator[Tile]:
+        """The tiles of a step in the order of the pass, their inputs still to be filled in."""
         for source in self.inputs.values():
-            source.advance(block)
+            source.open(step.start, step.stop)
         for target in self.outputs.values():
-            target.advance(block)
-        team = self.executor.team
-        if self.item.pull is None:
-            rows = range(block * self.plan.block_rows, min(self.rows, (block + 1) * self.plan.block_rows))
-            team.run(self._cut(rows.start, rows.stop), self._compute, self.commit)
-        else:
-            assert self.edges is not None
-            for stretch in self.stretches[block]:
-                self.stretch, self.indices = stretch, self.edges.take()
-                stop = min(self.rows, stretch.row_stop)
-                team.run(self._cut(stretch.row_start, stop), self._compute, self.commit)
-        for output in self.outputs.values():
-            output.finish(block)
+            target.open(step.start, step.stop)
+        if self.edges is not None and self.item.pull is not None:
+            offsets = self.executor.rows.offsets[self.item.pull.direction]
+            self.edges.open(int(offsets[step.start]), int(offsets[step.stop]))
+        height = self.executor.plan.tile_rows
+        firsts = range(step.start, step.stop, height)
+        for start in reversed(firsts) if self.item.stage.reverse else firsts:
+            yield Tile(start, min(step.stop, start + height), {})
 
     def _compute(self, tile: Tile) -> Tile:
         """One tile, on any thread: pull, compute, put the rows where they belong."""
@@ -424,84 +343,104 @@ class _RowPassRun:
         return tile
 
     def _pull(self, direction: Direction, start: int, stop: int) -> Tensor:
-        assert self.source is not None and self.stretch is not None
-        rows = self.executor.rows
-        offsets = rows.offsets[direction]
-        first = self.stretch.edge_start
-        indices = self.indices[offsets[start] - first : offsets[stop] - first]
-        return self.executor.pull_rows(self.source, indices, direction, start, stop)
-
-    def _cut(self, start: int, stop: int) -> Iterator[Tile]:
-        """The tiles of rows ``start:stop`` in the order of the pass, their inputs still to be filled in."""
-        height = self.plan.tile_rows
-        firsts = range(start, stop, height)
-        for first in reversed(firsts) if self.reverse else firsts:
-            yield Tile(first, min(stop, first + height), {})
+        assert self.source is not None and self.edges is not None
+        offsets = self.executor.rows.offsets[direction]
+        indices = self.edges.take(int(offsets[start]), int(offsets[stop]))
+        return self.executor.rounded(self.executor.pull_rows(self.source, indices, direction, start, stop))
 
 
 class _ColumnPassRun:
     """One execution of a column pass: slab after slab, the topology streamed once for each."""
 
-    def __init__(self, executor: Executor, item: ColumnPass, program: str) -> None:
-        self.executor, self.item = executor, item
-        self.source = executor.matrices[item.pull.source]
-        self.target = executor.matrices[item.pull.output]
-        self.resident = self.target.resident_rows(program)
-        self.order = executor.stretches(item.pull.direction, item.rows)
-        grid = self.source.grid
-        self.slabs = ReadStream(
-            executor.engine,
-            [self.source.slab_request(k) for k in range(grid.slabs)],
-            executor.ring(item.index, f"slab/{item.pull.source}"),
-            bulk=True,
-        )
-        self.edges = executor.edges(item.index, item.pull.direction, self.order * grid.slabs)
-        slots = executor.ring(item.index, f"write/{item.pull.output}")
-        self.writes = WriteStream(executor.engine, slots) if slots else None
+    def __init__(self, run: ProgramRun, item: ColumnPass) -> None:
+        self.program, self.item = run, item
+        self.executor = run.executor
+        self.source = self.executor.matrices[item.pull.source]
+        self.target = self.executor.matrices[item.pull.output]
+        self.buffers = run.slab_buffers(item)
+        self.filling: dict[int, list[tuple[Ticket, Tensor, Tensor | None]]] = {}
+        self.slab = self.buffers[0]
+        self.edges: Edges | None = None
+        self.out: dict[int, Tensor] = {}
 
     def run(self) -> None:
-        grid = self.source.grid
+        first, stop = self.program.program.bounds[self.item.index]
+        steps = self.program.program.steps
         try:
-            for slab in range(grid.slabs):
-                memory = self.slabs.take()
-                self._run_slab(slab, as_matrix(memory, self.source.dtype, grid.rows, grid.width(slab)))
-            if self.writes is not None:
-                self.writes.drain()
+            with Flow(self.executor.team, self._pull, lambda _: None) as flow:
+                for step in range(first, stop):
+                    if step == first or steps[step].slab != steps[step - 1].slab:
+                        flow.drain()
+                        self._sweep(steps[step].slab)
+                    if step - 2 >= first:
+                        flow.finish(step - 2)
+                        self.program.end(step - 2)
+                    self.program.begin(step)
+                    self._fill(step)
+                    for task in self._open(steps[step]):
+                        flow.put(step, task)
+                flow.drain()
         finally:
-            self.slabs.settle()
-            self.edges.settle()
-            if self.writes is not None:
-                self.writes.settle()
+            for reads in self.filling.values():
+                for ticket, _, _ in reads:
+                    ticket.settle()
+        for step in range(max(first, stop - 2), stop):
+            self.program.end(step)
 
-    def _run_slab(self, slab: int, source: Tensor) -> None:
-        grid = self.target.grid
-        source_grid = self.source.grid
-        columns = slice(slab * source_grid.slab_columns, slab * source_grid.slab_columns + source_grid.width(slab))
-        out = source  # replaced at the first stretch of every block
-        for stretch in self.order:
-            start, stop = stretch.row_start, min(self.item.rows, stretch.row_stop)
-            block, first = divmod(start, grid.block_rows)
-            if self.resident is not None:
-                out, first = self.resident[:, columns], start
-            elif first == 0:
-                assert self.writes is not None
-                out = as_matrix(self.writes.slot(), self.target.dtype, grid.height(block), grid.width(slab))
-            self._pull_stretch(stretch, stop, source, out[first : first + stop - start])
-            if self.writes is not None and stop == min(self.item.rows, (block + 1) * grid.block_rows):
-                span = self.target.block_span(slab, block)
-                self.writes.put(Request((span,), ((0, span.nbytes),)))
+    def _sweep(self, slab: int) -> None:
+        """Make ``slab`` the one that is pulled."""
+        grid = self.source.grid
+        self.edges = Edges(self.executor.matrices[edges_name(self.item.pull.direction)], self.executor.frames)
+        self.slab = self._buffer(slab)
+        self.out.clear()
+        assert grid.rows == len(self.slab)
 
-    def _pull_stretch(self, stretch: Stretch, row_stop: int, source: Tensor, out: Tensor) -> None:
-        """Pull the rows of one stretch, up to ``row_stop``, into ``out``, tile by tile."""
-        indices = self.edges.take()
+    def _buffer(self, slab: int) -> Tensor:
+        """The slab buffer of ``slab``; the last slab may be narrower."""
+        buffer, width = self.buffers[slab % len(self.buffers)], self.source.grid.width(slab)
+        return buffer if buffer.shape[1] == width else buffer.reshape(-1)[: len(buffer) * width].view(-1, width)
+
+    def _fill(self, step: int) -> None:
+        """Start filling slab buffers that are free now; wait for the slab that this step begins with."""
+        frames, grid = self.executor.frames, self.source.grid
+        for block, in_frame in self.program.program.fill.get(step, ()):
+            _, slab, number = self.program.plan.blocks.where(block)
+            nbytes = grid.block_nbytes(slab, number)
+            start = number * grid.block_rows
+            rows = self._buffer(slab)[start : start + grid.height(number)]
+            if in_frame:
+                frames.await_read(block)
+                rows.copy_(self.source.rows(frames.view(block, nbytes), slab, number))
+            else:
+                frames.await_written(block)
+                memory = rows.reshape(-1).view(torch.uint8)[-nbytes:]  # narrower values: into the upper half
+                ticket = self.executor.engine.read(self.source.spans(slab, number), memory.numpy(), bulk=True)
+                narrow = memory.view(self.source.dtype).view(rows.shape) if len(memory) < rows.nbytes else None
+                self.filling.setdefault(slab, []).append((ticket, rows, narrow))
+        for ticket, rows, narrow in self.filling.pop(self.program.program.steps[step].slab, ()):
+            ticket.wait()
+            if narrow is not None:
+                rows.copy_(narrow.clone())
+
+    def _open(self, step: PlannedStep) -> Iterator[tuple[int, int]]:
+        """The rows of a step, cut for the threads."""
+        assert self.edges is not None
+        grid, offsets = self.target.grid, self.executor.rows.offsets[self.item.pull.direction]
+        self.edges.open(int(offsets[step.start]), int(offsets[step.stop]))
+        block = step.start // grid.block_rows
+        memory = self.executor.frames.view(self.target.number(step.slab, block), grid.block_nbytes(step.slab, block))
+        self.out[block] = self.target.rows(memory, step.slab, block)
+        height = pull_tile_rows(self.program.plan.tile_rows)
+        for start in range(step.start, step.stop, height):
+            yield start, min(step.stop, start + height)
+
+    def _pull(self, rows: tuple[int, int]) -> None:
+        """Pull some rows of the slab, on any thread."""
+        start, stop = rows
+        assert self.edges is not None
         direction = self.item.pull.direction
         offsets = self.executor.rows.offsets[direction]
-
-        def compute(start: int) -> None:
-            stop = min(row_stop, start + COLUMN_TILE_ROWS)
-            part = indices[offsets[start] - stretch.edge_start : offsets[stop] - stretch.edge_start]
-            pulled = self.executor.pull_rows(source, part, direction, start, stop)
-            out[start - stretch.row_start : stop - stretch.row_start].copy_(pulled)
-
-        starts = range(stretch.row_start, row_stop, COLUMN_TILE_ROWS)
-        self.executor.team.run(starts, compute, lambda _: None)
+        indices = self.edges.take(int(offsets[start]), int(offsets[stop]))
+        pulled = self.executor.pull_rows(self.slab, indices, direction, start, stop)
+        block, first = divmod(start, self.target.grid.block_rows)
+        self.out[block][first : first + stop - start].copy_(pulled)

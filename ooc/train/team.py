@@ -8,9 +8,10 @@ added in the order of the tiles, so the number of threads changes no result.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from types import TracebackType
+from typing import Generic, Self, TypeVar
 
 import torch
 
@@ -19,40 +20,65 @@ R = TypeVar("R")
 
 
 class Team:
-    """``workers`` threads for tiles. Not reentrant; used by one thread."""
+    """``workers`` threads for tiles."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="ooc-tile") if workers > 1 else None
-
-    def run(self, tasks: Iterable[T], compute: Callable[[T], R], commit: Callable[[R], None]) -> None:
-        """Compute every task on some thread, then ``commit`` the results on this one, in order.
-
-        At most ``workers`` + 1 results wait at any time. Returns when all are committed; after an error, when
-        none is being computed any more.
-        """
-        if self._pool is None:
-            for task in tasks:
-                commit(compute(task))
-            return
-        pending: deque[Future[R]] = deque()
-        try:
-            for task in tasks:
-                pending.append(self._pool.submit(_without_gradients, compute, task))
-                if len(pending) > self.workers:
-                    commit(pending.popleft().result())
-            while pending:
-                commit(pending.popleft().result())
-        finally:
-            for future in pending:
-                future.cancel()
-            for future in pending:
-                if not future.cancelled():
-                    future.exception()
+        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="ooc-tile") if workers > 1 else None
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Flow(Generic[T, R]):
+    """Tasks put one after the other, computed on any thread of a team, committed on this one in order.
+
+    Every task belongs to a ``step``, and steps only grow. At most ``workers`` + 1 results wait at any time. A
+    context manager: after an error it leaves when no task is being computed any more.
+    """
+
+    def __init__(self, team: Team, compute: Callable[[T], R], commit: Callable[[R], None]) -> None:
+        self._team = team
+        self._compute = compute
+        self._commit = commit
+        self._pending: deque[tuple[int, Future[R]]] = deque()
+
+    def put(self, step: int, task: T) -> None:
+        """Have ``task`` computed, and commit what is ready to make room."""
+        if self._team.pool is None:
+            self._commit(self._compute(task))
+            return
+        self._pending.append((step, self._team.pool.submit(_without_gradients, self._compute, task)))
+        if len(self._pending) > self._team.workers:
+            self._commit_first()
+
+    def finish(self, step: int) -> None:
+        """Return when all tasks of steps up to ``step`` are committed."""
+        while self._pending and self._pending[0][0] <= step:
+            self._commit_first()
+
+    def drain(self) -> None:
+        """Return when everything is committed."""
+        while self._pending:
+            self._commit_first()
+
+    def _commit_first(self) -> None:
+        _, future = self._pending.popleft()
+        self._commit(future.result())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _, future in self._pending:
+            future.cancel()
+        for _, future in self._pending:
+            if not future.cancelled():
+                future.exception()
+        self._pending.clear()
 
 
 def _without_gradients(compute: Callable[[T], R], task: T) -> R:

@@ -26,7 +26,7 @@ from tests.cli.conftest import RunCommand
 
 SMALL = ["--hidden", "16", "--layers", "2", "--gpu-budget", "32M", "--host-budget", "32M"]
 LONG = [*SMALL, "--epochs", "60", "--eval-every", "25"]
-TIGHT = ["--gpu-budget", "8M", "--host-budget", "300K", "--block-rows", "1024", "--slab-columns", "5"]
+TIGHT = ["--gpu-budget", "2302K", "--host-budget", "300K", "--block-rows", "1024", "--slab-columns", "5"]
 
 
 def metrics(run_folder: Path) -> list[dict[str, Any]]:

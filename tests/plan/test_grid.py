@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks tile the matrix and its file; stretches tile the topology."""
+"""Blocks tile the matrix and its file, and fill frames."""
 
 import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ooc.plan import grid
-from ooc.plan.grid import Grid, stretches
+from ooc.plan.grid import Grid, block_height
 
 
 @given(
@@ -34,26 +33,14 @@ def test_blocks_cover_the_matrix_once_and_do_not_overlap_in_the_file(
 
 
 @given(
-    degrees=st.lists(st.integers(0, 9), min_size=1, max_size=60),
-    tile_rows=st.integers(1, 7),
-    tiles_per_block=st.integers(1, 5),
-    limit=st.integers(1, 30),
+    step_rows=st.sampled_from([1, 8, 1024]),
+    row_bytes=st.integers(1, 2000),
+    frame_rows=st.integers(1, 64),
 )
-def test_stretches_cover_rows_and_edges_in_order_within_blocks(
-    degrees: list[int], tile_rows: int, tiles_per_block: int, limit: int
+def test_a_block_fits_its_frame_and_twice_as_many_rows_would_not(
+    step_rows: int, row_bytes: int, frame_rows: int
 ) -> None:
-    rows = len(degrees)
-    tile_edges = [sum(degrees[:row]) for row in range(0, rows, tile_rows)] + [sum(degrees)]
-    block_rows = tile_rows * tiles_per_block
-    grid.STRETCH_EDGES, kept = limit, grid.STRETCH_EDGES
-    try:
-        found = stretches(tile_edges, rows=rows, tile_rows=tile_rows, block_rows=block_rows)
-    finally:
-        grid.STRETCH_EDGES = kept
-    assert [s.row_start for s in found] == [0, *(s.row_stop for s in found[:-1])]
-    assert found[-1].row_stop == rows
-    assert [s.edge_start for s in found] == [0, *(s.edge_stop for s in found[:-1])]
-    assert found[-1].edge_stop == sum(degrees)
-    for s in found:
-        assert s.row_start // block_rows == (s.row_stop - 1) // block_rows
-        assert s.edge_stop - s.edge_start <= limit or s.row_stop - s.row_start <= tile_rows
+    frame_bytes = step_rows * row_bytes * frame_rows
+    height = block_height(step_rows=step_rows, row_bytes=row_bytes, frame_bytes=frame_bytes)
+    assert height * row_bytes <= frame_bytes < 2 * height * row_bytes
+    assert height % step_rows == 0 and (height // step_rows).bit_count() == 1

@@ -65,7 +65,7 @@ def test_resident_memory_stays_under_the_budgets(kind: str, store_path: Path, tm
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["moved"] > 4 * WHOLE_MATRIX_BYTES, "out of core, or the test shows nothing"
+    assert told["moved"] > 2 * WHOLE_MATRIX_BYTES, "out of core, or the test shows nothing"
     assert told["peak"] <= GPU_BUDGET + HOST_BUDGET + OVERHEAD_BYTES
     assert told["peak"] - told["imports"] <= GPU_BUDGET + HOST_BUDGET + WHOLE_MATRIX_BYTES
     assert told["measured"][0] <= told["planned"][0] <= GPU_BUDGET

@@ -103,12 +103,30 @@ def open_direct(path: Path, flags: int) -> int:
 
 @dataclass(slots=True)
 class Counters:
-    """Bytes moved since the start, by direction. ``wait_s`` is what ``Ticket.wait`` has spent."""
+    """Bytes moved since the start, by direction. ``wait_s`` is what ``Ticket.wait`` has spent: computing waited for
+    the SSD. ``busy_s`` is how long some request was under way: for the rest, the SSD waited for computing."""
 
     read_bytes: int = 0
     write_bytes: int = 0
     wait_s: float = 0.0
+    busy_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
+    _under_way: int = 0
+    _since: float = 0.0
+
+    def begin(self) -> None:
+        """A request sets off; from any thread."""
+        with self.lock:
+            if self._under_way == 0:
+                self._since = time.perf_counter()
+            self._under_way += 1
+
+    def end(self) -> None:
+        """A request has ended; from any thread."""
+        with self.lock:
+            self._under_way -= 1
+            if self._under_way == 0:
+                self.busy_s += time.perf_counter() - self._since
 
     def add(self, *, read_bytes: int = 0, write_bytes: int = 0, wait_s: float = 0.0) -> None:
         """Count; from any thread."""
@@ -129,7 +147,9 @@ class Ticket:
         self._error: SpillError | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()
-        if parts == 0:
+        if parts:
+            counters.begin()
+        else:
             self._done.set()
 
     def part_done(self, error: SpillError | None = None, *, parts: int = 1) -> None:
@@ -139,6 +159,7 @@ class Ticket:
             self._left -= parts
             last = self._left == 0
         if last:
+            self._counters.end()
             self._done.set()
 
     def wait(self) -> None:

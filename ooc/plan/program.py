@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program unrolled: which block is read, kept, moved and written when, and in which frame it lies.
+
+Made once from the sequence of uses, before anything runs. Three read it: the executor runs it, the verifier
+(``ooc.plan.verifier``) proves it, and its bytes are what an epoch moves.
+
+When step t begins, its blocks and (as far as frames go) those of later steps get their frames, in order of first
+use, and the reads are sent off. Frames come back when the step after their last use begins, so that the tiles of
+two steps may overlap; at a pass's end everything comes to rest.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from ooc.plan.replacement import Kept, Uses, belady, next_spans
+from ooc.plan.sequence import BlockTable, Step, Use
+
+
+class Acquire(NamedTuple):
+    """Give ``block`` the frame ``frame``; ``load``: and read it from the SSD."""
+
+    block: int
+    frame: int
+    load: bool
+
+
+class Move(NamedTuple):
+    """Copy a kept block out of a frame that a region is about to take."""
+
+    block: int
+    origin: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """``steps`` and what happens around them, by step: ``acquire`` before, ``store`` (blocks to write) after.
+
+    ``bounds``: (first, stop) step of each pass. ``moves``: by pass, before its first step. ``fill``: by step, blocks
+    copied to a slab buffer before it, and whether each is in a frame. ``warm``: blocks that must be in their
+    frames when the program begins: the state in which it ends. ``kept`` says what the replacement decided.
+    """
+
+    steps: tuple[Step, ...]
+    bounds: tuple[tuple[int, int], ...]
+    uses: Uses
+    kept: Kept
+    warm: tuple[tuple[int, int], ...] = ()
+    moves: dict[int, tuple[Move, ...]] = field(default_factory=dict)
+    acquire: tuple[tuple[Acquire, ...], ...] = ()
+    store: tuple[tuple[int, ...], ...] = ()
+    fill: dict[int, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
+    frames: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+
+    def shares_in_memory(self, blocks: BlockTable) -> dict[str, int]:
+        """Per cent of its read bytes that each matrix finds in memory."""
+        total: dict[str, int] = {}
+        read: dict[str, int] = {}
+        for span, found in zip(self.uses.spans, found_in_memory(self.uses, self.kept), strict=True):
+            if span.use is not Use.WRITE:
+                name, _, _ = blocks.where(span.block)
+                total[name] = total.get(name, 0) + blocks.nbytes(span.block)
+                read[name] = read.get(name, 0) + (0 if found else blocks.nbytes(span.block))
+        return {name: 100 * (nbytes - read[name]) // nbytes for name, nbytes in total.items() if nbytes}
+
+
+def found_in_memory(uses: Uses, kept: Kept) -> list[bool]:
+    """For each span, whether its block is still in memory from the use before."""
+    count = len(uses.spans)
+    found = [False] * count
+    for i, then in enumerate(next_spans(uses)):
+        if then >= 0 and kept.after[i]:
+            found[then % count] = True
+    return found
+
+
+def blocks_to_write(uses: Uses, kept: Kept) -> set[int]:
+    """Blocks written by the program that are needed again after they have lost their frame."""
+    written = {span.block for span in uses.spans if span.use is Use.WRITE}
+    needed = {block for block in written if uses.lasting(block)}
+    for i, then in enumerate(next_spans(uses)):
+        if then >= 0 and not kept.after[i] and uses.spans[i].block in written:
+            needed.add(uses.spans[i].block)
+    return needed
+
+
+def unroll(
+    steps: Sequence[Step],
+    bounds: Sequence[tuple[int, int]],
+    uses: Uses,
+    *,
+    available: Sequence[Sequence[range]],
+    nbytes: Callable[[int], int],
+) -> Program:
+    """Give every block its frames. ``available[p]``: the frames of pass p that no region takes."""
+    return _Unrolling(steps, bounds, uses, available, nbytes).run()
+
+
+_COOLING_STEPS = 6
+"""Steps that a frame whose block is being written is left alone if others are free: then nobody waits for the write."""
+_FOR_EVER = 1 << 30
+
+
+class _Frames:
+    """Free frames, grouped by the passes in which no region takes them: frames of one group are alike."""
+
+    def __init__(self, available: Sequence[Sequence[range]]) -> None:
+        self.passes = len(available)
+        count = max((r.stop for ranges in available for r in ranges), default=0)
+        free_in = [[False] * self.passes for _ in range(count)]
+        for p, ranges in enumerate(available):
+            for piece in ranges:
+                for frame in piece:
+                    free_in[frame][p] = True
+        patterns: dict[tuple[bool, ...], int] = {}
+        self.group_of = [patterns.setdefault(tuple(row), len(patterns)) for row in free_in]
+        self.members: list[list[int]] = [[] for _ in patterns]
+        for frame, group in enumerate(self.group_of):
+            self.members[group].append(frame)
+        self.patterns = list(patterns)
+        self.stay = [[self._stay(pattern, p) for p in range(self.passes)] for pattern in self.patterns]
+        self.clean: list[list[int]] = [[] for _ in patterns]  # heaps: lowest first, so that an arena stays small
+        self.cooling: list[deque[tuple[int, int]]] = [deque() for _ in patterns]  # (step since when, frame)
+        self.open: set[int] = set()
+        self.highest = 0
+
+    def _stay(self, pattern: tuple[bool, ...], start: int) -> int:
+        """The pass, counted on into the next epoch, until which such a frame is free from pass ``start`` on."""
+        if all(pattern):
+            return _FOR_EVER
+        p = start
+        while pattern[p % self.passes]:
+            p += 1
+        return p - 1
+
+    def enter(self, p: int) -> set[int]:
+        """Open and close groups for pass ``p``; the groups closed."""
+        now = {g for g, pattern in enumerate(self.patterns) if pattern[p]}
+        closed = self.open - now
+        for g in closed:
+            self.clean[g].clear()
+            self.cooling[g].clear()
+        for g in now - self.open:
+            self.clean[g] = list(self.members[g])  # ascending: a heap already
+        self.open = now
+        return closed
+
+    def take(self, p: int, until: int) -> int | None:
+        """A frame for use from pass ``p`` to pass ``until``, at best one that is free just so long."""
+        best, rank = -1, (1, 1, 0)
+        for g in self.open:
+            if self.clean[g] or self.cooling[g]:
+                stay = self.stay[g][p]
+                mine = (0, int(not self.clean[g]), stay) if stay >= until else (1, int(not self.clean[g]), -stay)
+                if best < 0 or mine < rank:
+                    best, rank = g, mine
+        if best < 0:
+            return None
+        frame = heappop(self.clean[best]) if self.clean[best] else self.cooling[best].popleft()[1]
+        self.highest = max(self.highest, frame + 1)
+        return frame
+
+    def has(self, p: int, until: int) -> bool:
+        """Whether a frame is free that stays so until pass ``until``."""
+        return any((self.clean[g] or self.cooling[g]) and self.stay[g][p] >= until for g in self.open)
+
+    def give(self, frame: int, step: int, *, being_written: bool) -> None:
+        group = self.group_of[frame]
+        if group not in self.open:
+            return
+        if being_written:
+            self.cooling[group].append((step, frame))
+        else:
+            heappush(self.clean[group], frame)
+
+    def cool(self, step: int) -> None:
+        for g in self.open:
+            queue = self.cooling[g]
+            while queue and queue[0][0] + _COOLING_STEPS < step:
+                heappush(self.clean[g], queue.popleft()[1])
+
+
+class _Unrolling:
+    """The state while frames are given: where every live block is, and what is to come."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        bounds: Sequence[tuple[int, int]],
+        uses: Uses,
+        available: Sequence[Sequence[range]],
+        nbytes: Callable[[int], int],
+    ) -> None:
+        self.steps, self.bounds, self.uses, self.nbytes = steps, bounds, uses, nbytes
+        self.kept = belady(uses)
+        self.following = next_spans(uses)
+        self.found = found_in_memory(uses, self.kept)
+        self.to_write = blocks_to_write(uses, self.kept)
+        self.frames = _Frames(available)
+        self.pass_of = [step.at for step in steps]
+        self.where: dict[int, int] = {}
+        count = len(steps)
+        self.acquire: list[list[Acquire]] = [[] for _ in range(count)]
+        self.store: list[list[int]] = [[] for _ in range(count)]
+        self.moves: dict[int, tuple[Move, ...]] = {}
+        self.fill: dict[int, list[tuple[int, bool]]] = {}
+        self.ends: dict[int, list[int]] = {}
+        self.room_ahead = [
+            sum(map(len, available[p])) - (uses.capacity[first] if stop > first else 0)
+            for p, (first, stop) in enumerate(bounds)
+        ]
+        self.stored_at: dict[int, int] = {}
+        for i, span in enumerate(uses.spans):
+            self.ends.setdefault(span.last, []).append(i)
+        self.next = 0
+        self.ahead = 0
+        self.read_bytes = self.write_bytes = 0
+
+    def run(self) -> Program:
+        warm: tuple[tuple[int, int], ...] = ()
+        if self.kept.carried:
+            self._place_carried()
+            warm = tuple(sorted(self.where.items()))
+        for p, (first, stop) in enumerate(self.bounds):
+            if p or not warm:
+                self._enter(p)
+            for t in range(first, stop):
+                self._begin(p, t, first)
+            if stop > first:
+                self._release(stop - 2, first)
+                self._release(stop - 1, first)
+        if warm:
+            self._return_home(dict(warm))
+        return Program(
+            steps=tuple(self.steps),
+            bounds=tuple(self.bounds),
+            uses=self.uses,
+            kept=self.kept,
+            warm=warm,
+            moves=self.moves,
+            acquire=tuple(map(tuple, self.acquire)),
+            store=tuple(map(tuple, self.store)),
+            fill={t: tuple(blocks) for t, blocks in self.fill.items()},
+            frames=self.frames.highest,
+            read_bytes=self.read_bytes,
+            write_bytes=self.write_bytes,
+        )
+
+    # ---- before the first step and after the last -------------------------------------------------------
+
+    def _place_carried(self) -> None:
+        """Frames for what the epoch before has left, longest wanted first."""
+        self.frames.enter(0)
+        first_use: dict[int, int] = {}
+        for i, span in enumerate(self.uses.spans):
+            if span.block in self.kept.carried:
+                first_use.setdefault(span.block, i)
+        for block, i in sorted(first_use.items(), key=lambda item: item[1]):
+            self.where[block] = self._must_take(0, self._until(i))
+
+    def _return_home(self, home: dict[int, int]) -> None:
+        """Moves that put carried blocks where the next epoch expects them; a block in the way goes first."""
+        pending = {block: (self.where[block], home[block]) for block in home if self.where[block] != home[block]}
+        moves: list[Move] = []
+        occupied = {*self.where.values(), *home.values()}
+        taken = {origin: block for block, (origin, _) in pending.items()}
+        while pending:
+            ready = [b for b, (_, target) in pending.items() if target not in taken or taken[target] == b]
+            if not ready:  # a cycle: put one block aside
+                block, (origin, target) = next(iter(pending.items()))
+                aside = next(f for f in range(len(self.frames.group_of)) if f not in occupied)
+                occupied.add(aside)
+                self.frames.highest = max(self.frames.highest, aside + 1)
+                moves.append(Move(block, origin, aside))
+                del taken[origin]
+                pending[block] = (aside, target)
+                taken[aside] = block
+                continue
+            for block in ready:
+                origin, target = pending.pop(block)
+                moves.append(Move(block, origin, target))
+                del taken[origin]
+        self.moves[len(self.bounds)] = tuple(moves)
+
+    # ---- passes and steps ---------------------------------------------------------------------------------
+
+    def _enter(self, p: int) -> None:
+        """Frames that regions take are left, with what must be kept moved elsewhere; others become free."""
+        self.ahead = 0
+        closed = self.frames.enter(p)
+        if not closed:
+            return
+        moves = []
+        for block, frame in list(self.where.items()):
+            if self.frames.group_of[frame] in closed:
+                target = self._must_take(p, p)
+                moves.append(Move(block, frame, target))
+                self.where[block] = target
+        self.moves[p] = tuple(moves)
+
+    def _begin(self, p: int, t: int, first: int) -> None:
+        self._release(t - 2, first)
+        self.frames.cool(t)
+        spans = self.uses.spans
+        while self.next < len(spans):
+            i = self.next
+            span = spans[i]
+            if span.first > t and not self._may_prefetch(p, i, t):
+                break
+            self.next += 1
+            if span.use is Use.COPY:
+                continue
+            if self.found[i]:
+                continue
+            self.ahead += self.pass_of[span.first] != p
+            frame = self._must_take(p, self._until(i))
+            load = span.use is Use.READ
+            self.acquire[t].append(Acquire(span.block, frame, load))
+            self.where[span.block] = frame
+            if load:
+                self.read_bytes += self.nbytes(span.block)
+        self._copy(t)
+        for i in self.ends.get(t, ()):
+            span = spans[i]
+            if span.use is Use.WRITE and span.block in self.to_write:
+                self.store[t].append(span.block)
+                self.stored_at[span.block] = t
+                self.write_bytes += self.nbytes(span.block)
+
+    def _copy(self, t: int) -> None:
+        """The slab buffers filled before step ``t``."""
+        copied = [i for i in self.ends.get(t, ()) if self.uses.spans[i].use is Use.COPY]
+        if copied:
+            self.fill[t] = [(self.uses.spans[i].block, self.found[i]) for i in copied]
+            self.read_bytes += sum(self.nbytes(self.uses.spans[i].block) for i in copied if not self.found[i])
+
+    def _may_prefetch(self, p: int, i: int, t: int) -> bool:
+        """Whether span ``i``, of a later step, can have its frame at step ``t`` already."""
+        span = self.uses.spans[i]
+        if span.use is Use.COPY or self.found[i]:
+            return True
+        if span.block in self.where:
+            return False  # still in use elsewhere
+        if self.pass_of[span.first] != p:
+            written = self.stored_at.get(span.block, t if span.block in self.to_write else -2)
+            if span.use is Use.WRITE or self.pass_of[span.first] != p + 1 or written >= t - 1:
+                return False
+            if self.ahead >= self.room_ahead[p + 1]:
+                return False
+        return self.frames.has(p, self._until(i))
+
+    def _release(self, t: int, first: int) -> None:
+        """Frames of blocks that were in use for the last time, or for long, at step ``t`` of this pass."""
+        if t < first:
+            return
+        for i in self.ends.get(t, ()):
+            span = self.uses.spans[i]
+            if self.kept.after[i] or (span.use is Use.COPY and not self.found[i]):
+                continue
+            frame = self.where.pop(span.block, None)
+            if frame is not None:
+                self.frames.give(frame, t, being_written=self.stored_at.get(span.block) == t)
+
+    def _until(self, i: int) -> int:
+        """The pass in which the frame of span ``i`` comes back, counted on into the next epoch."""
+        count, passes = len(self.uses.spans), len(self.bounds)
+        epoch = 0
+        while self.kept.after[i]:
+            i = self.following[i]
+            if i >= count:
+                i -= count
+                epoch += 1
+                if epoch > 1:
+                    break
+        return self.pass_of[self.uses.spans[i].last] + epoch * passes
+
+    def _must_take(self, p: int, until: int) -> int:
+        frame = self.frames.take(p, until)
+        assert frame is not None, "the planner has left too few frames for a pass"
+        return frame

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which blocks stay in memory between two uses, when not all can.
+
+Between two steps that follow one another a block is in use all along and takes no room from others.
+
+With the sequence of uses known, the fewest blocks are read again if the one given up is always the one used
+furthest in the future (L. A. Belady, IBM Systems Journal 5(2), 1966), and a block just used is itself among the
+candidates (bypass). That is optimal for blocks of one size, which frames make ours. The sequence is a cycle: an
+epoch begins with what the one before has left. The other policies are here to be compared with.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from heapq import heappop, heappush
+
+from ooc.plan.sequence import Span, Use
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The spans of one program, by first step, and the frames for blocks between uses.
+
+    ``capacity[t]`` frames may be held over the end of step t. ``lasting(block)``: the block is there in every
+    epoch (store and constants), so that its last use is followed by the first of the next.
+    """
+
+    spans: Sequence[Span]
+    steps: int
+    capacity: Sequence[int]
+    lasting: Callable[[int], bool]
+    cyclic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a policy keeps: ``after[i]``: span i's block stays until its next use. ``carried``: blocks over the end."""
+
+    after: list[bool]
+    carried: frozenset[int]
+
+
+def next_spans(uses: Uses) -> list[int]:
+    """The number of the span that uses the same block next; in the next epoch plus the number of spans; -1: none."""
+    count = len(uses.spans)
+    following = [-1] * count
+    first_of: dict[int, int] = {}
+    last_of: dict[int, int] = {}
+    for i, span in enumerate(uses.spans):
+        block = span.block
+        if block in last_of:
+            following[last_of[block]] = i
+        else:
+            first_of[block] = i
+        last_of[block] = i
+    if uses.cyclic:
+        for block, i in last_of.items():
+            if uses.lasting(block):
+                following[i] = count + first_of[block]
+    return following
+
+
+def belady(uses: Uses) -> Kept:
+    """The fewest blocks read again, in the steady state from one epoch to the next."""
+    following = next_spans(uses)
+    kept = _belady_epoch(uses, following, frozenset(), may_carry=None)
+    while kept.carried:
+        again = _belady_epoch(uses, following, kept.carried, may_carry=kept.carried)
+        if again.carried == kept.carried:  # what is carried can only become less, so this ends
+            return again
+        kept = again
+    return _belady_epoch(uses, following, frozenset(), may_carry=frozenset())
+
+
+def _belady_epoch(
+    uses: Uses, following: list[int], carried: frozenset[int], *, may_carry: frozenset[int] | None
+) -> Kept:
+    """One epoch that begins with ``carried`` in memory. Over its end only ``may_carry`` are kept (None: any)."""
+    spans, steps, count = uses.spans, uses.steps, len(uses.spans)
+    after = [False] * count
+    held: dict[int, int] = {}  # block → the span after which it is kept (-1: carried in)
+    heap: list[tuple[int, int, int]] = []  # (- step of next use, span, block)
+    first_use: dict[int, int] = {}
+    if carried:
+        for i, span in enumerate(spans):
+            if span.block in carried and span.block not in first_use:
+                first_use[span.block] = i
+        for block in carried:
+            held[block] = -1
+            heappush(heap, (-spans[first_use[block]].first, -1, block))
+    dropped: set[int] = set()
+    ends: dict[int, list[int]] = defaultdict(list)
+    for i, span in enumerate(spans):
+        ends[span.last].append(i)
+    unbroken: set[int] = set()
+    position = 0
+
+    def give_up(room: int) -> None:
+        while len(held) > room:
+            _, since, block = heappop(heap)
+            if held.get(block) == since:
+                del held[block]
+                if since < 0:
+                    dropped.add(block)
+                else:
+                    after[since] = False
+
+    for step in range(steps):
+        passed_by: set[int] = set()
+        while position < count and spans[position].first == step:
+            block = spans[position].block
+            present = held.pop(block, None) is not None or position in unbroken
+            if spans[position].use is Use.COPY and not present:
+                passed_by.add(block)
+            position += 1
+        for i in ends.get(step, ()):
+            then, block = following[i], spans[i].block
+            if then < 0 or (then >= count and may_carry is not None and block not in may_carry):
+                continue
+            if block in passed_by:
+                continue  # never was in a frame
+            at = spans[then].first if then < count else steps + spans[then - count].first
+            after[i] = True
+            if at == step + 1 and then < count:
+                unbroken.add(then)
+                continue  # in use without a break
+            held[block] = i
+            heappush(heap, (-at, i, block))
+        give_up(uses.capacity[step])
+    return Kept(after, frozenset(held) - dropped)
+
+
+class Policy(Enum):
+    """What to give up when frames run out."""
+
+    BELADY = "belady"
+    LRU = "lru"
+    LFU = "lfu"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Of ``reads`` in one epoch, ``hits`` found their block in memory. ``writes``: blocks that had to be written."""
+
+    reads: int
+    hits: int
+    writes: int
+
+    @property
+    def rate(self) -> float:
+        return self.hits / self.reads if self.reads else 1.0
+
+
+def count_hits(uses: Uses, policy: Policy, *, seed: int = 0) -> Hits:
+    """One epoch under ``policy``, in the steady state (the second of two for the policies that cannot look ahead)."""
+    following = next_spans(uses)
+    count = len(uses.spans)
+    if policy is Policy.BELADY:
+        kept = belady(uses)
+        found = [False] * count
+        given_up: set[int] = set()
+        for i, then in enumerate(following):
+            if then >= 0 and kept.after[i]:
+                found[then % count] = True
+            elif then >= 0:
+                given_up.add(uses.spans[i].block)
+    else:
+        found, given_up = _online(uses, following, policy, seed)
+    reads = [i for i, span in enumerate(uses.spans) if span.use is not Use.WRITE]
+    writes = sum(not uses.lasting(block) for block in given_up)
+    return Hits(len(reads), sum(found[i] for i in reads), writes)
+
+
+def _online(uses: Uses, following: list[int], policy: Policy, seed: int) -> tuple[list[bool], set[int]]:
+    """LRU, LFU or random replacement: every block used is kept, and one pays for it. Dead blocks go for free.
+
+    For each span whether its block was there, and the blocks given up that were needed again.
+    """
+    spans, count = uses.spans, len(uses.spans)
+    draw = random.Random(seed)
+    frequency: dict[int, int] = defaultdict(int)
+    held: dict[int, int] = {}  # block → last span; in order of last use
+    ends: dict[int, list[int]] = defaultdict(list)
+    for i, span in enumerate(spans):
+        ends[span.last].append(i)
+    found = [False] * count
+    given_up: set[int] = set()
+    for _ in range(2 if uses.cyclic else 1):
+        given_up = set()
+        unbroken: set[int] = set()
+        position = 0
+        for step in range(uses.steps):
+            passed_by: set[int] = set()
+            while position < count and spans[position].first == step:
+                span = spans[position]
+                found[position] = held.pop(span.block, None) is not None or position in unbroken
+                if span.use is Use.COPY and not found[position]:
+                    passed_by.add(span.block)
+                position += 1
+            for i in ends.get(step, ()):
+                frequency[spans[i].block] += 1
+                then = following[i]
+                if 0 <= then < count and spans[then].first == step + 1 and spans[i].block not in passed_by:
+                    unbroken.add(then)
+                elif then >= 0 and spans[i].block not in passed_by:
+                    held[spans[i].block] = i
+                elif then >= 0:
+                    given_up.add(spans[i].block)
+            while len(held) > uses.capacity[step]:
+                match policy:
+                    case Policy.LRU:
+                        victim = next(iter(held))
+                    case Policy.LFU:
+                        victim = min(held, key=lambda block: frequency[block])
+                    case Policy.RANDOM | Policy.BELADY:
+                        victim = draw.choice(list(held))
+                del held[victim]
+                given_up.add(victim)
+    return found, given_up

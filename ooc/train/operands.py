@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tile reads and writes: rows of matrices, and edges, wherever the plan has put them.
+
+Blocks lie in frames, or a matrix whole in a region; either way a tile's rows are a view of that memory. ``open``
+is called when a step begins, on the one thread that moves blocks; ``tile``, ``put`` and ``take`` on any.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from ooc.plan.grid import Grid
+from ooc.prefetch.frames import Frames
+from ooc.train.residency import BlockedMatrix
+
+T = TypeVar("T")
+
+
+class Input:
+    """A matrix whose rows a row pass loads, as values of ``dtype`` (None: as they are)."""
+
+    def __init__(
+        self, matrix: BlockedMatrix, frames: Frames, *, whole: Tensor | None, dtype: torch.dtype | None
+    ) -> None:
+        self._matrix = matrix
+        self._frames = frames
+        self._whole = whole
+        self._blocks: _Open[list[Tensor]] = _Open()
+        self._dtype = dtype or matrix.dtype
+        self._none = torch.empty(0, matrix.grid.columns, dtype=self._dtype)
+
+    def open(self, start: int, stop: int) -> None:
+        """Rows ``start:stop`` are about to be taken."""
+        if self._whole is not None:
+            return
+        matrix, grid = self._matrix, self._matrix.grid
+
+        def rows(block: int) -> list[Tensor]:
+            views = (
+                (k, self._frames.view(matrix.number(k, block), grid.block_nbytes(k, block))) for k in range(grid.slabs)
+            )
+            return [matrix.rows(memory, k, block) for k, memory in views]
+
+        self._blocks.open(_blocks(grid, start, stop), rows)
+
+    def tile(self, start: int, stop: int) -> Tensor:
+        """Rows ``start:stop``, or as many of them as the matrix has."""
+        grid = self._matrix.grid
+        if start >= grid.rows:
+            return self._none
+        if self._whole is not None:
+            return self._whole[start:stop]
+        block, first = divmod(start, grid.block_rows)
+        pieces = [piece[first : first + stop - start] for piece in self._blocks[block]]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)).to(self._dtype)
+
+
+class Output:
+    """A matrix whose rows a row pass stores: slabs in a region, slabs in frames, or both.
+
+    Values are rounded to the matrix's type wherever they are kept, so that it makes no difference where that is.
+    """
+
+    def __init__(
+        self, matrix: BlockedMatrix, frames: Frames, *, whole: Tensor | None, direct: Sequence[Tensor], framed: range
+    ) -> None:
+        self._matrix = matrix
+        self._frames = frames
+        self._whole = whole
+        self._direct = direct
+        self._framed = framed
+        self._blocks: _Open[list[Tensor]] = _Open()
+
+    def open(self, start: int, stop: int) -> None:
+        """Rows ``start:stop`` are about to be put."""
+        if self._whole is not None:
+            return
+        matrix, grid = self._matrix, self._matrix.grid
+
+        def rows(block: int) -> list[Tensor]:
+            views = ((k, self._frames.view(matrix.number(k, block), grid.block_nbytes(k, block))) for k in self._framed)
+            return [matrix.rows(memory, k, block) for k, memory in views]
+
+        self._blocks.open(_blocks(grid, start, stop), rows)
+
+    def put(self, start: int, stop: int, rows: Tensor) -> None:
+        """Rows ``start:stop`` are ``rows``."""
+        grid = self._matrix.grid
+        rows = rows.to(self._matrix.dtype)
+        if self._whole is not None:
+            self._whole[start:stop].copy_(rows)
+            return
+        for k, slab in enumerate(self._direct):
+            slab[start:stop].copy_(rows[:, k * grid.slab_columns : k * grid.slab_columns + grid.width(k)])
+        block, first = divmod(start, grid.block_rows)
+        for k, piece in zip(self._framed, self._blocks[block], strict=True):
+            at = k * grid.slab_columns
+            piece[first : first + stop - start].copy_(rows[:, at : at + grid.width(k)])
+
+
+class Edges:
+    """The index array of one direction, for one sweep over the rows."""
+
+    def __init__(self, matrix: BlockedMatrix, frames: Frames) -> None:
+        self._matrix = matrix
+        self._frames = frames
+        self._blocks: _Open[Tensor] = _Open()
+
+    def open(self, start: int, stop: int) -> None:
+        """Edges ``start:stop`` are about to be taken."""
+        grid = self._matrix.grid
+
+        def indices(block: int) -> Tensor:
+            memory = self._frames.view(self._matrix.number(0, block), grid.block_nbytes(0, block))
+            return self._matrix.rows(memory, 0, block)[:, 0]
+
+        self._blocks.open(_blocks(grid, start, stop), indices)
+
+    def take(self, start: int, stop: int) -> Tensor:
+        """The neighbours that edges ``start:stop`` lead to; a copy only where they lie in several frames."""
+        height = self._matrix.grid.block_rows
+        if stop <= start:
+            return torch.empty(0, dtype=self._matrix.dtype)
+        pieces = [
+            self._blocks[block][max(0, start - block * height) : stop - block * height]
+            for block in _blocks(self._matrix.grid, start, stop)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+class _Open(Generic[T]):
+    """Views of the blocks of this step and the one before it, whose tiles may still be computed.
+
+    Older ones are let go: small objects that outlive many tiles leave holes in the heap that no tile's fits.
+    """
+
+    def __init__(self) -> None:
+        self._now: dict[int, T] = {}
+        self._before: dict[int, T] = {}
+
+    def open(self, blocks: range, view: Callable[[int], T]) -> None:
+        now = {}
+        for block in blocks:
+            known = self._now.get(block)
+            now[block] = view(block) if known is None else known
+        self._before, self._now = self._now, now
+
+    def __getitem__(self, block: int) -> T:
+        found = self._now.get(block)
+        return self._before[block] if found is None else found
+
+
+def _blocks(grid: Grid, start: int, stop: int) -> range:
+    """The row blocks that rows ``start:stop`` lie in."""
+    stop = min(stop, grid.rows)
+    return range(start // grid.block_rows, -(-stop // grid.block_rows)) if stop > start else range(0)

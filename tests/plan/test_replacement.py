@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Belady's replacement reads the fewest blocks again: compared with every other choice there is, and with the rest."""
+
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooc.plan.replacement import Kept, Policy, Uses, belady, count_hits, next_spans
+from ooc.plan.sequence import Span, Use
+
+
+def uses_of(blocks: list[int], capacity: list[int], *, cyclic: bool = False) -> Uses:
+    """One read a step."""
+    spans = [Span(i, i, block, Use.READ) for i, block in enumerate(blocks)]
+    return Uses(spans, len(blocks), capacity, lambda block: cyclic, cyclic)
+
+
+def hits(uses: Uses, after: tuple[bool, ...] | list[bool]) -> int | None:
+    """Uses that find their block in memory; None if more are kept than there is room for at some time."""
+    count = len(uses.spans)
+    held_over = [0] * count
+    found = 0
+    for i, then in enumerate(next_spans(uses)):
+        if not after[i]:
+            continue
+        if then < 0:
+            return None
+        found += 1
+        last = uses.spans[i].last
+        end = uses.spans[then % count].first + (count if then >= count else 0)
+        if end == last + 1 and then < count:
+            continue  # in use without a break
+        for step in range(last, end):
+            held_over[step % count] += 1
+    return found if all(h <= c for h, c in zip(held_over, uses.capacity, strict=True)) else None
+
+
+sequences = st.lists(st.integers(0, 4), min_size=1, max_size=9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), blocks=sequences, cyclic=st.booleans())
+def test_no_other_choice_has_more_hits(data: st.DataObject, blocks: list[int], cyclic: bool) -> None:
+    """Against all 2^n ways to keep or not to keep, with room that changes from step to step; a cycle too, where what
+    is carried over the end is kept small enough for a steady state and may fall short of the best by that much."""
+    capacity = data.draw(st.lists(st.integers(0, 3), min_size=len(blocks), max_size=len(blocks)))
+    uses = uses_of(blocks, capacity, cyclic=cyclic)
+    kept = belady(uses)
+    mine = hits(uses, kept.after)
+    assert mine is not None, "more is kept than there is room for"
+    following = next_spans(uses)
+    if cyclic:
+        count = len(blocks)
+        within = [then < count or span.block in kept.carried for then, span in zip(following, uses.spans, strict=True)]
+    else:
+        within = [True] * len(blocks)
+    choices = [(False, True) if then >= 0 and ok else (False,) for then, ok in zip(following, within, strict=True)]
+    best = max(h for after in product(*choices) if (h := hits(uses, after)) is not None)
+    assert mine == best
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), blocks=st.lists(st.integers(0, 12), min_size=1, max_size=60), cyclic=st.booleans())
+def test_the_policies_that_cannot_look_ahead_have_no_more_hits(
+    data: st.DataObject, blocks: list[int], cyclic: bool
+) -> None:
+    room = data.draw(st.integers(0, 8))
+    uses = uses_of(blocks, [room] * len(blocks))
+    best = count_hits(uses, Policy.BELADY)
+    assert best.reads == len(blocks)
+    for policy in (Policy.LRU, Policy.LFU, Policy.RANDOM):
+        assert count_hits(uses, policy).hits <= best.hits
+    if room >= 12:
+        assert best.hits == len(blocks) - len(set(blocks))
+
+
+def test_a_sweep_repeated_in_one_direction_keeps_what_fits_where_lru_keeps_nothing() -> None:
+    uses = uses_of(list(range(10)), [4] * 10, cyclic=True)
+    assert count_hits(uses, Policy.BELADY).hits == 4
+    assert count_hits(uses, Policy.LRU).hits == 0
+
+
+def test_a_block_copied_past_the_frames_is_not_kept_after() -> None:
+    spans = [Span(0, 0, 1, Use.COPY), Span(1, 1, 1, Use.READ)]
+    assert belady(Uses(spans, 2, [5, 5], lambda block: True, False)) == Kept([False, False], frozenset())
