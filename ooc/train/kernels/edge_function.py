@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any message and score per edge: gathered, computed as the user's torch code, and differentiated edge by edge.
+
+An ``EdgeFunction`` says what one edge gives, from the source's row, the target's row and the edge's own features;
+a ``Reduction`` says what a target makes of its edges. Forward, targets pull sources. Backward, every edge is
+computed again where its gradient is wanted: over out-edges for what belongs to sources, over in-edges for what
+belongs to targets; parameters' gradients come with either. The reduction's part is known without the other edges:
+
+    sum       dm_e = dZ_i                                      a mean is a sum whose rows are scaled
+    maximum   dm_e = dZ_i / ties_i where m_e is the maximum
+    softmax   dm_e = α_e k_e dZ_i,   ds_e = α_e (k_e dZ_i · m_e - D_i),   α_e = exp(s_e - lse_i)
+
+for message m, score s, dropout's scale k and D_i = dZ_i · Z_i; what lies between rows and (m, s) is autograd's.
+
+Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, W/V/K columns of sources, targets and
+edge features, O = H·C columns of messages, head after head where the reduction has heads.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, assert_never
+
+import torch
+from torch import Tensor
+
+from ooc.errors import ModelError
+from ooc.plan.workload import Direction
+from ooc.train.kernels.edge_dropout import EdgeDropout
+from ooc.train.kernels.edges import Piece, SelfLoops, TileEdges, pieces
+from ooc.train.kernels.maximum import RunningMaximum
+from ooc.train.kernels.softmax import RunningSoftmax
+
+EDGES_PER_PIECE = 4096
+"""Matrices of a message's width are made for every edge, several of them: few enough to stay in the cache."""
+
+
+class Reduction(Enum):
+    """What a target makes of its edges' messages."""
+
+    SUM = "sum"
+    MAX = "max"
+    SOFTMAX = "softmax"
+    """Their sum weighted by the softmax of the edges' scores, for every head."""
+
+
+class EdgeFunction(Protocol):
+    """Message and score of edges: rows independent of one another, nothing drawn at random, inputs not written to.
+
+    ``parameters`` are what the result depends on besides rows. ``same_bits``: an edge's message has the same bits
+    however many edges are computed with it, which elementwise operators promise and dense products do not.
+    """
+
+    reduction: Reduction
+    parameters: tuple[Tensor, ...]
+    same_bits: bool
+
+    def __call__(self, source_EW: Tensor, target_EV: Tensor, edge_EK: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Messages [E, O], and scores [E, H] where the reduction is a softmax."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads computed, by their numbers among all of the layer, and what drops their coefficients."""
+
+    heads: range
+    dropout: EdgeDropout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What a tile's targets make of their edges [R, O], and what the backward pass needs of it beside dZ.
+
+    ``kept``: for a maximum its ties [R, O], for a softmax lse [R, H], nothing for a sum.
+    """
+
+    value_RO: Tensor
+    kept: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The gradient of targets' rows as the backward pass reads it, of the tile's rows or of all N.
+
+    ``gradient``: dZ [·, O], for a maximum divided by its ties. ``statistics``: the maximum itself [·, O]; lse and D
+    of every head [·, H·2]; ``None`` for a sum. :func:`upstream` makes it of a tile's rows.
+    """
+
+    gradient: Tensor
+    statistics: Tensor | None
+
+    def select(self, index_E: Tensor) -> "Upstream":
+        statistics = None if self.statistics is None else self.statistics.index_select(0, index_E)
+        return Upstream(self.gradient.index_select(0, index_E), statistics)
+
+
+@dataclass(frozen=True, slots=True)
+class RowGradient:
+    """Gradient of the tile's own rows, and the tile's part of those of ``function.parameters``, if asked for: zeros
+    for those that take none. Parts are sums over tiles, which are added in the order of tiles to be reproducible."""
+
+    rows: Tensor
+    parameters: tuple[Tensor, ...]
+
+
+def pull_messages(
+    function: EdgeFunction,
+    tile: TileEdges,
+    *,
+    source_NW: Tensor,
+    target_RV: Tensor,
+    columns: int,
+    edge_EK: Tensor | None = None,
+    heads: Heads | None = None,
+) -> Reduced:
+    """Forward: targets pull sources over in-edges, O = ``columns``; ``edge_EK`` are features of the tile's edges."""
+    _check(function, tile, edge_EK, heads)
+    rows, reduction = tile.rows, function.reduction
+    out_RO = source_NW.new_zeros(rows, columns)
+    maximum = RunningMaximum(rows, columns, source_NW) if reduction is Reduction.MAX else None
+    softmax = None
+    if heads is not None:
+        out_RHC = out_RO.view(rows, len(heads.heads), -1)
+        softmax = RunningSoftmax(rows, len(heads.heads), source_NW, [out_RHC])
+    for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
+        source_EW = source_NW.index_select(0, piece.neighbours_E)
+        target_EV = target_RV[piece.rows].index_select(0, piece.row_E)
+        with torch.no_grad():
+            message_EO, score_EH = function(source_EW, target_EV, _features(edge_EK, piece))
+            match reduction:
+                case Reduction.SUM:
+                    out_RO[piece.rows] += piece.sums(message_EO)
+                case Reduction.MAX:
+                    assert maximum is not None
+                    maximum.add(piece, message_EO.clone())
+                case Reduction.SOFTMAX:
+                    assert softmax is not None and heads is not None and score_EH is not None
+                    weight_EH = softmax.weigh(piece, score_EH.clone())
+                    if heads.dropout is not None:
+                        weight_EH *= heads.dropout.scale(piece, Direction.IN, heads.heads, weight_EH.dtype)
+                    out_RO[piece.rows] += piece.sums(_weighted(message_EO, weight_EH))
+                case _:
+                    assert_never(reduction)
+    if maximum is not None:
+        maxima = maximum.finish()
+        return Reduced(maxima.value_RW, maxima.ties_RW)
+    return Reduced(out_RO, None if softmax is None else softmax.finish())
+
+
+def upstream(function: EdgeFunction, gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None) -> Upstream:
+    """What the backward pulls read of a tile's rows, from dZ and what the forward pull gave."""
+    match function.reduction:
+        case Reduction.SUM:
+            return Upstream(gradient_RO, None)
+        case Reduction.MAX:
+            assert kept is not None
+            return Upstream(gradient_RO / kept, value_RO)
+        case Reduction.SOFTMAX:
+            assert kept is not None
+            d_RH = (gradient_RO * value_RO).view(*kept.shape, -1).sum(-1)
+            return Upstream(gradient_RO, torch.stack((kept, d_RH), dim=2).view(len(kept), -1))
+        case _:
+            assert_never(function.reduction)
+
+
+def pull_source_gradients(
+    function: EdgeFunction,
+    tile: TileEdges,
+    *,
+    source_RW: Tensor,
+    target_NV: Tensor,
+    upstream_N: Upstream,
+    with_parameters: bool,
+    edge_EK: Tensor | None = None,
+    heads: Heads | None = None,
+) -> RowGradient:
+    """Backward over out-edges: the gradient of the tile's rows as sources; ``edge_EK`` in the order of out-edges."""
+    _check(function, tile, edge_EK, heads)
+    backward = _Backward(function, source_RW, with_parameters, heads, Direction.OUT)
+    for piece in pieces(tile, len(target_NV), EDGES_PER_PIECE):
+        source_EW = source_RW[piece.rows].index_select(0, piece.row_E).requires_grad_()
+        target_EV = target_NV.index_select(0, piece.neighbours_E)
+        message_EO, score_EH = backward.compute(source_EW, target_EV, _features(edge_EK, piece))
+        backward.add(piece, source_EW, message_EO, score_EH, upstream_N.select(piece.neighbours_E))
+    return backward.finish()
+
+
+def pull_target_gradients(
+    function: EdgeFunction,
+    tile: TileEdges,
+    *,
+    source_NW: Tensor,
+    target_RV: Tensor,
+    upstream_R: Upstream,
+    with_parameters: bool,
+    edge_EK: Tensor | None = None,
+    heads: Heads | None = None,
+) -> RowGradient:
+    """Backward over in-edges: the gradient of the tile's rows as targets; ``edge_EK`` in the order of in-edges."""
+    _check(function, tile, edge_EK, heads)
+    backward = _Backward(function, target_RV, with_parameters, heads, Direction.IN)
+    for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
+        own_E = piece.row_E + piece.start
+        source_EW = source_NW.index_select(0, piece.neighbours_E)
+        target_EV = target_RV.index_select(0, own_E).requires_grad_()
+        message_EO, score_EH = backward.compute(source_EW, target_EV, _features(edge_EK, piece))
+        backward.add(piece, target_EV, message_EO, score_EH, upstream_R.select(own_E))
+    return backward.finish()
+
+
+def scratch_bytes(
+    *,
+    edges: int,
+    rows: int,
+    source: int,
+    target: int,
+    message: int,
+    heads: int,
+    features: int,
+    itemsize: int,
+    live: int,
+) -> int:
+    """Bound on what one call allocates at a time for a tile, results included; widths in columns.
+
+    ``live``: how many matrices of the wider side's width the function has alive at once per edge, forward and
+    backward together; for autograd that is about twice the number of its operators.
+    """
+    in_piece = min(edges, EDGES_PER_PIECE) + rows
+    widest = max(source, target, message)
+    per_edge = (2 * source + 2 * target + 4 * message + 3 * heads + features + live * widest) * itemsize + 200
+    per_row = (2 * max(source, target) + 4 * message + 4 * heads) * itemsize + 32
+    return in_piece * per_edge + rows * per_row
+
+
+class _Backward:
+    """The gradient of one side's rows and of parameters, added to piece after piece."""
+
+    def __init__(
+        self, function: EdgeFunction, own_RW: Tensor, with_parameters: bool, heads: Heads | None, direction: Direction
+    ) -> None:
+        self._function, self._heads, self._direction = function, heads, direction
+        self._parameters = function.parameters if with_parameters else ()
+        self._trained = [i for i, parameter in enumerate(self._parameters) if parameter.requires_grad]
+        self._rows_RW = torch.zeros_like(own_RW)
+        self._sums = tuple(torch.zeros_like(parameter) for parameter in self._parameters)
+
+    def compute(self, source_EW: Tensor, target_EV: Tensor, edge_EK: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        with torch.enable_grad():
+            return self._function(source_EW, target_EV, edge_EK)
+
+    def add(
+        self, piece: Piece, leaf_EW: Tensor, message_EO: Tensor, score_EH: Tensor | None, upstream_E: Upstream
+    ) -> None:
+        """Differentiate what ``compute`` gave with respect to ``leaf_EW``, the own side's rows at every edge."""
+        gradients = self._output_gradients(piece, message_EO.detach(), score_EH, upstream_E)
+        outputs = [message_EO] if score_EH is None else [message_EO, score_EH]
+        pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
+        if not pairs:
+            return
+        tracked, upstream_gradients = zip(*pairs, strict=True)
+        inputs = (leaf_EW, *(self._parameters[i] for i in self._trained))
+        found = torch.autograd.grad(tracked, inputs, upstream_gradients, allow_unused=True)
+        with torch.no_grad():
+            if found[0] is not None:
+                self._rows_RW[piece.rows] += piece.sums(found[0])
+            for i, gradient in zip(self._trained, found[1:], strict=True):
+                if gradient is not None:
+                    self._sums[i].add_(gradient)
+
+    def finish(self) -> RowGradient:
+        return RowGradient(self._rows_RW, self._sums)
+
+    @torch.no_grad()
+    def _output_gradients(
+        self, piece: Piece, message_EO: Tensor, score_EH: Tensor | None, upstream_E: Upstream
+    ) -> tuple[Tensor, ...]:
+        """Of the messages, and of the scores where there are any."""
+        gradient_EO, statistics = upstream_E.gradient, upstream_E.statistics
+        match self._function.reduction:
+            case Reduction.SUM:
+                return (gradient_EO,)
+            case Reduction.MAX:
+                assert statistics is not None
+                return (gradient_EO.mul_(statistics.eq_(message_EO)),)
+            case Reduction.SOFTMAX:
+                assert statistics is not None and score_EH is not None and self._heads is not None
+                lse_EH, d_EH = statistics.view(*score_EH.shape, 2).unbind(2)
+                share_EH = (score_EH.detach() - lse_EH).exp_()
+                dot_EH = (gradient_EO * message_EO).view(*score_EH.shape, -1).sum(-1)
+                keep = self._heads.dropout
+                if keep is None:
+                    return _weighted(gradient_EO, share_EH), dot_EH.sub_(d_EH).mul_(share_EH)
+                keep_EH = keep.scale(piece, self._direction, self._heads.heads, share_EH.dtype)
+                score_gradient_EH = dot_EH.mul_(keep_EH).sub_(d_EH).mul_(share_EH)
+                return _weighted(gradient_EO, share_EH.mul_(keep_EH)), score_gradient_EH
+            case _:
+                assert_never(self._function.reduction)
+
+
+def _weighted(matrix_EO: Tensor, weight_EH: Tensor) -> Tensor:
+    """Every head's columns times its weight."""
+    return (matrix_EO.view(*weight_EH.shape, -1) * weight_EH[:, :, None]).view_as(matrix_EO)
+
+
+def _features(edge_EK: Tensor | None, piece: Piece) -> Tensor | None:
+    if edge_EK is None:
+        return None
+    assert piece.positions_E is not None
+    return edge_EK[piece.positions_E]
+
+
+def _check(function: EdgeFunction, tile: TileEdges, edge_EK: Tensor | None, heads: Heads | None) -> None:
+    """Refuse what would not be exact."""
+    assert (heads is not None) == (function.reduction is Reduction.SOFTMAX)
+    name = type(function).__name__
+    if function.reduction is Reduction.MAX and not function.same_bits:
+        raise ModelError(
+            f"{name}: the maximum of messages made by dense products cannot be recomputed to the bit, so "
+            "its gradient could go to another edge than in PyG; use sum, mean or softmax"
+        )
+    if edge_EK is not None and tile.self_loops is SelfLoops.EXACTLY_ONE:
+        raise ModelError(f"{name}: edge features of added self-loops are not supported; use add_self_loops=False")
+    if edge_EK is not None and heads is not None and heads.dropout is not None:
+        raise ModelError(
+            f"{name}: dropout of coefficients cannot tell repeated edges with features of their own "
+            "apart; use dropout=0 or remove edge features"
+        )

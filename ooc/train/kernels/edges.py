@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tile's edges in pieces of bounded size, as the pulls of attention and maxima read them.
+
+Shapes: N rows of the pulled matrices, R rows of the tile, E edges of the tile or of a piece of it, W columns.
+
+A plain sum never holds anything per edge, but a score or a message does. So a tile is read in pieces of at most
+``EDGES_PER_PIECE`` edges: whole rows while they fit, and a row with more edges than that cut at multiples of it
+from its own first edge. Where a row is cut depends on nothing but the row, so results do not depend on tiles.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ooc.errors import StoreError
+
+EDGES_PER_PIECE = 16384
+"""Few enough that what one piece gathers stays in the cache; many enough that operators outweigh their calls."""
+
+
+class SelfLoops(Enum):
+    """What becomes of edges from a row to itself."""
+
+    AS_STORED = "as stored"
+    EXACTLY_ONE = "exactly one"
+    """Those stored are left out and every row gets one: ``remove_self_loops`` and ``add_self_loops`` of PyG."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileEdges:
+    """The neighbours of rows ``start`` … ``start + R`` of the graph in one direction.
+
+    ``indices_E`` and ``offsets_R1`` (counted from the tile's first edge) are of one integer type. ``nodes`` is the
+    number of rows of the graph; neighbours at or beyond the end of a shorter pulled matrix are absent: they add
+    nothing.
+    """
+
+    indices_E: Tensor
+    offsets_R1: Tensor
+    start: int
+    nodes: int
+    self_loops: SelfLoops = SelfLoops.AS_STORED
+
+    @property
+    def rows(self) -> int:
+        return self.offsets_R1.numel() - 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Edges of rows ``start:stop`` of a tile, all that they have or, for one long row, a stretch of them: at least
+    one edge.
+
+    ``neighbours_E`` are rows of the pulled matrices, ``offsets_R1`` delimit the piece's rows. ``continues``: this
+    is a further stretch of a row already begun, to be added to what there is. ``positions_E``: which of the tile's
+    edges these are, ``None`` where an added self-loop is among them, which has no place in the tile.
+    ``repeats_before`` counts the edges before this stretch that equal its first one.
+    """
+
+    start: int
+    stop: int
+    tile_start: int
+    neighbours_E: Tensor
+    offsets_R1: Tensor
+    continues: bool
+    positions_E: Tensor | slice | None
+    repeats_before: int
+
+    @property
+    def rows(self) -> slice:
+        """The piece's rows among the tile's."""
+        return slice(self.start, self.stop)
+
+    @property
+    def edges(self) -> int:
+        return self.neighbours_E.numel()
+
+    @cached_property
+    def row_E(self) -> Tensor:
+        """For every edge its row, counted from the piece's first: int64."""
+        counts = self.offsets_R1.diff().long()
+        return torch.repeat_interleave(torch.arange(self.stop - self.start), counts, output_size=self.edges)
+
+    @cached_property
+    def _positions(self) -> Tensor:
+        return torch.arange(self.edges, dtype=self.offsets_R1.dtype)
+
+    def sums(self, values_EW: Tensor) -> Tensor:
+        """Sum over every row's edges, in their order → [rows, W]."""
+        return F.embedding_bag(self._positions, values_EW, self.offsets_R1, mode="sum", include_last_offset=True)
+
+    def maxima(self, values_EW: Tensor) -> Tensor:
+        """Largest over every row's edges → [rows, W]; −∞ where there are none."""
+        out = values_EW.new_full((self.stop - self.start, values_EW.shape[1]), -torch.inf)
+        return out.scatter_reduce_(0, self.row_E[:, None].expand_as(values_EW), values_EW, "amax")
+
+    def repeats_E(self) -> Tensor:
+        """How many edges before each one run between the same two rows: int64.
+
+        Both ends count alike, because lists of neighbours are in ascending order in a store. An added self-loop
+        is the only edge of its kind and always the last of its row.
+        """
+        offsets, values = self.offsets_R1.long(), self.neighbours_E
+        first_E = torch.ones(self.edges, dtype=torch.bool)
+        first_E[1:] = values[1:] != values[:-1]
+        first_E[offsets[:-1][offsets[:-1] < self.edges]] = True
+        positions = torch.arange(self.edges)
+        run_E = torch.cummax(positions * first_E, 0).values
+        repeats = positions - run_E
+        if self.repeats_before:
+            repeats[run_E == 0] += self.repeats_before
+        return repeats
+
+
+def pieces(tile: TileEdges, rows: int, edges_per_piece: int | None = None) -> Iterator[Piece]:
+    """The edges of ``tile`` to neighbours below ``rows``, the length of the pulled matrices, in order; not where there
+    are none."""
+    return (piece for piece in _pieces(tile, rows, edges_per_piece) if piece.edges)
+
+
+def _pieces(tile: TileEdges, rows: int, edges_per_piece: int | None) -> Iterator[Piece]:
+    capacity = EDGES_PER_PIECE if edges_per_piece is None else edges_per_piece
+    offsets = tile.offsets_R1.numpy()
+    start, end = 0, tile.rows
+    while start < end:
+        stop = int(np.searchsorted(offsets, int(offsets[start]) + capacity, side="right")) - 1
+        if stop > start:
+            stop = min(stop, end)
+            yield _piece(tile, rows, start, stop, int(offsets[start]), int(offsets[stop]))
+        else:
+            stop = start + 1
+            for first in range(int(offsets[start]), int(offsets[stop]), capacity):
+                yield _piece(tile, rows, start, stop, first, min(first + capacity, int(offsets[stop])))
+        start = stop
+
+
+def _piece(tile: TileEdges, rows: int, start: int, stop: int, first: int, last: int) -> Piece:
+    """Rows ``start:stop`` of a tile with its edges ``first:last``."""
+    neighbours = tile.indices_E[first:last]
+    offsets = (tile.offsets_R1[start : stop + 1] - first).clamp_(0, last - first)
+    continues = first > int(tile.offsets_R1[start])
+    positions: Tensor | slice | None = slice(first, last)
+    repeats_before = _repeats_before(tile, start, first) if continues else 0
+    keep = _kept(tile, rows, start, neighbours, offsets)
+    if keep is not None:
+        kept = torch.zeros(len(neighbours) + 1, dtype=offsets.dtype)
+        torch.cumsum(keep, 0, out=kept[1:])
+        neighbours, offsets = neighbours[keep], kept[offsets.long()]
+        positions = keep.nonzero()[:, 0].add_(first)
+        if not bool(keep[0]):
+            repeats_before = 0
+    if tile.self_loops is SelfLoops.EXACTLY_ONE and last == int(tile.offsets_R1[stop]):
+        neighbours, offsets = _with_self(neighbours, offsets, tile.start + start, rows)
+        positions = None
+    return Piece(start, stop, tile.start, neighbours, offsets, continues, positions, repeats_before)
+
+
+def _kept(tile: TileEdges, rows: int, start: int, neighbours_E: Tensor, offsets_R1: Tensor) -> Tensor | None:
+    """Bool [E]: the edges that count, ``None`` where all do. Raises :class:`StoreError` for what is no row."""
+    if neighbours_E.numel() == 0:
+        return None
+    lowest, highest = (int(bound) for bound in torch.aminmax(neighbours_E))
+    if lowest < 0 or highest >= tile.nodes:
+        raise StoreError(
+            f"a neighbour of rows from {tile.start + start} is none of the store's {tile.nodes} rows: "
+            "indices are damaged; ooc verify tells where; convert again"
+        )
+    keep = None if highest < rows else neighbours_E < rows
+    if tile.self_loops is SelfLoops.EXACTLY_ONE:
+        first = tile.start + start
+        own = torch.arange(first, first + offsets_R1.numel() - 1, dtype=neighbours_E.dtype)
+        counts = offsets_R1.diff().long()
+        others = neighbours_E != torch.repeat_interleave(own, counts, output_size=neighbours_E.numel())
+        if not bool(others.all()):
+            keep = others if keep is None else keep & others
+    return keep
+
+
+def _with_self(neighbours_E: Tensor, offsets_R1: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Every row below ``rows`` with itself as its last neighbour; the piece's rows begin at ``first``."""
+    height = offsets_R1.numel() - 1
+    present = max(0, min(height, rows - first))
+    added = torch.arange(height + 1, dtype=offsets_R1.dtype).clamp_(max=present)
+    offsets = offsets_R1 + added
+    out = torch.empty(neighbours_E.numel() + present, dtype=neighbours_E.dtype)
+    own = torch.zeros(out.numel(), dtype=torch.bool)
+    own[offsets[1 : present + 1].long() - 1] = True
+    out[own] = torch.arange(first, first + present, dtype=out.dtype)
+    out[~own] = neighbours_E
+    return out, offsets
+
+
+def _repeats_before(tile: TileEdges, row: int, first: int) -> int:
+    """How many edges of ``row`` before its edge ``first`` have the same neighbour."""
+    row_first = int(tile.offsets_R1[row])
+    before = tile.indices_E[row_first:first].numpy()
+    return len(before) - int(np.searchsorted(before, int(tile.indices_E[first]), side="left"))

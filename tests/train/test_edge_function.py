@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge functions under every reduction give the outputs and gradients of PyG's own layers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch_geometric.nn import GATv2Conv, GINEConv, MessagePassing, TransformerConv
+from torch_geometric.nn.conv import gatv2_conv, transformer_conv
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from ooc.errors import ModelError
+from ooc.plan.workload import Direction
+from ooc.train.kernels.edge_dropout import EdgeDropout
+from ooc.train.kernels.edge_function import (
+    EdgeFunction,
+    Heads,
+    Reduction,
+    Upstream,
+    pull_messages,
+    pull_source_gradients,
+    pull_target_gradients,
+    upstream,
+)
+from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.functions import Gatv2, Gine, TransformerAttention
+from tests.train.kernel_cases import HEIGHTS, PIECES, KernelGraph, by_tiles, graphs, numbers, small_pieces
+from tests.train.test_edge_dropout import scale_of_edges
+
+HEADS, CHANNELS, FEATURES = 3, 2, 4
+WIDTH = HEADS * CHANNELS
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+@dataclass(frozen=True)
+class Gated:
+    """tanh(x_j) · x_i · w, a message of nobody's: both sides and a parameter take part."""
+
+    weight: Tensor
+    reduction: Reduction
+    same_bits: bool = True
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
+    def __call__(self, source_EW: Tensor, target_EV: Tensor, edge_EK: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return torch.tanh(source_EW) * target_EV * self.weight, None
+
+
+class GatedConv(MessagePassing):
+    """The same as a layer of PyG's."""
+
+    def __init__(self, weight: Tensor, aggr: str) -> None:
+        super().__init__(aggr=aggr)
+        self.weight = weight
+
+    def forward(self, x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
+        return torch.tanh(x_j) * x_i * self.weight
+
+
+class Case:
+    """A function, and a layer of PyG's with the same parameters."""
+
+    def __init__(
+        self, function: EdgeFunction, layer: MessagePassing, *, source: int, target: int, features: int = 0
+    ) -> None:
+        self.function, self.layer = function, layer.double()
+        self.columns = (source, target, features)
+
+    def expected(self, graph: KernelGraph, inputs: "Inputs", scale: Tensor | None) -> Tensor:
+        """PyG's output, its dropout replaced by ``scale``."""
+        ends = (inputs.source, inputs.target if inputs.target.shape[1] else None)
+        edges = () if inputs.edges is None else (inputs.edges,)
+        drop = SimpleNamespace(
+            leaky_relu=F.leaky_relu, dropout=lambda alpha, **_: alpha if scale is None else alpha * scale
+        )
+        with mock.patch.object(gatv2_conv, "F", drop), mock.patch.object(transformer_conv, "F", drop):
+            out = self.layer(ends, with_loops(graph), *edges)
+        assert isinstance(out, Tensor)
+        return out
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Rows of both sides, which take gradients, features of the edges, and the gradient of the scored rows."""
+
+    source: Tensor
+    target: Tensor
+    edges: Tensor | None
+    gradient: Tensor
+
+
+def make_inputs(case: Case, graph: KernelGraph, seed: int, scored: int, dtype: torch.dtype = torch.float64) -> Inputs:
+    source, target, features = case.columns
+    count = graph.edge_index.shape[1]
+    return Inputs(
+        numbers(seed, graph.nodes, source, dtype=dtype).requires_grad_(),
+        numbers(seed + 1, graph.nodes, target, dtype=dtype).requires_grad_(),
+        numbers(seed + 2, count, features, dtype=dtype) if features else None,
+        numbers(seed + 3, scored, WIDTH, dtype=dtype),
+    )
+
+
+def with_loops(graph: KernelGraph) -> Tensor:
+    if graph.self_loops is SelfLoops.AS_STORED:
+        return graph.edge_index
+    return add_self_loops(remove_self_loops(graph.edge_index)[0], num_nodes=graph.nodes)[0]
+
+
+def plant(module: nn.Module, name: str, value: Tensor) -> None:
+    """Make ``value`` what the module computes with in place of its parameter."""
+    del module._parameters[name]
+    setattr(module, name, value)
+
+
+def leaf(seed: int, *shape: int) -> Tensor:
+    return numbers(seed, *shape).requires_grad_()
+
+
+def gatv2(*, features: int) -> Case:
+    att, edge = leaf(90, HEADS, CHANNELS), leaf(91, WIDTH, features) if features else None
+    layer = GATv2Conv((WIDTH, WIDTH), CHANNELS, HEADS, bias=False, add_self_loops=False, edge_dim=features or None)
+    plant(layer, "att", att[None])
+    plant(layer.lin_l, "weight", torch.eye(WIDTH).double())
+    plant(layer.lin_r, "weight", torch.eye(WIDTH).double())
+    if edge is not None:
+        plant(layer.lin_edge, "weight", edge)
+    return Case(Gatv2(att, 0.2, edge), layer, source=WIDTH, target=WIDTH, features=features)
+
+
+def transformer(*, features: int) -> Case:
+    edge = leaf(91, WIDTH, features) if features else None
+    layer = TransformerConv(
+        (2 * WIDTH, WIDTH), CHANNELS, HEADS, bias=False, root_weight=False, edge_dim=features or None
+    )
+    columns = torch.eye(2 * WIDTH).double().view(HEADS, 2, CHANNELS, 2 * WIDTH)
+    plant(layer.lin_key, "weight", columns[:, 0].reshape(WIDTH, -1))
+    plant(layer.lin_value, "weight", columns[:, 1].reshape(WIDTH, -1))
+    plant(layer.lin_query, "weight", torch.eye(WIDTH).double())
+    if edge is not None:
+        plant(layer.lin_edge, "weight", edge)
+    return Case(TransformerAttention(HEADS, edge), layer, source=2 * WIDTH, target=WIDTH, features=features)
+
+
+def gine(reduction: Reduction) -> Case:
+    layer = GINEConv(nn.Identity(), aggr=reduction.value)
+    return Case(Gine(None, reduction), layer, source=WIDTH, target=0, features=WIDTH)
+
+
+def gine_through_linear() -> Case:
+    lin = nn.Linear(FEATURES, WIDTH).double()
+    layer = GINEConv(nn.Linear(WIDTH, WIDTH), edge_dim=FEATURES)
+    layer.nn, layer.lin = nn.Identity(), lin
+    return Case(Gine(lin), layer, source=WIDTH, target=0, features=FEATURES)
+
+
+def gated(reduction: Reduction) -> Case:
+    weight = leaf(90, WIDTH)
+    return Case(Gated(weight, reduction), GatedConv(weight, reduction.value), source=WIDTH, target=WIDTH)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "GATv2": lambda: gatv2(features=0),
+    "GATv2, edge features": lambda: gatv2(features=FEATURES),
+    "Transformer": lambda: transformer(features=0),
+    "Transformer, edge features": lambda: transformer(features=FEATURES),
+    "GINE": lambda: gine(Reduction.SUM),
+    "GINE, max": lambda: gine(Reduction.MAX),
+    "GINE, linear": gine_through_linear,
+    "gated sum": lambda: gated(Reduction.SUM),
+    "gated max": lambda: gated(Reduction.MAX),
+}
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What the kernels make of a case, tiles put together; parameters' gradients as either direction sums them."""
+
+    rows: tuple[Tensor, Tensor, Tensor]
+    by_sources: list[Tensor]
+    by_targets: list[Tensor]
+
+
+def pull(
+    case: Case, graph: KernelGraph, inputs: Inputs, height: int, dropout: EdgeDropout | None, workers: int = 1
+) -> Pulled:
+    function, scored = case.function, len(inputs.gradient)
+    source, target, gradient = inputs.source.detach(), inputs.target.detach(), inputs.gradient
+    heads = Heads(range(HEADS), dropout) if function.reduction is Reduction.SOFTMAX else None
+    edges = {
+        direction: inputs.edges if inputs.edges is None else inputs.edges[graph.order(direction)]
+        for direction in Direction
+    }
+
+    def features(direction: Direction, span: slice) -> Tensor | None:
+        found = edges[direction]
+        return None if found is None else found[span]
+
+    def forward(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
+        reduced = pull_messages(
+            function,
+            tile,
+            source_NW=source,
+            target_RV=target[rows],
+            columns=WIDTH,
+            edge_EK=features(Direction.IN, span),
+            heads=heads,
+        )
+        above = upstream(function, gradient[rows], reduced.value_RO, reduced.kept)
+        return reduced.value_RO, above.gradient, gradient[rows] if above.statistics is None else above.statistics
+
+    value, shared, statistics = by_tiles(graph.tiles(Direction.IN, height, scored), forward, workers=workers)
+    above = Upstream(shared, None if function.reduction is Reduction.SUM else statistics)
+    by_sources: list[tuple[Tensor, ...]] = []
+    by_targets: list[tuple[Tensor, ...]] = []
+
+    def sources(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
+        found = pull_source_gradients(
+            function,
+            tile,
+            source_RW=source[rows],
+            target_NV=target[:scored],
+            upstream_N=above,
+            with_parameters=True,
+            edge_EK=features(Direction.OUT, span),
+            heads=heads,
+        )
+        by_sources.append(found.parameters)
+        return (found.rows,)
+
+    def targets(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
+        own = Upstream(above.gradient[rows], None if above.statistics is None else above.statistics[rows])
+        found = pull_target_gradients(
+            function,
+            tile,
+            source_NW=source,
+            target_RV=target[rows],
+            upstream_R=own,
+            with_parameters=True,
+            edge_EK=features(Direction.IN, span),
+            heads=heads,
+        )
+        by_targets.append(found.parameters)
+        return (found.rows,)
+
+    (d_source,) = by_tiles(graph.tiles(Direction.OUT, height), sources, workers=workers)
+    (d_target,) = by_tiles(graph.tiles(Direction.IN, height, scored), targets, workers=workers)
+    sums = ([torch.stack(parts).sum(0) for parts in zip(*tiles, strict=True)] for tiles in (by_sources, by_targets))
+    return Pulled((value, d_source, d_target), *sums)
+
+
+@st.composite
+def graphs_for(draw: st.DrawFn, case: Case) -> KernelGraph:
+    return draw(graphs(SelfLoops.AS_STORED if case.columns[2] else None))
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(
+    st.data(),
+    st.integers(0, 999),
+    HEIGHTS,
+    PIECES,
+    st.integers(0, 11),
+    st.sampled_from([None, 0.4]),
+)
+@settings(max_examples=20, deadline=None)
+def test_output_and_gradients_are_pyg_s(
+    name: str, data: st.DataObject, seed: int, height: int, edges_per_piece: int, unscored: int, p: float | None
+) -> None:
+    """Of both sides' rows and of parameters, in either direction, also where only some leading rows are scored."""
+    case = CASES[name]()
+    graph = data.draw(graphs_for(case))
+    scored = max(1, graph.nodes - unscored)
+    inputs = make_inputs(case, graph, seed, scored)
+    drops = p is not None and case.function.reduction is Reduction.SOFTMAX and inputs.edges is None
+    dropout = EdgeDropout(p, 1, 2, 3) if p is not None and drops else None
+    scale = None if dropout is None else scale_of_edges(dropout, with_loops(graph), range(HEADS))
+    out = case.expected(graph, inputs, scale).reshape(graph.nodes, WIDTH)[:scored]
+    wanted = [inputs.source, inputs.target, *case.function.parameters]
+    expected = torch.autograd.grad(out, wanted, inputs.gradient, allow_unused=True) if out.requires_grad else []
+    with small_pieces(edges_per_piece):
+        found = pull(case, graph, inputs, height, dropout)
+    value, d_source, d_target = found.rows
+    torch.testing.assert_close(value, out.detach(), **CLOSE)
+    reference = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, expected, strict=True)]
+    torch.testing.assert_close(d_source, reference[0], **CLOSE)
+    torch.testing.assert_close(d_target, reference[1][:scored], **CLOSE)
+    for sums in (found.by_sources, found.by_targets):
+        for one, other in zip(sums, reference[2:], strict=True):
+            torch.testing.assert_close(one, other, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["GATv2", "Transformer", "GINE", "GINE, max", "gated sum", "gated max"])
+@given(st.data(), st.integers(0, 999), HEIGHTS, PIECES)
+@settings(max_examples=20, deadline=None)
+def test_tiles_and_threads_change_no_bit(
+    name: str, data: st.DataObject, seed: int, height: int, edges_per_piece: int
+) -> None:
+    """Where messages and scores are elementwise, so are all results of rows."""
+    case = CASES[name]()
+    assert case.function.same_bits
+    graph = data.draw(graphs_for(case))
+    inputs = make_inputs(case, graph, seed, graph.nodes)
+    with small_pieces(edges_per_piece):
+        whole = pull(case, graph, inputs, graph.nodes, None)
+        for one, other in zip(whole.rows, pull(case, graph, inputs, height, None, 3).rows, strict=True):
+            assert torch.equal(one, other)
+
+
+def refused(function: EdgeFunction, self_loops: SelfLoops, dropout: EdgeDropout | None, message: str) -> None:
+    tile = TileEdges(torch.tensor([0]), torch.tensor([0, 1]), 0, 1, self_loops)
+    heads = Heads(range(HEADS), dropout) if function.reduction is Reduction.SOFTMAX else None
+    ones = torch.ones(1, WIDTH)
+    with pytest.raises(ModelError, match=message):
+        pull_messages(function, tile, source_NW=ones, target_RV=ones, columns=WIDTH, edge_EK=ones, heads=heads)
+
+
+def test_what_would_not_be_exact_is_refused_by_name() -> None:
+    dense = Gine(nn.Linear(FEATURES, WIDTH), Reduction.MAX)
+    refused(dense, SelfLoops.AS_STORED, None, "Gine: the maximum of messages made by dense products")
+    refused(Gine(None), SelfLoops.EXACTLY_ONE, None, "Gine: edge features of added self-loops")
+    attention = TransformerAttention(HEADS, torch.ones(WIDTH, WIDTH))
+    refused(attention, SelfLoops.AS_STORED, EdgeDropout(0.5, 0, 0, 0), "TransformerAttention: dropout")
+
+
+def test_a_parameter_that_takes_no_gradient_gets_zeros() -> None:
+    case = CASES["gated sum"]()
+    frozen = Gated(case.function.parameters[0].detach(), Reduction.SUM)
+    graph = KernelGraph(2, torch.tensor([[0, 1], [1, 1]]))
+    inputs = make_inputs(case, graph, 0, 2)
+    case.function = frozen
+    found = pull(case, graph, inputs, 2, None)
+    assert not found.by_sources[0].any() and found.rows[1].any()
