@@ -29,7 +29,7 @@ def _draw(seed: int, epoch: int, layer: int, row_start: int, row_stop: int, colu
 def keep_mask(seed: int, epoch: int, layer: int, row_start: int, row_stop: int, columns: int, p: float) -> torch.Tensor:
     """Bool [row_stop - row_start, columns]: which entries dropout of probability ``p`` keeps.
 
-    ``layer`` 0 is dropout on the input features, ``k`` the one after convolution ``k``.
+    ``layer`` 0 is dropout on the input features, ``k`` the k-th dropout of the model, in the order of its forward.
     """
     threshold = np.uint32(min(round(p * 2**32), 2**32 - 1))
     return torch.from_numpy(_draw(seed, epoch, layer, row_start, row_stop, columns) >= threshold)

@@ -73,6 +73,14 @@ class ActiveRows:
     training: tuple[int, ...]
     scoring: tuple[int, ...]
 
+    def training_rows(self, hops: int) -> int:
+        """Rows within ``hops`` of those of the loss; all where the network reaches farther than this was made for."""
+        return self.training[hops] if hops < len(self.training) else self.nodes
+
+    def scoring_rows(self, hops: int) -> int:
+        """Rows within ``hops`` of those of any split; all where the network reaches farther than this was made for."""
+        return self.scoring[hops] if hops < len(self.scoring) else self.nodes
+
     @classmethod
     def everything(cls, nodes: int, depth: int) -> "ActiveRows":
         """Nothing is left out."""

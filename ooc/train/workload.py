@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a network on a graph asks of memory, as plain data for the planner."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -10,21 +10,16 @@ from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.graph import GraphRows
 from ooc.train.lowering import Network
-from ooc.train.stages import StageBuilder
+from ooc.train.stages import StageBuilder, Step
+from ooc.train.task import label_columns
 
 STORE_MATRICES = ("x", "y", "split/train", "split/valid", "split/test")
 
 
 def matrix_columns(network: Network, store: Store) -> dict[str, int]:
-    """Columns of every matrix that a stage may name."""
-    columns = {"x": store.num_features, "ax": store.num_features}
-    columns |= {name: 1 for name in STORE_MATRICES if name != "x"}
-    for layer in network.layers:
-        k = layer.index
-        columns[f"z{k}"] = columns[f"dz{k}"] = layer.out_columns
-        columns[f"q{k}"] = layer.in_columns
-        columns |= {f"{name}{k}": layer.message_columns for name in ("m", "p", "dm", "dp")}
-    return columns
+    """Columns of the matrices that are there before any stage."""
+    columns = {name: 1 for name in STORE_MATRICES} | {"x": store.num_features, "y": label_columns(store)}
+    return columns | {"ax": store.num_features}
 
 
 def describe_workload(
@@ -36,18 +31,13 @@ def describe_workload(
     *,
     tile_rows: int,
     fixed_host_bytes: int,
+    spill_itemsize: int,
     threads: int,
+    steps: Mapping[str, Sequence[Step]],
 ) -> Workload:
-    """The stages of the three programs, the matrices they name, and the topology, tile by tile."""
-    programs = {
-        name: tuple(step.spec for step in steps)
-        for name, steps in (
-            ("prepare", builder.prepare()),
-            ("train", builder.train()),
-            ("evaluate", builder.evaluate()),
-        )
-    }
-    columns = matrix_columns(network, store)
+    """The stages of the programs ``steps``, the matrices they name, and the topology, tile by tile."""
+    programs = {name: tuple(step.spec for step in program) for name, program in steps.items()}
+    columns = builder.columns
     itemsize = network.dtype.itemsize
     every = [stage for stages in programs.values() for stage in stages]
     used = {n for s in every for n in (*s.loads, *s.stores, *((s.pull.source,) if s.pull else ()))}
@@ -57,8 +47,9 @@ def describe_workload(
         if name in arrays:
             matrices[name] = Matrix(name, store.num_nodes, columns[name], arrays[name].itemsize, Kind.STORE)
         else:
-            kind = Kind.CONSTANT if name == "ax" else Kind.SCRATCH
-            matrices[name] = Matrix(name, height[name], columns[name], itemsize, kind)
+            kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
+            stored = itemsize if kind is Kind.CONSTANT else spill_itemsize
+            matrices[name] = Matrix(name, height[name], columns[name], stored, kind)
     pulled = {s.pull.direction for s in every if s.pull}
     parameters = sum(p.numel() for p in network.parameters)
     return Workload(
@@ -68,16 +59,14 @@ def describe_workload(
         programs=programs,
         topologies={d: _topology(store, rows, d, tile_rows) for d in Direction if d in pulled},
         fixed_host_bytes=fixed_host_bytes,
-        fixed_device_bytes=(4 + threads + 1) * parameters * itemsize,
+        fixed_device_bytes=(4 + threads + 1) * parameters * itemsize + network.statistics_nbytes,
         pulled_itemsize=itemsize,
         threads=threads,
-        recomputed=(_recomputed(network, builder),) if builder.recompute else (),
+        recomputed=tuple(
+            Matrix(name, height, columns, itemsize, Kind.SCRATCH)
+            for name, (height, columns) in builder.recomputed.items()
+        ),
     )
-
-
-def _recomputed(network: Network, builder: StageBuilder) -> Matrix:
-    rows = builder.active.training[network.depth - 1]
-    return Matrix("z1", rows, network.layer(1).out_columns, network.dtype.itemsize, Kind.SCRATCH)
 
 
 def _topology(store: Store, rows: GraphRows, direction: Direction, tile_rows: int) -> Topology:

@@ -14,7 +14,15 @@ from ooc.errors import BudgetError
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.trainer import Trainer
-from tests.exactness.reference import Epoch, ModelCase, OptimizerFactory, Reference, adam, disagreement
+from tests.exactness.reference import (
+    Epoch,
+    ModelCase,
+    OptimizerFactory,
+    Reference,
+    adam,
+    buffers_of,
+    disagreement,
+)
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 FLOOR = {torch.float64: 1e-3, torch.float32: 1e-2}
@@ -55,7 +63,7 @@ def train_epoch(trainer: Trainer) -> Epoch:
     """One more epoch, and the gradients it leaves in the parameters."""
     (record,) = trainer.fit(epochs=1)
     gradients = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
-    return Epoch(record.loss, gradients)
+    return Epoch(record.loss, gradients, buffers_of(trainer.model))
 
 
 def assert_agrees(
@@ -66,13 +74,14 @@ def assert_agrees(
     dtype: torch.dtype = torch.float64,
     make_optimizer: OptimizerFactory = adam,
     seed: int = 0,
+    epochs: int = EPOCHS,
     **options: Any,
 ) -> None:
-    """Losses and all gradients of ``EPOCHS`` epochs are PyG's, and so is evaluation after them."""
+    """Losses, all gradients and buffers of ``epochs`` epochs are PyG's, and so is evaluation after them."""
     store = store_of(data, folder)
     with make_trainer(case, store, folder, dtype=dtype, make_optimizer=make_optimizer, seed=seed, **options) as trainer:
         reference = Reference(case, trainer.model, data, make_optimizer, seed)
-        for epoch in range(1, EPOCHS + 1):
+        for epoch in range(1, epochs + 1):
             expected = reference.train()
             difference, whose = disagreement(train_epoch(trainer), expected, floor=FLOOR[dtype])
             assert difference <= TOLERANCE[dtype], f"epoch {epoch}: {whose} differs by {difference:.1e}"

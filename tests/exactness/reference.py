@@ -2,7 +2,8 @@
 """PyG full-batch training on the whole graph: what the trainer is compared with."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn.models import GCN, GraphSAGE
+from torch_geometric.nn.models import GCN, GIN, GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.train.dropout import keep_mask
@@ -20,7 +21,7 @@ FIRST_EPOCH = 0
 
 OptimizerFactory = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
-_MODELS: dict[str, type[BasicGNN]] = {"gcn": GCN, "sage": GraphSAGE}
+_MODELS: dict[str, type[BasicGNN]] = {"gcn": GCN, "sage": GraphSAGE, "gin": GIN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +35,35 @@ class ModelCase:
     input_dropout: float = 0.0
     options: dict[str, Any] = field(default_factory=dict)
 
-    def build(self, features: int, classes: int, *, dtype: torch.dtype = torch.float64, seed: int = 3) -> BasicGNN:
+    def build(
+        self, features: int, classes: int, *, dtype: torch.dtype = torch.float64, seed: int = 3
+    ) -> torch.nn.Module:
         """A new model with random weights, biases included, the same for the same ``seed``."""
         torch.manual_seed(seed)
-        model = _MODELS[self.kind](features, self.hidden, self.layers, classes, dropout=self.dropout, **self.options)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:  # PyG starts these at 0 or 1, which would hide mistakes
-                    parameter.add_(0.3 * torch.randn_like(parameter))
-        return model.to(dtype)
+        return shaken(self._new(features, classes)).to(dtype)
+
+    def _new(self, features: int, classes: int) -> torch.nn.Module:
+        return _MODELS[self.kind](features, self.hidden, self.layers, classes, dropout=self.dropout, **self.options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomCase(ModelCase):
+    """A model of the user's own: ``make(features, classes)``."""
+
+    kind: str = "custom"
+    make: Callable[[int, int], torch.nn.Module]
+
+    def _new(self, features: int, classes: int) -> torch.nn.Module:
+        return self.make(features, classes)
+
+
+@torch.no_grad()
+def shaken(model: torch.nn.Module) -> torch.nn.Module:
+    """``model`` with random biases and scales: they start at 0 or 1, which would hide mistakes."""
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
 
 
 @dataclass(frozen=True)
@@ -51,30 +72,38 @@ class Epoch:
 
     loss: float
     gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
-class SharedDropout(torch.nn.Module):
-    """Dropout with the trainer's own masks: its k-th call in an epoch is layer k (layer 0 is the input)."""
+class SharedDropout:
+    """Dropout with the trainer's own masks: the k-th that drops anything in an epoch has site k, the input's is 0."""
 
-    def __init__(self, p: float, seed: int) -> None:
-        super().__init__()
-        self.p, self.seed = p, seed
-        self.epoch, self.layer = 0, 1
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.epoch, self.site = 0, 0
 
-    def start(self, epoch: int) -> None:
-        """Begin ``epoch``: the next call belongs to layer 1."""
-        self.epoch, self.layer = epoch, 1
+    @contextmanager
+    def shared(self, epoch: int) -> Iterator[None]:
+        """All dropout in here is that of ``epoch``."""
+        self.epoch, self.site = epoch, 0
+        torch_dropout = F.dropout
+        F.dropout = self._dropout
+        try:
+            yield
+        finally:
+            F.dropout = torch_dropout
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [N, columns] with dropped entries zero and the others scaled by 1 / (1 - p)."""
-        layer, self.layer = self.layer, self.layer + 1
-        return self.drop(x, layer, self.p) if self.training else x
+    def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0.0:
+            return x
+        self.site += 1
+        return self.drop(x, self.site, p)
 
-    def drop(self, x: Tensor, layer: int, p: float) -> Tensor:
-        """The same for an explicit layer."""
+    def drop(self, x: Tensor, site: int, p: float) -> Tensor:
+        """x [N, …] with dropped entries zero and the others scaled by 1 / (1 - p)."""
         if p == 0.0:
             return x
-        keep = keep_mask(self.seed, self.epoch, layer, 0, x.size(0), x.size(1), p)
+        keep = keep_mask(self.seed, self.epoch, site, 0, x.size(0), x[0].numel(), p).view_as(x)
         return x * keep / (1 - p)
 
 
@@ -82,12 +111,11 @@ class Reference:
     """Trains a deep copy of ``model`` on ``data`` as a whole, dropout masks shared with the trainer."""
 
     def __init__(
-        self, case: ModelCase, model: BasicGNN, data: Data, make_optimizer: OptimizerFactory, seed: int = 0
+        self, case: ModelCase, model: torch.nn.Module, data: Data, make_optimizer: OptimizerFactory, seed: int = 0
     ) -> None:
         self.model = copy.deepcopy(model)
         self.data, self.input_dropout = data, case.input_dropout
-        self.dropout = SharedDropout(case.dropout, seed)
-        self.model.dropout = self.dropout
+        self.dropout = SharedDropout(seed)
         self.optimizer = make_optimizer(self.model)
         self.epoch = FIRST_EPOCH
 
@@ -95,15 +123,15 @@ class Reference:
         """One optimizer step on the whole graph."""
         self.model.train()
         self.optimizer.zero_grad()
-        self.dropout.start(self.epoch)
-        x = self.dropout.drop(self.data.x, 0, self.input_dropout)
-        out = self.model(x, self.data.edge_index)
+        with self.dropout.shared(self.epoch):
+            x = self.dropout.drop(self.data.x, 0, self.input_dropout)
+            out = self.model(x, self.data.edge_index)
         loss = F.cross_entropy(out[self.data.train_mask], self.data.y[self.data.train_mask])
         loss.backward()
         gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
         self.optimizer.step()
         self.epoch += 1
-        return Epoch(loss.item(), gradients)
+        return Epoch(loss.item(), gradients, buffers_of(self.model))
 
     @torch.no_grad()
     def accuracies(self) -> dict[str, float | None]:
@@ -112,7 +140,7 @@ class Reference:
 
 
 @torch.no_grad()
-def accuracies(model: BasicGNN, data: Data) -> dict[str, float | None]:
+def accuracies(model: torch.nn.Module, data: Data) -> dict[str, float | None]:
     """Eval-mode accuracy of ``model`` on each split of ``data``, by PyG alone; None for an empty split."""
     model.eval()
     predicted = model(data.x, data.edge_index).argmax(dim=1)
@@ -122,6 +150,11 @@ def accuracies(model: BasicGNN, data: Data) -> dict[str, float | None]:
         name: (predicted[mask] == data.y[mask]).double().mean().item() if bool(mask.any()) else None
         for name, mask in masks.items()
     }
+
+
+def buffers_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Running statistics and the like, as they are."""
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
 def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -159,5 +192,11 @@ def disagreement(ours: Epoch, reference: Epoch, *, floor: float) -> tuple[float,
         scale = max(float(expected.abs().max()), floor * largest, 1e-30)
         difference = float((actual - expected).abs().max()) / scale
         if not difference <= worst[0]:  # a NaN is the worst of all
+            worst = (difference, name)
+    for name, expected in reference.buffers.items():
+        actual = ours.buffers[name]
+        assert actual.dtype == expected.dtype, name
+        difference = float((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-3))
+        if not difference <= worst[0]:
             worst = (difference, name)
     return worst

@@ -12,11 +12,11 @@ from tests.exactness.comparison import assert_agrees, least_budgets, make_traine
 from tests.exactness.reference import ModelCase
 from tests.graphs import GraphCase, random_data
 
-EXAMPLES = 40
+EXAMPLES = 25
 
 graphs = st.builds(
     GraphCase,
-    nodes=st.integers(1, 70),
+    nodes=st.integers(2, 70),
     edges=st.integers(0, 250),
     features=st.integers(1, 20),
     classes=st.integers(2, 6),
@@ -30,21 +30,34 @@ graphs = st.builds(
 )
 
 
+NORMS: list[dict[str, Any]] = [
+    {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}},
+    {"norm": "layer_norm"},
+    {"norm": "batch_norm"},
+    {"norm": "graph_norm"},
+    {"norm": "pair_norm"},
+]
+
+
 @st.composite
 def models(draw: st.DrawFn) -> ModelCase:
     """Any supported model of up to four layers."""
-    kind = draw(st.sampled_from(["gcn", "sage"]))
+    kind = draw(st.sampled_from(["gcn", "sage", "gin"]))
     options: dict[str, Any] = {
         "bias": draw(st.booleans()),
         "act": draw(st.sampled_from(["relu", "elu", "tanh", None])),
     }
-    if kind == "sage":
+    if kind == "gin":
+        options = {"act": options["act"], "train_eps": draw(st.booleans())}
+    elif kind == "sage":
+        options |= {"project": draw(st.booleans()), "normalize": draw(st.booleans())}
         options |= {"root_weight": draw(st.booleans()), "aggr": draw(st.sampled_from(["mean", "sum"]))}
     else:
         options |= draw(st.sampled_from([{}, {"add_self_loops": False}, {"normalize": False}]))
     normalised = draw(st.booleans())
     if normalised:
-        options |= {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}, "act_first": draw(st.booleans())}
+        options |= draw(st.sampled_from(NORMS)) | {"act_first": draw(st.booleans())}
+    options |= draw(st.sampled_from([{}, {}, {"jk": "cat"}, {"jk": "max"}, {"jk": "last"}]))
     rates = st.sampled_from([0.0, 0.0, 0.2, 0.6])
     return ModelCase(
         kind=kind,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ooc.storage.store import Store
 from tests.exactness.comparison import least_budgets, make_trainer, store_of
-from tests.exactness.reference import ModelCase
+from tests.exactness.models import Branches, Residual
+from tests.exactness.reference import CustomCase, ModelCase
 from tests.graphs import GraphCase, random_data
 
 GRAPH = GraphCase(nodes=800, edges=5000, features=24, self_loops=30, isolated=40, duplicates=100, unlabelled=200)
@@ -22,6 +23,9 @@ MODELS = {
     "gcn constant input": ModelCase(kind="gcn", layers=3, hidden=20, dropout=0.3),
     "sage": ModelCase(kind="sage", layers=3, hidden=40, dropout=0.3, input_dropout=0.2, options=NODE_NORM),
     "sage constant input": ModelCase(kind="sage", layers=3, hidden=20, dropout=0.3),
+    "gin": ModelCase(kind="gin", layers=2, hidden=20, dropout=0.3, options={"norm": "batch_norm", "jk": "cat"}),
+    "residual": CustomCase(make=Residual),
+    "branches": CustomCase(make=Branches),
 }
 SHARES = [(1.0, 1.0), (1.0, 1.5), (1.0, 4.0), (1.2, 1.0), (1.5, 2.0), (2.0, 1.0), (4.0, 4.0), (30.0, 1.0)]
 """Budgets as multiples of the least that would do: (device, host)."""

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taking a model apart: two networks of values, one for training, one for evaluation.
+
+Parameters are shared with the user's model, not copied. What cannot be run exactly is refused by name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ooc.errors import ModelError
+from ooc.plan.cost import aggregating_first_pays
+from ooc.train.graph import ActiveRows, Scaling
+from ooc.train.lowering.assembly import Assembly, Setting
+from ooc.train.lowering.tracing import trace
+from ooc.train.lowering.values import Aggregate, Dropout, Moments, Rowwise, Sum, Value
+
+EVERYWHERE = 1 << 30
+"""Hops for what is needed of every row, however far it lies from those that are scored."""
+
+
+@dataclass(slots=True)
+class Network:
+    """A model as values: ``training`` and ``evaluation`` are its outputs in the two modes."""
+
+    training: Value
+    evaluation: Value
+    scaling: Scaling
+    dtype: torch.dtype
+    parameters: list[nn.Parameter]
+    """Those that are trained."""
+    embeddings: list[Value]
+    """In evaluation, what each convolution but the last leaves to the next one."""
+    hops: int
+    """Aggregations one behind the other, at most."""
+
+    @property
+    def depth(self) -> int:
+        """Convolutions."""
+        return len(self.embeddings) + 1
+
+    @property
+    def outputs(self) -> int:
+        """Columns of what the model gives."""
+        return self.training.columns
+
+    def layer(self, index: int) -> Value:
+        """What convolution ``index`` (from 1) gives in evaluation after norm and activation; the last: the output."""
+        return self.evaluation if index == self.depth else self.embeddings[index - 1]
+
+    @property
+    def aggregates_once(self) -> bool:
+        """Whether A(X) of the features as they are is needed: the same in every epoch."""
+        values = [v for v in values_of(self.training) if not (isinstance(v, Aggregate) and v.once)]
+        once = [source for value in values for source in value.inputs if isinstance(source, Aggregate) and source.once]
+        return any(aggregate.hops == 1 for aggregate in once)
+
+    @property
+    def same_in_evaluation(self) -> bool:
+        """Whether training computes what evaluation does: no dropout, no statistics of the rows themselves."""
+        if any(isinstance(v, (Dropout, Moments)) for v in values_of(self.training)):
+            return False
+        return _outline(self.training) == _outline(self.evaluation)
+
+    @property
+    def statistics_nbytes(self) -> int:
+        """What the moments of all norms take."""
+        found = {*values_of(self.training), *values_of(self.evaluation)}
+        return sum(value.statistics.nbytes for value in found if isinstance(value, Moments))
+
+
+def lower(
+    model: nn.Module,
+    *,
+    num_features: int,
+    num_classes: int,
+    input_dropout: float,
+    aggregate_once: bool,
+    active: Callable[[int], ActiveRows],
+    edges_per_row: float,
+) -> Network:
+    """The values of ``model``; ModelError names what cannot be run exactly.
+
+    ``aggregate_once``: whether what is aggregated from constant features may be computed once. ``active`` gives the
+    rows to be computed for a network of so many layers; with ``edges_per_row`` they decide the order of product and
+    sum in each layer.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    _check(model, num_features)
+    if not 0 <= input_dropout < 1:
+        raise ModelError(f"input_dropout must be at least 0 and below 1, not {input_dropout}")
+
+    num_nodes = active(0).nodes
+
+    def assembled(
+        sum_first: Callable[[int, int, nn.Parameter], bool], *, training: bool, once: bool
+    ) -> tuple[Assembly, Value]:
+        assembly = Assembly(
+            Setting(
+                num_nodes=num_nodes,
+                num_features=num_features,
+                dtype=parameters[0].dtype,
+                aggregate_once=once,
+                input_dropout=input_dropout,
+                sum_first=sum_first,
+                training=training,
+            )
+        )
+        return assembly, trace(model, assembly)
+
+    draft, output = assembled(lambda place, hops, weight: True, training=True, once=aggregate_once)
+    distances = hops(output)
+    longest = max((h for h in distances.values() if h < EVERYWHERE), default=0)
+    rows = active(longest)
+
+    def sum_first(place: int, hops: int, weight: nn.Parameter) -> bool:
+        after = distances.get(draft.products[place], 0)
+        return aggregating_first_pays(
+            rows_before=rows.training_rows(min(EVERYWHERE, after + hops)),
+            rows_after=rows.training_rows(after),
+            edges_per_row=edges_per_row * hops,
+            in_columns=int(weight.shape[1]),
+            out_columns=int(weight.shape[0]),
+        )
+
+    _, training = assembled(sum_first, training=True, once=aggregate_once)
+    aggregates = [v for v in values_of(training) if isinstance(v, Aggregate)]
+    evaluated, evaluation = assembled(sum_first, training=False, once=any(v.once for v in aggregates))
+    aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
+    if not aggregates:
+        raise ModelError(f"model {type(model).__name__} is not supported: it has no graph convolution")
+    scalings = {value.scaling for value in aggregates}
+    if len(scalings) != 1:
+        raise ModelError(
+            "convolutions of one model must all aggregate in the same way, not by "
+            + " and ".join(sorted(scaling.value for scaling in scalings))
+        )
+    if training.columns < num_classes:
+        raise ModelError(f"the model has {training.columns} outputs, the store has {num_classes} classes")
+    return Network(
+        training=training,
+        evaluation=evaluation,
+        scaling=aggregates[0].scaling,
+        dtype=parameters[0].dtype,
+        parameters=parameters,
+        embeddings=evaluated.convolved[1:],
+        hops=longest,
+    )
+
+
+def values_of(output: Value) -> list[Value]:
+    """All that ``output`` depends on, and itself, inputs first."""
+    found = {output}
+    waiting = [output]
+    while waiting:
+        for value in waiting.pop().inputs:
+            if value not in found:
+                found.add(value)
+                waiting.append(value)
+    return sorted(found, key=lambda value: value.index)
+
+
+def _outline(output: Value) -> list[object]:
+    """What each value is and comes of: equal for networks that compute the same."""
+    values = values_of(output)
+    place = {value: i for i, value in enumerate(values)}
+    return [
+        (
+            type(value),
+            value.tail,
+            [place[source] for source in value.inputs],
+            [id(parameter) for parameter in value.parameters],
+            value.factors if isinstance(value, Sum) else value.label if isinstance(value, Rowwise) else None,
+        )
+        for value in values
+    ]
+
+
+def hops(output: Value) -> dict[Value, int]:
+    """How many aggregations lie between each value and ``output``, at most; EVERYWHERE below moments."""
+    found = {output: 0}
+    for value in reversed(values_of(output)):
+        below = found[value]
+        if isinstance(value, Moments):
+            below = EVERYWHERE
+        elif isinstance(value, Aggregate):
+            below = min(EVERYWHERE, below + 1)
+        for source in value.inputs:
+            found[source] = max(below, found.get(source, 0))
+    return found
+
+
+def _check(model: nn.Module, num_features: int) -> None:
+    """Refuse what no value can be made of, whatever the model does."""
+    name = type(model).__name__
+    parameters = list(model.parameters())
+    if not any(p.requires_grad for p in parameters):
+        raise ModelError(f"model {name} has no parameters to train")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
+        raise ModelError(f"{name}: lazily sized parameters are not supported; give in_channels={num_features}")
+    dtypes = {p.dtype for p in parameters}
+    if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
+        raise ModelError(f"{name}: parameters must all be float32 or all float64, not {sorted(map(str, dtypes))}")
+    devices = {str(p.device) for p in parameters}
+    if devices != {"cpu"}:
+        raise ModelError(f"{name}: parameters must be on the CPU, not on {', '.join(sorted(devices))}")
+    for path, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            raise ModelError(f"{type(module).__name__} ({path}): hooks on modules are not supported")

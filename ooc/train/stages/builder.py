@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of a network: training, scoring, both at once, predicting, and what is prepared once."""
+
+from collections.abc import Callable
+
+from ooc.plan.workload import Direction, Pull
+from ooc.train.graph import ActiveRows, GraphRows
+from ooc.train.lowering.network import Network
+from ooc.train.objective import Objective
+from ooc.train.stages.flow import Flow
+from ooc.train.stages.ground import Ground
+from ooc.train.stages.schedule import Schedule
+from ooc.train.stages.tile import Sink, Step, Tensors, Tile
+
+
+class StageBuilder(Ground):
+    """Makes the steps of the programs of a network on a graph, and adds up what tiles contribute.
+
+    ``aggregated``: A(X) is there already. ``recompute``: what is drawn from x and A(X) alone is not kept but
+    computed again. ``epoch`` is set before each run of a training program. Tiles are computed in any order and on any
+    thread, and only read what is here; ``commit`` adds their sums, in the order of the stage's rows, whatever the
+    plan.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        rows: GraphRows,
+        *,
+        undirected: bool,
+        objective: Objective,
+        num_columns: dict[str, int],
+        aggregated: bool,
+        recompute: bool,
+        active: ActiveRows,
+        seed: int,
+    ) -> None:
+        super().__init__(
+            network,
+            rows,
+            undirected=undirected,
+            objective=objective,
+            num_columns=num_columns,
+            active=active,
+            seed=seed,
+        )
+        self.aggregated = aggregated
+        self._training = Flow(self, Schedule(network.training, training=True, recompute=recompute))
+        self._evaluation = Flow(self, Schedule(network.evaluation, training=False, recompute=recompute))
+
+    @property
+    def recomputed(self) -> dict[str, tuple[int, int]]:
+        """Matrices that are drawn again wherever they are needed: (rows, columns)."""
+        return self._training.recomputed()
+
+    def recomputed_multiplies(self) -> int:
+        """Multiply-adds an epoch for drawing them again."""
+        return self._training.recomputed_multiplies()
+
+    def commit(self, tile: Tile) -> None:
+        """Add what a computed tile contributes to gradients, moments, loss and scores."""
+        for parameter, gradient in tile.gradients:
+            assert parameter.grad is not None
+            parameter.grad.add_(gradient)
+        for moments, part in tile.moments:
+            if tile.start == 0:
+                moments.statistics.begin()
+            moments.statistics.add(part, rows=self.active.nodes)
+        for moments, d_mean, d_variance in tile.moment_gradients:
+            moments.statistics.add_gradients(d_mean, d_variance)
+        self.objective.commit(tile.contribution)
+
+    # ---- the programs -------------------------------------------------------------------------------
+
+    def prepare(self) -> list[Step]:
+        """What is computed once: t · A(s · x) and further hops, as far as the network asks for them."""
+        wanted = {v.hops: v for flow in (self._training, self._evaluation) for v in flow.constants()}
+        if not wanted or (self.aggregated and max(wanted) == 1):
+            return []
+        flow, nodes = self._training, self.active.nodes
+
+        def scaled(name: str) -> Callable[[Tile], Tensors]:
+            return lambda tile: {"mx1": self.before(tile.inputs[name].to(self.network.dtype), tile)}
+
+        steps = []
+        for hop in range(1, max(wanted) + 1):
+            message, sums = f"mx{hop}", f"px{hop}"
+            kept = (f"ax{hop}" if hop > 1 else "ax",) if hop in wanted and not (hop == 1 and self.aggregated) else ()
+            stores = (*kept, *((f"mx{hop + 1}",) if hop < max(wanted) else ()))
+            self.columns |= dict.fromkeys((message, sums, *stores), self.columns["x"])
+            if hop == 1:
+                spec = flow.spec("scale x", nodes, loads=("x",), stores=(message,))
+                steps.append(Step(spec, scaled("x")))
+
+            def compute(tile: Tile, sums: str = sums, stores: tuple[str, ...] = stores) -> Tensors:
+                rows = self.after(tile.inputs[sums], tile)
+                return {name: self.before(rows, tile) if name.startswith("m") else rows for name in stores}
+
+            pull = Pull(message, sums, Direction.IN)
+            title = "aggregate x" if hop == 1 else f"aggregate x again ({hop})"
+            steps.append(Step(flow.spec(title, nodes, pull=pull, stores=stores), compute))
+        return steps
+
+    def train(self) -> list[Step]:
+        """Forward stage by stage, the loss and its gradient, backward stage by stage."""
+        flow = self._training
+        return [*flow.forwards(self.active.training_rows), flow.loss(), *flow.backwards()]
+
+    def evaluate(self) -> list[Step]:
+        """Forward in evaluation mode, then every split scored."""
+        flow = self._evaluation
+        return [*flow.forwards(self.active.scoring_rows), flow.score()]
+
+    @property
+    def scores_while_training(self) -> bool:
+        """Whether training's forward pass computes what evaluation's does, so that one can stand for both."""
+        return self.network.same_in_evaluation
+
+    def train_and_score(self) -> list[Step]:
+        """``train``, its forward pass reaching as far as ``evaluate``'s and scored before the weights change.
+
+        Bit for bit the losses and scores of the two programs: both cut rows into the same tiles.
+        """
+        assert self.scores_while_training
+        flow = self._training
+        steps = flow.forwards(self.active.scoring_rows)
+        if self.active.training_rows(0) == self.active.scoring_rows(0):
+            return [*steps, flow.loss(scored=True), *flow.backwards()]
+        return [*steps, flow.score(), flow.loss(), *flow.backwards()]
+
+    def predict(self, layer: int, sink: Sink) -> list[Step]:
+        """Forward in evaluation mode to what convolution ``layer`` and its activation give, handed to ``sink``.
+
+        ``active.scoring`` counts hops from the rows that are wanted, those of layer ``layer``.
+        """
+        target = self.network.layer(layer)
+        flow = Flow(self, Schedule(target, training=False, recompute=False))
+        return [*flow.forwards(self.active.scoring_rows), flow.outputs(sink)]

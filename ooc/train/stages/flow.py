@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of a schedule as steps: what is computed for a tile of rows, forward and backward.
+
+Forward, stage s pulls what it begins with, computes its values, and stores what is kept, what is pulled next, and
+the tile's part in moments. The last stage goes on to the loss and takes the gradient back to what it began with.
+Backward, stage s pulls the gradient of what the next aggregation pulled, draws its values again from what is kept,
+and takes all gradients back to what it began with: they are stored to be pulled in turn. Gradients of values that a
+later stage used are stored by that stage and added here.
+
+Rows that cannot reach the loss are left out: what lies K aggregations before the output is needed only within K hops
+of the rows that are scored, and rows lie in the order of that distance, so every stage runs over the first so many.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ooc.plan.workload import Direction, Pull, Stage
+from ooc.train.lowering.statistics import tile_moments
+from ooc.train.lowering.values import Aggregate, Dropout, Moments, Normalized, Rows, Rowwise, Value
+from ooc.train.stages.ground import Ground
+from ooc.train.stages.names import Names
+from ooc.train.stages.schedule import Recipe, Schedule, is_constant
+from ooc.train.stages.tile import Sink, Step, Tensors, Tile
+
+Known = dict[Value, Tensor]
+"""Rows of values, or of their gradients, at hand."""
+
+_JUDGING_COPIES = 8
+"""Matrices as wide as the output that a loss with its gradient, or scoring, makes of it."""
+
+
+class Flow:
+    """Makes the steps of ``schedule``."""
+
+    def __init__(self, ground: Ground, schedule: Schedule) -> None:
+        self.ground = ground
+        self.schedule = schedule
+        self.names = Names(schedule, ground.columns)
+
+    def constants(self) -> list[Aggregate]:
+        """What of the network is aggregated once."""
+        used = {source for value in self.schedule.values if not is_constant(value) for source in value.inputs}
+        return [v for v in used if isinstance(v, Aggregate) and v.once]
+
+    # ---- forward --------------------------------------------------------------------------------------
+
+    def forwards(self, rows: Callable[[int], int]) -> list[Step]:
+        """The stages before the last one; ``rows`` by hops before the output."""
+        stages = range(self.schedule.last)
+        return [self._forward(stage, rows(self.schedule.stage_hops[stage])) for stage in stages]
+
+    def _forward(self, stage: int, row_count: int) -> Step:
+        schedule, names, ground = self.schedule, self.names, self.ground
+        kept = [v for v in schedule.values if v in schedule.kept and schedule.stage[v] == stage]
+        messages, moments = schedule.messages(stage), schedule.moments(stage)
+        recipe = schedule.recipe([*kept, *(barrier.inputs[0] for barrier in (*messages, *moments))], stage)
+        stores = {names.value(v): v.columns for v in kept} | {names.message(a): a.columns for a in messages}
+
+        def compute(tile: Tile) -> Tensors:
+            known = self._draw(recipe, tile, stage, self._rows(tile))
+            for barrier in moments:
+                tile.moments.append((barrier, tile_moments(known[barrier.source])))
+            out = {names.value(v): _flat(known[v], v) for v in kept}
+            return out | {names.message(a): ground.before(known[a.source], tile) for a in messages}
+
+        pull = self._pull(stage) if recipe.pulled else None
+        spec = self._describe(names.forward(stage), row_count, recipe, pull=pull, stores=stores)
+        return Step(spec, compute)
+
+    def score(self) -> Step:
+        """The last stage, scored. In the order of the loss, so that sums of scores come out the same."""
+
+        def take(tile: Tile, outputs: Tensor) -> None:
+            self.ground.objective.score(tile.inputs, tile.start, outputs, tile.contribution)
+
+        rows = self.ground.active.scoring_rows(0)
+        return self._last("score", rows, self.ground.objective.score_inputs, take, reverse=True)
+
+    def outputs(self, sink: Sink) -> Step:
+        """The last stage, handed to ``sink``."""
+
+        def take(tile: Tile, outputs: Tensor) -> None:
+            sink(tile.start, _flat(outputs, self.schedule.output))
+
+        return self._last("outputs", self.ground.active.scoring_rows(0), (), take)
+
+    def _last(
+        self,
+        title: str,
+        rows: int,
+        inputs: Sequence[str],
+        take: Callable[[Tile, Tensor], None],
+        *,
+        reverse: bool = False,
+    ) -> Step:
+        schedule, last = self.schedule, self.schedule.last
+        recipe = schedule.recipe([schedule.output], last)
+
+        def compute(tile: Tile) -> Tensors:
+            take(tile, self._draw(recipe, tile, last, self._rows(tile))[schedule.output])
+            return {}
+
+        pull = self._pull(last) if recipe.pulled else None
+        spec = self._describe(title, rows, recipe, pull=pull, loads=inputs, reverse=reverse, judged=True)
+        return Step(spec, compute)
+
+    # ---- loss and backward ------------------------------------------------------------------------------
+
+    def loss(self, *, scored: bool = False) -> Step:
+        """The last stage, the loss, its gradient, and as much backward as needs no other row."""
+        schedule, last, objective = self.schedule, self.schedule.last, self.ground.objective
+        recorded = self._recorded(last)
+        recipe = schedule.recipe([schedule.output, *schedule.backward_needs(last), *recorded], last, forced=recorded)
+
+        def compute(tile: Tile) -> Tensors:
+            rows = self._rows(tile)
+            known = self._draw(recipe, tile, last, rows, record=self._taped(last))
+            outputs = known[schedule.output]
+            if scored:
+                objective.score(tile.inputs, tile.start, outputs, tile.contribution)
+            gradients = {schedule.output: objective.gradient(tile.inputs, outputs, tile.contribution)}
+            return self._take_back(gradients, known, tile, rows, last)
+
+        loads, stores = self._gradient_traffic(last)
+        labels = objective.score_inputs if scored else objective.loss_inputs
+        spec = self._describe(
+            "loss",
+            self.ground.active.training_rows(0),
+            recipe,
+            pull=self._pull(last) if recipe.pulled else None,
+            loads=(*loads, *labels),
+            stores=stores,
+            backward=last,
+            reverse=True,
+            judged=True,
+        )
+        return Step(spec, compute)
+
+    def backwards(self) -> list[Step]:
+        """The stages before the last one, last first, down to the first that has something to train."""
+        return [self._backward(s) for s in range(self.schedule.last - 1, -1, -1) if self._has_backward(s)]
+
+    def _has_backward(self, stage: int) -> bool:
+        barriers = [self.schedule.pulled(stage), self.schedule.pulled(stage + 1)]
+        return bool(self.schedule.backward_of(stage)) or any(b is not None and b.source.trains for b in barriers)
+
+    def _backward(self, stage: int) -> Step:
+        schedule, names, ground = self.schedule, self.names, self.ground
+        recorded = self._recorded(stage)
+        recipe = schedule.recipe([*schedule.backward_needs(stage), *recorded], forced=recorded)
+        above = schedule.pulled(stage + 1)
+        pull = None
+        if above is not None and above.source.trains:
+            sums, message = names.sums_gradient(above), names.message_gradient(above)
+            pull = Pull(sums, message, ground.backward_direction)
+
+        def compute(tile: Tile) -> Tensors:
+            rows = self._rows(tile)
+            known = self._draw(recipe, tile, stage, rows, record=self._taped(stage))
+            gradients: Known = {}
+            if pull is not None and above is not None:
+                _add(gradients, above.source, ground.before(tile.inputs[pull.output], tile))
+            return self._take_back(gradients, known, tile, rows, stage)
+
+        loads, stores = self._gradient_traffic(stage)
+        spec = self._describe(
+            names.backward(stage),
+            ground.active.training_rows(schedule.stage_hops[stage]),
+            recipe,
+            pull=pull,
+            loads=loads,
+            stores=stores,
+            backward=stage,
+            reverse=True,
+        )
+        return Step(spec, compute)
+
+    def _take_back(self, gradients: Known, known: Known, tile: Tile, rows: Rows, stage: int) -> Tensors:
+        """From the gradients of what later stages took to those of what ``stage`` took, and of its parameters."""
+        schedule, ground = self.schedule, self.ground
+        for value, name in self._incoming(stage).items():
+            gradient = tile.inputs[name].to(ground.network.dtype)
+            if schedule.shares_gradient(value) is not None:
+                gradient = ground.without_after(gradient, tile)
+            _add(gradients, value, gradient.reshape(-1, *value.tail))
+        for value in schedule.backward_of(stage):
+            if isinstance(value, Moments):
+                _add(gradients, value.source, value.own_gradient(known[value.source]))
+                continue
+            if value not in gradients:
+                rows.tape.pop(value, None)
+                continue
+            found = value.backward(gradients.pop(value), [known.get(source) for source in value.inputs], rows)
+            tile.gradients += found.parameters
+            for source, part in zip(value.inputs, found.inputs, strict=True):
+                if part is not None and source.trains:
+                    _add(gradients, source, part)
+            if found.moments is not None and isinstance(value, Normalized) and value.moments.trains:
+                tile.moment_gradients.append((value.moments, *found.moments))
+        return self._outgoing(gradients, tile, stage)
+
+    def _outgoing(self, gradients: Known, tile: Tile, stage: int) -> Tensors:
+        """What is stored of the gradients that ``stage`` has no more to do with."""
+        schedule, names, ground = self.schedule, self.names, self.ground
+        height = tile.stop - tile.start
+        out: Tensors = {}
+        pulled = schedule.pulled(stage)
+        if pulled is not None and pulled.source.trains:
+            gradient = gradients.get(pulled)
+            scaled = None if gradient is None else ground.after(gradient, tile)
+            out[names.sums_gradient(pulled)] = self._padded(scaled, pulled, height)
+        for value, (prior, name) in self._passed_on(stage).items():
+            if prior is not None:
+                _add(gradients, value, tile.inputs[prior].reshape(-1, *value.tail))
+            out[name] = self._padded(gradients.get(value), value, height)
+        return out
+
+    def _padded(self, gradient: Tensor | None, value: Value, height: int) -> Tensor:
+        """[height, columns]: the gradient, and zeros where it has no rows."""
+        if gradient is None:
+            return self.ground.zeros(height, value.columns)
+        flat = _flat(gradient, value)
+        return flat if len(flat) == height else F.pad(flat, (0, 0, 0, height - len(flat)))
+
+    # ---- gradients between stages --------------------------------------------------------------------------
+
+    def _writers(self, value: Value) -> list[int]:
+        """The stages whose backward adds to the gradient of ``value``, of an earlier stage; in their order."""
+        schedule = self.schedule
+        if not value.trains or schedule.shares_gradient(value) is not None:
+            return []
+        stages = {schedule.stage[user] for user in schedule.later_users(value)}
+        stages |= {schedule.stage[user] - 1 for user in schedule.distant_users(value)}
+        return sorted(stages, reverse=True)
+
+    def _incoming(self, stage: int) -> dict[Value, str]:
+        """The gradients that later stages have stored for values of this one."""
+        found: dict[Value, str] = {}
+        for value in self.schedule.all_in_stage(stage):
+            writers = self._writers(value)
+            shared = self.schedule.shares_gradient(value) if value.trains else None
+            if writers:
+                found[value] = self.names.gradient(value, writers, writers[-1])
+            elif shared is not None:
+                found[value] = self.names.sums_gradient(shared)
+        return found
+
+    def _passed_on(self, stage: int) -> dict[Value, tuple[str | None, str]]:
+        """The values of earlier stages to whose gradients this one adds: what is there already, and the new name."""
+        found: dict[Value, tuple[str | None, str]] = {}
+        for earlier in range(stage):
+            for value in self.schedule.all_in_stage(earlier):
+                writers = self._writers(value)
+                if stage in writers:
+                    place = writers.index(stage)
+                    prior = self.names.gradient(value, writers, writers[place - 1]) if place else None
+                    found[value] = (prior, self.names.gradient(value, writers, stage))
+        return found
+
+    def _gradient_traffic(self, stage: int) -> tuple[tuple[str, ...], dict[str, int]]:
+        """Gradients that the backward of ``stage`` loads, and those it stores with their columns."""
+        loads = list(self._incoming(stage).values())
+        stores: dict[str, int] = {}
+        pulled = self.schedule.pulled(stage)
+        if pulled is not None and pulled.source.trains:
+            stores[self.names.sums_gradient(pulled)] = pulled.columns
+        for value, (prior, name) in self._passed_on(stage).items():
+            stores[name] = value.columns
+            if prior is not None:
+                loads.append(prior)
+        return tuple(dict.fromkeys(loads)), stores
+
+    def _taped(self, stage: int) -> frozenset[Value]:
+        """The values whose backward is going to be run in that of ``stage``."""
+        return frozenset(self.schedule.backward_of(stage))
+
+    def _recorded(self, stage: int) -> list[Value]:
+        """Those of them that autograd differentiates, and which therefore have to be computed."""
+        return [v for v in self.schedule.backward_of(stage) if isinstance(v, (Rowwise, Normalized))]
+
+    # ---- rows ----------------------------------------------------------------------------------------------
+
+    def _rows(self, tile: Tile) -> Rows:
+        return Rows(tile.start, tile.stop, self.ground.seed, self.ground.epoch)
+
+    def _draw(
+        self, recipe: Recipe, tile: Tile, stage: int, rows: Rows, record: frozenset[Value] = frozenset()
+    ) -> Known:
+        """The rows of all values of ``recipe``."""
+        known: Known = {}
+        dtype = self.ground.network.dtype
+        for leaf in recipe.leaves:
+            known[leaf] = tile.inputs[self.names.value(leaf)].to(dtype).reshape(-1, *leaf.tail)
+        pulled = self.schedule.pulled(stage)
+        if recipe.pulled and pulled is not None:
+            known[pulled] = self.ground.after(tile.inputs[self.names.sums(pulled)], tile)
+        for value in recipe.order:
+            inputs = [known[source] for source in value.inputs if not isinstance(source, Moments)]
+            known[value] = value.compute(inputs, rows, record=value in record)
+        return known
+
+    # ---- descriptions ----------------------------------------------------------------------------------------
+
+    def _pull(self, stage: int) -> Pull:
+        pulled = self.schedule.pulled(stage)
+        assert pulled is not None
+        return Pull(self.names.message(pulled), self.names.sums(pulled), Direction.IN)
+
+    def _describe(
+        self,
+        title: str,
+        rows: int,
+        recipe: Recipe,
+        *,
+        pull: Pull | None = None,
+        loads: Iterable[str] = (),
+        stores: dict[str, int] | None = None,
+        backward: int | None = None,
+        reverse: bool = False,
+        judged: bool = False,
+    ) -> Stage:
+        """The stage's description. ``judged``: outputs get a loss or scores. The bound on temporaries counts all
+        that is drawn, recorded and taken back."""
+        columns = self.ground.columns
+        columns |= {self.names.value(leaf): leaf.columns for leaf in recipe.leaves}
+        columns |= stores or {}
+        names = tuple(dict.fromkeys([*(self.names.value(leaf) for leaf in recipe.leaves), *loads]))
+        taken_back = self.schedule.backward_of(backward) if backward is not None else []
+        temporaries = [v.columns * _copies(v, v in taken_back) for v in recipe.order]
+        temporaries.append(_JUDGING_COPIES * self.schedule.output.columns if judged else 0)
+        temporaries.append(2 * max((_columns_at(v) for v in taken_back), default=0))
+        widths = [columns[name] for name in (*names, *(stores or {}), *([pull.source] if pull else []))]
+        return self.spec(
+            title,
+            rows,
+            loads=names,
+            pull=pull,
+            stores=tuple(stores or {}),
+            reverse=reverse,
+            temporary_columns=sum(temporaries) + sum(widths) + (columns[pull.source] if pull else 0),
+        )
+
+    def spec(
+        self,
+        title: str,
+        rows: int,
+        *,
+        loads: tuple[str, ...] = (),
+        pull: Pull | None = None,
+        stores: tuple[str, ...] = (),
+        reverse: bool = False,
+        temporary_columns: int | None = None,
+    ) -> Stage:
+        """A stage with room for ``temporary_columns`` numbers a row (default: twice what goes in and out)."""
+        if temporary_columns is None:
+            names = [*loads, *stores, *((pull.source,) if pull else ())]
+            temporary_columns = 2 * sum(self.ground.columns[name] for name in names)
+        itemsize = max(4, self.ground.network.dtype.itemsize)
+        return Stage(title, rows, loads, pull, stores, temporary_columns * itemsize, reverse)
+
+    # ---- what is drawn again ---------------------------------------------------------------------------------
+
+    def recomputed(self) -> dict[str, tuple[int, int]]:
+        """What would be kept but is drawn again: (rows, columns) by name."""
+        schedule, active = self.schedule, self.ground.active
+        return {
+            self.names.value(v): (active.training_rows(schedule.stage_hops[schedule.stage[v]]), v.columns)
+            for v in schedule.values
+            if v in schedule.dropped
+        }
+
+    def recomputed_multiplies(self) -> int:
+        """Multiply-adds an epoch for drawing it again: in the backward of its stage, and in later stages' forward."""
+        schedule, active = self.schedule, self.ground.active
+        total = 0
+        for value in schedule.dropped:
+            own = schedule.stage[value]
+            product = sum(v.inputs[0].columns * v.columns for v in schedule.recipe([value]).order if v.heavy)
+            total += active.training_rows(schedule.stage_hops[own]) * product
+            for later in range(own + 1, schedule.last + 1):
+                if value in self._stage_recipe(later).order:
+                    total += active.training_rows(schedule.stage_hops[later]) * product
+        return total
+
+    def _stage_recipe(self, stage: int) -> Recipe:
+        schedule = self.schedule
+        targets = [v for v in schedule.kept if schedule.stage[v] == stage]
+        targets += [barrier.inputs[0] for barrier in (*schedule.messages(stage), *schedule.moments(stage))]
+        return schedule.recipe(targets if stage < schedule.last else [schedule.output], stage)
+
+
+def _copies(value: Value, taken_back: bool) -> int:
+    """Matrices of its own width that computing ``value`` makes, and keeps for its backward."""
+    if isinstance(value, Normalized):
+        return 5
+    if isinstance(value, Rowwise):
+        return 3 if taken_back else 2
+    return 2 if isinstance(value, Dropout) else 1
+
+
+def _columns_at(value: Value) -> int:
+    """Columns of the gradients at hand while that of ``value`` is taken to its inputs."""
+    return value.columns + sum(source.columns for source in value.inputs)
+
+
+def _flat(rows: Tensor, value: Value) -> Tensor:
+    return rows.reshape(len(rows), value.columns)
+
+
+def _add(gradients: Known, value: Value, part: Tensor) -> None:
+    """Add to the gradient of ``value``; whichever has fewer rows is zero beyond them."""
+    if not len(part):
+        return
+    present = gradients.get(value)
+    if present is None:
+        gradients[value] = part
+        return
+    longer, shorter = (present, part) if len(present) >= len(part) else (part, present)
+    if len(longer) == len(shorter):
+        gradients[value] = longer + shorter
+    else:
+        total = longer.clone()
+        total[: len(shorter)] += shorter
+        gradients[value] = total

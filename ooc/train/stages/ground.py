@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all stages of a network on a graph share: the graph's rows, which are active, widths, keys of dropout."""
+
+import torch
+from torch import Tensor
+
+from ooc.plan.workload import Direction
+from ooc.train.graph import ActiveRows, GraphRows
+from ooc.train.lowering.network import Network
+from ooc.train.objective import Objective
+from ooc.train.stages.tile import Tile
+
+
+class Ground:
+    """``epoch`` keys the dropout masks. ``columns`` are those of every matrix that a stage names; stages add theirs."""
+
+    def __init__(
+        self,
+        network: Network,
+        rows: GraphRows,
+        *,
+        undirected: bool,
+        objective: Objective,
+        num_columns: dict[str, int],
+        active: ActiveRows,
+        seed: int,
+    ) -> None:
+        self.network = network
+        self.rows = rows
+        self.objective = objective
+        self.columns = dict(num_columns)
+        self.active = active
+        self.seed = seed
+        self.epoch = 0
+        self.backward_direction = Direction.IN if undirected else Direction.OUT
+
+    def zeros(self, rows: int, columns: int) -> Tensor:
+        """[rows, columns] in the compute dtype."""
+        return torch.zeros(rows, columns, dtype=self.network.dtype)
+
+    def before(self, rows: Tensor, tile: Tile) -> Tensor:
+        """s · rows."""
+        scale = self.rows.scale(tile.start, tile.start + len(rows)) if self.rows.before else None
+        return rows if scale is None else rows * scale
+
+    def after(self, rows: Tensor, tile: Tile) -> Tensor:
+        """t · rows."""
+        scale = self.rows.scale(tile.start, tile.start + len(rows))
+        return rows if scale is None else rows * scale
+
+    def without_after(self, rows: Tensor, tile: Tile) -> Tensor:
+        """rows / t, where t is nowhere zero."""
+        scale = self.rows.scale(tile.start, tile.start + len(rows))
+        return rows if scale is None else rows / scale

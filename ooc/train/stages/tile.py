@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tile of rows on its way through a stage."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from ooc.plan.workload import Stage
+from ooc.train.lowering.statistics import TileMoments
+from ooc.train.lowering.values import Moments
+from ooc.train.objective import Contribution
+
+Tensors = dict[str, Tensor]
+Sink = Callable[[int, Tensor], None]
+"""Takes rows ``start``… of the outputs that are predicted, on any thread."""
+
+
+@dataclass(slots=True)
+class Tile:
+    """Rows ``start:stop`` with their inputs by name, and what they add to sums over all rows.
+
+    Inputs may be views of long-lived buffers: not to be written to.
+    """
+
+    start: int
+    stop: int
+    inputs: Tensors
+    gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    contribution: Contribution = field(default_factory=Contribution)
+    moments: list[tuple[Moments, TileMoments]] = field(default_factory=list)
+    moment_gradients: list[tuple[Moments, Tensor, Tensor]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Step:
+    """A stage and the function that computes it."""
+
+    spec: Stage
+    compute: Callable[[Tile], Tensors]

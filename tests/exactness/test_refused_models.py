@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model that cannot be run exactly is refused by naming the module and the reason."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import APPNP, GATConv, GCNConv, MessageNorm, SAGEConv, SGConv
+from torch_geometric.nn.models import GCN, GraphSAGE
+
+import ooc
+from ooc.errors import ModelError
+from ooc.storage.store import Store
+from tests.exactness.comparison import store_of
+from tests.graphs import GraphCase, random_data
+
+GRAPH = GraphCase()
+F_IN, C = GRAPH.features, GRAPH.classes
+
+
+class Between(nn.Module):
+    """Two convolutions with something between."""
+
+    def __init__(self, between: Callable[..., Tensor], *, edges: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = GCNConv(F_IN, 8), GCNConv(8, C)
+        self.between, self.edges = between, edges
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(x, edge_index)
+        x = self.between(x, edge_index) if self.edges else self.between(x)
+        return self.second(x, edge_index)
+
+
+class InPlaceTwice(nn.Module):
+    """Overwrites what it looks at again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act = GCNConv(F_IN, C), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.conv(x, edge_index)
+        return self.act(h) + h
+
+
+def branching(x: Tensor) -> Tensor:
+    """Takes another way for other values."""
+    return x if x.sum() > 0 else -x
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
+    "a softmax over nodes": (lambda: Between(lambda x: x.softmax(dim=0)), ("softmax", "across rows")),
+    "a mean over nodes": (lambda: Between(lambda x: x - x.mean(dim=0)), ("mean", "across rows")),
+    "the number of nodes": (lambda: Between(lambda x: x / x.size(0)), ("truediv", "across rows")),
+    "a sort of nodes": (lambda: Between(lambda x: x.sort(dim=0).values), ("sort",)),
+    "noise": (lambda: Between(torch.rand_like), ("rand_like",)),
+    "values decide": (lambda: Between(branching), ("Between", "cannot be taken apart")),
+    "edges by hand": (lambda: Between(lambda x, e: x + e.sum(), edges=True), ("edges",)),
+    "dropout in evaluation": (lambda: Between(lambda x: F.dropout(x, 0.5)), ("dropout", "evaluation")),
+    "dropout of whole columns": (lambda: Between(nn.Dropout1d()), ("Dropout1d", "between")),
+    "message norm": (lambda: Between(MessageNorm()), ("MessageNorm (between)",)),
+    "overwritten and used": (InPlaceTwice, ("ReLU (act)", "writes into")),
+    "attention": (lambda: GATConv(F_IN, C), ("GATConv",)),
+    "mixed sums": (
+        lambda: Between(SAGEConv(8, 8), edges=True),
+        ("same way", "gcn", "mean"),
+    ),
+    "dropped edges": (lambda: Between(APPNP(2, 0.1, dropout=0.5), edges=True), ("APPNP (between)", "drops edges")),
+    "cached while features are dropped": (lambda: SGConv(F_IN, C, K=2, cached=True), ("SGConv", "cached")),
+    "maximum": (lambda: GraphSAGE(F_IN, 8, 2, C, aggr="max"), ("SAGEConv (convs.0)", "max")),
+    "a weight of weights": (
+        lambda: Between(torch.nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))),
+        ("ParametrizedLinear (between)",),
+    ),
+    "no convolution": (lambda: Between(nn.Linear(8, 8)).between, ("Linear", "edge_index")),
+    "fewer outputs than classes": (lambda: GCN(F_IN, 8, 2, C - 1), ("outputs", "classes")),
+    "other features": (lambda: SAGEConv(F_IN + 2, C), (f"{F_IN + 2} features",)),
+}
+
+
+def with_hook() -> nn.Module:
+    """A model that somebody listens to."""
+    model = GCN(F_IN, 8, 2, C)
+    model.convs[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+MODELS["hooks"] = (with_hook, ("GCNConv (convs.0)", "hooks"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """One small store for all."""
+    return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
+
+
+@pytest.mark.parametrize(("build", "said"), MODELS.values(), ids=MODELS.keys())
+def test_models_are_refused_by_name(
+    build: Callable[[], nn.Module], said: tuple[str, ...], store: Store, tmp_path: Path
+) -> None:
+    """One line that says which part it is and why; the model's modes are left alone and nothing is written."""
+    model = build()
+    modes = [module.training for module in model.modules()]
+    with pytest.raises(ModelError) as caught:
+        ooc.Trainer(model, store, gpu_budget="64M", host_budget="64M", input_dropout=0.1, spill_dir=tmp_path)
+    assert all(part in str(caught.value) for part in said), str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [module.training for module in model.modules()] == modes
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_norm_of_one_node_is_refused(tmp_path: Path) -> None:
+    """As by torch: one row has no variance."""
+    store = store_of(random_data(GraphCase(nodes=1, edges=0), dtype=torch.float32), tmp_path)
+    with pytest.raises(ModelError, match="BatchNorm"):
+        ooc.Trainer(GCN(F_IN, 8, 2, C, norm="batch_norm"), store, gpu_budget="64M", host_budget="64M")
