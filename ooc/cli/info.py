@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ooc.cli.options import COUNT, WIDTH
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
@@ -18,22 +19,33 @@ _MOST_SHOWN = 12
 
 @click.command(short_help="Show what a store holds.")
 @click.argument("store", type=click.Path(path_type=Path))
+@click.option("--layers", type=COUNT, metavar="K", help="Show what each layer of a model of K layers works on.")
+@click.option("--hidden", type=WIDTH, default=128, show_default=True, help="With --layers: width of hidden layers.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
-def command(store: Path, as_json: bool) -> None:
+def command(store: Path, layers: int | None, hidden: int, as_json: bool) -> None:
     """Show what STORE holds: nodes, edges, features, classes, splits, size, where it came from.
 
     Edges are counted as stored: an undirected graph's in both directions. Where rows are in hop order,
     hops tells how many can reach a scored row within 0, 1, 2, … steps, train_hops in how many those lie
     that can reach a training row.
+
+    With --layers: the nodes that each layer computes, the edges it sums over, and the bytes of these edges and of
+    the rows they come from, in training and in evaluation. Fewer than all only where rows are in hop order.
     """
     from ooc.storage.store import open_store
 
-    facts = describe(open_store(store))
+    opened = open_store(store)
+    facts = describe(opened)
+    if layers is not None:
+        facts["layers"] = active_layers(opened, layers, hidden)
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return
     for name, value in facts.items():
-        click.echo(f"{name:<16} {_readable(name, value)}")
+        if name == "layers":
+            _show_layers(value)
+        else:
+            click.echo(f"{name:<16} {_readable(name, value)}")
 
 
 def describe(store: "Store") -> dict[str, Any]:
@@ -57,6 +69,35 @@ def describe(store: "Store") -> dict[str, Any]:
             facts[name] = store.attributes[name]
     facts["source"] = store.source
     return facts
+
+
+def active_layers(store: "Store", depth: int, hidden: int) -> list[dict[str, Any]]:
+    """For each of ``depth`` layers and ``train`` and ``evaluate``: nodes, edges, and bytes of edges and inputs."""
+    indptr, indices = store.topology("in")
+    itemsize = store.array("x").itemsize
+    ordered = store.attributes["order"] == "hop"
+    layers: list[dict[str, Any]] = []
+    for layer in range(1, depth + 1):
+        entry: dict[str, Any] = {"layer": layer}
+        for use, name in (("train", "train_hops"), ("evaluate", "hops")):
+            counts = store.attributes[name] if ordered else [store.num_nodes]
+            nodes, sources = (int(counts[min(hops, len(counts) - 1)]) for hops in (depth - layer, depth - layer + 1))
+            edges = int(indptr.read(nodes, nodes + 1)[0])
+            width = store.num_features if layer == 1 else hidden
+            nbytes = edges * indices.itemsize + sources * width * itemsize
+            entry[use] = {"nodes": nodes, "edges": edges, "bytes": nbytes}
+        layers.append(entry)
+    return layers
+
+
+def _show_layers(layers: list[dict[str, Any]]) -> None:
+    """A line a layer and use."""
+    click.echo(f"{'layer':<16} {'':<10}{'nodes':>16}{'edges':>18}{'bytes':>12}")
+    for entry in layers:
+        for use in ("train", "evaluate"):
+            facts = entry[use]
+            size = format_size(facts["bytes"])
+            click.echo(f"{entry['layer']:<16} {use:<10}{facts['nodes']:>16,}{facts['edges']:>18,}{size:>12}")
 
 
 def _readable(name: str, value: Any) -> str:

@@ -2,6 +2,7 @@
 """Types of option values. Text becomes a number here and nowhere else."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,8 +39,32 @@ class RealType(click.FloatRange):
         return number
 
 
+class GroupedCommand(click.Command):
+    """A command whose help lists its options under headings. ``groups`` gives each heading its options' names."""
+
+    groups: Mapping[str, Sequence[str]] = {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        left = {option.name: option for option in self.get_params(ctx) if isinstance(option, click.Option)}
+        for heading, names in self.groups.items():
+            self._format_group(heading, [left.pop(name) for name in names if name in left], ctx, formatter)
+        self._format_group("Other options", list(left.values()), ctx, formatter)
+
+    @staticmethod
+    def _format_group(
+        heading: str, parameters: Sequence[click.Parameter], ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """One heading with what is under it; nothing where nothing is."""
+        records = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
+        if records:
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
 SIZE = SizeType()
 PROBABILITY = RealType(min=0.0, max=1.0, max_open=True)
+FRACTION = RealType(min=0.0, max=1.0)
+PROPER_FRACTION = RealType(min=0.0, max=1.0, min_open=True, max_open=True)
 POSITIVE = RealType(min=0.0, min_open=True)
 NON_NEGATIVE = RealType(min=0.0)
 COUNT = click.IntRange(min=1)

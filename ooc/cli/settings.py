@@ -2,7 +2,7 @@
 """The options of ``ooc train`` as one value, and what follows from them where they were left out."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ CHANGEABLE = frozenset(
         "threads",
         "block_rows",
         "slab_columns",
+        "log",
     )
 )
 """What a resumed run may be given anew: none of it changes what an epoch computes."""
@@ -30,7 +31,10 @@ CPU_DEVICE_SHARE_OF_FREE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """One field an option, by its name; None where the machine decides. ``config.json`` holds them all."""
+    """One field an option, by its name; None where the machine or the store decides. ``config.json`` holds them all.
+
+    What has a default here may be missing there: runs begun before there was such an option go on as they were.
+    """
 
     store: str
     model: str
@@ -45,7 +49,7 @@ class TrainSettings:
     epochs: int
     eval_every: int
     patience: int
-    metric: str
+    metric: str | None
     seed: int
     gpu_budget: int | None
     host_budget: int | None
@@ -54,15 +58,37 @@ class TrainSettings:
     threads: int | None
     block_rows: int | None
     slab_columns: int | None
+    spill_dtype: str = "float32"
+    jk: str = "none"
+    loss: str = "auto"
+    label_smoothing: float = 0.0
+    class_weights: str = "none"
+    clip: float | None = None
+    schedule: str = "none"
+    schedule_epochs: int | None = None
+    warmup: int = 0
+    step_every: int = 30
+    lr_factor: float = 0.1
+    plateau_patience: int = 10
+    average: str = "none"
+    average_from: int = 1
+    average_decay: float = 0.99
+    log: list[str] = field(default_factory=list)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: Path) -> Self:
         """The settings in a run's configuration, which holds other things too."""
-        names = [field.name for field in fields(cls)]
-        missing = [name for name in names if name not in config]
+        names = [option.name for option in fields(cls)]
+        missing = [name for name in names if name not in config and name not in cls.defaults()]
         if missing:
             raise RunError(f"{where} was not begun by ooc train: its configuration lacks {', '.join(missing)}")
-        return cls(**{name: config[name] for name in names})
+        return cls(**{name: config[name] for name in names if name in config})
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The options that a configuration may lack, as they were before there were such."""
+        found: dict[str, Any] = {o.name: o.default for o in fields(cls) if o.default is not MISSING}
+        return found | {o.name: o.default_factory() for o in fields(cls) if o.default_factory is not MISSING}
 
     def as_config(self) -> dict[str, Any]:
         """Plain data, for ``config.json``."""

@@ -16,6 +16,7 @@ from ooc.train.record import EpochRecord
 
 if TYPE_CHECKING:
     from ooc.plan import Plan
+    from ooc.train.metrics import Metric
 
 
 def print_plan(plan: "Plan", console: Console) -> None:
@@ -41,7 +42,7 @@ def print_plan(plan: "Plan", console: Console) -> None:
 def print_outcome(
     records: Sequence[EpochRecord],
     *,
-    metric: str,
+    metric: "Metric",
     gpu_budget: int,
     host_budget: int,
     process_peak_bytes: int,
@@ -57,10 +58,10 @@ def print_outcome(
     written = sum(record.ssd_write_bytes for record in records)
     device_peak = max(record.device_peak_bytes for record in records)
     host_peak = max(record.host_peak_bytes for record in records)
-    rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric, _scores(last))]
-    best = best_record(records)
+    rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores(last))]
+    best = best_record(records, rising=metric.higher_is_better)
     if best is not None and best.epoch != last.epoch:
-        rows.append((f"best {metric}", f"{_scores(best)} (epoch {best.epoch})"))
+        rows.append((f"best {metric.value}", f"{_scores(best)} (epoch {best.epoch})"))
     rows += [
         ("time an epoch", f"{format_duration(statistics.median(r.time_s for r in records))} (median)"),
         ("waiting for SSD", f"{format_duration(statistics.median(r.io_wait_s for r in records))} (median)"),
@@ -78,10 +79,11 @@ def print_outcome(
     console.print(table)
 
 
-def best_record(records: Sequence[EpochRecord]) -> EpochRecord | None:
-    """The first epoch with the highest validation score, None when none was evaluated."""
-    evaluated = [record for record in records if record.valid_acc is not None]
-    return max(evaluated, key=lambda record: record.valid_acc or 0.0, default=None)
+def best_record(records: Sequence[EpochRecord], *, rising: bool = True) -> EpochRecord | None:
+    """The first epoch with the best validation score, None when none was evaluated."""
+    sign = 1.0 if rising else -1.0
+    evaluated = [(sign * record.valid_acc, record) for record in records if record.valid_acc is not None]
+    return max(evaluated, key=lambda scored: scored[0], default=(0.0, None))[1]
 
 
 def _scores(record: EpochRecord) -> str:

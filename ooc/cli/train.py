@@ -4,7 +4,7 @@
 import resource
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,25 @@ from click.core import ParameterSource
 
 from ooc import __version__
 from ooc.cli import EXIT_INTERRUPTED
-from ooc.cli.options import COUNT, COUNT_OR_ZERO, NON_NEGATIVE, POSITIVE, PROBABILITY, SIZE, WIDTH
+from ooc.cli.options import (
+    COUNT,
+    COUNT_OR_ZERO,
+    FRACTION,
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    PROPER_FRACTION,
+    SIZE,
+    WIDTH,
+    GroupedCommand,
+)
 from ooc.cli.progress import Reporter
 from ooc.cli.settings import CHANGEABLE, TrainSettings, budgets, next_run, only_store
 from ooc.errors import OptionError, RunError
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
+    from ooc.events import Listener
     from ooc.storage.store import Store
     from ooc.train.run import RunFolder
 
@@ -28,30 +40,45 @@ _PLAIN_WIDTH = 120
 """Columns of a table that goes to a file; a terminal has its own."""
 
 
+METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "r2")
+
+
 def _options(function: Callable[..., None]) -> Callable[..., None]:
     """The options of ``ooc train``, in the order of its help."""
     option = click.option
     choice = click.Choice
     options = [
-        option("--model", type=choice(["gcn", "sage"]), default="gcn", help="GCN or GraphSAGE (mean)."),
+        option("--model", type=choice(["gcn", "sage", "gin"]), default="gcn", help="GCN, GraphSAGE (mean) or GIN."),
         option("--layers", type=COUNT, default=3, help="Convolutions."),
         option("--hidden", type=WIDTH, default=128, help="Width of the hidden layers."),
         option("--dropout", type=PROBABILITY, default=0.5, help="On every hidden layer."),
         option("--input-dropout", type=PROBABILITY, default=0.0, help="On the features."),
-        option(
-            "--norm",
-            type=choice(["none", "layer", "batch"]),
-            default="none",
-            help="After every convolution but the last; layer is LayerNorm of each node by itself.",
-        ),
-        option("--optimizer", type=choice(["adam", "adamw"]), default="adam", help="The optimizer."),
+        option("--spill-dtype", type=choice(["float32", "bfloat16"]), default="float32", help=_SPILL_DTYPE),
+        option("--norm", type=choice(["none", "layer", "batch", "graph"]), default="none", help=_NORM),
+        option("--jk", type=choice(["none", "last", "cat", "max"]), default="none", help="Jumping knowledge."),
+        option("--loss", type=choice(["auto", "cross-entropy", *_LOSSES]), default="auto", help=_LOSS),
+        option("--label-smoothing", type=FRACTION, default=0.0, help="Of cross-entropy."),
+        option("--class-weights", type=choice(["none", "balanced"]), default="none", help=_CLASS_WEIGHTS),
+        option("--optimizer", type=choice(["adam", "adamw", "sgd"]), default="adam", help=_OPTIMIZER),
         option("--lr", type=POSITIVE, default=0.01, help="Learning rate."),
         option("--weight-decay", type=NON_NEGATIVE, default=0.0, help="On all parameters."),
+        option("--clip", type=POSITIVE, metavar="NORM", help="Scale gradients down to this norm, all together."),
         option("--epochs", type=COUNT, default=100, help="Epochs in all, those before --resume included."),
+        option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of weights and dropout."),
+        option("--schedule", type=choice(["none", "cosine", "step", "plateau"]), default="none", help=_SCHEDULE),
+        option("--warmup", type=COUNT_OR_ZERO, default=0, metavar="EPOCHS", help="Let it rise linearly first."),
+        option(
+            "--schedule-epochs", type=COUNT, help="Epochs until cosine reaches 0. [default: --epochs as given first]"
+        ),
+        option("--step-every", type=COUNT, default=30, metavar="EPOCHS", help="Between the steps of step."),
+        option("--lr-factor", type=PROPER_FRACTION, default=0.1, help="What step and plateau multiply it by."),
+        option("--plateau-patience", type=COUNT_OR_ZERO, default=10, help=_PLATEAU_PATIENCE),
+        option("--average", type=choice(["none", "ema", "swa"]), default="none", help=_AVERAGE),
+        option("--average-from", type=COUNT, default=1, metavar="EPOCH", help="The first epoch that is averaged."),
+        option("--average-decay", type=PROPER_FRACTION, default=0.99, help="What ema keeps of the average an epoch."),
+        option("--metric", type=choice(METRICS), help=_METRIC),
         option("--eval-every", type=COUNT_OR_ZERO, default=1, help="Evaluate every N epochs; 0: never."),
         option("--patience", type=COUNT_OR_ZERO, default=0, help=_PATIENCE),
-        option("--metric", type=choice(["accuracy", "roc-auc"]), default="accuracy", help=_METRIC),
-        option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of weights and dropout."),
         option("--gpu-budget", type=SIZE, help=_GPU_BUDGET),
         option("--host-budget", type=SIZE, help="RAM to work in. [default: half of the free memory]"),
         option(
@@ -63,6 +90,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
         option("--slab-columns", type=COUNT, help="Columns of a slab; by default as the budgets allow."),
         option("--out", type=click.Path(), metavar="RUN", help="The run's folder. [default: a new one in runs/]"),
         option("--resume", is_flag=True, help="Go on with the run at --out; its options hold unless given."),
+        option("--log", type=choice(["csv", "tensorboard"]), multiple=True, help=_LOG),
         option("--quiet", is_flag=True, help="Print the outcome and errors only."),
     ]
     for decorate in reversed(options):
@@ -70,15 +98,50 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-_PATIENCE = "Stop when the validation score has not risen in this many evaluations; 0: never."
-_METRIC = "What evaluation measures; roc-auc for two classes."
+_NORM = (
+    "After every convolution but the last (with --jk after that, too): LayerNorm of each node by itself, BatchNorm, "
+    "GraphNorm. The latter two take statistics of all nodes: an epoch then computes all rows, and takes more passes."
+)
+_SPILL_DTYPE = "What intermediates are rounded to between passes; bfloat16 moves half the bytes. Sums stay float32."
+_LOSSES = ("bce", "mse", "l1", "smooth-l1")
+_LOSS = "By default cross-entropy for classes, bce (with logits) for several labels a node, mse for values."
+_CLASS_WEIGHTS = "Let every class count alike in cross-entropy, however many training nodes it has."
+_OPTIMIZER = "sgd is with momentum 0.9."
+_SCHEDULE = "How the learning rate changes from epoch to epoch; plateau goes by the validation score."
+_PLATEAU_PATIENCE = "Evaluations without a better score that plateau waits for."
+_AVERAGE = "Score and keep an average of the weights: exponential (ema) or of all epochs alike (swa)."
+_PATIENCE = "Stop when the validation score has not improved in this many evaluations; 0: never."
+_METRIC = (
+    "What evaluation measures; roc-auc and average-precision for two classes or several labels a node. "
+    "[default: accuracy, for several labels roc-auc, for values mae]"
+)
 _GPU_BUDGET = (
     "Memory of the device to work in; on the CPU its compute memory, beside --host-budget. "
     "[default: 9/10 of the free GPU memory; on the CPU a quarter of the free memory]"
 )
+_LOG = "Write every epoch to RUN/metrics.csv or for TensorBoard to RUN/tensorboard, too. May be given twice."
 
 
-@click.command(short_help="Train a model on a store.", context_settings={"show_default": True})
+class _TrainCommand(GroupedCommand):
+    """``ooc train``, its many options in groups."""
+
+    groups: Mapping[str, Sequence[str]] = {
+        "Model": ("model", "layers", "hidden", "dropout", "input_dropout", "norm", "jk", "spill_dtype"),
+        "Loss and optimizer": (
+            *("loss", "label_smoothing", "class_weights"),
+            *("optimizer", "lr", "weight_decay", "clip", "epochs", "seed"),
+        ),
+        "Learning rate": ("schedule", "warmup", "schedule_epochs", "step_every", "lr_factor", "plateau_patience"),
+        "Averaged weights": ("average", "average_from", "average_decay"),
+        "Evaluation": ("metric", "eval_every", "patience"),
+        "Resources, which never change results": (
+            *("gpu_budget", "host_budget", "device", "threads", "spill_dir", "block_rows", "slab_columns"),
+        ),
+        "The run": ("out", "resume", "log", "quiet"),
+    }
+
+
+@click.command(cls=_TrainCommand, short_help="Train a model on a store.", context_settings={"show_default": True})
 @click.argument("store", required=False, type=click.Path())
 @_options
 @click.pass_context
@@ -118,6 +181,7 @@ def _open_run(
         store = str(Path(store).resolve())
     if options["spill_dir"] is not None:
         options["spill_dir"] = str(Path(options["spill_dir"]).resolve())
+    options["log"] = list(options["log"])
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")
     # A run killed before it wrote anything can only be begun anew, for which its options must be given.
@@ -125,10 +189,12 @@ def _open_run(
         given = {name: value for name, value in options.items() if _is_given(context, name)}
         if store is not None:
             given["store"] = store
-        run = RunFolder.open(out, given=given, changeable=CHANGEABLE)
+        run = RunFolder.open(out, given=given, changeable=CHANGEABLE, defaults=TrainSettings.defaults())
         return run, TrainSettings.from_config(run.config, run.path)
     if store is None:
         store = str(only_store(Path()).resolve())
+    if options["schedule"] == "cosine":
+        options["schedule_epochs"] = options["schedule_epochs"] or options["epochs"]  # more epochs later change nothing
     settings = TrainSettings(store=store, **options)
     path = Path(out) if out is not None else next_run(_RUNS, store, settings.model)
     return RunFolder.create(path, {"ooc_version": __version__, **settings.as_config()}), settings
@@ -147,8 +213,11 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     import torch
     from rich.console import Console
 
-    from ooc.cli.models import admit_parameters, build_model, build_optimizer
+    from ooc.cli.models import admit_parameters, build_model
+    from ooc.cli.recipe import build_average, build_loss, build_optimizer, build_schedule
     from ooc.cli.tables import print_outcome, print_plan
+    from ooc.train.metrics import resolve_metric
+    from ooc.train.task import task_of
     from ooc.train.trainer import Trainer
 
     device, free_gpu_bytes = _device(settings.device)
@@ -156,7 +225,9 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         torch.set_num_threads(settings.threads)
     gpu_budget, host_budget = budgets(settings, device, free_gpu_bytes)
     admit_parameters(settings, store)
+    metric = resolve_metric(settings.metric, task_of(store), store.num_classes)
     model = build_model(settings, store)
+    optimizer = build_optimizer(settings, model)
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     with Trainer(
         model,
@@ -165,14 +236,20 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         host_budget=host_budget,
         device=device,
         seed=settings.seed,
-        optimizer=build_optimizer(settings, model),
+        optimizer=optimizer,
+        loss=build_loss(settings, store),
         spill_dir=settings.spill_dir or _existing_part(run.path),
         out=run,
         input_dropout=settings.input_dropout,
-        metric=settings.metric,
-        listener=reporter,
+        metric=metric.value,
+        scheduler=build_schedule(settings, optimizer, rising=metric.higher_is_better),
+        clip_norm=settings.clip,
+        average=build_average(settings, model),
+        average_from=settings.average_from,
+        listener=_with_logs(settings, run.path, reporter),
         block_rows=settings.block_rows,
         slab_columns=settings.slab_columns,
+        spill_dtype=settings.spill_dtype,
     ) as trainer:
         if not quiet:
             on = "device" if device == "cuda" else "CPU"
@@ -188,7 +265,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     reporter.close()
     print_outcome(
         run.records(),
-        metric=settings.metric,
+        metric=metric,
         gpu_budget=gpu_budget,
         host_budget=host_budget,
         process_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -197,6 +274,18 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         run=run.path,
         console=console,
     )
+
+
+def _with_logs(settings: TrainSettings, run: Path, reporter: Reporter) -> "Listener":
+    """The reporter, and the logs asked for beside it."""
+    from ooc.train.logs import CsvLog, TensorBoardLog, several
+
+    logs: list[Listener] = []
+    if "csv" in settings.log:
+        logs.append(CsvLog(run / "metrics.csv"))
+    if "tensorboard" in settings.log:
+        logs.append(TensorBoardLog(run / "tensorboard"))
+    return several(reporter, *logs) if logs else reporter
 
 
 def _check_same_store(run: "RunFolder", store: "Store") -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ooc.plan.grid import Grid, align_up
-from ooc.plan.program import Program
-from ooc.plan.sequence import BlockTable
+from ooc.plan.program import Program, found_in_memory
+from ooc.plan.sequence import BlockTable, Use
 from ooc.plan.workload import Direction, Fate, Kind, Matrix, Pull, Stage, Topology
 
 
@@ -163,6 +163,14 @@ class Plan:
     def ssd_write_bytes(self) -> int:
         """Bytes written to the SSD in one training epoch."""
         return self.unrolled["train"].write_bytes
+
+    @cached_property
+    def hit_rate(self) -> float:
+        """The part of a training epoch's reads of blocks that find them in memory."""
+        program = self.unrolled["train"]
+        found = found_in_memory(program.uses, program.kept)
+        reads = [hit for hit, span in zip(found, program.uses.spans, strict=True) if span.use is not Use.WRITE]
+        return sum(reads) / len(reads) if reads else 1.0
 
     @property
     def ssd_bytes(self) -> int:

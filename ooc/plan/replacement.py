@@ -9,7 +9,6 @@ candidates (bypass). That is optimal for blocks of one size, which frames make o
 epoch begins with what the one before has left. The other policies are here to be compared with.
 """
 
-import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -180,7 +179,7 @@ def _online(uses: Uses, following: list[int], policy: Policy, seed: int) -> tupl
     For each span whether its block was there, and the blocks given up that were needed again.
     """
     spans, count = uses.spans, len(uses.spans)
-    draw = random.Random(seed)
+    drawn = seed
     frequency: dict[int, int] = defaultdict(int)
     held: dict[int, int] = {}  # block → last span; in order of last use
     ends: dict[int, list[int]] = defaultdict(list)
@@ -216,7 +215,8 @@ def _online(uses: Uses, following: list[int], policy: Policy, seed: int) -> tupl
                     case Policy.LFU:
                         victim = min(held, key=lambda block: frequency[block])
                     case Policy.RANDOM | Policy.BELADY:
-                        victim = draw.choice(list(held))
+                        drawn = (1_103_515_245 * drawn + 12_345) % (1 << 31)  # as in the C standard's rand
+                        victim = list(held)[(drawn >> 8) % len(held)]
                 del held[victim]
                 given_up.add(victim)
     return found, given_up

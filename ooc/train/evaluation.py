@@ -1,52 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scoring all splits, out of core: what is counted or collected while the evaluation program runs."""
+"""Scoring all splits, out of core: what is counted or collected while outputs go by.
+
+Shapes: r rows of a split in one tile, C outputs, L label columns (1 for two classes).
+"""
+
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from ooc.storage.store import Store
-from ooc.train.metrics import roc_auc
-from ooc.train.stages import SPLITS, Scores, StageBuilder
+from ooc.storage.store import SPLITS, Store
+from ooc.train.metrics import RANKING_BYTES, RANKINGS, Metric, Tally, tally
+from ooc.train.task import Task, label_columns, task_of
 
 
-class Evaluation:
-    """``begin``, run the steps, then ``scores``. For ROC-AUC one score a node is collected, 8 bytes each."""
+class Scorer(Protocol):
+    """``begin``, then ``of_rows`` for the rows of a tile (on any thread) and ``add`` in order, then ``scores``."""
 
-    def __init__(self, builder: StageBuilder, store: Store, metric: str) -> None:
-        self.steps = builder.evaluate()
-        self._builder = builder
-        self._store = store
-        self._collect = metric == "roc-auc"
-        self._collected: npt.NDArray[np.float64] | None = None
+    def begin(self) -> None: ...
 
-    @staticmethod
-    def nbytes(store: Store, metric: str) -> int:
-        """Host bytes needed: the collected scores, and what ranking them takes."""
-        return 64 * store.num_nodes if metric == "roc-auc" else 0
+    def of_rows(self, rows: Tensor, outputs_rC: Tensor, labels: Tensor) -> Tally | None: ...
+
+    def add(self, split: str, part: Tally) -> None: ...
+
+    def scores(self) -> dict[str, float | None]: ...
+
+
+def make_scorer(store: Store, metric: Metric, *, rows: int, dtype: torch.dtype) -> Scorer:
+    """The scorer of ``metric``. Scored rows lie among the first ``rows``; ``dtype`` is that of the outputs."""
+    return Collected(store, metric, rows, dtype) if metric.ranked else Counted(metric)
+
+
+def scoring_nbytes(store: Store, metric: Metric, *, rows: int, dtype: torch.dtype) -> int:
+    """Host bytes a scorer needs: collected outputs, labels and splits, and what ranking a column takes."""
+    if not metric.ranked:
+        return 0
+    y = store.array("y")
+    return rows * (label_columns(store) * _collected_type(store, dtype).itemsize + y.row_bytes + RANKING_BYTES)
+
+
+def _collected_type(store: Store, dtype: torch.dtype) -> np.dtype[np.floating]:
+    """Of what is ranked: logits as they are, or the margin between two, which float64 takes without rounding ties."""
+    single = dtype is torch.float32 and task_of(store) is Task.MULTILABEL
+    return np.dtype(np.float32) if single else np.dtype(np.float64)
+
+
+class Counted:
+    """A metric whose parts add up."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._tallies: dict[str, Tally] = {}
 
     def begin(self) -> None:
-        self._builder.scores = Scores()
-        self._builder.score_sink = None
-        if self._collect:
-            if self._collected is None:
-                self._collected = np.empty(self._store.num_nodes)
-            self._builder.score_sink = self._take
+        self._tallies = {}
 
-    def _take(self, start: int, logits_RC: Tensor) -> None:
-        assert self._collected is not None
-        margin = (logits_RC[:, 1] - logits_RC[:, 0]).double().numpy()
-        self._collected[start : start + len(margin)] = margin
+    def of_rows(self, rows: Tensor, outputs_rC: Tensor, labels: Tensor) -> Tally:
+        return tally(self._metric, outputs_rC, labels)
+
+    def add(self, split: str, part: Tally) -> None:
+        if split in self._tallies:
+            self._tallies[split].add(part)
+        else:
+            self._tallies[split] = part
 
     def scores(self) -> dict[str, float | None]:
-        """The metric by split, None where the split is empty."""
-        if not self._collect:
-            counted = self._builder.scores
-            return {s: counted.correct[s] / counted.rows[s] if counted.rows[s] else None for s in SPLITS}
-        assert self._collected is not None
-        labels = self._store.array("y").read()
+        return {split: self._tallies[split].value() if split in self._tallies else None for split in SPLITS}
+
+
+class Collected:
+    """A metric of the ranking of all rows: one number a row and label is kept until the end."""
+
+    def __init__(self, store: Store, metric: Metric, rows: int, dtype: torch.dtype) -> None:
+        self._store = store
+        self._rank = RANKINGS[metric]
+        self._shape = (rows, label_columns(store))
+        self._type = _collected_type(store, dtype)
+        self._outputs: npt.NDArray[np.floating] | None = None
+
+    def begin(self) -> None:
+        if self._outputs is None:
+            self._outputs = np.empty(self._shape, dtype=self._type)
+
+    def of_rows(self, rows: Tensor, outputs_rC: Tensor, labels: Tensor) -> None:
+        """Keep the outputs; ``rows`` [r] of different calls are different."""
+        assert self._outputs is not None
+        if labels.dim() == 1:
+            outputs_rC = outputs_rC.double()
+            outputs_rC = outputs_rC[:, 1:2] - outputs_rC[:, 0:1]
+        self._outputs[rows.numpy()] = outputs_rC.numpy()
+
+    def add(self, split: str, part: Tally) -> None:
+        raise AssertionError("nothing is counted")
+
+    def scores(self) -> dict[str, float | None]:
+        """By split, the mean over the columns for which the metric is defined."""
+        assert self._outputs is not None
+        rows, columns = self._shape
+        labels = self._store.array("y").read(0, rows).reshape(rows, columns)
         found: dict[str, float | None] = {}
         for split in SPLITS:
-            rows = self._store.array(f"split/{split}").read()
-            found[split] = roc_auc(self._collected[rows], labels[rows] == 1)
+            members = self._store.array(f"split/{split}").read(0, rows)
+            ranked = [self._rank(self._outputs[members, k], labels[members, k] == 1) for k in range(columns)]
+            defined = [score for score in ranked if score is not None]
+            found[split] = sum(defined) / len(defined) if defined else None
         return found

@@ -38,6 +38,7 @@ _TORCH = {
     "float16": torch.float16,
     "float32": torch.float32,
     "float64": torch.float64,
+    "int8": torch.int8,
     "int32": torch.int32,
     "int64": torch.int64,
     "bool": torch.bool,

@@ -4,16 +4,22 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
+
+_NEWER = {"io_busy_s", "hit_rate"}
+"""Fields that records written by earlier versions lack."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """One epoch. Accuracies are fractions, None where not evaluated; times are seconds, the rest bytes.
+    """One epoch. ``…_acc`` are scores of the run's metric, None where not evaluated; times are seconds, the rest bytes.
 
-    ``time_s`` is training alone, ``eval_s`` the evaluation after it. ``io_wait_s`` is the part of
-    both spent waiting for the disk. Peaks are those of the epoch, of the memory under each budget.
+    ``time_s`` is training alone, ``eval_s`` the evaluation after it; where an epoch is scored by the next one's
+    forward pass, ``eval_s`` is 0 and the next ``time_s`` has it. ``io_wait_s`` is the part of
+    both spent waiting for the disk, ``io_busy_s`` the part of training in which the disk had something to do, and
+    ``hit_rate`` the part of all reads of blocks that found them in memory. Peaks are those of the epoch, of the
+    memory under each budget.
     """
 
     epoch: int
@@ -28,6 +34,17 @@ class EpochRecord:
     host_peak_bytes: int
     device_peak_bytes: int
     io_wait_s: float
+    io_busy_s: float = 0.0
+    hit_rate: float = 1.0
+
+    @property
+    def bound(self) -> str:
+        """What the epoch waited for: ``"ssd"`` if computing waited longer for the SSD than that for computing."""
+        return "ssd" if self.io_wait_s > max(0.0, self.time_s - self.io_busy_s) else "compute"
+
+    def scored(self, scores: Mapping[str, float | None], *, eval_s: float = 0.0, wait_s: float = 0.0) -> "EpochRecord":
+        """This record with the ``scores`` ``train_acc``, …, and what an evaluation of its own took, if it had one."""
+        return replace(self, **scores, eval_s=eval_s, io_wait_s=self.io_wait_s + wait_s)  # type: ignore[arg-type]
 
     def as_dict(self) -> dict[str, Any]:
         """Field names to values, in order."""
@@ -36,8 +53,8 @@ class EpochRecord:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "EpochRecord":
         """The inverse of `as_dict`. Raises ValueError when a field is missing or unknown."""
-        names = [field.name for field in fields(cls)]
-        if set(values) != set(names):
+        names = {field.name for field in fields(cls)}
+        if not names - _NEWER <= set(values) <= names:
             raise ValueError(f"fields {sorted(values)} are not those of an epoch's record")
         return cls(**values)
 

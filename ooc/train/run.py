@@ -66,17 +66,23 @@ class RunFolder:
 
     @classmethod
     def open(
-        cls, path: str | Path, *, given: Mapping[str, Any] | None = None, changeable: Collection[str] = ()
+        cls,
+        path: str | Path,
+        *,
+        given: Mapping[str, Any] | None = None,
+        changeable: Collection[str] = (),
+        defaults: Mapping[str, Any] | None = None,
     ) -> Self:
         """The run begun at ``path``, to be gone on with.
 
         ``given`` are options asked for now. One that differs from the run's raises RunError, naming
-        it, unless it is ``changeable``; then it replaces the run's from here on.
+        it, unless it is ``changeable``; then it replaces the run's from here on. ``defaults`` hold where the
+        run's configuration says nothing.
         """
         path = Path(path)
         if not holds_run(path):
             raise RunError(f"there is no run at {path} to go on with")
-        config = _read_config(path / CONFIG)
+        config = {**(defaults or {}), **_read_config(path / CONFIG)}
         for name, value in (given or {}).items():
             if name in config and config[name] != value and name not in changeable:
                 option = "--" + name.replace("_", "-")
@@ -147,8 +153,7 @@ class RunFolder:
     def load(self) -> State | None:
         """The last checkpoint, None before the first; the metrics are cut or completed to match it."""
         self.start()
-        path = self.path / CHECKPOINT
-        state = _read_state(path) if path.exists() else None
+        state = self.last()
         records = self.records()
         if state is None:
             kept = []
@@ -160,6 +165,11 @@ class RunFolder:
         if kept or metrics.exists():
             _replace(metrics, lambda file: file.write(lines.encode()))
         return state
+
+    def last(self) -> State | None:
+        """The last checkpoint, None before the first. Changes nothing, and takes no lock."""
+        path = self.path / CHECKPOINT
+        return _read_state(path) if path.exists() else None
 
     def load_best(self) -> State | None:
         """The best weights so far, None when nothing was evaluated yet."""

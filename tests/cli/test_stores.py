@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ooc.storage.reach import reach
+from ooc.storage.store import open_store
 from tests.cli.conftest import RunCommand
 
 SOURCE = "synthetic:nodes=3000,edges=20000,features=8,classes=4"
@@ -104,3 +106,29 @@ def test_bad_input_is_one_line_and_leaves_nothing(run: RunCommand, here: Path, a
     assert (code, out) == (2, "")
     assert err.startswith("ooc: error: ") and err.count("\n") == 1
     assert list(here.iterdir()) == []
+
+
+def test_what_each_layer_works_on(run: RunCommand, here: Path) -> None:
+    """Nodes, edges and bytes by layer: all of them, or what can reach the scored rows where these come first."""
+    source = "synthetic:nodes=3000,edges=9000,features=8,classes=4,labelled=0.02,directed=1"
+    assert run("convert", source, "a.ooc", "--quiet")[0] == 0
+    layers = json.loads(run("info", "a.ooc", "--layers", "2", "--json")[1])["layers"]
+    everything = {"nodes": 3000, "edges": 9000}
+    assert [layer["layer"] for layer in layers] == [1, 2]
+    for layer, width in zip(layers, (8, 128), strict=True):
+        expected = {**everything, "bytes": 4 * 9000 + 4 * 3000 * width}
+        assert layer["train"] == layer["evaluate"] == expected
+    assert run("reorder", "a.ooc", "b.ooc", "--quiet")[0] == 0
+    store = open_store(here / "b.ooc")
+    indptr = store.array("in/indptr").read()
+    layers = json.loads(run("info", "b.ooc", "--layers", "3", "--hidden", "16", "--json")[1])["layers"]
+    for use, splits in (("train", ["train"]), ("evaluate", ["train", "valid", "test"])):
+        seeds = np.logical_or.reduce([store.array(f"split/{split}").read() for split in splits])
+        reached = [int(np.flatnonzero(mask)[-1]) + 1 for mask in reach(store, seeds, 3)]
+        for layer in layers:
+            nodes, sources = reached[3 - layer["layer"]], reached[4 - layer["layer"]]
+            width = 8 if layer["layer"] == 1 else 16
+            edges = int(indptr[nodes])
+            assert layer[use] == {"nodes": nodes, "edges": edges, "bytes": 4 * edges + 4 * sources * width}
+    out = run("info", "b.ooc", "--layers", "3")[1]
+    assert out.count("evaluate") == 3 and f"{layers[2]['train']['nodes']:,}" in out

@@ -17,15 +17,22 @@ import pytest
 import torch
 
 import ooc
-from ooc.cli.models import build_model, build_optimizer
+from ooc.cli.models import build_model
+from ooc.cli.recipe import build_optimizer
 from ooc.cli.settings import TrainSettings
 from ooc.storage.store import open_store
-from ooc.train import trainer
+from ooc.train import session
 from ooc.train.record import EpochRecord
 from tests.cli.conftest import RunCommand
 
 SMALL = ["--hidden", "16", "--layers", "2", "--gpu-budget", "32M", "--host-budget", "32M"]
 LONG = [*SMALL, "--epochs", "60", "--eval-every", "25"]
+RICH = [
+    *(*SMALL, "--epochs", "60", "--eval-every", "1", "--dropout", "0"),
+    *("--schedule", "plateau", "--plateau-patience", "1", "--warmup", "5", "--lr-factor", "0.5"),
+    *("--clip", "0.5", "--optimizer", "adamw", "--weight-decay", "0.01", "--log", "csv"),
+]
+AVERAGED = [*LONG, "--average", "ema", "--average-from", "2", "--schedule", "cosine", "--norm", "batch"]
 TIGHT = ["--gpu-budget", "2302K", "--host-budget", "300K", "--block-rows", "1024", "--slab-columns", "5"]
 
 
@@ -146,11 +153,27 @@ def test_roc_auc(run: RunCommand, graph: Path, here: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [["--model", "gin"], ["--norm", "batch"], ["--norm", "graph"], ["--jk", "cat", "--norm", "layer"]],
+    ids=" ".join,
+)
+def test_models_and_norms_resume_exactly(run: RunCommand, graph: Path, here: Path, options: list[str]) -> None:
+    """Running statistics and all."""
+    common = ["train", graph, *SMALL, *options, "--quiet"]
+    assert run(*common, "--epochs", "4", "--out", "whole")[0] == 0
+    assert run(*common, "--epochs", "2", "--out", "parts")[0] == 0
+    assert run("train", "--resume", "--out", "parts", "--epochs", "4", "--quiet")[0] == 0
+    assert losses(here / "parts") == losses(here / "whole")
+    states = [torch.load(here / name / "checkpoint.pt")["model"] for name in ("whole", "parts")]
+    assert all(torch.equal(states[0][name], tensor) for name, tensor in states[1].items())
+    assert run("predict", "whole", "--out", "labels.npy", "--quiet")[0] == 0
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--gpu-budget", "10K"], r"give --gpu-budget \d+[KM]"),
         (["--host-budget", "10K"], r"give --host-budget \d+[KM]"),
-        (["--norm", "batch"], "BatchNorm"),
         (["--spill-dir", "nowhere"], "spill folder .*nowhere does not exist"),
         (["--block-rows", "7"], "multiple of 1024"),
         (["--patience", "3", "--eval-every", "0"], "patience"),
@@ -177,16 +200,18 @@ def test_the_least_budget_named_is_enough(run: RunCommand, graph: Path, here: Pa
 def test_a_full_disk_is_found_before_training(
     run: RunCommand, graph: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(session, "free_bytes", lambda folder: 1000)
     code, _, err = run("train", graph, "--hidden", "16", "--epochs", "1", *TIGHT, "--out", "a/r")
     assert code == 2 and "1.00 KB are free" in err
     assert list(here.iterdir()) == []
 
 
 @contextmanager
-def training(graph: Path, folder: Path, *, epochs_done: int) -> "Iterator[subprocess.Popen[str]]":
+def training(
+    graph: Path, folder: Path, *, epochs_done: int, options: list[str] = LONG
+) -> "Iterator[subprocess.Popen[str]]":
     """A long run in a process of its own, when it has done so many epochs."""
-    command = [sys.executable, "-m", "ooc.cli", "train", str(graph), *LONG, "--out", str(folder)]
+    command = [sys.executable, "-m", "ooc.cli", "train", str(graph), *options, "--out", str(folder)]
     environment = os.environ | {"PYTHONPATH": str(Path(ooc.__file__).parents[1])}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
@@ -208,6 +233,25 @@ def test_kill_and_resume(run: RunCommand, graph: Path, here: Path, undisturbed: 
     assert len(losses(here / "r")) < len(undisturbed)
     assert run("train", "--resume", "--out", "r", "--quiet")[0] == 0
     assert losses(here / "r") == undisturbed
+
+
+@pytest.mark.parametrize("options", [RICH, AVERAGED], ids=["scored while training", "averaged"])
+def test_kill_and_resume_with_all_the_extras(run: RunCommand, graph: Path, here: Path, options: list[str]) -> None:
+    """Schedule, clipping, average and statistics go on as if nothing had been; so does the table of epochs."""
+    assert run("train", graph, *options, "--out", "whole", "--quiet")[0] == 0
+    with training(graph, here / "r", epochs_done=7, options=options) as process:
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert 7 <= len(losses(here / "r")) < 60
+    assert run("train", "--resume", "--out", "r", "--quiet")[0] == 0
+    outcomes = [
+        [(line["epoch"], line["loss"], line["valid_acc"]) for line in metrics(here / name)] for name in ("r", "whole")
+    ]
+    assert outcomes[0] == outcomes[1]
+    weights = [torch.load(here / name / "checkpoint.pt")["model"] for name in ("r", "whole")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    if "csv" in options:
+        assert (here / "r" / "metrics.csv").read_text().count("\n") == 61
 
 
 def test_interrupt_and_resume(run: RunCommand, graph: Path, here: Path, undisturbed: list[float]) -> None:

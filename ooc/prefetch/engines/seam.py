@@ -121,6 +121,11 @@ class Counters:
                 self._since = time.perf_counter()
             self._under_way += 1
 
+    def busy_seconds(self) -> float:
+        """``busy_s`` with what is under way now."""
+        with self.lock:
+            return self.busy_s + (time.perf_counter() - self._since if self._under_way else 0.0)
+
     def end(self) -> None:
         """A request has ended; from any thread."""
         with self.lock:

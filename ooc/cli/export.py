@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc export``: a run's weights as a file that plain PyG loads."""
+
+import json
+from pathlib import Path
+
+import click
+
+from ooc.sizes import format_size
+
+
+@click.command(short_help="Export a run's weights.", context_settings={"show_default": True})
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--weights", type=click.Choice(["best", "last"]), default="best", help="Which of the run's weights.")
+@click.option("--force", is_flag=True, help="Replace OUT when it exists.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+def command(run: Path, out: Path, weights: str, force: bool, quiet: bool) -> None:
+    """Write the weights of RUN to OUT, a .safetensors file or a .pt file for torch.load.
+
+    They are the state_dict of the PyG model that the run's options describe, under PyG's own names.
+    """
+    from ooc.cli.settings import TrainSettings
+    from ooc.train.run import RunFolder
+    from ooc.train.weights import Checkpoint, export_weights, load_weights
+
+    folder = RunFolder.open(run)
+    settings = TrainSettings.from_config(folder.config, run)
+    state = load_weights(folder, Checkpoint(weights))
+    described = {name: getattr(settings, name) for name in ("model", "layers", "hidden", "dropout", "norm", "jk")}
+    export_weights(state, out, metadata={"format": "pt", "ooc": json.dumps(described)}, force=force)
+    if not quiet:
+        nbytes = sum(tensor.nbytes for tensor in state.values())
+        click.echo(f"{out}: {len(state)} tensors, {format_size(nbytes)}, of {settings.model}")

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc predict``: a run's weights on a store, exactly and within two memory budgets."""
+
+import dataclasses
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ooc.cli.options import COUNT, SIZE
+from ooc.cli.progress import Reporter, format_count
+from ooc.cli.settings import TrainSettings, budgets
+from ooc.errors import OptionError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+@click.command(short_help="Predict with a run's weights.", context_settings={"show_default": True})
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("store", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--what", type=click.Choice(["logits", "labels", "embeddings"]), default="labels", help="What to predict."
+)
+@click.option("--layer", type=COUNT, help="For embeddings: which hidden layer's. [default: the last]")
+@click.option(
+    "--nodes",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Only these: .npy, or text with a node id a line. [default: all nodes, in order]",
+)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="A file in .npy, .zarr, .parquet or .csv.")
+@click.option("--weights", type=click.Choice(["best", "last"]), default="best", help="Which of the run's weights.")
+@click.option("--gpu-budget", type=SIZE, help="As in ooc train. [default: the run's]")
+@click.option("--host-budget", type=SIZE, help="As in ooc train. [default: the run's]")
+@click.option("--threads", type=COUNT, help="Compute threads. [default: as torch chooses]")
+@click.option("--spill-dir", type=click.Path(path_type=Path), help="Where scratch files go. [default: OUT's folder]")
+@click.option("--force", is_flag=True, help="Replace OUT when it exists.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+def command(
+    run: Path,
+    store: Path | None,
+    what: str,
+    layer: int | None,
+    nodes: Path | None,
+    out: Path,
+    weights: str,
+    gpu_budget: int | None,
+    host_budget: int | None,
+    threads: int | None,
+    spill_dir: Path | None,
+    force: bool,
+    quiet: bool,
+) -> None:
+    """Predict for the nodes of STORE (that of the run, when left out) with the model trained in RUN.
+
+    Rows of OUT are in the order of the ids that nodes had before conversion, or as listed in --nodes; .csv
+    and .parquet have the id as first column. With --nodes only rows that these depend on are computed, as far
+    as the store's order lets them be told apart. OUT is written whole or not at all.
+    """
+    from ooc.cli.models import rebuild_model
+    from ooc.storage.store import open_store
+    from ooc.train.prediction import Prediction
+    from ooc.train.rows_file import check_target
+    from ooc.train.run import RunFolder
+    from ooc.train.setup import Resources
+    from ooc.train.weights import Checkpoint, load_weights
+
+    check_target(out, force=force)
+    folder = RunFolder.open(run)
+    settings = TrainSettings.from_config(folder.config, run)
+    settings = dataclasses.replace(
+        settings,
+        gpu_budget=settings.gpu_budget if gpu_budget is None else gpu_budget,
+        host_budget=settings.host_budget if host_budget is None else host_budget,
+    )
+    opened = open_store(store if store is not None else settings.store)
+    model = rebuild_model(settings, load_weights(folder, Checkpoint(weights)), folder)
+    with (
+        Reporter(quiet=quiet) as reporter,
+        closing(
+            Prediction(
+                model,
+                opened,
+                Resources.parse(
+                    *budgets(settings, "cpu", 0),
+                    spill_dir=spill_dir if spill_dir is not None else out.absolute().parent,
+                    threads=threads,
+                    listener=reporter,
+                ),
+                what,
+                layer=layer,
+                nodes=None if nodes is None else read_nodes(nodes),
+            )
+        ) as prediction,
+    ):
+        prediction.write(out, force=force)
+    if not quiet:
+        rows, *columns = prediction.shape
+        click.echo(f"{out}: {what} of {format_count(rows, 'nodes')}" + "".join(f", {n} columns" for n in columns))
+
+
+def read_nodes(path: Path) -> "npt.NDArray[np.integer]":
+    """Node ids from an ``.npy`` file or from text, one a line. OptionError where it holds something else."""
+    import numpy as np
+
+    try:
+        if path.suffix == ".npy":
+            found = np.load(path, allow_pickle=False)
+            if found.ndim != 1 or found.dtype.kind not in "iu":
+                raise OptionError(f"{path} holds {found.dtype}{list(found.shape)}, not a list of node ids")
+            ids: npt.NDArray[np.integer] = found
+            return ids
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise OptionError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise OptionError(f"{path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip().isascii() or not line.strip().isdigit():
+            raise OptionError(f"{path}, line {number}: {line.strip()!r} is no node id")
+    try:
+        return np.array([int(line) for line in lines], dtype=np.int64)
+    except OverflowError:
+        raise OptionError(f"{path} holds numbers that are too large for a node id") from None

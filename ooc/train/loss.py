@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses as sums over rows, so that any cut of the rows gives the loss and the gradient of all of them at once.
+
+torch's losses keep their meaning to the letter: a mean is over what torch divides by, so weighted cross-entropy is
+divided by the sum of the training rows' class weights, and losses of [r, L] targets by rows times columns. Any
+other callable may return either one loss a row, [r], whose mean is taken over all training rows, or a scalar, which
+must be the mean of the losses of the rows it is given. That cannot be seen from outside; it is tried on a few
+rows, and a scalar that is no such mean is refused.
+
+A loss is called from several threads at once, with different rows.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ooc.errors import ModelError, StoreError
+from ooc.storage.store import Store
+from ooc.train.task import Task, label_columns
+
+RowsLoss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs [r, C], labels [r] or [r, L]) → a scalar or, from a user's callable, [r]."""
+
+_ELEMENTWISE = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_DEFAULTS: dict[Task, type[nn.Module]] = {
+    Task.CLASSES: nn.CrossEntropyLoss,
+    Task.MULTILABEL: nn.BCEWithLogitsLoss,
+    Task.VALUES: nn.MSELoss,
+}
+_BLOCK_ROWS = 1 << 16
+_TRIED_ROWS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """``total`` sums over the rows it is given; the loss is the sum over all training rows by ``divisor``."""
+
+    total: RowsLoss
+    divisor: float
+
+
+def resolve_loss(loss: RowsLoss | None, store: Store, task: Task, *, outputs: int, dtype: torch.dtype) -> Loss:
+    """What ``loss`` means for a model of so many outputs on the store; None: the usual one for its labels.
+
+    Raises ModelError for a loss that is no mean or sum over rows, or that does not take such labels.
+    """
+    loss = _DEFAULTS[task]() if loss is None else loss
+    if not callable(loss):
+        raise ModelError(f"loss {loss!r} is not supported; give a torch loss or a callable on (outputs, labels)")
+    if isinstance(loss, nn.Module):
+        _check_module(loss, dtype)
+    kind = type(loss)
+    if isinstance(loss, nn.CrossEntropyLoss) and kind is nn.CrossEntropyLoss:
+        _require(task is Task.CLASSES, loss, "takes one class a node", task)
+        return _cross_entropy(loss, store, outputs)
+    if kind in _ELEMENTWISE:
+        _require(task is not Task.CLASSES, loss, "takes a row of targets a node", task)
+        columns = label_columns(store)
+        if outputs != columns:
+            raise ModelError(f"the model has {outputs} outputs, loss {kind.__name__} needs {columns}, one a label")
+        rows = store.split_sizes["train"]
+        return Loss(_summed(loss), float(rows * columns) if _is_mean(loss) else 1.0)
+    return _tried(loss, store, task, outputs, dtype)
+
+
+def _check_module(loss: nn.Module, dtype: torch.dtype) -> None:
+    name = type(loss).__name__
+    if any(True for _ in loss.parameters()):
+        raise ModelError(f"loss {name} has parameters of its own, which nothing would train")
+    for kind, buffer in loss.named_buffers():
+        if buffer.is_floating_point() and buffer.dtype != dtype:
+            raise ModelError(f"loss {name}: its {kind} is {buffer.dtype}, the model is {dtype}")
+    if getattr(loss, "reduction", "mean") not in ("mean", "sum"):
+        raise ModelError(f"loss {name} with reduction={loss.reduction!r} is not supported; use 'mean' or 'sum'")
+
+
+def _require(fits: bool, loss: RowsLoss, takes: str, task: Task) -> None:
+    if not fits:
+        raise ModelError(
+            f"loss {type(loss).__name__} {takes}, the store's task is {task.value!r}; give another loss, or a "
+            "callable on (outputs, labels) that turns one into the other"
+        )
+
+
+def _is_mean(loss: Any) -> bool:
+    return bool(loss.reduction == "mean")
+
+
+def _summed(loss: Any) -> RowsLoss:
+    """The same torch loss with its rows summed; the user's object stays as it is."""
+    summed: nn.Module = copy.copy(loss)
+    summed.reduction = "sum"  # type: ignore[assignment]
+    return summed
+
+
+def _cross_entropy(loss: nn.CrossEntropyLoss, store: Store, outputs: int) -> Loss:
+    if loss.weight is not None and len(loss.weight) != outputs:
+        raise ModelError(f"loss CrossEntropyLoss has {len(loss.weight)} class weights, the model {outputs} outputs")
+    plain = loss.weight is None and loss.ignore_index < 0
+    divisor = float(store.split_sizes["train"]) if plain else _class_weight(loss, store)
+    if not divisor > 0:
+        raise ModelError("loss CrossEntropyLoss: weights and ignore_index leave no training row anything to add")
+    return Loss(_summed(loss), divisor if _is_mean(loss) else 1.0)
+
+
+def _class_weight(loss: nn.CrossEntropyLoss, store: Store) -> float:
+    """The sum of the class weights of all training rows that are not ignored: what torch divides the mean by."""
+    counts = training_classes(store)
+    if 0 <= loss.ignore_index < store.num_classes:
+        counts[loss.ignore_index] = 0
+    weights = torch.ones(store.num_classes) if loss.weight is None else loss.weight[: store.num_classes]
+    return float(counts.double() @ weights.double())
+
+
+def training_classes(store: Store) -> Tensor:
+    """How many training rows there are of each class, [C] int64, of a store of classes."""
+    counts = torch.zeros(store.num_classes, dtype=torch.int64)
+    train = store.array("split/train")
+    for start, labels in store.array("y").blocks(_BLOCK_ROWS):
+        chosen = torch.from_numpy(labels[train.read(start, start + len(labels))])
+        if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < store.num_classes:
+            raise StoreError("y of the store is damaged: a row of a split has no class; see ooc verify")
+        counts += torch.bincount(chosen, minlength=store.num_classes)
+    return counts
+
+
+def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.dtype) -> Loss:
+    """A callable, after a look at what it makes of a few rows together and of each alone."""
+    name = getattr(loss, "__name__", type(loss).__name__)
+    generator = torch.Generator().manual_seed(1)
+    outputs_rC = torch.randn(_TRIED_ROWS, outputs, generator=generator, dtype=dtype)
+    labels = _some_labels(store, task, dtype, generator)
+    try:
+        with torch.enable_grad():
+            leaf = outputs_rC.clone().requires_grad_()
+            together = loss(leaf, labels)
+            torch.autograd.grad(together.sum(), leaf)
+        alone = [loss(outputs_rC[i : i + 1], labels[i : i + 1]) for i in range(_TRIED_ROWS)]
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"loss {name} cannot take outputs [r, {outputs}] and such labels: {reason}") from error
+    by_row = together.shape == (_TRIED_ROWS,)
+    if (not by_row and together.dim()) or any(one.numel() != 1 for one in alone):
+        raise ModelError(f"loss {name} gives {list(together.shape)} for {_TRIED_ROWS} rows; it must be [r] or a scalar")
+    expected = torch.stack([one.detach().reshape(()) for one in alone])
+    expected = expected if by_row else expected.mean()
+    if not torch.allclose(together.detach().to(dtype), expected.to(dtype), rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise ModelError(f"loss {name} is not the mean of its rows' losses; let it return one loss a row, [r]")
+
+    def total(outputs_rC: Tensor, labels: Tensor) -> Tensor:
+        value = loss(outputs_rC, labels)
+        return value.sum() if by_row else value * len(labels)
+
+    return Loss(total, float(store.split_sizes["train"]))
+
+
+def _some_labels(store: Store, task: Task, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    match task:
+        case Task.CLASSES:
+            return torch.arange(_TRIED_ROWS) % store.num_classes
+        case Task.MULTILABEL:
+            shape = (_TRIED_ROWS, label_columns(store))
+            return torch.randint(0, 2, shape, generator=generator).to(dtype)
+        case Task.VALUES:
+            return torch.randn(_TRIED_ROWS, label_columns(store), generator=generator, dtype=dtype)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact full-graph inference under the same budgets: logits, labels or embeddings by the user's node ids.
+
+Where only some nodes are wanted, a layer computes the rows from the first to the last that can reach one of
+them: rows in the store's order make that few where it is the order by hops from those nodes, and at worst all.
+The result is the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ooc.errors import BudgetError, ModelError, OptionError
+from ooc.events import Listener
+from ooc.plan import Limits
+from ooc.sizes import format_size
+from ooc.storage.reach import distances
+from ooc.storage.store import Store
+from ooc.train.evaluation import make_scorer
+from ooc.train.first_aggregation import find_aggregation
+from ooc.train.graph import ActiveRows
+from ooc.train.loss import Loss
+from ooc.train.lowering import Network, lower
+from ooc.train.metrics import Metric
+from ooc.train.objective import Objective
+from ooc.train.rows_file import AnyArray, Ids, RowsFile
+from ooc.train.session import Session
+from ooc.train.setup import Resources, make_setup, whole_tiles
+from ooc.train.stages import Sink, StageBuilder, Step
+from ooc.train.task import Task, task_of
+
+_SEARCH_BYTES_PER_NODE = 3
+_SEARCH_BYTES_PER_WANTED = 40
+_SEARCH_BYTES = 16_000_000
+"""What finding the rows that reach the wanted nodes holds: a mask, distances, sets; ids and rows; pieces of edges."""
+_MOST_BLOCK_BYTES = 4 << 20
+_BLOCKS_IN_BUDGET = 16
+"""A block of the table in its last form, text at worst, is this many times smaller than the host budget."""
+
+
+class What(Enum):
+    """What is predicted."""
+
+    LOGITS = "logits"
+    """What the model gives, [N, C]."""
+    LABELS = "labels"
+    """The class with the largest logit, [N] int64; for several labels a node 0 or 1 each, [N, L] int8."""
+    EMBEDDINGS = "embeddings"
+    """What a hidden layer gives after its norm and activation, [N, H]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Nodes that are wanted: ``ids`` as the user gave them, ``rows`` of the store, ascending, and their ``places``."""
+
+    ids: Ids
+    rows: Ids
+    places: Ids
+
+
+class Prediction:
+    """A model's predictions on a store, planned. ``write`` or ``read`` computes them; ``close`` frees everything.
+
+    ``layer`` counts the hidden layers from 1 (default: the last); ``nodes`` are the user's ids, without any all
+    nodes are predicted, in the order of their ids. Raises BudgetError with the least budgets that would do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        store: Store,
+        resources: Resources,
+        what: str = "logits",
+        *,
+        layer: int | None = None,
+        nodes: npt.ArrayLike | None = None,
+    ) -> None:
+        self._store = store
+        self._what = _what(what, task_of(store))
+        self._limits = resources.limits
+        self._wanted = None if nodes is None else _find(store, nodes, self._limits)
+        network = _lower(model, store, whole=self._wanted is None)
+        self._layer = _layer(self._what, layer, network)
+        self._sink: Sink | None = None
+        reaching = _reaching(store, self._wanted, network.hops, resources.listener)
+        self._setup = make_setup(
+            network,
+            store,
+            resources,
+            whole_tiles(reaching, resources.tile_rows),
+            _no_objective(store, network),
+            self._programs,
+            seed=0,
+            extra_host_bytes=_wanted_nbytes(self._wanted),
+            extra_device_bytes=0,
+        )
+        self._session = Session(self._setup, store, resources)
+
+    def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
+        # The planner weighs the program of this name most.
+        return {"prepare": builder.prepare(), "train": builder.predict(self._layer, self._take)}
+
+    def _take(self, start: int, outputs_RC: Tensor) -> None:
+        assert self._sink is not None
+        self._sink(start, outputs_RC)
+
+    # ---- what comes out ------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the table of predictions."""
+        rows = self._store.num_nodes if self._wanted is None else len(self._wanted.rows)
+        if self._what is What.LABELS and task_of(self._store) is Task.CLASSES:
+            return (rows,)
+        return (rows, self._setup.network.layer(self._layer).columns)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Of the table of predictions."""
+        if self._what is What.LABELS:
+            return np.dtype(np.int64 if task_of(self._store) is Task.CLASSES else np.int8)
+        return np.dtype(str(self._setup.network.dtype).removeprefix("torch."))
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the table's columns, for formats that have such."""
+        name = {What.LOGITS: "logit", What.LABELS: "label", What.EMBEDDINGS: "embedding"}[self._what]
+        return [name] if len(self.shape) == 1 else [f"{name}_{k}" for k in range(self.shape[1])]
+
+    def read(self) -> Tensor:
+        """The predictions in memory, which is not counted: it is the caller's."""
+        table: AnyArray = np.empty(self.shape, dtype=self.dtype)
+
+        def put(places: Ids, rows: AnyArray) -> None:
+            table[places] = rows
+
+        self._run(put)
+        return torch.from_numpy(table)
+
+    def write(self, path: str | Path, *, force: bool = False) -> None:
+        """The predictions in a file, whose name says its format: ``.npy``, ``.zarr``, ``.parquet`` or ``.csv``."""
+        with RowsFile(Path(path), self.shape, self.dtype, force=force) as table:
+            self._run(table.put)
+            self.close()
+            block_bytes = max(1, min(_MOST_BLOCK_BYTES, self._limits.host_bytes // _BLOCKS_IN_BUDGET))
+            table.finish(None if self._wanted is None else self._wanted.ids, self.columns, block_bytes=block_bytes)
+
+    def _run(self, put: Callable[[Ids, AnyArray], None]) -> None:
+        """Compute everything; rows are ``put`` to their places."""
+        perm = self._store.array("perm")
+
+        def take(start: int, outputs_RC: Tensor) -> None:
+            rows = self._finished(outputs_RC)
+            if self._wanted is None:
+                put(perm.read(start, start + len(rows)), rows)
+                return
+            first, last = np.searchsorted(self._wanted.rows, [start, start + len(rows)])
+            if first < last:
+                put(self._wanted.places[first:last], rows[self._wanted.rows[first:last] - start])
+
+        self._sink = take
+        try:
+            if not self._session.started:
+                self._session.check_disk()
+                self._session.start()
+            self._session.run("train", "predicting")
+        finally:
+            self._sink = None
+
+    def _finished(self, outputs_RC: Tensor) -> AnyArray:
+        """Rows of the table from rows of what the layer gives."""
+        if self._what is not What.LABELS:
+            return outputs_RC.numpy()
+        if task_of(self._store) is Task.CLASSES:
+            return outputs_RC.argmax(dim=1).numpy()
+        return (outputs_RC > 0).to(torch.int8).numpy()
+
+    def close(self) -> None:
+        """Free arenas, threads and spill files. May be called twice."""
+        self._session.close()
+
+
+# ---- which rows ----------------------------------------------------------------------------------------------
+
+
+def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
+    """The rows of the wanted nodes. OptionError for ids that are none of the store's or are given twice."""
+    ids = np.asarray(nodes)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+        raise OptionError(f"nodes must be a list of node ids, not {ids.dtype}{list(ids.shape)}")
+    needed = _SEARCH_BYTES_PER_NODE * store.num_nodes + _SEARCH_BYTES_PER_WANTED * len(ids)
+    needed += min(_SEARCH_BYTES, 32 * store.num_edges)
+    if needed > limits.host_bytes:
+        raise BudgetError(
+            f"finding what reaches {len(ids):,} nodes needs {format_size(needed)} on the host, the host budget is "
+            f"{format_size(limits.host_bytes)}; give --host-budget {-(-needed // 1000)}K"
+        )
+    ids = ids.astype(np.int64)
+    order = np.argsort(ids, kind="stable")
+    ascending = ids[order]
+    if int(ascending[0]) < 0 or int(ascending[-1]) >= store.num_nodes:
+        wrong = int(ascending[0]) if int(ascending[0]) < 0 else int(ascending[-1])
+        raise OptionError(f"there is no node {wrong}; the store {store.path} has nodes 0 to {store.num_nodes - 1}")
+    twice = np.flatnonzero(ascending[1:] == ascending[:-1])
+    if len(twice):
+        raise OptionError(f"node {ascending[twice[0]]} is given twice")
+    rows, places = np.empty_like(ids), np.empty_like(ids)
+    found = 0
+    for start, originals in store.array("perm").blocks(1 << 16):
+        at = np.minimum(np.searchsorted(ascending, originals), len(ids) - 1)
+        here = np.flatnonzero(ascending[at] == originals)
+        rows[found : found + len(here)] = start + here
+        places[found : found + len(here)] = order[at[here]]
+        found += len(here)
+    return Wanted(ids, rows, places)
+
+
+def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listener) -> ActiveRows:
+    """By hops before the wanted rows, the leading rows that hold all that can reach them."""
+    if wanted is None:
+        return ActiveRows.everything(store.num_nodes, depth)
+    seeds = np.zeros(store.num_nodes, dtype=np.bool_)
+    seeds[wanted.rows] = True
+    hops = distances(store, seeds, depth, listener)
+    last = [int(np.flatnonzero(hops <= hop)[-1]) + 1 for hop in range(depth + 1)]
+    return ActiveRows(store.num_nodes, tuple(last), tuple(last))
+
+
+def _wanted_nbytes(wanted: Wanted | None) -> int:
+    return 0 if wanted is None else wanted.ids.nbytes + wanted.rows.nbytes + wanted.places.nbytes
+
+
+# ---- what and from which layer ---------------------------------------------------------------------------------
+
+
+def _what(name: str, task: Task) -> What:
+    names = [what.value for what in What]
+    if name not in names:
+        raise OptionError(f"what is predicted, {name!r}, is not one of {', '.join(names)}")
+    if What(name) is What.LABELS and task is Task.VALUES:
+        raise OptionError("the store's task is values, which have no labels; predict logits, these are the values")
+    return What(name)
+
+
+def _layer(what: What, layer: int | None, network: Network) -> int:
+    if what is not What.EMBEDDINGS:
+        if layer is not None:
+            raise OptionError(f"a layer is chosen for embeddings only, not for {what.value}")
+        return network.depth
+    if network.depth == 1:
+        raise ModelError("a model of one layer has no hidden layer to take embeddings from; predict logits")
+    chosen = network.depth - 1 if layer is None else layer
+    if not 1 <= chosen < network.depth:
+        raise OptionError(f"layer {chosen} is no hidden layer; the model has 1 to {network.depth - 1}")
+    return chosen
+
+
+def _lower(model: nn.Module, store: Store, *, whole: bool) -> Network:
+    """The model's layers. Of some nodes' sake the features of all are not aggregated, but a kept aggregation used."""
+
+    def attempt(*, once: bool) -> Network:
+        return lower(
+            model,
+            num_features=store.num_features,
+            num_classes=store.num_classes,
+            input_dropout=0.0,
+            aggregate_once=once,
+            active=lambda depth: ActiveRows.everything(store.num_nodes, depth),
+            edges_per_row=store.num_edges / store.num_nodes,
+        )
+
+    network = attempt(once=True)
+    if whole or not network.aggregates_once or find_aggregation(store, network.scaling, network.dtype) is not None:
+        return network
+    return attempt(once=False)
+
+
+def _no_objective(store: Store, network: Network) -> Objective:
+    """What the stages are given where nothing is scored."""
+
+    def nothing(outputs_rC: Tensor, labels: Tensor) -> Tensor:
+        raise AssertionError("nothing is trained")
+
+    scorer = make_scorer(store, Metric.ACCURACY, rows=0, dtype=network.dtype)
+    return Objective(task_of(store), Loss(nothing, 1.0), scorer)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table of rows that are computed in any order and wanted in that of the user's node ids, on disk.
+
+Rows go straight to their places in an ``.npy`` file beside the target, which takes no memory but theirs; the other
+formats are made from it, block by block. The target appears whole, by a rename, or not at all.
+"""
+
+import contextlib
+import importlib
+import os
+import shutil
+from collections.abc import Iterator
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc.errors import OptionError, StoreError
+from ooc.sizes import format_size
+from ooc.storage.array import METADATA_FILE, create_array, flush
+
+AnyArray = npt.NDArray[Any]
+Ids = npt.NDArray[np.int64]
+
+
+class Format(Enum):
+    """What the file is, by its name's ending."""
+
+    NPY = ".npy"
+    ZARR = ".zarr"
+    PARQUET = ".parquet"
+    CSV = ".csv"
+
+
+def format_of(path: Path) -> Format:
+    """The format that ``path`` asks for. OptionError for another ending, or where its library is not installed."""
+    endings = [form.value for form in Format]
+    if path.suffix not in endings:
+        raise OptionError(f"{path} must end in one of {', '.join(endings)}")
+    form = Format(path.suffix)
+    if form is Format.PARQUET:
+        try:
+            importlib.import_module("pyarrow.parquet")
+        except ImportError:
+            raise OptionError(f"{path}: writing parquet needs pyarrow; pip install pyarrow, or give .npy") from None
+    return form
+
+
+def check_target(path: Path, *, force: bool) -> Format:
+    """The format of a file that can be written to ``path``; OptionError where none can."""
+    form = format_of(path)
+    if path.exists() and not force:
+        raise OptionError(f"{path} exists; give another --out, or --force to replace it")
+    if path.is_dir() and not (form is Format.ZARR and (path / METADATA_FILE).is_file()):
+        raise OptionError(f"{path} is a folder, and no Zarr array to be replaced; give another --out")
+    if not path.absolute().parent.is_dir():
+        raise OptionError(f"the folder of {path} does not exist")
+    return form
+
+
+class RowsFile:
+    """Rows ``put`` in any order, from any thread, each once; ``finish`` makes the file ``path`` of them.
+
+    ``shape`` is [n, columns], or [n] for one number a row. Use as a context manager: what was not finished
+    is removed. Raises OptionError before anything is written where the file cannot be or the disk has no room.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, *, force: bool = False) -> None:
+        self.path = path
+        self.form = check_target(path, force=force)
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self._row_bytes = self.dtype.itemsize * (shape[1] if len(shape) == 2 else 1)
+        self._check_room()
+        self._partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+        self._rows_path = self._partial.with_name(self._partial.name + ".rows")
+        self._file: BinaryIO = self._rows_path.open("w+b")
+        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)
+        self._file.flush()
+        self._start = self._file.tell()
+
+    def _check_room(self) -> None:
+        copies = 1 if self.form is Format.NPY else 2
+        needed, free = copies * self._row_bytes * self.shape[0], shutil.disk_usage(self.path.absolute().parent).free
+        if needed > free:
+            raise OptionError(
+                f"{self.path} takes {format_size(needed)} while it is written, {format_size(free)} are free"
+            )
+
+    def put(self, places: Ids, rows: AnyArray) -> None:
+        """Write ``rows`` [n, columns] (or [n]) to the ``places`` [n] of the table."""
+        order = np.argsort(places, kind="stable")
+        places, data = places[order], np.ascontiguousarray(rows[order], dtype=self.dtype).reshape(-1).view(np.uint8)
+        borders = (np.flatnonzero(np.diff(places) != 1) + 1).tolist()
+        for first, last in pairwise([0, *borders, len(places)]):
+            if first < last:
+                offset = self._start + int(places[first]) * self._row_bytes
+                self._write(data[first * self._row_bytes : last * self._row_bytes], offset)
+
+    def _write(self, data: npt.NDArray[np.uint8], offset: int) -> None:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._file.fileno(), data[done:].data, offset + done)
+
+    def finish(self, nodes: Ids | None, names: list[str], *, block_bytes: int) -> None:
+        """Make the file of the rows. ``nodes`` [n] are their ids (None: 0, 1, 2, …) and ``names`` the columns',
+        for the formats that have such; ``block_bytes`` of rows are in memory at once."""
+        match self.form:
+            case Format.NPY:
+                self._file.truncate(self._start + self.shape[0] * self._row_bytes)
+                self._file.close()
+                self._rows_path.rename(self._partial)
+                flush(self._partial)
+            case Format.ZARR:
+                self._write_zarr(block_bytes)
+            case Format.CSV:
+                self._write_csv(nodes, names, block_bytes)
+                flush(self._partial)
+            case Format.PARQUET:
+                self._write_parquet(nodes, names, block_bytes)
+                flush(self._partial)
+        if self.path.is_dir() and not self.path.is_symlink():
+            shutil.rmtree(self.path)
+        elif self._partial.is_dir():
+            self.path.unlink(missing_ok=True)
+        self._partial.replace(self.path)
+        flush(self.path.absolute().parent)
+
+    def blocks(self, block_bytes: int) -> Iterator[tuple[int, AnyArray]]:
+        """The rows in the order of their places, with the first place of each block."""
+        height = max(1, block_bytes // self._row_bytes)
+        for start in range(0, self.shape[0], height):
+            count = min(height, self.shape[0] - start)
+            data = os.pread(self._file.fileno(), count * self._row_bytes, self._start + start * self._row_bytes)
+            yield start, np.frombuffer(data, dtype=self.dtype).reshape(count, *self.shape[1:])
+
+    def _write_zarr(self, block_bytes: int) -> None:
+        try:
+            with create_array(self._partial.parent, self._partial.name, self.shape, self.dtype) as writer:
+                for _, rows in self.blocks(block_bytes):
+                    writer.append(rows)
+        except StoreError as error:
+            raise OptionError(str(error)) from error
+
+    def _write_csv(self, nodes: Ids | None, names: list[str], block_bytes: int) -> None:
+        digits = {4: "%.9g", 8: "%.17g"}[self.dtype.itemsize] if self.dtype.kind == "f" else "%d"
+        with self._partial.open("w", encoding="ascii") as file:
+            file.write(",".join(["node", *names]) + "\n")
+            line = ",".join(["%d", *[digits] * len(names)]) + "\n"
+            for start, rows in self.blocks(block_bytes):
+                ids = _ids(nodes, start, len(rows))
+                for node, row in zip(ids.tolist(), rows.reshape(len(rows), -1).tolist(), strict=True):
+                    file.write(line % (node, *row))
+
+    def _write_parquet(self, nodes: Ids | None, names: list[str], block_bytes: int) -> None:
+        pyarrow: Any = importlib.import_module("pyarrow")
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+        kind = pyarrow.from_numpy_dtype(self.dtype)
+        schema = pyarrow.schema([("node", pyarrow.int64()), *((name, kind) for name in names)])
+        with parquet.ParquetWriter(self._partial, schema) as writer:
+            for start, rows in self.blocks(block_bytes):
+                columns = rows.reshape(len(rows), -1).T
+                ids = _ids(nodes, start, len(rows))
+                writer.write_table(pyarrow.table([ids, *map(np.ascontiguousarray, columns)], schema=schema))
+
+    def close(self) -> None:
+        """Remove what is not finished."""
+        self._file.close()
+        self._rows_path.unlink(missing_ok=True)
+        if self._partial.is_dir():
+            shutil.rmtree(self._partial, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                self._partial.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _ids(nodes: Ids | None, start: int, count: int) -> Ids:
+    return np.arange(start, start + count, dtype=np.int64) if nodes is None else nodes[start : start + count]

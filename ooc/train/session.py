@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A setup brought to life: arenas, spill files and threads, and the programs run on them."""
+
+import ctypes
+
+import torch
+
+from ooc.errors import BudgetError, OptionError
+from ooc.events import Note, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.plan import Fate
+from ooc.prefetch.spill import free_bytes
+from ooc.sizes import format_size
+from ooc.storage.store import Store
+from ooc.train.executor import Executor
+from ooc.train.first_aggregation import keep_aggregation
+from ooc.train.setup import Resources, Setup, spill_dtype
+
+
+class Session:
+    """Runs a setup's programs. Nothing is allocated before ``start``; ``close`` gives everything back."""
+
+    def __init__(self, setup: Setup, store: Store, resources: Resources) -> None:
+        self._setup = setup
+        self._store = store
+        self._spill_dir = resources.spill_dir
+        self._spill_dtype = spill_dtype(resources, setup.network)
+        self._threads = resources.threads
+        self._listener = resources.listener
+        self._executor: Executor | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether ``start`` has been called since the last ``close``."""
+        return self._executor is not None
+
+    def start(self) -> None:
+        """Arenas, files and the first aggregation, unless they are there already."""
+        if self._executor is not None:
+            return
+        setup = self._setup
+        _keep_freed_memory()
+        self._executor = Executor(
+            setup.plan,
+            self._store,
+            setup.arrays,
+            setup.builder.rows,
+            setup.network.dtype,
+            self._spill_dir,
+            spill_dtype=self._spill_dtype,
+            threads=self._threads,
+        )
+        try:
+            self._prepare(self._executor)
+        except BaseException:
+            self.close()
+            raise
+
+    def check_disk(self) -> None:
+        """Raise BudgetError when scratch data will not fit where it goes."""
+        if not self._spill_dir.is_dir():
+            raise OptionError(f"spill folder {self._spill_dir} does not exist")
+        needed, free = self._setup.plan.spill_bytes, free_bytes(self._spill_dir)
+        if needed > free:
+            raise BudgetError(
+                f"the plan spills {format_size(needed)} to {self._spill_dir}, where {format_size(free)} are free; "
+                "give another --spill-dir or larger budgets"
+            )
+
+    def _prepare(self, executor: Executor) -> None:
+        """Compute the first aggregation, and keep it in the store for later runs."""
+        if not self._setup.steps["prepare"]:
+            return
+        self.run("prepare", "first aggregation")
+        network = self._setup.network
+        if network.aggregates_once and keep_aggregation(self._store, network.scaling, executor, "ax"):
+            self._listener(Note(f"the first aggregation is kept in {self._store.path} for later runs"))
+
+    @torch.no_grad()
+    def run(self, program: str, task: str) -> None:
+        """Run one of the setup's programs; ``task`` is its name for people."""
+        executor, setup = self._running(), self._setup
+        self._listener(TaskStarted(task, len(setup.plan.programs[program]), "passes"))
+        intra_op_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            executor.run(
+                program,
+                setup.steps[program],
+                setup.builder.commit,
+                lambda done: self._listener(TaskAdvanced(task, done)),
+            )
+        finally:
+            torch.set_num_threads(intra_op_threads)
+            self._listener(TaskFinished(task))
+
+    def peak_bytes(self, tier: Fate) -> int:
+        """What has been used of a budget so far."""
+        return self._running().peak_bytes(tier)
+
+    def io(self) -> "Snapshot":
+        """What has been read, written and waited for so far."""
+        return Snapshot(self._running())
+
+    def close(self) -> None:
+        """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+
+    def _running(self) -> Executor:
+        assert self._executor is not None, "start comes first"
+        return self._executor
+
+
+class Snapshot:
+    """The engine's counters at one moment."""
+
+    def __init__(self, executor: Executor) -> None:
+        counters = executor.counters
+        self.read_bytes = counters.read_bytes
+        self.write_bytes = counters.write_bytes
+        self.wait_s = counters.wait_s
+        self.busy_s = counters.busy_seconds()
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what tiles' temporaries free: handing it back and faulting it in again for every tile costs
+    more than the arithmetic (first touch of 4 KiB pages runs at 0.4 GB/s). Bounded by the tiles' size."""
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(mmap_threshold, 32 << 20)
+        mallopt(trim_threshold, 64 << 20)

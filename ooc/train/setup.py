@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model, a store and two budgets to a plan: everything that is checked and decided before a byte moves."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Self
+
+import torch
+from torch import nn
+
+from ooc.errors import BudgetError, ModelError, OptionError, StoreError
+from ooc.events import Listener, ignore
+from ooc.plan import Limits, Plan, make_plan
+from ooc.plan.cost import recomputing_pays
+from ooc.plan.verifier import verify_plan
+from ooc.sizes import format_size, parse_size
+from ooc.storage.array import Array
+from ooc.storage.store import Store
+from ooc.train.first_aggregation import find_aggregation
+from ooc.train.graph import ActiveRows, load_rows, rows_nbytes
+from ooc.train.lowering import Network, lower
+from ooc.train.objective import Objective
+from ooc.train.stages import StageBuilder, Step
+from ooc.train.workload import STORE_MATRICES, describe_workload, matrix_columns
+
+TILE_ROWS = 1024
+"""Rows computed at once. A tile of 128 float32 columns is 512 KiB, so that a stage's temporaries stay in the
+core's cache; it is also the unit in which gradients are summed, which makes results independent of block rows."""
+
+SPILL_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+"""What intermediates may be kept as."""
+
+Programs = Callable[[StageBuilder], dict[str, list[Step]]]
+"""The programs to be planned, by the names they are run by. The planner weighs ``train`` most."""
+
+
+class Saving(Enum):
+    """Work that may be left out without changing any result."""
+
+    FIRST_AGGREGATION = "first aggregation once"
+    """A(X) of constant features is computed once instead of in every epoch."""
+    ACTIVE_ROWS = "active rows"
+    """In a store in hop order, only rows that can reach a scored row are computed."""
+    SHARED_FORWARD = "one forward pass to score and to train"
+    """Without dropout, the forward pass that scores an epoch's weights is the next epoch's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What the work may use and whom it tells: budgets, disk, threads, listener. None of it changes a result, but for
+    ``spill_dtype``: the type that intermediates are rounded to between passes, wherever they wait (None: none)."""
+
+    limits: Limits
+    tile_rows: int
+    threads: int
+    spill_dir: Path
+    listener: Listener
+    spill_dtype: torch.dtype | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        gpu_budget: str | int,
+        host_budget: str | int,
+        *,
+        spill_dir: str | Path | None = None,
+        block_rows: int | None = None,
+        slab_columns: int | None = None,
+        tile_rows: int = TILE_ROWS,
+        threads: int | None = None,
+        listener: Listener = ignore,
+        spill_dtype: str | None = None,
+    ) -> Self:
+        """As users give them; OptionError for what makes no sense."""
+        if tile_rows < 1:
+            raise OptionError(f"tile rows must be positive, not {tile_rows}")
+        if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
+            raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
+        return cls(
+            limits=Limits(
+                device_bytes=parse_size(gpu_budget, name="gpu budget"),
+                host_bytes=parse_size(host_budget, name="host budget"),
+                block_rows=block_rows,
+                slab_columns=_checked_positive(slab_columns, "slab columns"),
+            ),
+            tile_rows=tile_rows,
+            threads=_checked_positive(threads, "threads") or torch.get_num_threads(),
+            spill_dir=Path(spill_dir) if spill_dir is not None else Path(gettempdir()),
+            listener=listener,
+            spill_dtype=_checked_dtype(spill_dtype),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A model taken apart, its programs, and the plan that runs them within the budgets."""
+
+    network: Network
+    arrays: dict[str, Array]
+    builder: StageBuilder
+    steps: dict[str, list[Step]]
+    plan: Plan
+
+
+def make_setup(
+    network: Network,
+    store: Store,
+    resources: Resources,
+    active: ActiveRows,
+    objective: Objective,
+    programs: Programs,
+    *,
+    seed: int,
+    extra_host_bytes: int,
+    extra_device_bytes: int,
+) -> Setup:
+    """Admit the per-row facts, read them, and plan the rest around them.
+
+    ``extra_host_bytes`` and ``extra_device_bytes`` are needed besides. Raises BudgetError with the least budgets
+    that would do.
+    """
+    arrays, limits = _arrays(network, store), resources.limits
+    fixed = rows_nbytes(store, network.scaling, network.dtype.itemsize) + extra_host_bytes
+    if fixed > limits.host_bytes:
+        raise BudgetError(
+            f"row offsets, scalings and scores of {store.num_nodes:,} nodes need {format_size(fixed)} on the host, "
+            f"the host budget is {format_size(limits.host_bytes)}; give --host-budget {-(-fixed // 1000)}K"
+        )
+    rows = load_rows(store, network.scaling, network.dtype)
+
+    def attempt(*, recompute: bool) -> tuple[StageBuilder, dict[str, list[Step]], Plan]:
+        builder = StageBuilder(
+            network,
+            rows,
+            undirected=store.undirected,
+            objective=objective,
+            num_columns=matrix_columns(network, store),
+            aggregated="ax" in arrays,
+            recompute=recompute,
+            active=active,
+            seed=seed,
+        )
+        steps = programs(builder)
+        workload = describe_workload(
+            network,
+            builder,
+            store,
+            arrays,
+            rows,
+            tile_rows=resources.tile_rows,
+            fixed_host_bytes=fixed,
+            spill_itemsize=spill_dtype(resources, network).itemsize,
+            threads=resources.threads,
+            steps=steps,
+        )
+        workload = replace(workload, fixed_device_bytes=workload.fixed_device_bytes + extra_device_bytes)
+        return builder, steps, make_plan(workload, limits)
+
+    builder, steps, plan = attempt(recompute=False)
+    # What is drawn again is not rounded to a narrower type as what is kept is: then the plan would change results.
+    rounded = spill_dtype(resources, network) != network.dtype
+    if plan.ssd_write_bytes and network.aggregates_once and network.depth > 1 and not rounded:
+        again = attempt(recompute=True)
+        saved = plan.ssd_bytes - again[2].ssd_bytes
+        if recomputing_pays(multiplies=again[0].recomputed_multiplies(), saved_ssd_bytes=saved):
+            builder, steps, plan = again
+    verify_plan(plan)
+    return Setup(network=network, arrays=arrays, builder=builder, steps=steps, plan=plan)
+
+
+def spill_dtype(resources: Resources, network: Network) -> torch.dtype:
+    """The type of what is kept between passes; OptionError for one wider than the model computes in."""
+    wanted = resources.spill_dtype or network.dtype
+    if wanted.itemsize > network.dtype.itemsize:
+        names = str(wanted).removeprefix("torch."), str(network.dtype).removeprefix("torch.")
+        raise OptionError(f"spill dtype {names[0]} is wider than the model's {names[1]}")
+    return wanted
+
+
+def _arrays(network: Network, store: Store) -> dict[str, Array]:
+    """The store's matrices, with the first aggregation where it was kept and is of use."""
+    arrays = {name: store.array(name) for name in STORE_MATRICES}
+    kept = find_aggregation(store, network.scaling, network.dtype) if network.aggregates_once else None
+    return arrays if kept is None else {**arrays, "ax": kept}
+
+
+def take_apart(
+    model: nn.Module, store: Store, *, input_dropout: float, tile_rows: int, savings: Collection[Saving]
+) -> tuple[Network, ActiveRows]:
+    """The network that ``model`` is on the store, and the rows to compute for it. ModelError for what cannot be."""
+
+    def active_rows(hops: int) -> ActiveRows:
+        if Saving.ACTIVE_ROWS not in savings:
+            return ActiveRows.everything(store.num_nodes, hops)
+        return whole_tiles(ActiveRows.of_store(store, hops), tile_rows)
+
+    network = lower(
+        model,
+        num_features=store.num_features,
+        num_classes=store.num_classes,
+        input_dropout=input_dropout,
+        aggregate_once=Saving.FIRST_AGGREGATION in savings,
+        active=active_rows,
+        edges_per_row=store.num_edges / store.num_nodes,
+    )
+    return network, active_rows(network.hops)
+
+
+def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
+    """``active`` with rows added up to whole tiles, so that every program cuts the rows it shares into the same
+    tiles and comes to the same bits. What is computed for the rows added is wrong, and reaches no other row.
+    """
+
+    def up(rows: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(min(active.nodes, -(-count // tile_rows) * tile_rows) for count in rows)
+
+    return ActiveRows(active.nodes, up(active.training), up(active.scoring))
+
+
+# ---- checks ------------------------------------------------------------------------------------------------
+
+
+def _checked_positive(count: int | None, name: str) -> int | None:
+    """``count``, unless it is none that counts something."""
+    if count is not None and count < 1:
+        raise OptionError(f"{name} must be positive, not {count}")
+    return count
+
+
+def checked_norm(norm: float | None) -> float | None:
+    """``norm``, unless gradients cannot be clipped to it."""
+    if norm is not None and not norm > 0:
+        raise OptionError(f"clip norm must be positive, not {norm}")
+    return norm
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """ModelError for an optimizer that could not step this model."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ModelError("optimizer LBFGS evaluates the loss several times a step, which is not supported")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ModelError("optimizer SparseAdam takes sparse gradients only, these are dense; use Adam")
+    own = {id(parameter) for parameter in model.parameters()}
+    if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise ModelError(f"optimizer {type(optimizer).__name__} holds parameters that are not the model's")
+
+
+def check_device(device: str) -> None:
+    """OptionError for a device that cannot be used."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise OptionError(f"device {device!r} is not one of auto, cpu, cuda")
+    if device == "cuda":
+        reason = "is not supported yet" if torch.cuda.is_available() else "is not available on this machine"
+        raise OptionError(f"device cuda {reason}; use --device cpu")
+
+
+def check_trainable(store: Store) -> None:
+    """StoreError for a store without training nodes."""
+    if not store.split_sizes["train"]:
+        raise StoreError(f"{store.path} has no training nodes; convert it with a split")
+
+
+def _checked_dtype(name: str | None) -> torch.dtype | None:
+    if name is None or name in SPILL_DTYPES:
+        return None if name is None else SPILL_DTYPES[name]
+    if name == "float16":
+        raise OptionError("spill dtype float16 would lose small gradients; use bfloat16, which has float32's range")
+    raise OptionError(f"spill dtype {name!r} is not one of {', '.join(SPILL_DTYPES)}")

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store's labels are: one class a node, several yes-or-no labels, or numbers."""
+
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from ooc.errors import StoreError
+from ooc.storage.store import Store
+
+
+class Task(Enum):
+    """The form of ``y``; the store's attribute ``task``, classes where it is absent."""
+
+    CLASSES = "classes"
+    """[N] int64, the node's class; -1: no label."""
+    MULTILABEL = "multilabel"
+    """[N, L] int8, 1 for each label the node has, otherwise 0; a row of -1: no label."""
+    VALUES = "values"
+    """[N, L] float32, numbers to be predicted; a row of NaN: no label."""
+
+
+def task_of(store: Store) -> Task:
+    """The store's task. Raises StoreError for one this version does not know."""
+    name = store.attributes.get("task", Task.CLASSES.value)
+    try:
+        return Task(name)
+    except ValueError:
+        known = ", ".join(task.value for task in Task)
+        raise StoreError(f"the task of the store {store.path} is {name!r}, which is none of {known}") from None
+
+
+def label_columns(store: Store) -> int:
+    """Columns of ``y``."""
+    return store.array("y").columns
+
+
+def targets(task: Task, labels_RL: Tensor, rows: Tensor, *, outputs: Tensor) -> Tensor:
+    """The labels of ``rows`` as losses and metrics take them: classes [r] int64, otherwise [r, L] like ``outputs``.
+
+    StoreError where a row has no label, or a class that the model has no output for: rows of a split have one in
+    every store that is sound.
+    """
+    if task is Task.CLASSES:
+        classes = labels_RL[rows, 0]
+        if not bool(((classes >= 0) & (classes < outputs.shape[1])).all()):
+            raise StoreError("y of the store is damaged: a row of a split has no class; see ooc verify")
+        return classes
+    labels = labels_RL[rows]
+    if bool((labels < 0).any() if task is Task.MULTILABEL else torch.isnan(labels).any()):
+        raise StoreError("y of the store is damaged: a row of a split has no label; see ooc verify")
+    return labels.to(outputs.dtype)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc train``'s options of loss, schedule, averaging, metric and logs, and that resuming knows them all."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from ooc.cli.recipe import build_loss, build_optimizer, build_schedule
+from ooc.cli.settings import TrainSettings
+from ooc.cli.train import command
+from ooc.events import EpochFinished
+from ooc.storage.store import open_store
+from ooc.train.logs import CsvLog, TensorBoardLog
+from tests.cli.conftest import RunCommand
+from tests.cli.test_run import record
+
+SMALL = ["--hidden", "16", "--layers", "2", "--gpu-budget", "32M", "--host-budget", "32M", "--quiet"]
+
+
+def settings(**changes: Any) -> TrainSettings:
+    """Options as by default but for ``changes``."""
+    given = command.make_context("train", []).params
+    values = {name: given.get(name) for name in TrainSettings.__dataclass_fields__}
+    return TrainSettings(**(values | {"log": []} | changes))
+
+
+def rates(epochs: int, **changes: Any) -> list[float]:
+    """The learning rate of each epoch, with a validation score that never improves."""
+    chosen = settings(lr=1.0, epochs=epochs, **changes)
+    optimizer = build_optimizer(chosen, torch.nn.Linear(1, 1))
+    schedulers: list[Any] = build_schedule(chosen, optimizer, rising=True)
+    found = []
+    for _ in range(epochs):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        for scheduler in schedulers:
+            plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            scheduler.step(*([0.5] if plateau else []))
+    return found
+
+
+def test_schedules() -> None:
+    """By the numbers."""
+    assert rates(3) == [1.0, 1.0, 1.0]
+    assert rates(4, warmup=2) == [0.5, 1.0, 1.0, 1.0]
+    assert rates(5, schedule="cosine", schedule_epochs=4) == pytest.approx([1, 0.853553, 0.5, 0.146447, 0], abs=1e-6)
+    assert rates(4, schedule="cosine", warmup=2) == pytest.approx([0.5, 1, 1, 0.5])
+    assert rates(5, schedule="step", step_every=2) == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    assert rates(5, schedule="step", step_every=2, warmup=1, lr_factor=0.5) == pytest.approx([1, 1, 1, 0.5, 0.5])
+    assert rates(4, schedule="plateau", plateau_patience=0) == pytest.approx([1, 1, 0.1, 0.01])
+    assert rates(4, schedule="plateau", plateau_patience=5, warmup=3) == pytest.approx([1 / 3, 2 / 3, 1, 1])
+
+
+def test_losses(graph: Path) -> None:
+    """Balanced weights have the mean 1 over the training rows."""
+    store = open_store(graph)
+    assert build_loss(settings(), store) is None
+    assert isinstance(build_loss(settings(loss="mse"), store), torch.nn.MSELoss)
+    balanced: Any = build_loss(settings(class_weights="balanced", label_smoothing=0.1), store)
+    y = store.array("y").read()[store.array("split/train").read()]
+    assert balanced.label_smoothing == 0.1
+    assert float(balanced.weight[torch.from_numpy(y)].double().mean()) == pytest.approx(1, rel=1e-6)
+    assert float(balanced.weight[0]) * (y == 0).sum() == pytest.approx(float(balanced.weight[1]) * (y == 1).sum())
+
+
+RECIPES = {
+    "cosine, clipped, averaged": ["--schedule", "cosine", "--warmup", "2", "--clip", "0.1", "--average", "ema"],
+    "plateau": ["--schedule", "plateau", "--plateau-patience", "0", "--warmup", "2", "--dropout", "0"],
+    "steps of sgd": ["--schedule", "step", "--step-every", "2", "--optimizer", "sgd", "--average", "swa"],
+    "weighted": ["--class-weights", "balanced", "--label-smoothing", "0.1", "--metric", "macro-f1", "--dropout", "0"],
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+def test_resuming_knows_all_of_it(run: RunCommand, graph: Path, here: Path, recipe: list[str]) -> None:
+    """Nothing but the run is given, and more epochs; losses, scores and weights are those of one run."""
+    assert run("train", graph, *SMALL, *recipe, "--epochs", "6", "--schedule-epochs", "6", "--out", "whole")[0] == 0
+    assert run("train", graph, *SMALL, *recipe, "--epochs", "3", "--schedule-epochs", "6", "--out", "parts")[0] == 0
+    assert run("train", "--resume", "--out", "parts", "--epochs", "6", "--quiet")[0] == 0
+    whole, parts = (
+        [json.loads(line) for line in (here / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "parts")
+    )
+    names = ("epoch", "loss", "train_acc", "valid_acc", "test_acc")
+    assert [[line[n] for n in names] for line in parts] == [[line[n] for n in names] for line in whole]
+    weights = [torch.load(here / name / "checkpoint.pt")["model"] for name in ("whole", "parts")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    code, _, err = run("train", "--resume", "--out", "parts", "--schedule", "none", "--clip", "7", "--average", "none")
+    assert code == 2 and "parts was begun with --" in err
+
+
+def test_a_cosine_ends_where_it_was_meant_to(run: RunCommand, graph: Path, here: Path) -> None:
+    """More epochs later do not stretch it."""
+    assert run("train", graph, *SMALL, "--schedule", "cosine", "--epochs", "4", "--out", "r")[0] == 0
+    assert json.loads((here / "r" / "config.json").read_text())["schedule_epochs"] == 4
+    assert run("train", "--resume", "--out", "r", "--epochs", "6", "--quiet")[0] == 0
+    state = torch.load(here / "r" / "checkpoint.pt")
+    assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0, abs=1e-12)
+
+
+def test_runs_of_before_these_options_go_on(run: RunCommand, graph: Path, here: Path) -> None:
+    """Their configuration lacks them all."""
+    assert run("train", graph, *SMALL, "--epochs", "2", "--out", "r")[0] == 0
+    config = json.loads((here / "r" / "config.json").read_text())
+    for name in ("loss", "clip", "schedule", "average", "log", "class_weights", "warmup"):
+        del config[name]
+    (here / "r" / "config.json").write_text(json.dumps(config))
+    code, _, err = run("train", "--resume", "--out", "r", "--clip", "0.5")
+    assert code == 2 and "r was begun with --clip None, not 0.5" in err
+    assert run("train", "--resume", "--out", "r", "--epochs", "3", "--quiet")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--loss", "mse"], "MSELoss takes a row of targets a node, the store's task is 'classes'"),
+        (["--loss", "bce", "--class-weights", "balanced"], "--class-weights are of cross-entropy"),
+        (["--metric", "mae"], "metric mae is not for a store of the task classes"),
+        (["--schedule", "plateau", "--eval-every", "0"], "give eval_every as well"),
+        (["--schedule", "cosine", "--warmup", "9", "--epochs", "9"], "leaves nothing of the schedule's 9 epochs"),
+        (["--clip", "0"], "--clip"),
+        (["--lr-factor", "1"], "--lr-factor"),
+        (["--label-smoothing", "1.5"], "--label-smoothing"),
+    ],
+)
+def test_nonsense_is_refused(run: RunCommand, graph: Path, here: Path, options: list[str], message: str) -> None:
+    """In one line, with nothing left behind."""
+    code, _, err = run("train", graph, *SMALL, *options)
+    assert code == 2 and message in err and err.count("\n") == 1
+    assert list(here.iterdir()) == []
+
+
+def test_help_is_in_groups() -> None:
+    """Every option is under one of the headings."""
+    text = CliRunner().invoke(command, ["--help"]).output
+    for heading in ("Model:", "Learning rate:", "Evaluation:", "Resources, which never change results:", "The run:"):
+        assert f"\n{heading}\n" in text
+    assert text.index("Other options:") > text.index("--quiet")
+    assert text[text.index("Other options:") :].count("--") == 1  # --help
+    assert all(option in text for parameter in command.params for option in parameter.opts if option.startswith("--"))
+
+
+# ---- logs ---------------------------------------------------------------------------------------------------
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_table_of_epochs(run: RunCommand, graph: Path, here: Path) -> None:
+    """The same numbers as in metrics.jsonl, over a resumption too."""
+    assert run("train", graph, *SMALL, "--epochs", "3", "--eval-every", "2", "--log", "csv", "--out", "r")[0] == 0
+    assert run("train", "--resume", "--out", "r", "--epochs", "5", "--quiet")[0] == 0
+    lines = [json.loads(line) for line in (here / "r" / "metrics.jsonl").read_text().splitlines()]
+    rows = read_csv(here / "r" / "metrics.csv")
+    assert [int(row["epoch"]) for row in rows] == [1, 2, 3, 4, 5]
+    for row, line in zip(rows, lines, strict=True):
+        assert {name: None if cell == "" else float(cell) for name, cell in row.items()} == line
+
+
+def test_a_table_that_is_ahead_or_torn_is_mended(tmp_path: Path) -> None:
+    """Epochs that a killed run had written and computes again are there once."""
+    first = CsvLog(tmp_path / "log.csv")
+    for epoch in (1, 2, 3):
+        first(EpochFinished(record(epoch)))
+    with (tmp_path / "log.csv").open("a") as file:
+        file.write("4,0.")
+    again = CsvLog(tmp_path / "log.csv")
+    again(EpochFinished(record(3)))
+    again(EpochFinished(record(4)))
+    assert [row["epoch"] for row in read_csv(tmp_path / "log.csv")] == ["1", "2", "3", "4"]
+
+
+class FakeWriters:
+    """In place of ``torch.utils.tensorboard``: remembers what is written."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, int]] = []
+        self.scalars: dict[str, list[tuple[float, int]]] = {}
+
+    def SummaryWriter(self, folder: str, purge_step: int) -> "FakeWriters":
+        self.made.append((folder, purge_step))
+        return self
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.setdefault(tag, []).append((value, step))
+
+    def flush(self) -> None:
+        pass
+
+
+def test_scalars_for_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores only where there are such; what is computed again is purged."""
+    fake = FakeWriters()
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)  # type: ignore[arg-type]
+    log = TensorBoardLog(tmp_path / "board")
+    log(EpochFinished(record(3, valid_acc=None)))
+    log(EpochFinished(record(4, valid_acc=0.5)))
+    assert fake.made == [(str(tmp_path / "board"), 3)]
+    assert [step for _, step in fake.scalars["loss"]] == [3, 4]
+    assert fake.scalars["score/valid"] == [(0.5, 4)]
+    assert {"seconds/time", "bytes/ssd_read"} <= fake.scalars.keys() and "epoch" not in fake.scalars
+
+
+def test_without_tensorboard_it_is_said_before_training(
+    run: RunCommand, graph: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what to install."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # type: ignore[arg-type]
+    code, _, err = run("train", graph, *SMALL, "--log", "tensorboard")
+    assert code == 2 and "pip install tensorboard" in err
+    assert list(here.iterdir()) == []

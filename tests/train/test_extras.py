@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules, clipping and averaged weights do what they do in plain PyG, and survive being interrupted."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as lrs
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch_geometric.nn.models import GCN
+
+import ooc
+from ooc.errors import ModelError, OptionError, RunError
+from ooc.storage.store import Store
+from ooc.train.run import RunFolder
+from ooc.train.schedule import by_factor, cosine, steps
+from ooc.train.trainer import Trainer
+from tests.exactness.comparison import store_of, train_epoch
+from tests.exactness.reference import accuracies, disagreement
+from tests.graphs import GraphCase, random_data
+from tests.train.labelled import FullBatch
+
+DATA = random_data(GraphCase(nodes=120, edges=400))
+LR = 0.05
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return store_of(DATA, tmp_path_factory.mktemp("store"))
+
+
+def new_model() -> GCN:
+    torch.manual_seed(4)
+    return GCN(DATA.num_features, 8, 2, 4).double()
+
+
+def make(
+    store: Store,
+    folder: Path,
+    *,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.Adam(p, lr=LR),
+    schedule: Callable[[torch.optim.Optimizer], Any] = lambda _: None,
+    average: Callable[[nn.Module], AveragedModel | None] = lambda _: None,
+    **options: Any,
+) -> Trainer:
+    model = new_model()
+    chosen = optimizer(model.parameters())
+    return ooc.Trainer(
+        model,
+        store,
+        "64M",
+        "64M",
+        optimizer=chosen,
+        scheduler=schedule(chosen),
+        average=average(model),
+        spill_dir=folder,
+        tile_rows=8,
+        **options,
+    )
+
+
+def ema(model: nn.Module) -> AveragedModel:
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=LR, weight_decay=0.1, amsgrad=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=LR),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=LR),
+}
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "step": lambda o: lrs.StepLR(o, 2, gamma=0.3),
+    "milestones": lambda o: lrs.MultiStepLR(o, [1, 3]),
+    "cosine": lambda o: lrs.CosineAnnealingLR(o, 5),
+    "restarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, 2),
+    "one cycle": lambda o: lrs.OneCycleLR(o, 0.1, total_steps=12),
+    "sequence": lambda o: lrs.SequentialLR(o, [lrs.LinearLR(o, 0.1, total_iters=2), lrs.ExponentialLR(o, 0.5)], [2]),
+    "two": lambda o: [lrs.LinearLR(o, 0.2, total_iters=3), lrs.StepLR(o, 2, 0.5)],
+    "warm-up and cosine": lambda o: by_factor(o, cosine(4), warmup=2),
+    "warm-up and steps": lambda o: by_factor(o, steps(2, 0.1), warmup=1),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_any_optimizer(store: Store, tmp_path: Path, optimizer: Any) -> None:
+    """Losses and gradients are those of PyG with the same optimizer."""
+    with make(store, tmp_path, optimizer=optimizer) as trainer:
+        reference = FullBatch(trainer.model, DATA, DATA.y, nn.CrossEntropyLoss())
+        reference.optimizer = optimizer(reference.model.parameters())
+        for _ in range(4):
+            assert disagreement(train_epoch(trainer), reference.train(), floor=1e-3)[0] <= 1e-8
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
+def test_any_schedule(store: Store, tmp_path: Path, schedule: Any) -> None:
+    """Stepped once an epoch, after the optimizer."""
+    with make(store, tmp_path, schedule=schedule) as trainer:
+        reference = FullBatch(trainer.model, DATA, DATA.y, nn.CrossEntropyLoss(), LR)
+        made = schedule(reference.optimizer)
+        for _ in range(6):
+            loss = trainer.fit(1)[0].loss
+            assert loss == pytest.approx(reference.train().loss, rel=1e-9)
+            for one in made if isinstance(made, list) else [made]:
+                one.step()
+            assert trainer.optimizer.param_groups[0]["lr"] == reference.optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_plateau_goes_by_the_validation_score(store: Store, tmp_path: Path, dropout: float) -> None:
+    """Also where the score arrives with the next epoch's gradients: its step has the new rate already."""
+
+    def plateau(optimizer: torch.optim.Optimizer) -> lrs.ReduceLROnPlateau:
+        return lrs.ReduceLROnPlateau(optimizer, mode="max", factor=0.5, patience=0)
+
+    with make(store, tmp_path, schedule=plateau, input_dropout=dropout) as trainer:
+        records = trainer.fit(8, eval_every=1)
+        rate = trainer.optimizer.param_groups[0]["lr"]
+    optimizer = torch.optim.Adam(nn.Linear(1, 1).parameters(), lr=LR)
+    expected = plateau(optimizer)
+    for record in records:
+        assert record.valid_acc is not None
+        expected.step(record.valid_acc)
+    assert rate == optimizer.param_groups[0]["lr"] < LR
+
+
+def test_gradients_are_clipped_as_torch_does(store: Store, tmp_path: Path) -> None:
+    """By the norm of all gradients together, before the step."""
+    with make(store, tmp_path, clip_norm=0.05) as trainer:
+        reference = FullBatch(trainer.model, DATA, DATA.y, nn.CrossEntropyLoss(), LR)
+
+        def clip() -> object:
+            return nn.utils.clip_grad_norm_(reference.model.parameters(), 0.05)
+
+        for _ in range(4):
+            assert disagreement(train_epoch(trainer), reference.train(clip), floor=1e-3)[0] <= 1e-9
+        norm = torch.cat([p.grad.flatten() for p in trainer.model.parameters()]).norm()
+        assert float(norm) == pytest.approx(0.05, rel=1e-5)
+
+
+def test_averaged_weights_are_scored_and_the_model_keeps_its_own(store: Store, tmp_path: Path) -> None:
+    """An exponential moving average from epoch 2 on, as updated by hand beside PyG."""
+    with make(store, tmp_path, average=ema, average_from=2) as trainer:
+        reference = FullBatch(trainer.model, DATA, DATA.y, nn.CrossEntropyLoss(), LR)
+        average = ema(reference.model)
+        for epoch in range(1, 6):
+            record = trainer.fit(1, eval_every=1)[0]
+            assert record.loss == pytest.approx(reference.train().loss, rel=1e-9)
+            if epoch >= 2:
+                average.update_parameters(reference.model)
+            scored = average.module if epoch >= 2 else reference.model
+            expected = accuracies(scored, DATA)
+            assert {name: getattr(record, name) for name in expected} == expected
+        pairs = zip(trainer.model.parameters(), reference.model.parameters(), strict=True)
+        assert all(torch.allclose(a, b, rtol=1e-9) for a, b in pairs)
+        logits = trainer.predict()
+        average.module.eval()
+        assert torch.allclose(logits, average.module(DATA.x, DATA.edge_index), rtol=1e-9)
+
+
+EVERYTHING = {
+    "schedule, clipping, average": {
+        "schedule": SCHEDULES["one cycle"],
+        "average": ema,
+        "clip_norm": 0.1,
+        "optimizer": lambda p: torch.optim.AdamW(p, lr=LR),
+    },
+    "plateau": {"schedule": lambda o: lrs.ReduceLROnPlateau(o, mode="max", patience=0)},
+    "swa from epoch 3": {"average": lambda m: AveragedModel(m), "average_from": 3, "schedule": SCHEDULES["milestones"]},
+    "sequence": {"schedule": SCHEDULES["sequence"]},
+    "lambda": {"schedule": SCHEDULES["warm-up and cosine"]},
+    "several": {"schedule": SCHEDULES["two"]},
+}
+
+
+@pytest.mark.parametrize("options", EVERYTHING.values(), ids=EVERYTHING.keys())
+def test_resuming_is_exact_to_the_bit(store: Store, tmp_path: Path, options: dict[str, Any]) -> None:
+    """A run cut after every epoch, each time gone on with by new objects, equals an uncut one."""
+    with make(store, tmp_path, **options) as whole:
+        expected = [(r.loss, r.valid_acc) for r in whole.fit(6, eval_every=1)]
+    found = []
+    for epoch in range(1, 7):
+        run = RunFolder.create(tmp_path / "run", {}) if epoch == 1 else RunFolder.open(tmp_path / "run")
+        with make(store, tmp_path, out=run, **options) as part:
+            found += [(r.loss, r.valid_acc) for r in part.fit(epoch, eval_every=1, resume=epoch > 1)]
+    assert found == expected
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), part.model.parameters(), strict=True))
+
+
+def test_averaging_cannot_be_taken_up_or_left_off_on_the_way(store: Store, tmp_path: Path) -> None:
+    """The average so far would be missing, or lost."""
+    with make(store, tmp_path, out=tmp_path / "run") as begun:
+        begun.fit(1)
+    with (
+        make(store, tmp_path, out=RunFolder.open(tmp_path / "run"), average=ema) as other,
+        pytest.raises(RunError, match="weight averaging"),
+    ):
+        other.fit(2, resume=True)
+
+
+class Odd(lrs.StepLR):
+    """Its state holds a function."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "how": print}
+
+
+def test_what_cannot_be_is_refused(store: Store, tmp_path: Path) -> None:
+    """By name."""
+    other = torch.optim.Adam(new_model().parameters())
+    with pytest.raises(ModelError, match="StepLR is of another optimizer"):
+        make(store, tmp_path, schedule=lambda _: lrs.StepLR(other, 1))
+    with pytest.raises(ModelError, match="Odd cannot be kept in a checkpoint"):
+        make(store, tmp_path, schedule=lambda o: Odd(o, 1))
+    with pytest.raises(ModelError, match="none of torch"):
+        make(store, tmp_path, schedule=lambda _: "cosine")
+    with pytest.raises(ModelError, match="'min', this metric needs mode='max'"):
+        make(store, tmp_path, schedule=lambda o: lrs.ReduceLROnPlateau(o))
+    with pytest.raises(ModelError, match="averages another model"):
+        make(store, tmp_path, average=lambda _: AveragedModel(nn.Linear(2, 2)))
+    with pytest.raises(OptionError, match="clip norm must be positive, not 0"):
+        make(store, tmp_path, clip_norm=0)
+    with pytest.raises(ModelError, match="SparseAdam"):
+        make(store, tmp_path, optimizer=lambda p: torch.optim.SparseAdam(list(p)))
+    plateau = make(store, tmp_path, schedule=lambda o: lrs.ReduceLROnPlateau(o, mode="max"))
+    with plateau, pytest.raises(OptionError, match="eval_every"):
+        plateau.fit(1)

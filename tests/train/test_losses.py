@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every loss is PyG's on the whole graph, however the rows are cut; what is no mean over rows is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn.models import GCN
+
+import ooc
+from ooc.errors import ModelError, StoreError
+from ooc.storage.store import Store
+from ooc.train import executor
+from tests.exactness.comparison import store_of, train_epoch
+from tests.exactness.reference import disagreement
+from tests.graphs import GraphCase, random_data
+from tests.train.labelled import FullBatch, labelled, random_labels, random_values
+
+DATA = random_data(GraphCase(nodes=120, edges=400, classes=4, unlabelled=20, self_loops=3))
+COLUMNS = 3
+WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0], dtype=torch.float64)
+LABEL_WEIGHTS = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def int8_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several labels a node are int8."""
+    monkeypatch.setitem(executor._TORCH, "int8", torch.int8)
+
+
+def by_row(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Margin loss, one a row."""
+    return F.multi_margin_loss(outputs, labels, reduction="none")
+
+
+def focal(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A scalar that is the mean over the rows it is given."""
+    p = outputs.softmax(dim=1).gather(1, labels[:, None])
+    return (-((1 - p) ** 2) * p.log()).mean()
+
+
+CLASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross-entropy": nn.CrossEntropyLoss(),
+    "class weights": nn.CrossEntropyLoss(weight=WEIGHTS),
+    "smoothing": nn.CrossEntropyLoss(label_smoothing=0.2),
+    "weights and smoothing": nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.3),
+    "ignored class": nn.CrossEntropyLoss(ignore_index=2),
+    "all at once": nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1, ignore_index=0),
+    "sum": nn.CrossEntropyLoss(weight=WEIGHTS, reduction="sum"),
+    "another of torch's": nn.MultiMarginLoss(),
+    "one loss a row": by_row,
+    "a mean": focal,
+}
+MULTILABEL: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bce": nn.BCEWithLogitsLoss(),
+    "positive weights": nn.BCEWithLogitsLoss(pos_weight=LABEL_WEIGHTS),
+    "weights": nn.BCEWithLogitsLoss(weight=LABEL_WEIGHTS, pos_weight=LABEL_WEIGHTS),
+    "sum": nn.BCEWithLogitsLoss(reduction="sum"),
+    "another of torch's": nn.MultiLabelSoftMarginLoss(),
+}
+VALUES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse": nn.MSELoss(),
+    "l1": nn.L1Loss(),
+    "smooth l1": nn.SmoothL1Loss(beta=0.5),
+    "huber": nn.HuberLoss(delta=2.0),
+    "one loss a row": lambda outputs, values: (outputs - values).pow(4).sum(dim=1),
+}
+
+
+def make_trainer(store: Store, outputs: int, folder: Path, **options: Any) -> ooc.Trainer:
+    torch.manual_seed(2)
+    model = GCN(store.num_features, 6, 2, outputs).double()
+    options = {"gpu_budget": "64M", "host_budget": "64M", "tile_rows": 8, "spill_dir": folder} | options
+    return ooc.Trainer(model, store, **options)
+
+
+def assert_same_as_pyg(store: Store, y: Tensor, outputs: int, loss: Any, folder: Path, *, mean_of_rows: bool) -> None:
+    with make_trainer(store, outputs, folder, loss=loss) as trainer:
+        reference = FullBatch(trainer.model, DATA, y, lambda *rows: loss(*rows).mean() if mean_of_rows else loss(*rows))
+        for _ in range(3):
+            difference, whose = disagreement(train_epoch(trainer), reference.train(), floor=1e-3)
+            assert difference <= 1e-9, whose
+
+
+@pytest.mark.parametrize("loss", CLASSES.values(), ids=CLASSES.keys())
+def test_classes(loss: Any, tmp_path: Path) -> None:
+    """Weights, smoothing and ignored classes with torch's own divisor."""
+    assert_same_as_pyg(store_of(DATA, tmp_path), DATA.y, 4, loss, tmp_path, mean_of_rows=loss is by_row)
+
+
+@pytest.mark.parametrize("loss", MULTILABEL.values(), ids=MULTILABEL.keys())
+def test_several_labels_a_node(loss: Any, tmp_path: Path) -> None:
+    """The mean is over rows and labels."""
+    y = random_labels(DATA, COLUMNS)
+    assert_same_as_pyg(labelled(DATA, y, tmp_path), y, COLUMNS, loss, tmp_path, mean_of_rows=False)
+
+
+@pytest.mark.parametrize("loss", VALUES.values(), ids=VALUES.keys())
+def test_values(loss: Any, tmp_path: Path) -> None:
+    """Regression of several columns at once."""
+    y = random_values(DATA, COLUMNS)
+    by_row = not isinstance(loss, nn.Module)
+    assert_same_as_pyg(labelled(DATA, y, tmp_path), y, COLUMNS, loss, tmp_path, mean_of_rows=by_row)
+
+
+def test_the_usual_loss_follows_from_the_labels(tmp_path: Path) -> None:
+    """Cross-entropy, BCE, squared error."""
+    cases = [
+        (store_of(DATA, tmp_path), DATA.y, 4, nn.CrossEntropyLoss()),
+        (labelled(DATA, random_labels(DATA, 2), tmp_path), random_labels(DATA, 2), 2, nn.BCEWithLogitsLoss()),
+        (labelled(DATA, random_values(DATA, 2), tmp_path), random_values(DATA, 2), 2, nn.MSELoss()),
+    ]
+    for store, y, outputs, loss in cases:
+        again = labelled(DATA, y, tmp_path) if y.dim() == 2 else store_of(DATA, tmp_path)
+        with make_trainer(again, outputs, tmp_path) as trainer:
+            expected = FullBatch(trainer.model, DATA, y, loss).train().loss
+            assert trainer.fit(1)[0].loss == pytest.approx(expected, rel=1e-12)
+        assert store.num_nodes == again.num_nodes
+
+
+def in_pairs(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Looks across rows: no sum of anything over rows."""
+    return (outputs @ outputs.T).exp().mean()
+
+
+def summed(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, reduction="sum")
+
+
+class Learned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs * self.scale, labels)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (in_pairs, "in_pairs is not the mean of its rows' losses"),
+        (summed, "summed is not the mean"),
+        (nn.NLLLoss(weight=WEIGHTS), "NLLLoss is not the mean"),
+        (Learned(), "Learned has parameters of its own"),
+        (nn.BCEWithLogitsLoss(), "BCEWithLogitsLoss takes a row of targets a node, the store's task is 'classes'"),
+        (nn.MSELoss(), "MSELoss takes a row"),
+        (nn.CrossEntropyLoss(reduction="none"), "reduction='none'"),
+        (nn.CrossEntropyLoss(weight=WEIGHTS.float()), "its weight is torch.float32, the model is torch.float64"),
+        (nn.CrossEntropyLoss(weight=WEIGHTS[:3]), "3 class weights, the model 4 outputs"),
+        (nn.CrossEntropyLoss(weight=torch.zeros(4, dtype=torch.float64)), "leave no training row anything"),
+        (nn.GaussianNLLLoss(), "GaussianNLLLoss cannot take"),
+        (lambda outputs, labels: outputs.sum(dim=0), r"gives \[4\] for 5 rows"),
+        (lambda outputs, labels: outputs, r"gives \[5, 4\] for 5 rows"),
+        (lambda outputs, labels: torch.zeros(()), "cannot take"),
+        ("cross", "give a torch loss or a callable"),
+    ],
+)
+def test_what_is_no_mean_over_rows_is_refused(loss: Any, said: str, tmp_path: Path) -> None:
+    """By name and in one line, before anything is written."""
+    with pytest.raises(ModelError, match=said) as caught:
+        make_trainer(store_of(DATA, tmp_path), 4, tmp_path, loss=loss)
+    assert "\n" not in str(caught.value)
+
+
+def test_outputs_must_be_as_many_as_labels(tmp_path: Path) -> None:
+    """Elementwise losses would otherwise stretch one over the other."""
+    store = labelled(DATA, random_values(DATA, 1), tmp_path)
+    with pytest.raises(ModelError, match="4 outputs, loss MSELoss needs 1"):
+        make_trainer(store, 4, tmp_path)
+    with pytest.raises(ModelError, match="takes one class a node, the store's task is 'values'"):
+        make_trainer(store, 1, tmp_path, loss=nn.CrossEntropyLoss())
+
+
+@pytest.mark.parametrize("task", ["multilabel", "values"])
+def test_a_training_row_without_a_label_is_damage(task: str, tmp_path: Path) -> None:
+    """Not a loss of something else."""
+    y = random_labels(DATA, 2) if task == "multilabel" else random_values(DATA, 2)
+    y[DATA.train_mask.nonzero()[3]] = -1 if task == "multilabel" else float("nan")
+    with (
+        make_trainer(labelled(DATA, y, tmp_path), 2, tmp_path) as trainer,
+        pytest.raises(StoreError, match="y of the store is damaged"),
+    ):
+        trainer.fit(1)
+
+
+def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
+    """A store of a later version is no store of classes."""
+    store = store_of(DATA, tmp_path)
+    store.attributes["task"] = "links"
+    with pytest.raises(StoreError, match="'links'"):
+        make_trainer(store, 4, tmp_path)

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions are PyG's in eval mode, by the user's node ids, whatever the budgets and the order of the rows."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_geometric.data import Data
+
+import ooc
+from ooc.errors import BudgetError, ModelError, OocError, OptionError
+from ooc.plan import ColumnPass
+from ooc.storage.store import Store
+from ooc.train import executor, rows_file
+from ooc.train.prediction import Prediction
+from ooc.train.setup import Resources
+from tests.exactness.comparison import make_trainer, store_of
+from tests.exactness.reference import ModelCase
+from tests.graphs import GraphCase, random_data
+from tests.train.labelled import labelled, random_labels, random_values
+
+DATA = random_data(GraphCase(nodes=300, edges=700, self_loops=9, isolated=20, unlabelled=200))
+CASE = ModelCase(kind="sage", layers=3, hidden=8, dropout=0.4)
+
+
+def predicting(model: torch.nn.Module, store: Store, gpu: str = "8M", host: str = "8M", **options: Any) -> Prediction:
+    """A prediction within these budgets."""
+    asked = {name: options.pop(name) for name in ("what", "layer", "nodes") if name in options}
+    return Prediction(model, store, Resources.parse(gpu, host, **options), **asked)
+
+
+@torch.no_grad()
+def by_pyg(model: torch.nn.Module, data: Data = DATA) -> Tensor:
+    model.eval()
+    outputs: Tensor = model(data.x, data.edge_index)
+    model.train()
+    return outputs
+
+
+@torch.no_grad()
+def hidden_by_pyg(model: Any, layer: int) -> Tensor:
+    """What a hidden layer of PyG's model leaves to the next."""
+    h: Tensor = DATA.x
+    for conv in model.convs[:layer]:
+        h = model.act(conv(h, DATA.edge_index))
+    return h
+
+
+@pytest.fixture(params=["as it is", "in hop order"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """The graph with its rows as they came, or somewhere else."""
+    if request.param == "as it is":
+        return store_of(DATA, tmp_path)
+    store = ooc.convert(DATA, tmp_path / "graph.ooc", dtype="float64", order="hop")
+    assert not np.array_equal(store.array("perm").read(), np.arange(store.num_nodes))
+    return store
+
+
+def test_logits_labels_and_embeddings(store: Store, tmp_path: Path) -> None:
+    """Of a trainer's model as it is; training goes on after it."""
+    with make_trainer(CASE, store, tmp_path) as trainer:
+        trainer.fit(2)
+        expected = by_pyg(trainer.model)
+        logits = trainer.predict()
+        assert torch.allclose(logits, expected, rtol=1e-9)
+        assert torch.equal(trainer.predict("labels"), logits.argmax(dim=1))
+        for layer in (1, 2):
+            found = trainer.predict("embeddings", layer=layer)
+            assert torch.allclose(found, hidden_by_pyg(trainer.model, layer), rtol=1e-9, atol=1e-12)
+        assert torch.equal(trainer.predict("embeddings"), found)
+        again = trainer.fit(1)
+    with make_trainer(CASE, store, tmp_path) as other:
+        assert [r.loss for r in other.fit(3)][2:] == [r.loss for r in again]
+
+
+def test_predictions_agree_with_the_scores(store: Store, tmp_path: Path) -> None:
+    """An accuracy recomputed from predicted labels is the one that evaluation gives."""
+    with make_trainer(CASE, store, tmp_path) as trainer:
+        trainer.fit(3)
+        scores, labels = trainer.evaluate(), trainer.predict("labels")
+    right = (labels == DATA.y).double()
+    assert scores["valid_acc"] == pytest.approx(float(right[DATA.val_mask].mean()), rel=1e-12)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    kind=st.sampled_from(["gcn", "sage"]),
+    layers=st.integers(1, 3),
+    nodes=st.lists(st.integers(0, 299), min_size=1, max_size=20, unique=True),
+    slabs=st.sampled_from([None, 2]),
+    hop_order=st.booleans(),
+)
+def test_only_some_nodes(
+    kind: str,
+    layers: int,
+    nodes: list[int],
+    slabs: int | None,
+    hop_order: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """In the order in which they are given, whatever the rows they lie in."""
+    folder = tmp_path_factory.mktemp("case")
+    store = ooc.convert(DATA, folder / "graph.ooc", dtype="float64", order="hop" if hop_order else "none")
+    case = ModelCase(kind=kind, layers=layers)
+    model = case.build(store.num_features, store.num_classes)
+    prediction = predicting(
+        model, store, "8M", "8M", nodes=nodes, slab_columns=slabs, tile_rows=8, spill_dir=folder, threads=1
+    )
+    assert torch.allclose(prediction.read(), by_pyg(model)[nodes], rtol=1e-9, atol=1e-12)
+    prediction.close()
+
+
+def test_only_what_reaches_the_nodes_is_computed(tmp_path: Path) -> None:
+    """In hop order, for nodes that come first there, a layer computes a few rows."""
+    graph = random_data(GraphCase(nodes=2000, edges=3000, unlabelled=1990))
+    store = ooc.convert(graph, tmp_path / "graph.ooc", dtype="float64", order="hop")
+    model = CASE.build(store.num_features, store.num_classes)
+    first = store.array("perm").read(0, 3)
+    prediction = predicting(model, store, "8M", "8M", nodes=first, tile_rows=8, spill_dir=tmp_path)
+    passes = prediction._setup.plan.programs["train"]
+    rows = [item.rows if isinstance(item, ColumnPass) else item.stage.rows for item in passes]
+    assert rows[-1] == 8 and max(rows) < 400
+    assert torch.allclose(prediction.read(), by_pyg(model, graph)[first], rtol=1e-9)
+    prediction.close()
+
+
+@pytest.mark.parametrize("budgets", [("64M", "64M"), ("200K", "20K")])
+def test_budgets_change_nothing(store: Store, tmp_path: Path, budgets: tuple[str, str]) -> None:
+    """Least memory and plenty: the same bits, and peaks within the plan."""
+    model = CASE.build(store.num_features, store.num_classes)
+    with_plenty = predicting(model, store, "64M", "64M", tile_rows=8, spill_dir=tmp_path, threads=1)
+    tight = predicting(model, store, *budgets, tile_rows=8, block_rows=16, slab_columns=3, spill_dir=tmp_path)
+    assert torch.equal(with_plenty.read(), tight.read())
+    with_plenty.close()
+    tight.close()
+
+
+def read_back(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    """The table in a file, and the ids if it has them."""
+    match path.suffix:
+        case ".npy":
+            return np.load(path, allow_pickle=False), None
+        case ".zarr":
+            return np.asarray(zarr.open_array(path, mode="r")[:]), None
+        case ".csv":
+            header, *lines = path.read_text().splitlines()
+            assert header.startswith("node,")
+            table = np.array([[float(cell) for cell in line.split(",")] for line in lines])
+        case _:
+            read: Any = pyarrow.parquet.read_table(path)
+            assert read.column_names[0] == "node"
+            table = np.stack([column.to_numpy().astype(float) for column in read.columns], axis=1)
+    return table[:, 1:], table[:, 0].astype(int)
+
+
+@pytest.mark.parametrize("ending", [".npy", ".zarr", ".csv", ".parquet"])
+@pytest.mark.parametrize("nodes", [None, [250, 3, 17]], ids=["all", "some"])
+@pytest.mark.parametrize("what", ["logits", "labels"])
+def test_files(store: Store, tmp_path: Path, ending: str, nodes: list[int] | None, what: str) -> None:
+    """Every digit is there, ids go with the rows, and nothing else stays behind."""
+    target = tmp_path / f"out{ending}"
+    with make_trainer(CASE, store, tmp_path) as trainer:
+        expected = trainer.predict(what, nodes=nodes).numpy()
+        trainer.predict(what, nodes=nodes, out=target)
+        with pytest.raises(OptionError, match="exists"):
+            trainer.predict(what, out=target)
+        trainer.predict(what, nodes=nodes, out=target, force=True)
+    table, ids = read_back(target)
+    assert np.array_equal(table.reshape(expected.shape), expected)
+    assert ids is None or ids.tolist() == (nodes or list(range(300)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.ooc", target.name, "spill"]
+
+
+@pytest.mark.parametrize("ending", [".npy", ".zarr", ".csv", ".parquet"])
+def test_a_failure_leaves_nothing(store: Store, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a disk that fills up while rows come, nor one that does when the table is whole; an old file stays."""
+    target = tmp_path / f"out{ending}"
+    target.write_text("old")
+    before = sorted(path.name for path in tmp_path.iterdir())
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "spill").mkdir(exist_ok=True)
+    model = CASE.build(store.num_features, store.num_classes)
+    for where, name in ((os, "pwrite"), (rows_file, "flush")) if ending != ".zarr" else ((os, "pwrite"),):
+        prediction = predicting(model, store, "8M", "8M", tile_rows=8, spill_dir=tmp_path / "spill")
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, full)
+            with pytest.raises((OSError, OocError)):
+                prediction.write(target, force=True)
+        prediction.close()
+    (tmp_path / "spill").rmdir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert target.read_text() == "old"
+
+
+def test_several_labels_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Yes or no for each label; values are logits, and have no labels."""
+    monkeypatch.setitem(executor._TORCH, "int8", torch.int8)
+    case = ModelCase(kind="gcn", layers=2)
+    store = labelled(DATA, random_labels(DATA, 3), tmp_path)
+    with make_trainer(case, store, tmp_path) as trainer:
+        found = trainer.predict("labels")
+        assert found.dtype is torch.int8
+        assert torch.equal(found, (by_pyg(trainer.model) > 0).to(torch.int8))
+    store = labelled(DATA, random_values(DATA, 3), tmp_path)
+    with make_trainer(case, store, tmp_path) as trainer, pytest.raises(OptionError, match="predict logits"):
+        trainer.predict("labels")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"what": "colours"}, "'colours', is not one of logits, labels, embeddings"),
+        ({"what": "embeddings", "layer": 3}, "layer 3 is no hidden layer; the model has 1 to 2"),
+        ({"what": "logits", "layer": 1}, "for embeddings only"),
+        ({"nodes": [1, 300]}, "there is no node 300"),
+        ({"nodes": [-1]}, "there is no node -1"),
+        ({"nodes": [4, 2, 4]}, "node 4 is given twice"),
+        ({"nodes": [0.5]}, "list of node ids"),
+        ({"nodes": []}, "list of node ids"),
+        ({"gpu_budget": "1K"}, "give --gpu-budget"),
+        ({"host_budget": "1K"}, "give --host-budget"),
+        ({"host_budget": "10K", "nodes": [1]}, "finding what reaches 1 nodes"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(asked: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """In one line that names it."""
+    store = store_of(DATA, tmp_path)
+    model = CASE.build(store.num_features, store.num_classes)
+    options = dict(asked)
+    budgets = [options.pop(name, "8M") for name in ("gpu_budget", "host_budget")]
+    with pytest.raises((OptionError, BudgetError), match=said) as caught:
+        predicting(model, store, *budgets, tile_rows=8, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_layer_has_no_embeddings(tmp_path: Path) -> None:
+    """It has no hidden layer."""
+    store = store_of(DATA, tmp_path)
+    model = ModelCase(kind="gcn", layers=1).build(store.num_features, store.num_classes)
+    with pytest.raises(ModelError, match="no hidden layer"):
+        predicting(model, store, what="embeddings")
+
+
+def test_only_arrays_are_replaced(tmp_path: Path) -> None:
+    """A folder of something else is not removed, whatever its name; an old file or array is."""
+    store = store_of(DATA, tmp_path)
+    model = CASE.build(store.num_features, store.num_classes)
+    prediction = predicting(model, store, "8M", "8M", tile_rows=8, spill_dir=tmp_path)
+    for name in ("out.npy", "out.zarr"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").write_text("x")
+        with pytest.raises(OptionError, match="is a folder, and no Zarr array"):
+            prediction.write(tmp_path / name, force=True)
+        assert (tmp_path / name / "thesis.tex").read_text() == "x"
+    (tmp_path / "b.zarr").write_text("a file")
+    for _ in range(2):
+        prediction.write(tmp_path / "b.zarr", force=True)
+        assert read_back(tmp_path / "b.zarr")[0].shape == (300, 4)
+    prediction.close()
+
+
+def test_places_that_cannot_be_written_are_refused(store: Store, tmp_path: Path) -> None:
+    """Before anything is computed."""
+    model = CASE.build(store.num_features, store.num_classes)
+    prediction = predicting(model, store, "8M", "8M", tile_rows=8, spill_dir=tmp_path)
+    for target, said in ((tmp_path / "out.txt", r"must end in one of \.npy"), (tmp_path / "no" / "o.npy", "folder")):
+        with pytest.raises(OptionError, match=said):
+            prediction.write(target)
+    prediction.close()
