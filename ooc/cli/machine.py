@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from ooc.cli.memory import available_memory_bytes
 from ooc.cli.settings import CPU_DEVICE_SHARE_OF_FREE, HOST_SHARE_OF_FREE
+from ooc.memory import available_memory_bytes
 from ooc.prefetch.engines import kvikio
 from ooc.prefetch.engines.choice import choose_engine, filesystem_of, probe_direct
 from ooc.prefetch.engines.kernel_queue import KernelQueue

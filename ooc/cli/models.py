@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch_geometric.nn.models import GCN, GIN, GraphSAGE
 
-from ooc.cli.memory import available_memory_bytes
 from ooc.cli.settings import TrainSettings
 from ooc.errors import BudgetError, RunError
+from ooc.memory import available_memory_bytes
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:

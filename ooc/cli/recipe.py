@@ -10,9 +10,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ooc.cli.settings import TrainSettings
 from ooc.errors import OptionError
+from ooc.storage.store import Task
 from ooc.train.loss import training_classes
 from ooc.train.schedule import Scheduler, by_factor, constant, cosine, steps
-from ooc.train.task import Task, task_of
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
@@ -34,7 +34,7 @@ _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 def build_loss(settings: TrainSettings, store: "Store") -> nn.Module | None:
     """The loss the options describe; None: the usual one for the store's labels."""
     refined = settings.label_smoothing > 0 or settings.class_weights != "none"
-    classes = task_of(store) is Task.CLASSES
+    classes = store.task is Task.CLASSES
     if settings.loss == "cross-entropy" or (settings.loss == "auto" and refined and classes):
         weight = _balanced(store) if settings.class_weights == "balanced" else None
         return nn.CrossEntropyLoss(weight=weight, label_smoothing=settings.label_smoothing)
@@ -45,7 +45,7 @@ def build_loss(settings: TrainSettings, store: "Store") -> nn.Module | None:
 
 def _balanced(store: "Store") -> torch.Tensor:
     """Weights by which every class that has training rows counts alike, their mean over training rows being 1."""
-    if task_of(store) is not Task.CLASSES:
+    if store.task is not Task.CLASSES:
         raise OptionError("--class-weights balanced is for one class a node")
     counts = training_classes(store)
     present = int((counts > 0).sum())

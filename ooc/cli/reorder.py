@@ -16,15 +16,24 @@ from ooc.sizes import format_size
 @click.option("--order", type=click.Choice(["hop"]), default="hop", show_default=True, help="The order.")
 @click.option("--host-budget", type=SIZE, help="RAM to work in. [default: half of what is free]")
 @click.option("--force", is_flag=True, help="Replace OUT when it exists.")
+@click.option(
+    "--on-cancel",
+    type=click.Choice(["keep", "remove"]),
+    default="keep",
+    show_default=True,
+    help="What Ctrl-C does with the work so far. Kept, the same command goes on.",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-def command(store: Path, out: Path | None, order: str, host_budget: int | None, force: bool, quiet: bool) -> None:
+def command(
+    store: Path, out: Path | None, order: str, host_budget: int | None, force: bool, on_cancel: str, quiet: bool
+) -> None:
     """Write STORE to OUT, or anew in its place, with the rows sorted by their distance from the scored nodes.
 
     Training then touches only the first rows of each array where few nodes can reach the loss. The graph,
     the results and the ids that are shown stay the same.
     """
-    from ooc.cli.memory import available_memory_bytes
     from ooc.conversion.reorder import reorder
+    from ooc.memory import available_memory_bytes
 
     with Reporter(quiet=quiet) as reporter:
         written = reorder(
@@ -33,6 +42,7 @@ def command(store: Path, out: Path | None, order: str, host_budget: int | None, 
             order=order,
             host_budget=host_budget if host_budget is not None else available_memory_bytes() // 2,
             force=force,
+            on_cancel=on_cancel,
             listener=reporter,
         )
     if not quiet:

@@ -123,7 +123,7 @@ def budgets(settings: TrainSettings, device: str, free_gpu_bytes: int) -> tuple[
     ``device`` is ``"cpu"`` or ``"cuda"``, ``free_gpu_bytes`` matters for the latter only. On the CPU
     both budgets are of the same memory, a quarter of which is left to the rest of the machine.
     """
-    from ooc.cli.memory import available_memory_bytes
+    from ooc.memory import available_memory_bytes
 
     gpu, host = settings.gpu_budget, settings.host_budget
     if gpu is None or host is None:

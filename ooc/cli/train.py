@@ -217,7 +217,6 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     from ooc.cli.recipe import build_average, build_loss, build_optimizer, build_schedule
     from ooc.cli.tables import print_outcome, print_plan
     from ooc.train.metrics import resolve_metric
-    from ooc.train.task import task_of
     from ooc.train.trainer import Trainer
 
     device, free_gpu_bytes = _device(settings.device)
@@ -225,7 +224,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         torch.set_num_threads(settings.threads)
     gpu_budget, host_budget = budgets(settings, device, free_gpu_bytes)
     admit_parameters(settings, store)
-    metric = resolve_metric(settings.metric, task_of(store), store.num_classes)
+    metric = resolve_metric(settings.metric, store.task, store.num_classes)
     model = build_model(settings, store)
     optimizer = build_optimizer(settings, model)
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)

@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -16,17 +17,36 @@ from ooc.errors import BudgetError, SourceError
 from ooc.sizes import format_size
 from ooc.storage.array import AnyArray
 
-_BROKEN = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+# An npy header is a Python literal, parsed as such: damage to it raises what damaged Python does.
+_BROKEN_HEADER = (ValueError, TypeError, KeyError, SyntaxError, TokenError, MemoryError, OverflowError)
+_BROKEN = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, *_BROKEN_HEADER)
 _MAPPED_BYTES = 1 << 16
+_END_OF_DIRECTORY = b"PK\5\6"
+_TAIL_BYTES = 22 + 0xFFFF  # That record and the longest comment after it.
 
 
 def npz_names(path: Path) -> list[str]:
     """The arrays in the npz file at ``path``."""
     try:
         with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                # Compares its two names. With one damaged in the directory, an array would seem not to be there.
+                archive.open(member).close()
+            if (counted := _counted(path)) not in (None, len(archive.infolist())):
+                raise zipfile.BadZipFile(f"its directory has {len(archive.infolist())} files of {counted}")
             return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
     except _BROKEN as error:
         raise _unreadable(path, error) from error
+
+
+def _counted(path: Path) -> int | None:
+    """How many files the zip at ``path`` says it has, which zipfile does not compare; None past 65,534."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        tail = file.read()
+    at = tail.rfind(_END_OF_DIRECTORY)
+    counted = int.from_bytes(tail[at + 10 : at + 12], "little")
+    return None if at < 0 or counted == 0xFFFF else counted
 
 
 def read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> tuple[dict[str, AnyArray], int]:
@@ -38,6 +58,12 @@ def read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> tuple[d
     arrays: dict[str, AnyArray] = {}
     try:
         with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                # Compares name and flags with what is written before the member: a changed name in the directory
+                # would make an array look absent.
+                archive.open(member).close()
+            if (counted := _counted(path)) not in (None, len(archive.infolist())):
+                raise zipfile.BadZipFile(f"its directory has {len(archive.infolist())} files of {counted}")
             size = sum(archive.getinfo(f"{name}.npy").file_size for name in names)
             if size > budget_bytes:
                 raise BudgetError(

@@ -2,25 +2,26 @@
 """Sources that are named arrays: the generic form of npz files, npy folders, dictionaries and PyG objects.
 
 Names (see ``docs/formats.md``): ``edge_index`` [2, E] or [E, 2] (``edges``: [E, 2] or [2, E]); ``x`` [N, F]
-or CSR ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N]; ``train_mask``, ``val_mask``
+or CSR ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N] or [N, L]; ``train_mask``, ``val_mask``
 (``valid_mask``), ``test_mask`` [N] or [N, splits], or ``train_idx``, ``valid_idx`` (``val_idx``),
 ``test_idx``; ``num_nodes`` and ``num_classes`` if they cannot be inferred.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ooc.conversion.label_form import LabelForm, label_form, only_answers
 from ooc.conversion.shuffle import Shuffle
-from ooc.conversion.source import EdgeBlock, Ids, LabelBlock, Mask, Source, ranges
+from ooc.conversion.source import EdgeBlock, LabelBlock, Mask, Source, ranges
 from ooc.conversion.sparse_rows import SparseRows
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
 
 REFUSED_NAMES = ("edge_weight", "edge_attr")
-"""What would change a model's results and cannot be stored yet: refused rather than dropped."""
+"""What would change a model's results and cannot be stored yet: refused unless it may be dropped."""
 ARRAY_NAMES = (
     *REFUSED_NAMES,
     *(
@@ -39,6 +40,7 @@ ARRAY_NAMES = (
 )
 _SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _RANDOM_TRAIN, _RANDOM_VALID = 0.6, 0.2
+_SCANNED_ROWS = 1 << 16
 
 
 def nothing() -> None:
@@ -50,7 +52,8 @@ class ArrayOptions:
     """How arrays become a source: names for messages, defaults of the format, the caller's choices.
 
     ``split``: None (as given; column 0 of two-dimensional masks), a column, ``"random"`` or
-    ``"random:SEED"``. ``release`` is called after each block: mapped files let go of their pages.
+    ``"random:SEED"``. ``task``: what the labels are, where their type does not tell. ``release`` is called
+    after each block: mapped files let go of their pages.
     """
 
     name: str
@@ -58,19 +61,25 @@ class ArrayOptions:
     symmetrize: bool = False
     drop_self_loops: bool = False
     split: int | str | None = None
+    drop_edge_data: bool = False
+    task: str | None = None
     resident_bytes: int = 0
     release: Callable[[], None] = nothing
+    fingerprint: dict[str, Any] = field(default_factory=dict)
 
 
 def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Source:
     """A source of ``arrays``; SourceError where they are missing or do not fit one another."""
     for name in REFUSED_NAMES:
-        if name in arrays:
-            raise SourceError(f"{options.name} has {name}, which cannot be used yet; leave it out to convert without")
+        if name in arrays and not options.drop_edge_data:
+            raise SourceError(
+                f"{options.name} has {name}, which cannot be used yet; "
+                f"give --drop-edge-data (drop_edge_data=True) to convert without"
+            )
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise SourceError(f"{options.name}: {name} holds {array.dtype} values, not plain numbers")
-    features, num_features, rows = _features(arrays, options)
+    features_from, num_features, rows = _features(arrays, options)
     nodes = _scalar(arrays, "num_nodes", options.name) if "num_nodes" in arrays else rows
     if nodes != rows:
         raise SourceError(f"{options.name}: x has {rows} rows for {nodes} nodes")
@@ -83,10 +92,12 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
             yield EdgeBlock(*(column[start:stop].astype(np.int64) for column in columns))
             options.release()
 
-    labels, note = _labels(arrays, nodes, options)
-    classes = _scalar(arrays, "num_classes", options.name) if "num_classes" in arrays else None
-    if classes is not None and classes < 1:
-        raise SourceError(f"{options.name}: num_classes is {classes}")
+    labels, form, note = _labels(arrays, nodes, options)
+    classes = _scalar(arrays, "num_classes", options.name) if "num_classes" in arrays else form.width
+    if classes is not None and (classes < 1 or form.width not in (None, classes)):
+        raise SourceError(
+            f"{options.name}: num_classes is {classes}" + f", y has {form.width} columns" * bool(form.width)
+        )
     return Source(
         name=options.name,
         format=options.format,
@@ -95,13 +106,16 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         num_features=num_features,
         num_classes=classes,
         edges=edges,
-        features=features,
+        features=lambda size: features_from(size, 0),
+        features_from=features_from,
         labels=labels,
         symmetrize=options.symmetrize,
         drop_self_loops=options.drop_self_loops,
         resident_bytes=options.resident_bytes,
+        fingerprint=options.fingerprint,
+        task=form.task,
         description={"split": note} if note else {},
-        notes=(f"{options.name}: split is {note}",) if note else (),
+        notes=tuple(filter(None, (f"{options.name}: split is {note}" if note else None, form.note))),
     )
 
 
@@ -131,15 +145,15 @@ def _edge_columns(arrays: Mapping[str, AnyArray], source: str) -> tuple[tuple[An
 
 def _features(
     arrays: Mapping[str, AnyArray], options: ArrayOptions
-) -> tuple[Callable[[int], Iterator[AnyArray]], int, int]:
-    """``(blocks, F, N)``."""
+) -> tuple[Callable[[int, int], Iterator[AnyArray]], int, int]:
+    """``(blocks from a row on, F, N)``."""
     if "x" in arrays:
         x = arrays["x"]
         if x.ndim != 2:
             raise SourceError(f"{options.name}: x has the shape {x.shape}, not [nodes, features]")
 
-        def dense(size: int) -> Iterator[AnyArray]:
-            for start, stop in ranges(len(x), size):
+        def dense(size: int, row: int) -> Iterator[AnyArray]:
+            for start, stop in ranges(len(x), size, row):
                 yield np.array(x[start:stop])
                 options.release()
 
@@ -150,8 +164,8 @@ def _features(
         raise SourceError(f"{options.name} has no features: {absent} is missing")
     sparse = SparseRows(*(arrays[part] for part in parts), name=f"{options.name}: x")
 
-    def densified(size: int) -> Iterator[AnyArray]:
-        for start, stop in ranges(sparse.shape[0], size):
+    def densified(size: int, row: int) -> Iterator[AnyArray]:
+        for start, stop in ranges(sparse.shape[0], size, row):
             yield sparse.dense(np.arange(start, stop))
             options.release()
 
@@ -160,35 +174,35 @@ def _features(
 
 def _labels(
     arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions
-) -> tuple[Callable[[int], Iterator[LabelBlock]], str | None]:
-    """``(blocks, how the split was chosen, if it was)``."""
+) -> tuple[Callable[[int], Iterator[LabelBlock]], LabelForm, str | None]:
+    """``(blocks, what they are, how the split was chosen, if it was)``."""
     if "y" not in arrays:
         raise SourceError(f"{options.name} has no labels: y is missing")
     y = arrays["y"]
-    if y.shape not in ((nodes,), (nodes, 1)):
+    if y.ndim not in (1, 2) or y.shape[0] != nodes or 0 in y.shape:
         raise SourceError(f"{options.name}: y has the shape {y.shape}, one label for each of {nodes} nodes wanted")
+    form = label_form(
+        options.name, y.shape, y.dtype, asked=options.task, scan=lambda: only_answers(_pieces(y, options))
+    )
     split, note = _splits(arrays, nodes, options)
 
     def blocks(size: int) -> Iterator[LabelBlock]:
         for start, stop in ranges(nodes, size):
-            labels = _whole(y[start:stop].reshape(-1), start, options.name)
+            labels = form.block(y[start:stop], start)
             members = split(start, stop)
             if note is not None and note.startswith("random"):
-                members = tuple(mask & (labels >= 0) for mask in members)
+                labelled = form.task.labelled(labels)
+                members = tuple(mask & labelled for mask in members)
             yield LabelBlock(labels, *members)
             options.release()
 
-    return blocks, note
+    return blocks, form, note
 
 
-def _whole(y: AnyArray, row: int, source: str) -> Ids:
-    if y.dtype.kind != "f":
-        return y.astype(np.int64)
-    filled = np.where(np.isnan(y), -1, y)
-    if not (whole := (np.isfinite(filled)) & (filled == np.trunc(filled))).all():
-        at = int((~whole).argmax())
-        raise SourceError(f"{source}: node {row + at} has the label {y[at]}, which is no class")
-    return filled.astype(np.int64)
+def _pieces(array: AnyArray, options: ArrayOptions) -> Iterator[AnyArray]:
+    for start, stop in ranges(len(array), _SCANNED_ROWS):
+        yield array[start:stop]
+        options.release()
 
 
 _Split = Callable[[int, int], tuple[Mask, ...]]

@@ -7,37 +7,44 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 
+from ooc.conversion.ahead import cores
 from ooc.conversion.order import order_bytes
 from ooc.conversion.source import Source
 from ooc.errors import BudgetError, SourceError
+from ooc.memory import available_memory_bytes
 from ooc.sizes import format_size
 from ooc.storage.array import chunk_rows
-from ooc.storage.store import Store
+from ooc.storage.store import Store, Task
 
 _FLOOR_BYTES = 32 << 20
 _SORT_KEYS = 1 << 22  # Fewer sort no faster, more leave the processor's caches, ...
 _SORT_PARTS = 48  # ... unless that many more buckets would need a second level.
-_EDGE_BYTES = 192
-_FEATURE_BYTES = 24
+_EDGE_BYTES = 256  # A block being read, one waiting, one being spread, and what comes of it on the way.
+_FEATURE_BYTES = 48  # Three such blocks of float64, and up to three copies of the one at work.
 _LEAST_FEATURE_ROWS = 16
 _LABEL_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """What fits: keys sorted at once, edges and rows of features and labels handled at once."""
+    """What fits: keys sorted at once by each of some workers, edges and rows of features and labels at once."""
 
     sort_keys: int
+    sort_workers: int = 1
     edges: int
     feature_rows: int
     label_rows: int = _LABEL_ROWS
 
 
 def default_budget_bytes() -> int:
-    """Half of the memory that is available now."""
-    return int(psutil.virtual_memory().available) // 2
+    """Half of the memory that is available to this process now."""
+    return available_memory_bytes() // 2
+
+
+def least_budget_bytes(*, num_features: int, resident_bytes: int) -> int:
+    """The least budget that does: what is resident, some room, and a few rows of features."""
+    return resident_bytes + max(_FLOOR_BYTES, 4 * _LEAST_FEATURE_ROWS * num_features * _FEATURE_BYTES)
 
 
 def divide(source: Source, budget_bytes: int) -> Shares:
@@ -70,9 +77,8 @@ def _divide(
     work: str, budget_bytes: int, *, num_edges: int, num_features: int, resident_bytes: int, resident: str
 ) -> Shares:
     feature_row_bytes = num_features * _FEATURE_BYTES
-    # A row of features takes up to three float64 copies on its way, a block no more than a quarter of all.
-    floor = max(_FLOOR_BYTES, 4 * _LEAST_FEATURE_ROWS * feature_row_bytes)
-    least = resident_bytes + floor
+    # A block of features takes no more than a quarter of all.
+    least = least_budget_bytes(num_features=num_features, resident_bytes=resident_bytes)
     if budget_bytes < least:
         held = f", {format_size(resident_bytes)} of it to hold {resident}" * (resident_bytes > 0)
         raise BudgetError(
@@ -80,39 +86,80 @@ def _divide(
             f"{format_size(budget_bytes)}; give --host-budget {-(-least // 1_000_000)}M"
         )
     free = budget_bytes - resident_bytes
+    workers = cores()
     return Shares(
-        sort_keys=min(max(_SORT_KEYS, 2 * num_edges // _SORT_PARTS), free // 2 // 8),
+        sort_keys=min(max(_SORT_KEYS, 2 * num_edges // _SORT_PARTS), free // 2 // 8 // (workers + 1)),
+        sort_workers=workers,
         edges=min(1 << 20, free // 4 // _EDGE_BYTES),
         feature_rows=min(1 << 16, free // 4 // feature_row_bytes),
     )
 
 
 def check_disk(
-    source: Source, folder: Path, *, dtype: str, symmetrize: bool, self_loops: bool, twice: bool = False
+    source: Source,
+    folder: Path,
+    *,
+    dtype: str,
+    symmetrize: bool,
+    self_loops: bool,
+    twice: bool = False,
+    written_bytes: int = 0,
 ) -> None:
     """BudgetError when ``folder``'s disk has no room for the store or, before it, the keys being sorted.
 
-    ``twice``: for the store, and then for all that once more, to write the store again in order.
+    ``twice``: for the store, and then for all that once more, to write the store again in order. ``written_bytes``:
+    what an earlier process has written of that.
     """
-    nodes, keys, sides = source.num_nodes, 2 * source.num_edges, 1 if symmetrize else 2
+    need = disk_bytes(source, dtype=dtype, symmetrize=symmetrize, self_loops=self_loops, twice=twice)
+    _check_room(f"converting {source.name}", need - written_bytes, folder)
+
+
+def disk_bytes(source: Source, *, dtype: str, symmetrize: bool, self_loops: bool, twice: bool) -> int:
+    """The most that converting ``source`` has on the disk at a time."""
+    columns = 1 if source.task is Task.CLASSES else source.num_classes or 1
+    return disk_bytes_for(
+        num_nodes=source.num_nodes,
+        num_edges=source.num_edges,
+        feature_row_bytes=source.num_features * np.dtype(dtype).itemsize,
+        label_row_bytes=source.task.dtype.itemsize * columns,
+        symmetrize=symmetrize,
+        self_loops=self_loops,
+        twice=twice,
+        prepare_bytes=source.prepare_bytes,
+    )
+
+
+def disk_bytes_for(
+    *,
+    num_nodes: int,
+    num_edges: int,
+    feature_row_bytes: int,
+    label_row_bytes: int,
+    symmetrize: bool,
+    self_loops: bool,
+    twice: bool,
+    prepare_bytes: int,
+) -> int:
+    """The same of a source that is not opened."""
+    nodes, keys, sides = num_nodes, 2 * num_edges, 1 if symmetrize else 2
     entries = keys // sides + (nodes if self_loops else 0)
     index_bytes = 4 if nodes <= 2**31 else 8
     topology = sides * (_stored(nodes + 1, 8) + _stored(nodes, 4) + _stored(entries, index_bytes))
-    labels = 2 * _stored(nodes, 8) + 3 * _stored(nodes, 1)
-    features = _stored(nodes, source.num_features * np.dtype(dtype).itemsize)
+    labels = _stored(nodes, 8) + _stored(nodes, label_row_bytes) + 3 * _stored(nodes, 1)
+    features = _stored(nodes, feature_row_bytes)
     need = labels + max(keys * 8 + topology // 2, topology + features)
     if twice:
         need += labels + topology + features
-    _check_room(f"converting {source.name}", need, folder)
+    return need + prepare_bytes
 
 
-def check_disk_for_order(store: Store, folder: Path) -> None:
+def check_disk_for_order(store: Store, folder: Path, *, written_bytes: int = 0) -> None:
     """BudgetError when ``folder``'s disk has no room for the store again, or the keys of one direction before."""
     sizes = {name: store.array(name).num_chunks * store.array(name).chunk_bytes for name in store.arrays()}
     rows = sum(size for name, size in sizes.items() if not name.startswith(("in/", "out/")))
     topology = sum(sizes.values()) - rows
     need = topology + max(rows, store.num_edges * 8)
-    _check_room(f"ordering the rows of {store.name}", need, folder)
+    _check_room(f"ordering the rows of {store.name}", need - written_bytes, folder)
 
 
 def _check_room(work: str, need: int, folder: Path) -> None:

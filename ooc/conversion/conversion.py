@@ -1,36 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``convert``: a source becomes a store, or an error says why not and nothing is left behind."""
+"""``convert``: a source becomes a store, or an error says why not and nothing is left behind.
+
+Stages leave marks in a journal: killed or cancelled, the same conversion goes on (see ``journal`` and ``output``).
+"""
 
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ooc.conversion.budget import Shares, check_disk, check_folder, default_budget_bytes, divide, divide_for_order
 from ooc.conversion.features import write_features
 from ooc.conversion.formats import open_source
+from ooc.conversion.journal import Journal
 from ooc.conversion.labels import write_labels
 from ooc.conversion.order import Order, parse_order
-from ooc.conversion.output import SCRATCH, check_target, partial, resolved
+from ooc.conversion.output import Workplace, parse_on_cancel, resolved, workplace
+from ooc.conversion.reading import Request
 from ooc.conversion.reorder import write_in_order
 from ooc.conversion.source import Source
-from ooc.conversion.topology import write_topology
+from ooc.conversion.topology import Edges, write_topology
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.sizes import parse_size
 from ooc.storage.store import FORMAT_VERSION, Store, open_store, write_group
+from ooc.version import __version__
 
 _DTYPES = ("float32", "float64", "float16")
 _UNORDERED = "unordered"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
+class _Options(Edges):
     """What is done to the source on its way; goes into the store's ``source``."""
 
-    symmetrize: bool
     row_normalize: bool
-    self_loops: bool
     dtype: str
 
 
@@ -40,59 +43,132 @@ def convert(
     *,
     format: str | None = None,
     symmetrize: bool | None = None,
+    drop_duplicates: bool | None = None,
     row_normalize: bool = False,
     self_loops: bool = False,
     dtype: str = "float32",
     split: int | str | None = None,
     order: str = "none",
     host_budget: int | str | None = None,
+    drop_edge_data: bool = False,
     force: bool = False,
+    on_cancel: str = "keep",
     listener: Listener = ignore,
+    **reading: str | int | None,
 ) -> Store:
     """Convert ``source`` to the store ``out`` and open it.
 
     ``source``: a path or ``"synthetic:…"`` (see ``docs/formats.md``), a PyG ``Data``, or a dictionary of
     numpy arrays named as in the generic format. ``out`` defaults to NAME.ooc in the current folder.
 
-    ``format``: what the source is, instead of finding out. ``symmetrize``: add each edge's reverse and drop
-    duplicates (None: as is usual for the format). ``row_normalize``: PyG's NormalizeFeatures.
+    ``format``: what the source is, instead of finding out. ``symmetrize``: add each edge's reverse (None: as is
+    usual for the format). ``drop_duplicates``: of edges between the same two nodes keep one (None: as is usual
+    for the format, or if ``symmetrize`` is given just when it is true). ``row_normalize``: PyG's NormalizeFeatures.
     ``self_loops``: add one to each node that has none. ``dtype`` of the features. ``split``: the column of
     two-dimensional masks, or ``"random[:SEED]"``. ``order`` of the rows: ``"none"`` (as in the source) or
     ``"hop"`` (see ``ooc.conversion.order``). ``host_budget``: bytes to work in (default: half of what is
-    available). ``force``: replace an existing store.
+    available). ``drop_edge_data``: convert without the weights or features that edges have, instead of
+    refusing. ``force``: replace an existing store. ``on_cancel``: whether Ctrl-C keeps the work so far
+    (``"keep"``) or removes it (``"remove"``). ``reading``: options of single formats (``READING_OPTIONS``).
 
     Raises SourceError, BudgetError, OptionError or StoreError, each with one line. Until the end everything
-    is in ``out`` + ``.partial``, which goes away with any error or interruption.
+    is in ``out`` + ``.partial``. An error removes that; a conversion that was killed, or cancelled and kept,
+    goes on there when it is called again with the same source and options, to the same bytes.
     """
     if dtype not in _DTYPES:
         raise OptionError(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
     wanted = parse_order(order)
+    cancel = parse_on_cancel(on_cancel)
     budget = default_budget_bytes() if host_budget is None else parse_size(host_budget, name="host budget")
-    graph = open_source(source, format=format, split=split, budget_bytes=budget)
+    request = Request(
+        split=split,
+        budget_bytes=budget,
+        drop_edge_data=drop_edge_data,
+        options={name: str(value) for name, value in reading.items() if value is not None},
+    )
+    graph = open_source(source, format=format, request=request)
     if out is None and not isinstance(source, str | Path):
         raise OptionError("converting an object needs an output path")
     target = resolved(Path(f"{graph.name}.ooc") if out is None else Path(out))
-    shares = divide(graph, budget)
-    doubled = graph.symmetrize if symmetrize is None else symmetrize
-    options = _Options(symmetrize=doubled, row_normalize=row_normalize, self_loops=self_loops, dtype=dtype)
-    ordering = _ordering_shares(graph, budget) if wanted is Order.HOP else None
+    edges = _edges(graph, symmetrize=symmetrize, drop_duplicates=drop_duplicates, self_loops=self_loops)
+    options = _Options(**asdict(edges), row_normalize=row_normalize, dtype=dtype)
+    divide(graph, budget)  # Before anything is made.
+    if wanted is Order.HOP:
+        _ordering_shares(graph, budget)
     check_folder(target.parent)
-    check_target(target, force=force)
     for note in graph.notes:
         listener(Note(note))
-    name = target.name.removesuffix(".ooc")
-    with partial(target, force=force, listener=listener) as folder:
-        check_disk(graph, folder, dtype=dtype, symmetrize=doubled, self_loops=self_loops, twice=ordering is not None)
-        scratch = folder / SCRATCH
-        if ordering is None:
-            _write(graph, folder, name=name, options=options, scratch=scratch, shares=shares, listener=listener)
-        else:
-            unordered = scratch / _UNORDERED
-            _write(graph, unordered, name=name, options=options, scratch=scratch, shares=shares, listener=listener)
-            write_in_order(
-                open_store(unordered), folder, name=name, scratch=scratch, shares=ordering, listener=listener
+    key = {
+        "ooc": __version__,
+        "format": [FORMAT_VERSION, graph.format],
+        "input": graph.fingerprint,
+        "options": {**asdict(options), "order": wanted.value, "split": split, "drop_edge_data": drop_edge_data},
+        "reading": dict(request.options),
+    }
+    with workplace(target, key=key, force=force, on_cancel=cancel, listener=listener) as place:
+        if not (place.done or place.written):
+            check_disk(
+                graph,
+                place.folder,
+                dtype=dtype,
+                symmetrize=options.symmetrize,
+                self_loops=options.self_loops,
+                twice=wanted is Order.HOP,
+                written_bytes=place.written_bytes(),
             )
+            _fill(graph, place, target, options=options, wanted=wanted, budget=budget, listener=listener)
+        if not place.done:
+            place.finish(force=force)
     return open_store(target)
+
+
+def _edges(graph: Source, *, symmetrize: bool | None, drop_duplicates: bool | None, self_loops: bool) -> Edges:
+    """What the caller chose, or what is usual for the format."""
+    both_ways = graph.symmetrize if symmetrize is None else symmetrize
+    usual = both_ways if symmetrize is not None or graph.drop_duplicates is None else graph.drop_duplicates
+    return Edges(
+        symmetrize=both_ways,
+        drop_duplicates=usual if drop_duplicates is None else drop_duplicates,
+        self_loops=self_loops,
+    )
+
+
+def _fill(
+    graph: Source,
+    place: Workplace,
+    target: Path,
+    *,
+    options: _Options,
+    wanted: Order,
+    budget: int,
+    listener: Listener,
+) -> None:
+    """Write the store, or what an earlier process left to be written of it."""
+    if graph.prepare is not None:
+        (prepared := place.scratch / "prepared").mkdir(parents=True, exist_ok=True)
+        graph = graph.prepare(prepared, listener)
+    name = target.name.removesuffix(".ooc")
+    ordered = wanted is Order.HOP
+    _write(
+        graph,
+        place.scratch / _UNORDERED if ordered else place.store,
+        name=name,
+        options=options,
+        scratch=place.scratch,
+        shares=divide(graph, budget),
+        journal=place.journal,
+        listener=listener,
+    )
+    if ordered:
+        write_in_order(
+            open_store(place.scratch / _UNORDERED),
+            place.store,
+            name=name,
+            scratch=place.scratch,
+            shares=_ordering_shares(graph, budget),
+            journal=place.journal,
+            listener=listener,
+        )
 
 
 def _ordering_shares(graph: Source, budget_bytes: int) -> Shares:
@@ -115,19 +191,18 @@ def _write(
     options: _Options,
     scratch: Path,
     shares: Shares,
+    journal: Journal,
     listener: Listener,
 ) -> None:
     """Write all of ``graph`` to the folder ``store``, rows as they are."""
-    for group in ("split", "in") if options.symmetrize else ("split", "in", "out"):
-        write_group(store / group, {})
-    labels = write_labels(graph, store, block_rows=shares.label_rows)
+    labels = write_labels(graph, store, block_rows=shares.label_rows, journal=journal)
     topology = write_topology(
         graph,
         store,
         scratch=scratch,
-        symmetrize=options.symmetrize,
-        self_loops=options.self_loops,
+        edges=options,
         shares=shares,
+        journal=journal,
         listener=listener,
     )
     write_features(
@@ -136,8 +211,11 @@ def _write(
         dtype=options.dtype,
         row_normalize=options.row_normalize,
         block_rows=shares.feature_rows,
+        journal=journal,
         listener=listener,
     )
+    for group in ("split", "in") if topology.undirected else ("split", "in", "out"):
+        write_group(store / group, {})
     attributes = {
         "ooc_format": FORMAT_VERSION,
         "name": name,
@@ -145,12 +223,14 @@ def _write(
         "num_edges": topology.num_edges,
         "num_features": graph.num_features,
         "num_classes": labels.num_classes,
+        "task": graph.task.value,
+        "has_ids": graph.ids is not None,
         "undirected": topology.undirected,
         "num_self_loops": topology.num_self_loops,
         "split_sizes": labels.split_sizes,
         "order": Order.NONE.value,
         "source": {"what": graph.name, "format": graph.format, **graph.description, "options": asdict(options)},
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created": journal.created,
         "complete": True,
     }
     write_group(store, attributes)

@@ -4,14 +4,16 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ooc.conversion.edge_sort import Keys
-from ooc.storage.array import Array, ArrayWriter, create_array
+from ooc.storage.array import Array, create_array, resume_array
 
 _WINDOW_ROWS = 1 << 18
+_STATE = ("row", "row_edges", "row_loops", "edges", "self_loops_found")
 
 
 @dataclass(frozen=True)
@@ -66,26 +68,36 @@ def distinct(blocks: Iterable[Keys]) -> Iterator[Keys]:
         yield block[fresh]
 
 
-def with_self_loops(blocks: Iterable[Keys], form: KeyForm) -> Iterator[Keys]:
-    """Ascending keys with a self-loop put in for every node that lacks one."""
-    node = 0
-    for block in blocks:
-        if not len(block):
-            continue
-        # Loops up to the block's last key belong here; later ones may still come in later blocks.
-        stop = min(form.nodes, int(block[-1]) // ((1 << form.bits) + 1) + 1)
-        done = 0
-        while stop - node > _WINDOW_ROWS:  # A sparse graph: many rows in few keys.
-            loops = form.loops(node, node + _WINDOW_ROWS)
-            here = int(np.searchsorted(block, loops[-1], side="right"))
-            yield _merged(block[done:here], loops)
-            node, done = node + _WINDOW_ROWS, here
-        yield _merged(block[done:], form.loops(node, stop)) if stop > node else block[done:]
-        node = max(node, stop)
-    while node < form.nodes:
-        stop = min(form.nodes, node + _WINDOW_ROWS)
-        yield form.loops(node, stop)
-        node = stop
+class SelfLoops:
+    """Puts a self-loop for every node that lacks one into ascending keys. ``node``: the first still to be seen to."""
+
+    def __init__(self, form: KeyForm, node: int = 0) -> None:
+        self._form = form
+        self.node = node
+
+    def among(self, blocks: Iterable[Keys]) -> Iterator[Keys]:
+        """``blocks`` and, between their keys, the loops that were lacking; none below the keys of earlier calls."""
+        form = self._form
+        for block in blocks:
+            if not len(block):
+                continue
+            # Loops up to the block's last key belong here; later ones may still come in later blocks.
+            stop = min(form.nodes, int(block[-1]) // ((1 << form.bits) + 1) + 1)
+            done = 0
+            while stop - self.node > _WINDOW_ROWS:  # A sparse graph: many rows in few keys.
+                loops = form.loops(self.node, self.node + _WINDOW_ROWS)
+                here = int(np.searchsorted(block, loops[-1], side="right"))
+                yield _merged(block[done:here], loops)
+                self.node, done = self.node + _WINDOW_ROWS, here
+            yield _merged(block[done:], form.loops(self.node, stop)) if stop > self.node else block[done:]
+            self.node = max(self.node, stop)
+
+    def remaining(self) -> Iterator[Keys]:
+        """The loops of the nodes after the last key."""
+        while self.node < self._form.nodes:
+            stop = min(self._form.nodes, self.node + _WINDOW_ROWS)
+            yield self._form.loops(self.node, stop)
+            self.node = stop
 
 
 def _merged(keys: Keys, loops: Keys) -> Keys:
@@ -99,20 +111,49 @@ def _merged(keys: Keys, loops: Keys) -> Keys:
 class CsrWriter:
     """Writes ``indptr`` [N+1], ``indices`` [E] and ``self_loops`` [N] of a direction from ascending keys.
 
-    ``most_edges`` bounds E, which is known only at the end.
+    ``most_edges`` bounds E, which is known only at the end. ``progress``: another process's to go on from.
     """
 
-    def __init__(self, store: Path, direction: str, form: KeyForm, *, most_edges: int) -> None:
+    def __init__(
+        self, store: Path, direction: str, form: KeyForm, *, most_edges: int, progress: dict[str, Any] | None = None
+    ) -> None:
         self._form = form
         self._index_dtype = np.dtype(np.int32 if form.nodes <= 2**31 else np.int64)
-        self._indptr = create_array(store, f"{direction}/indptr", (form.nodes + 1,), np.int64)
-        self._indices = create_array(store, f"{direction}/indices", (most_edges,), self._index_dtype)
-        self._loops = create_array(store, f"{direction}/self_loops", (form.nodes,), np.int32)
-        self._indptr.append(np.zeros(1, dtype=np.int64))
-        self._row = 0  # The first row that is not complete yet, ...
-        self._row_edges = self._row_loops = 0  # ... and what came of it so far.
-        self.edges = 0
-        self.self_loops = 0
+        shapes: dict[str, tuple[int, npt.DTypeLike]] = {
+            "indptr": (form.nodes + 1, np.int64),
+            "indices": (most_edges, self._index_dtype),
+            "self_loops": (form.nodes, np.int32),
+        }
+        state = progress or dict.fromkeys(_STATE, 0)
+        # The first row that is not complete yet, and what came of it so far.
+        self._row, self._row_edges, self._row_loops = (int(state[name]) for name in _STATE[:3])
+        self.edges, self.self_loops = (int(state[name]) for name in _STATE[3:])
+        self._writers = {
+            name: create_array(store, f"{direction}/{name}", (rows,), dtype)
+            if progress is None
+            else resume_array(store, f"{direction}/{name}", (rows,), dtype, progress[name])
+            for name, (rows, dtype) in shapes.items()
+        }
+        self._indptr, self._indices, self._loops = self._writers.values()
+        if progress is None:
+            self._indptr.append(np.zeros(1, dtype=np.int64))
+
+    @property
+    def appended(self) -> int:
+        """Keys so far."""
+        return self._indices.rows
+
+    def progress(self) -> dict[str, Any]:
+        """How far it has come, as JSON; see ``ArrayWriter.progress``."""
+        state = (self._row, self._row_edges, self._row_loops, self.edges, self.self_loops)
+        return dict(zip(_STATE, state, strict=True)) | {
+            name: writer.progress() for name, writer in self._writers.items()
+        }
+
+    def flush(self) -> None:
+        """Have all keys so far on the disk."""
+        for writer in self._writers.values():
+            writer.flush()
 
     def append(self, keys: Keys) -> None:
         """Add ascending ``keys``, none below those before."""
@@ -141,11 +182,8 @@ class CsrWriter:
 
     def abandon(self) -> None:
         """Close the open files."""
-        for writer in self._writers():
+        for writer in self._writers.values():
             writer.abandon()
-
-    def _writers(self) -> tuple[ArrayWriter, ...]:
-        return self._indptr, self._indices, self._loops
 
     def _complete(self, stop: int, rows: npt.NDArray[np.int64], looping: npt.NDArray[np.int64]) -> None:
         """Rows up to ``stop`` are complete; ``rows`` and ``looping`` name each row once an edge and loop."""

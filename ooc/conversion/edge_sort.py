@@ -5,10 +5,16 @@ and each bucket sorted in memory.
 A key is ``row << bits | column``, so key order is CSR order. A bucket that is too large is spread again
 over the range its keys really have: that splits hub rows too, whose keys differ in the column only. A
 bucket of one repeated key needs no sorting at all. So any multiset of keys sorts within the capacity.
+
+Buckets that are done spreading are data (:class:`Bucket`): a list of them, in ascending order, is all that
+remains to be sorted, and a process that finds the list and the files goes on with it.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -19,118 +25,170 @@ import numpy.typing as npt
 Keys = npt.NDArray[np.uint64]
 
 KEY_BYTES = 8
-_FAN_OUT = 128
+_FAN_OUT = 128  # A part's number must fit a byte.
 
 
-class _Buckets:
-    """Files of keys, by equal ranges of [low, high]; in each its keys' number, least and largest."""
+@dataclass(frozen=True)
+class Bucket:
+    """``count`` keys from ``least`` to ``largest`` in a file, in any order; no other bucket has keys between."""
 
-    def __init__(self, folder: Path, *, low: int, high: int, parts: int) -> None:
-        folder.mkdir(parents=True)
-        self.folder = folder
-        width = (high - low) // parts + 1
-        self.inner: Keys = np.array([low + width * i for i in range(1, parts)], dtype=np.uint64)
-        self.counts = [0] * parts
-        self.least = [high] * parts
-        self.largest = [low] * parts
+    file: str
+    count: int
+    least: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of sorting: ``blocks`` of ascending keys, then ``rest`` remains. ``spent``: the file to remove when
+    the blocks, or that the bucket was replaced by finer ones (``refined``), are safe."""
+
+    blocks: Iterator[Keys]
+    rest: tuple[Bucket, ...]
+    spent: Path
+    refined: bool = False
+
+
+class Spreader:
+    """Spreads keys over files in ``folder``, which must not exist, by equal ranges of [``low``, ``high``]."""
+
+    def __init__(self, folder: Path, *, low: int, high: int, parts: int, prefix: str = "") -> None:
+        self._folder, self._prefix, self._low = folder, prefix, low
+        # Ranges are powers of two wide, so that a key's part is a shift away.
+        self._shift = max(0, (high - low) // parts).bit_length()
+        self._parts = ((high - low) >> self._shift) + 1
+        self._counts = [0] * self._parts
+        self._least = [high] * self._parts
+        self._largest = [low] * self._parts
         self._files: dict[int, BinaryIO] = {}
-
-    def path(self, part: int) -> Path:
-        return self.folder / f"{part}.keys"
+        folder.mkdir(parents=True, exist_ok=bool(prefix))
 
     def add(self, keys: Keys) -> None:
-        """Spread ``keys``, sorting them in place on the way: each file then gets one contiguous piece."""
-        keys.sort()
-        cuts = [0, *np.searchsorted(keys, self.inner).tolist(), len(keys)]
+        """Take ``keys``: each file gets one contiguous piece of them."""
+        part_of = ((keys - np.uint64(self._low)) >> np.uint64(self._shift)).astype(np.uint8)
+        keys = keys[np.argsort(part_of, kind="stable")]  # A radix sort: of bytes, in one pass.
+        cuts = [0, *np.cumsum(np.bincount(part_of, minlength=self._parts)).tolist()]
         for part, (start, stop) in enumerate(pairwise(cuts)):
             if start == stop:
                 continue
             if part not in self._files:
-                self._files[part] = self.path(part).open("wb")
-            self._files[part].write(keys[start:stop].data)
-            self.counts[part] += stop - start
-            self.least[part] = min(self.least[part], int(keys[start]))
-            self.largest[part] = max(self.largest[part], int(keys[stop - 1]))
+                self._files[part] = self._path(part).open("wb")
+            piece = keys[start:stop]
+            self._files[part].write(piece.data)
+            self._counts[part] += stop - start
+            self._least[part] = min(self._least[part], int(piece.min()))
+            self._largest[part] = max(self._largest[part], int(piece.max()))
 
-    def close(self) -> None:
-        """Close the files (they stay)."""
+    def close(self) -> list[Bucket]:
+        """Close the files; what they hold, ascending."""
         with ExitStack() as stack:  # Closes all of them, even when one has no room to flush.
             for file in self._files.values():
                 stack.callback(file.close)
         self._files = {}
+        return [
+            Bucket(self._path(part).name, self._counts[part], self._least[part], self._largest[part])
+            for part in range(self._parts)
+            if self._counts[part]
+        ]
+
+    def _path(self, part: int) -> Path:
+        return self._folder / f"{self._prefix}{part}.keys"
 
 
-class EdgeSorter:
-    """Takes keys in any order by ``add``, gives them back ascending by ``sorted_blocks``, once.
+def parts_for(keys: int, capacity: int, fan_out: int = _FAN_OUT) -> int:
+    """Into how many buckets to spread ``keys``: twice as many as needed if even, real graphs are not."""
+    return 1 if keys <= capacity else max(2, min(fan_out, 2 * -(-keys // capacity)))
 
-    Holds at most ``capacity`` keys in memory, besides a block of ``block`` while spreading. Its files lie
-    in ``folder``, which must not exist; each is removed as soon as it has been read.
+
+class Sorter:
+    """Sorts ``buckets`` that lie in ``folder``, with at most ``capacity`` keys a buffer, ``workers`` + 1 buffers.
+
+    While spreading again it holds a few times ``block`` keys besides.
     """
 
     def __init__(
-        self, folder: Path, *, largest: int, expected: int, capacity: int, block: int, fan_out: int = _FAN_OUT
+        self,
+        folder: Path,
+        buckets: Sequence[Bucket],
+        *,
+        capacity: int,
+        block: int,
+        workers: int,
+        fan_out: int = _FAN_OUT,
     ) -> None:
+        self._folder = folder
+        self._waiting = deque(buckets)
         self._capacity = max(2, capacity)
         self._block = max(1, block)
-        self._fan_out = max(2, fan_out)
-        self._buckets = _Buckets(folder, low=0, high=largest, parts=self._parts(expected))
-        self._buffer: Keys = np.empty(0, dtype=np.uint64)
+        self._workers = workers
+        self._fan_out = fan_out
+        self._buffers: list[Keys] = []
+        self._reading: dict[Bucket, tuple[Future[Keys], Keys]] = {}
 
-    def add(self, keys: Keys) -> None:
-        """Take ``keys``; their order is changed in place."""
-        self._buckets.add(keys)
+    def steps(self) -> Iterator[Step]:
+        """All keys ascending, a bucket a step. A block is a view that a later step overwrites.
 
-    def sorted_blocks(self) -> Iterator[Keys]:
-        """All keys ascending. A block is a view that the next one overwrites."""
-        self._buckets.close()
-        # Taken once: a consumer may still hold a view of a buffer that was let go of.
-        self._buffer = np.empty(min(self._capacity, max(self._buckets.counts)), dtype=np.uint64)
-        yield from self._drain(self._buckets)
-        self._buffer = np.empty(0, dtype=np.uint64)
+        When the next step is asked for, ``rest`` of the one before must be on record if it was ``refined``.
+        """
+        size = min(self._capacity, max((bucket.count for bucket in self._waiting), default=0))
+        # Taken once, and used in turn: memory does not depend on when freed buffers are given back.
+        self._buffers = [np.empty(size, dtype=np.uint64) for _ in range(self._workers + 1)]
+        pool = ThreadPoolExecutor(self._workers, thread_name_prefix="ooc-sort")
+        try:
+            while self._waiting:
+                bucket = self._waiting[0]
+                path = self._folder / bucket.file
+                if bucket.count > self._capacity and bucket.least != bucket.largest:
+                    finer = self._spread_again(bucket)
+                    self._waiting.popleft()
+                    self._waiting.extendleft(reversed(finer))
+                    yield Step(iter(()), tuple(self._waiting), path, refined=True)
+                    continue
+                self._read_ahead(pool)
+                self._waiting.popleft()
+                if bucket.least == bucket.largest:
+                    yield Step(self._repeated(bucket), tuple(self._waiting), path)
+                    continue
+                future, buffer = self._reading.pop(bucket)
+                yield Step(iter((future.result(),)), tuple(self._waiting), path)
+                self._buffers.append(buffer)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            self._buffers, self._reading = [], {}
 
-    def close(self) -> None:
-        """Close what is open; the files stay for whoever removes the folder."""
-        self._buckets.close()
+    def _read_ahead(self, pool: ThreadPoolExecutor) -> None:
+        """Have the next buckets read and sorted, as many as there are buffers for."""
+        for bucket in self._waiting:
+            if not self._buffers or bucket.count > self._capacity:
+                break
+            if bucket not in self._reading and bucket.least != bucket.largest:
+                buffer = self._buffers.pop()
+                self._reading[bucket] = pool.submit(self._read, bucket, buffer), buffer
 
-    def _parts(self, keys: int) -> int:
-        # Twice as many as needed when spread evenly: real graphs are not.
-        return 1 if keys <= self._capacity else min(self._fan_out, 2 * -(-keys // self._capacity))
+    def _read(self, bucket: Bucket, buffer: Keys) -> Keys:
+        keys = buffer[: bucket.count]
+        with (self._folder / bucket.file).open("rb") as file:
+            got = file.readinto(keys.view(np.uint8).data)
+        if got != keys.nbytes:
+            raise OSError(f"{self._folder / bucket.file} has {got} bytes of {keys.nbytes}")
+        keys.sort()
+        return keys
 
-    def _drain(self, buckets: _Buckets) -> Iterator[Keys]:
-        for part, count in enumerate(buckets.counts):
-            if count == 0:
-                continue
-            path = buckets.path(part)
-            if buckets.least[part] == buckets.largest[part]:
-                path.unlink()
-                yield from self._repeated(buckets.least[part], count)
-            elif count <= self._capacity:
-                keys = self._buffer[:count]
-                with path.open("rb") as file:
-                    file.readinto(keys.view(np.uint8).data)
-                path.unlink()
-                keys.sort()
-                yield keys
-            else:
-                finer = self._spread_again(path, buckets.least[part], buckets.largest[part], count)
-                path.unlink()
-                yield from self._drain(finer)
-        buckets.folder.rmdir()
+    def _repeated(self, bucket: Bucket) -> Iterator[Keys]:
+        keys = np.full(min(bucket.count, self._block), bucket.least, dtype=np.uint64)
+        for start in range(0, bucket.count, len(keys)):
+            yield keys[: bucket.count - start]
 
-    def _repeated(self, key: int, count: int) -> Iterator[Keys]:
-        while count:
-            take = min(count, len(self._buffer))
-            self._buffer[:take] = key
-            yield self._buffer[:take]
-            count -= take
-
-    def _spread_again(self, path: Path, low: int, high: int, count: int) -> _Buckets:
-        parts = max(2, min(self._parts(count), high - low + 1))
-        finer = _Buckets(path.with_suffix(".finer"), low=low, high=high, parts=parts)
+    def _spread_again(self, bucket: Bucket) -> list[Bucket]:
+        parts = min(parts_for(bucket.count, self._capacity, self._fan_out), bucket.largest - bucket.least + 1)
+        path = self._folder / bucket.file
+        finer = Spreader(
+            self._folder, low=bucket.least, high=bucket.largest, parts=max(2, parts), prefix=f"{path.stem}-"
+        )
         try:
             with path.open("rb") as file:
                 while data := file.read(min(self._block, self._capacity) * KEY_BYTES):
-                    finer.add(np.frombuffer(bytearray(data), dtype=np.uint64))
+                    finer.add(np.frombuffer(data, dtype=np.uint64))
         finally:
-            finer.close()
-        return finer
+            buckets = finer.close()
+        return buckets

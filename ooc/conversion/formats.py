@@ -4,24 +4,29 @@
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 
-from ooc.conversion.archive import map_npy_folder, npz_names, read_npz
-from ooc.conversion.arrays import ARRAY_NAMES, ArrayOptions, array_source
-from ooc.conversion.npz_formats import (
-    BENCHMARK,
-    HETEROPHILOUS,
-    benchmark_arrays,
-    heterophilous_arrays,
-    is_benchmark,
-    is_heterophilous,
+from ooc.conversion import (
+    dgl_reddit,
+    edge_table,
+    graphbolt,
+    igb,
+    mag,
+    matrix_market,
+    npz_formats,
+    ogb,
+    planetoid,
+    snap,
+    synthetic,
+    webgraph,
 )
-from ooc.conversion.planetoid import planetoid_folder, planetoid_source
+from ooc.conversion.arrays import ARRAY_NAMES, ArrayOptions, array_source
+from ooc.conversion.label_form import TASK_OPTION
 from ooc.conversion.pyg_data import is_pyg_data, pyg_source
+from ooc.conversion.reading import READING_OPTIONS, Reader, Request
 from ooc.conversion.source import Source
-from ooc.conversion.synthetic import PREFIX, synthetic_source
 from ooc.errors import OptionError, SourceError
 
 
@@ -29,97 +34,99 @@ class Format(Enum):
     """Forms of source on disk, by the names ``--format`` takes."""
 
     SYNTHETIC = "synthetic"
+    OGB = "ogb"
+    MAG240M = "mag240m"
+    IGB = "igb"
+    DGL_REDDIT = "dgl-reddit"
+    GRAPHBOLT = "graphbolt"
+    WEBGRAPH = "webgraph"
     PLANETOID = "planetoid"
     HETEROPHILOUS = "heterophilous"
     BENCHMARK = "gnn-benchmark"
     NPZ = "npz"
+    TABLE = "table"
+    MATRIX_MARKET = "matrix-market"
+    SNAP = "snap"
     NPY = "npy"
 
 
-def open_source(source: Any, *, format: str | None, split: int | str | None, budget_bytes: int) -> Source:
+FORMATS: dict[Format, Reader] = {
+    Format.SYNTHETIC: synthetic.READER,
+    Format.OGB: ogb.READER,
+    Format.MAG240M: mag.READER,
+    Format.IGB: igb.READER,
+    Format.DGL_REDDIT: dgl_reddit.READER,
+    Format.GRAPHBOLT: graphbolt.READER,
+    Format.WEBGRAPH: webgraph.READER,
+    Format.PLANETOID: planetoid.READER,
+    Format.HETEROPHILOUS: npz_formats.HETEROPHILOUS_READER,
+    Format.BENCHMARK: npz_formats.BENCHMARK_READER,
+    Format.NPZ: npz_formats.NPZ_READER,
+    Format.TABLE: edge_table.READER,
+    Format.MATRIX_MARKET: matrix_market.READER,
+    Format.SNAP: snap.READER,
+    Format.NPY: npz_formats.NPY_READER,
+}
+"""Asked in this order whether a path is theirs: the particular ones first, those that take anything last."""
+
+
+def open_source(source: Any, *, format: str | None, request: Request) -> Source:
     """The graph ``source`` names or is; ``format`` overrides what a path looks like.
 
     Raises OptionError for an unknown format, SourceError for a source that cannot be read.
     """
+    for name in request.options:
+        if name not in READING_OPTIONS:
+            raise OptionError(f"there is no option {name!r}")
     if isinstance(source, Mapping):
         arrays = {name: np.asarray(array) for name, array in source.items() if name in ARRAY_NAMES}
-        return array_source(arrays, ArrayOptions(name="arrays", format="arrays", split=split))
+        return array_source(
+            arrays,
+            ArrayOptions(
+                name="arrays",
+                format="arrays",
+                split=request.split,
+                drop_edge_data=request.drop_edge_data,
+                task=request.option(TASK_OPTION),
+            ),
+        )
     if is_pyg_data(source):
-        return pyg_source(source, split=split)
+        return pyg_source(source, request)
     if not isinstance(source, str | Path):
         raise SourceError(f"a {type(source).__name__} is neither a path, nor PyG Data, nor a dictionary of arrays")
-    known = {form.value: form for form in Format}
-    if format is not None and format not in known:
-        raise OptionError(f"format {format!r} is not one of {', '.join(known)}")
-    form = _recognised(str(source)) if format is None else known[format]
     path = Path(source)
+    form = _recognised(path) if format is None else _named(format)
+    reader = FORMATS[form]
     if form is not Format.SYNTHETIC:
-        _check_kind(path, form)
-    match form:
-        case Format.SYNTHETIC:
-            _refuse_split(form, split)
-            return synthetic_source(str(source))
-        case Format.PLANETOID:
-            _refuse_split(form, split)
-            return planetoid_source(path)
-        case Format.NPY:
-            mapped, release = map_npy_folder(path, ARRAY_NAMES)
-            name = path.resolve().name
-            return array_source(mapped, ArrayOptions(name=name, format=form.value, split=split, release=release))
-        case Format.HETEROPHILOUS | Format.BENCHMARK | Format.NPZ:
-            return _npz_source(path, form, split=split, budget_bytes=budget_bytes)
-        case _:
-            assert_never(form)
+        _check_kind(path, form, reader)
+    reader.check(form.value, request)
+    return reader.open(path, request)
 
 
-def _npz_source(path: Path, form: Format, *, split: int | str | None, budget_bytes: int) -> Source:
-    wanted = {Format.HETEROPHILOUS: HETEROPHILOUS, Format.BENCHMARK: BENCHMARK}.get(form, ARRAY_NAMES)
-    arrays, held = read_npz(path, wanted, budget_bytes=budget_bytes)
-    special = form is not Format.NPZ
-    if form is Format.HETEROPHILOUS:
-        arrays = heterophilous_arrays(arrays, path.stem)
-    elif form is Format.BENCHMARK:
-        arrays = benchmark_arrays(arrays, path.stem)
-        split = "random" if split is None else split  # The format has none.
-    options = ArrayOptions(
-        name=path.stem,
-        format=form.value,
-        symmetrize=special,
-        drop_self_loops=form is Format.BENCHMARK,
-        split=split,
-        resident_bytes=held,
-    )
-    return array_source(arrays, options)
+def _named(format: str) -> Format:
+    known = {form.value: form for form in Format}
+    if format not in known:
+        raise OptionError(f"format {format!r} is not one of {', '.join(known)}")
+    return known[format]
 
 
-def _recognised(source: str) -> Format:
-    if source.startswith(PREFIX):
+def _recognised(path: Path) -> Format:
+    if synthetic.READER.recognises(path):
         return Format.SYNTHETIC
-    path = Path(source)
     if not path.exists():
         raise SourceError(f"there is no file or folder {path}")
-    if path.is_dir():
-        if planetoid_folder(path):
-            return Format.PLANETOID
-        if list(path.glob("*.npy")):
-            return Format.NPY
-        raise SourceError(f"the folder {path} holds neither Planetoid's ind.* nor npy files")
-    if path.suffix != ".npz":
-        raise SourceError(f"{path} is of no known format; known are npz files, npy folders and Planetoid's")
-    names = npz_names(path)
-    if is_heterophilous(names):
-        return Format.HETEROPHILOUS
-    return Format.BENCHMARK if is_benchmark(names) else Format.NPZ
+    for form, reader in FORMATS.items():
+        if reader.folder in (None, path.is_dir()) and reader.recognises(path):
+            return form
+    kind = "folder" if path.is_dir() else "file"
+    wanted = ", ".join(form.value for form, reader in FORMATS.items() if reader.folder in (None, path.is_dir()))
+    raise SourceError(
+        f"the {kind} {path} is of no known format ({wanted}); ooc convert --list says what each of them needs"
+    )
 
 
-def _check_kind(path: Path, form: Format) -> None:
+def _check_kind(path: Path, form: Format, reader: Reader) -> None:
     if not path.exists():
         raise SourceError(f"there is no file or folder {path}")
-    folder = form in (Format.PLANETOID, Format.NPY)
-    if path.is_dir() != folder:
-        raise SourceError(f"{path} is a {'file' if folder else 'folder'}; {form.value} wants the other")
-
-
-def _refuse_split(form: Format, split: int | str | None) -> None:
-    if split is not None:
-        raise OptionError(f"{form.value} has a split of its own; split={split} cannot be chosen")
+    if reader.folder is not None and path.is_dir() != reader.folder:
+        raise SourceError(f"{path} is a {'file' if reader.folder else 'folder'}; {form.value} wants the other")

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source's labels and splits → ``y``, ``split/*`` and ``perm``, checked on the way."""
+"""A source's labels, splits and ids → ``y``, ``split/*``, ``perm`` and ``ids``, checked on the way."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 
+from ooc.conversion.journal import Journal, flush_all
 from ooc.conversion.source import LabelBlock, Source
 from ooc.errors import SourceError
 from ooc.storage.array import create_array
-from ooc.storage.store import SPLITS
+from ooc.storage.store import SPLITS, Task
+
+_STAGE = "labels"
+_WRITTEN = ("y", "perm", "split")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,49 +27,73 @@ class Labels:
     split_sizes: dict[str, int]
 
 
-def write_labels(source: Source, store: Path, *, block_rows: int) -> Labels:
+def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journal) -> Labels:
     """Write labels, splits and original ids (nothing is reordered: row i is node i).
 
-    SourceError for labels outside the classes, nodes in two splits or in one without a label, and an
-    empty train split.
+    SourceError for labels that are none of the source's task, nodes in two splits or in one without a label,
+    and an empty train split.
     """
+    if (found := journal.result(_STAGE)) is not None:
+        return Labels(**found)
+    for name in (*_WRITTEN, "ids"):
+        rmtree(store / name, ignore_errors=True)
+    task = source.task
+    assert task is Task.CLASSES or source.num_classes, "only classes can be counted on the way"
     nodes = source.num_nodes
     sizes = dict.fromkeys(SPLITS, 0)
     largest = -1
+    shape = (nodes,) if task is Task.CLASSES else (nodes, source.num_classes or 0)
     with ExitStack() as stack:
-        y = stack.enter_context(create_array(store, "y", (nodes,), np.int64))
+        y = stack.enter_context(create_array(store, "y", shape, task.dtype))
         perm = stack.enter_context(create_array(store, "perm", (nodes,), np.int64))
         splits = {
             name: stack.enter_context(create_array(store, f"split/{name}", (nodes,), np.bool_)) for name in SPLITS
         }
         for row, block in _checked(source, block_rows):
-            y.append(block.y)
+            y.append(block.y.astype(task.dtype, copy=False))
             perm.append(np.arange(row, row + len(block.y), dtype=np.int64))
             for name in SPLITS:
                 splits[name].append(getattr(block, name))
                 sizes[name] += int(getattr(block, name).sum())
-            largest = max(largest, int(block.y.max()))
+            if task is Task.CLASSES:
+                largest = max(largest, int(block.y.max()))
+        if y.rows != nodes:
+            raise SourceError(f"{source.name} has labels of {y.rows} nodes, not of {nodes}")
         if not sizes["train"]:
             raise SourceError(f"{source.name} has an empty train split: no node to train on")
-    return Labels(num_classes=source.num_classes or largest + 1, split_sizes=sizes)
+    _write_ids(source, store, block_rows)
+    written = Labels(num_classes=source.num_classes or largest + 1, split_sizes=sizes)
+    arrays = _WRITTEN if source.ids is None else (*_WRITTEN, "ids")
+    journal.finish(_STAGE, asdict(written), lambda: flush_all([store / name for name in arrays]))
+    return written
+
+
+def _write_ids(source: Source, store: Path, block_rows: int) -> None:
+    """Write ``ids`` [N], what the source calls each node, where that is not its number."""
+    if source.ids is not None:
+        with create_array(store, "ids", (source.num_nodes,), np.int64) as writer:
+            for ids in source.ids(block_rows):
+                writer.append(ids)
 
 
 def _checked(source: Source, block_rows: int) -> Iterator[tuple[int, LabelBlock]]:
-    row = 0
+    row, task = 0, source.task
     most = np.iinfo(np.int32).max if source.num_classes is None else source.num_classes
     for block in source.labels(block_rows):
-        outside = (block.y < -1) | (block.y >= most)
-        if outside.any():
-            at = int(outside.argmax())
-            classes = f"0 to {most - 1}, -1 for none"
-            raise SourceError(f"node {row + at} has the label {block.y[at]}; the classes are {classes}")
+        if row + len(block.y) > source.num_nodes:
+            raise SourceError(f"{source.name} has labels of more than its {source.num_nodes} nodes")
+        sound = task.sound(block.y, most)
+        if not sound.all():
+            at = int(sound.argmin())
+            raise SourceError(f"node {row + at} has the label {block.y[at]}; {task.meaning(most)}")
+        labelled = task.labelled(block.y)
         twice = block.train.astype(np.int8) + block.valid + block.test > 1
         if twice.any():
             at = int(twice.argmax())
             names = " and ".join(name for name in SPLITS if getattr(block, name)[at])
             raise SourceError(f"the splits overlap: node {row + at} is in {names}")
         for name in SPLITS:
-            bare = getattr(block, name) & (block.y < 0)
+            bare = getattr(block, name) & ~labelled
             if bare.any():
                 raise SourceError(f"node {row + int(bare.argmax())} of the {name} split has no label")
         yield row, block

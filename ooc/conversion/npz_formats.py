@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets published as npz files with names of their own, brought to the generic form."""
+"""The generic form in npz files and npy folders, and data sets published as npz with names of their own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 
+from ooc.conversion.archive import map_npy_folder, npz_names, read_npz
+from ooc.conversion.arrays import ARRAY_NAMES, ArrayOptions, array_source
+from ooc.conversion.label_form import TASK_OPTION
+from ooc.conversion.reading import SPLIT, Reader, Request
+from ooc.conversion.source import Source, fingerprint_of
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
 
@@ -16,12 +22,60 @@ BENCHMARK = (
 )
 
 
-def is_heterophilous(names: list[str]) -> bool:
-    return {"node_features", "node_labels", "edges"} <= set(names)
+def _open_npz(path: Path, request: Request) -> Source:
+    arrays, held = read_npz(path, ARRAY_NAMES, budget_bytes=request.budget_bytes)
+    return array_source(arrays, _options(path, "npz", request, held=held))
 
 
-def is_benchmark(names: list[str]) -> bool:
-    return "feat_indptr" in names or {"attr_indptr", "adj_indptr"} <= set(names)
+def _open_npy(path: Path, request: Request) -> Source:
+    mapped, release = map_npy_folder(path, ARRAY_NAMES)
+    options = ArrayOptions(
+        name=path.resolve().name,
+        format="npy",
+        split=request.split,
+        drop_edge_data=request.drop_edge_data,
+        task=request.option(TASK_OPTION),
+        release=release,
+        fingerprint=fingerprint_of(*(path / f"{name}.npy" for name in mapped)),
+    )
+    return array_source(mapped, options)
+
+
+def _open_heterophilous(path: Path, request: Request) -> Source:
+    arrays, held = read_npz(path, HETEROPHILOUS, budget_bytes=request.budget_bytes)
+    options = _options(path, "heterophilous", request, held=held, symmetrize=True)
+    return array_source(heterophilous_arrays(arrays, path.stem), options)
+
+
+def _open_benchmark(path: Path, request: Request) -> Source:
+    arrays, held = read_npz(path, BENCHMARK, budget_bytes=request.budget_bytes)
+    options = _options(path, "gnn-benchmark", request, held=held, symmetrize=True, split="random")
+    return array_source(benchmark_arrays(arrays, path.stem), options)
+
+
+def _options(
+    path: Path, form: str, request: Request, *, held: int, symmetrize: bool = False, split: str | None = None
+) -> ArrayOptions:
+    """``split`` where the format has none of its own and none is asked for."""
+    return ArrayOptions(
+        name=path.stem,
+        format=form,
+        symmetrize=symmetrize,
+        drop_self_loops=form == "gnn-benchmark",
+        split=split if request.split is None else request.split,
+        drop_edge_data=request.drop_edge_data,
+        task=request.option(TASK_OPTION),
+        resident_bytes=held,
+        fingerprint=fingerprint_of(path),
+    )
+
+
+def _is_npz(path: Path) -> bool:
+    return path.suffix == ".npz"
+
+
+def _has(path: Path, *alternatives: Iterable[str]) -> bool:
+    return _is_npz(path) and any(set(names) <= set(npz_names(path)) for names in alternatives)
 
 
 def heterophilous_arrays(arrays: Mapping[str, AnyArray], name: str) -> dict[str, AnyArray]:
@@ -58,3 +112,34 @@ def _pairs(arrays: Mapping[str, AnyArray], name: str) -> AnyArray:
     if degrees is None or indices.ndim != 1 or (degrees < 0).any() or degrees.sum() != len(indices):
         raise SourceError(f"{name}: adj_indptr and adj_indices are no CSR matrix")
     return np.stack([np.repeat(np.arange(len(degrees)), degrees), indices])
+
+
+_TAKES = frozenset({SPLIT, TASK_OPTION})
+HETEROPHILOUS_READER = Reader(
+    needs="heterophilous-graphs npz (node_features, node_labels, edges, *_masks)",
+    folder=False,
+    recognises=lambda path: _has(path, ("node_features", "node_labels", "edges")),
+    open=_open_heterophilous,
+    takes=_TAKES,
+)
+BENCHMARK_READER = Reader(
+    needs="gnn-benchmark npz (attr_*, adj_*, labels; or feat_*, edge_index, y)",
+    folder=False,
+    recognises=lambda path: _has(path, ("feat_indptr",), ("attr_indptr", "adj_indptr")),
+    open=_open_benchmark,
+    takes=_TAKES,
+)
+NPZ_READER = Reader(
+    needs="npz of named arrays (edge_index, x, y, train_mask, ...), unpacked in memory",
+    folder=False,
+    recognises=_is_npz,
+    open=_open_npz,
+    takes=_TAKES,
+)
+NPY_READER = Reader(
+    needs="folder of npy files of the same names, read in pieces",
+    folder=True,
+    recognises=lambda path: any(path.glob("*.npy")),
+    open=_open_npy,
+    takes=_TAKES,
+)

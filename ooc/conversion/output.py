@@ -1,24 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a new store comes to be: under another name until all of it is on the disk."""
+"""Where a new store comes to be: in a folder beside it, from which it moves when all of it is on the disk.
+
+``OUT.partial`` holds ``store`` (what will be OUT), ``scratch`` and ``journal.json``. It outlives a killed conversion,
+and the same conversion goes on in it.
+"""
 
 import ctypes
 import fcntl
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
-from ooc.errors import SourceError, StoreError
-from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
-from ooc.storage.array import flush
+from ooc.conversion.journal import Journal
+from ooc.errors import BudgetError, OptionError, SourceError, StoreError
+from ooc.events import Listener, Note, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.storage.array import METADATA_FILE, flush
 from ooc.storage.store import PARTIAL_SUFFIX
 
-SCRATCH = "scratch"
-"""The folder for temporary files in a partial store; removed before the store gets its name."""
-
+_STORE, _SCRATCH, _JOURNAL, _OLD = "store", "scratch", "journal.json", "old"
+_FINISHED = "finished"
 _HERE = -100  # AT_FDCWD: relative paths are from the current folder
 _EXCHANGE = 2  # RENAME_EXCHANGE
+
+
+class OnCancel(StrEnum):
+    """What happens to the work so far when a conversion is cancelled. ``keep``: the same conversion goes on."""
+
+    KEEP = "keep"
+    REMOVE = "remove"
+
+
+def parse_on_cancel(text: str) -> OnCancel:
+    """OptionError for any other word."""
+    try:
+        return OnCancel(text)
+    except ValueError as error:
+        raise OptionError(f"on_cancel {text!r} is not one of {', '.join(OnCancel)}") from error
 
 
 def resolved(path: Path) -> Path:
@@ -32,27 +54,134 @@ def check_target(target: Path, *, force: bool) -> None:
         return
     if not force:
         raise SourceError(f"{target} exists; give --force to replace it, or another output")
-    if not (target / "zarr.json").is_file() and not (target.is_dir() and not any(target.iterdir())):
+    if not (target / METADATA_FILE).is_file() and not (target.is_dir() and not any(target.iterdir())):
         raise SourceError(f"{target} exists and is no store; it is not replaced even with --force")
 
 
+class Workplace:
+    """``OUT.partial`` while this process holds it: ``store`` to write to, ``scratch`` and ``journal``.
+
+    ``continued``: whether there is work of an earlier process; ``written``: whether that had written everything, and
+    only :meth:`finish` remains. ``done``: whether it had finished too, so that OUT is there and nothing remains.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        target: Path,
+        *,
+        key: dict[str, Any],
+        force: bool,
+        in_place: bool,
+        listener: Listener,
+    ) -> None:
+        self.folder = folder
+        self.store = folder / _STORE
+        self.scratch = folder / _SCRATCH
+        self._target = target
+        self._listener = listener
+        journal = Journal.read(folder / _JOURNAL)
+        left = journal.key if journal is not None else None
+        same = left == key and bool(key["input"])
+        finished = journal is not None and _finished(journal, target)
+        self.done = finished and (same or in_place)
+        self.written = same and journal is not None and _finished(journal, self.store)
+        lost = journal is not None and journal.result(_FINISHED) is not None and not self.written
+        self.continued = same and not finished and not lost
+        if not self.done:
+            check_target(target, force=force)
+        if journal is not None and (self.done or self.continued):
+            self.journal = journal
+        else:
+            self.journal = self._start_over(key, left or {}, tell=self.store.exists() and not finished)
+
+    def written_bytes(self) -> int:
+        """What the store and the scratch files take so far."""
+        files = (file for folder in (self.store, self.scratch) for file in folder.rglob("*") if file.is_file())
+        return sum(file.stat().st_size for file in files)
+
+    def finish(self, *, force: bool) -> None:
+        """Flush the store and give it its name, in place of what has it where ``force`` says so."""
+        if not self.written:
+            _sync(self.store, self._listener)
+            self.journal.finish(_FINISHED, {"metadata": _digest(self.store)}, _nothing, now=True)
+        check_target(self._target, force=force)
+        self._replace()
+        flush(self._target.parent)
+
+    def _start_over(self, key: dict[str, Any], left: dict[str, Any], *, tell: bool) -> Journal:
+        entries = list(self.folder.iterdir())
+        if entries and tell:
+            differing = ", ".join(name for name in key if left.get(name) != key[name]) or "input"
+            self._listener(Note(f"{self.folder} is left from another conversion (other {differing}): starting over"))
+        for entry in entries:
+            _remove(entry)
+        self.store.mkdir()
+        return Journal.begin(self.folder / _JOURNAL, key)
+
+    def _replace(self) -> None:
+        if not os.path.lexists(self._target):
+            self.store.rename(self._target)
+        elif not _exchanged(self.store, self._target):
+            old = self.folder / _OLD
+            rmtree(old, ignore_errors=True)
+            self._target.rename(old)
+            self.store.rename(self._target)
+
+
 @contextmanager
-def partial(target: Path, *, force: bool, listener: Listener) -> Iterator[Path]:
-    """The folder to write to; it becomes ``target`` at the end, and is removed on any error."""
+def workplace(
+    target: Path,
+    *,
+    key: dict[str, Any],
+    force: bool,
+    in_place: bool = False,
+    on_cancel: OnCancel,
+    listener: Listener,
+) -> Iterator[Workplace]:
+    """The place to make ``target`` in; goes away with any error, but not when killed, or cancelled with ``keep``.
+
+    ``key`` identifies the conversion: ``key["input"]`` the source, empty where it cannot be recognised. ``in_place``:
+    the target is the source. SourceError where another process works there, or the target must not be replaced.
+    """
+    if not target.name:
+        check_target(target, force=force)  # The root folder: never.
     folder = target.with_name(target.name + PARTIAL_SUFFIX)
     with _locked(folder, target):
+        worthless = Journal.read(folder / _JOURNAL) is None
         try:
-            for left in folder.iterdir():  # By a conversion that was killed: nobody holds the lock.
-                _remove(left)
-            yield folder
-            rmtree(folder / SCRATCH, ignore_errors=True)
-            _sync(folder, listener)
-            _replace(folder, target, force=force)
+            place = Workplace(folder, target, key=key, force=force, in_place=in_place, listener=listener)
+            if place.continued:
+                stages = ", ".join(place.journal.stages()) or "nothing"
+                listener(Note(f"going on with the conversion in {folder} (done so far: {stages})"))
+        except BaseException:
+            if worthless:
+                rmtree(folder, ignore_errors=True)
+            raise
+        keep = False
+        try:
+            yield place
+        except KeyboardInterrupt:
+            keep = on_cancel is OnCancel.KEEP and bool(key["input"])
+            if keep:
+                listener(Note(f"what is done stays in {folder}: the same conversion goes on; remove it if not wanted"))
+            raise
+        except BudgetError:
+            keep = place.continued
+            raise
         except OSError as error:
             where = error.filename or folder
             raise StoreError(f"{where} cannot be written: {error.strerror or error}") from error
         finally:
-            rmtree(folder, ignore_errors=True)
+            if not keep:
+                _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the folder, its journal last: until then it can be told what the rest is."""
+    for entry in (folder / _OLD, folder / _STORE, folder / _SCRATCH):
+        rmtree(entry, ignore_errors=True)
+    rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -66,7 +195,7 @@ def _locked(folder: Path, target: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another conversion may have finished, and renamed or removed the folder, since it was opened.
+            # Another conversion may have finished, and removed the folder, since it was opened.
             held = folder.exists() and folder.samefile(f"/proc/self/fd/{descriptor}")
         except BlockingIOError:
             held = False
@@ -95,20 +224,22 @@ def _sync(folder: Path, listener: Listener) -> None:
     listener(TaskFinished(task))
 
 
-def _replace(folder: Path, target: Path, *, force: bool) -> None:
-    check_target(target, force=force)
-    old = target.with_name(target.name + ".old")
-    if not target.exists():
-        folder.rename(target)
-    else:
-        rmtree(old, ignore_errors=True)
-        if _exchanged(folder, target):
-            folder.rename(old)
-        else:
-            target.rename(old)
-            folder.rename(target)
-    flush(target.parent)
-    rmtree(old, ignore_errors=True)
+def _finished(journal: Journal, store: Path) -> bool:
+    """Whether the process that kept ``journal`` had finished, and ``store`` is what it wrote."""
+    result = journal.result(_FINISHED)
+    return result is not None and result["metadata"] == _digest(store)
+
+
+def _nothing() -> None:
+    """All of a finished store has been flushed, with progress told."""
+
+
+def _digest(store: Path) -> str:
+    """What the metadata of ``store`` come to; empty where there is none."""
+    try:
+        return hashlib.sha256((store / METADATA_FILE).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _exchanged(first: Path, second: Path) -> bool:

@@ -62,10 +62,22 @@ def _mapping(kind: Any = None) -> defaultdict[Any, list[Any]]:
     return defaultdict(list)
 
 
-_ALLOWED: dict[tuple[str, str], Any] = {
+NUMPY_STAND_INS: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
+}
+"""What arrays of numbers name in a pickle, by numpy 1 and 2, and what is made instead; see :func:`array_of`."""
+
+
+def array_of(loaded: object) -> AnyArray | None:
+    """The array that a stand-in was filled with; None for anything else."""
+    return loaded.value if isinstance(loaded, _Array) and hasattr(loaded, "value") else None
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    **NUMPY_STAND_INS,
     ("scipy.sparse.csr", "csr_matrix"): _Csr,
     ("collections", "defaultdict"): _mapping,
     ("__builtin__", "list"): list,
@@ -120,4 +132,6 @@ def _load(path: Path) -> Any:
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     except Exception as error:  # A damaged pickle raises nearly anything.
-        raise SourceError(f"{path} cannot be read, it is damaged or not Planetoid's: {error}") from error
+        raise SourceError(
+            f"{path} cannot be read, it is damaged or not Planetoid's: {' '.join(str(error).split())}"
+        ) from error

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from ooc.conversion.pickles import read_array, read_csr, read_neighbours
-from ooc.conversion.source import EdgeBlock, LabelBlock, Source, ranges
+from ooc.conversion.reading import Reader, Request
+from ooc.conversion.source import EdgeBlock, LabelBlock, Source, fingerprint_of, ranges
 from ooc.conversion.sparse_rows import SparseRows
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
@@ -20,7 +21,7 @@ def planetoid_folder(path: Path) -> Path | None:
     return next((folder for folder in (path, path / "raw") if list(folder.glob("ind.*.graph"))), None)
 
 
-def planetoid_source(path: Path) -> Source:
+def planetoid_source(path: Path, request: Request) -> Source:
     """The graph in the folder ``path``; its files are small and held in memory.
 
     Test nodes that no file describes (CiteSeer's isolated ones) get zero features and class 0, as in PyG.
@@ -69,6 +70,7 @@ def planetoid_source(path: Path) -> Source:
         symmetrize=True,
         drop_self_loops=True,
         resident_bytes=2 * sources.nbytes + sparse.nbytes + labels.nbytes,
+        fingerprint=fingerprint_of(*folder.glob(f"ind.{name}.*")),
     )
 
 
@@ -101,8 +103,19 @@ def _rows(folder: Path, name: str) -> tuple[AnyArray, SparseRows, AnyArray, AnyA
 
 def _test_index(path: Path) -> AnyArray:
     try:
-        return np.array(path.read_text().split(), dtype=np.int64)
+        found = np.array(path.read_text().split(), dtype=np.int64)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise SourceError(f"{path} holds something else than node ids: {error}") from error
+    if not len(found):
+        raise SourceError(f"{path} names no test node: it is damaged or incomplete")
+    return found
+
+
+READER = Reader(
+    needs="folder of Planetoid's raw files (ind.NAME.*), or the one above its raw/",
+    folder=True,
+    recognises=lambda path: planetoid_folder(path) is not None,
+    open=planetoid_source,
+)

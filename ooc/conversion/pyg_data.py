@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyG ``Data`` object as a source. The only module of conversion that knows torch, and only when used."""
+"""A PyG ``Data`` object, or a dataset of one, as a source.
+
+The only module of conversion that knows torch, and only when used.
+"""
 
 from typing import Any
 
 from ooc.conversion.arrays import REFUSED_NAMES, ArrayOptions, array_source
+from ooc.conversion.label_form import TASK_OPTION
+from ooc.conversion.reading import Request
 from ooc.conversion.source import Source
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
@@ -16,12 +21,19 @@ _TAKEN = (
 
 
 def is_pyg_data(source: object) -> bool:
-    """Whether ``source`` looks like a ``torch_geometric.data.Data``, without importing it."""
+    """Whether ``source`` looks like a ``torch_geometric.data.Data`` or ``Dataset``, without importing them."""
     return any(base.__module__.startswith("torch_geometric.data") for base in type(source).__mro__)
 
 
-def pyg_source(data: Any, *, split: int | str | None) -> Source:
-    """The graph of ``data``, whose tensors are read in place: the caller's memory, not the budget's."""
+def pyg_source(data: Any, request: Request) -> Source:
+    """The graph of ``data``, or of the one graph in the dataset ``data``; SourceError for anything else.
+
+    Tensors are read in place: the caller's memory, not the budget's.
+    """
+    if any(base.__name__ == "Dataset" for base in type(data).__mro__):
+        if len(data) != 1:
+            raise SourceError(f"the PyG dataset {type(data).__name__} holds {len(data)} graphs; give one of them")
+        data = data[0]
     if type(data).__name__ != "Data":
         raise SourceError(f"a PyG {type(data).__name__} cannot be converted, only a homogeneous Data")
     if getattr(data, "adj_t", None) is not None and data.edge_index is None:
@@ -31,7 +43,14 @@ def pyg_source(data: Any, *, split: int | str | None) -> Source:
         tensor = getattr(data, name, None)
         if tensor is not None:
             arrays[name] = _array(tensor, name)
-    return array_source(arrays, ArrayOptions(name="the PyG Data", format="pyg", split=split))
+    options = ArrayOptions(
+        name="the PyG Data",
+        format="pyg",
+        split=request.split,
+        drop_edge_data=request.drop_edge_data,
+        task=request.option(TASK_OPTION),
+    )
+    return array_source(arrays, options)
 
 
 def _array(tensor: Any, name: str) -> AnyArray:

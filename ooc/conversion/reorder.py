@@ -5,13 +5,17 @@ A new place a node (4 bytes) is held in memory. Arrays of rows are read once in 
 one sequence a hop, since rows of a hop keep their order; edges are sorted anew on disk.
 """
 
+import hashlib
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import numpy as np
 
+from ooc.conversion.ahead import ahead
 from ooc.conversion.budget import (
     Shares,
     check_disk_for_order,
@@ -19,19 +23,21 @@ from ooc.conversion.budget import (
     default_budget_bytes,
     divide_for_order,
 )
-from ooc.conversion.csr import KeyForm, cut
-from ooc.conversion.edge_sort import EdgeSorter, Keys
-from ooc.conversion.order import Order, Places, hop_order, parse_order
-from ooc.conversion.output import SCRATCH, check_target, partial, resolved
+from ooc.conversion.csr import KeyForm
+from ooc.conversion.edge_sort import Bucket, Keys, Spreader, parts_for
+from ooc.conversion.journal import Journal, flush_all
+from ooc.conversion.order import HopOrder, Order, Places, hop_order, parse_order
+from ooc.conversion.output import parse_on_cancel, resolved, workplace
 from ooc.conversion.source import ranges
 from ooc.conversion.topology import write_direction
 from ooc.errors import OptionError
 from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted, ignore
 from ooc.sizes import parse_size
-from ooc.storage.array import Array
+from ooc.storage.array import METADATA_FILE, Array
 from ooc.storage.reach import check_range
 from ooc.storage.scatter import RowScatter
 from ooc.storage.store import SPLITS, Store, open_store, write_group
+from ooc.version import __version__
 
 _WINDOW_ROWS = 1 << 17
 
@@ -43,16 +49,18 @@ def reorder(
     order: str = "hop",
     host_budget: int | str | None = None,
     force: bool = False,
+    on_cancel: str = "keep",
     listener: Listener = ignore,
 ) -> Store:
     """Write ``store`` to ``out`` with its rows in ``order`` and open that; without ``out``, replace ``store``.
 
     The only order is ``"hop"``, see ``ooc.conversion.order``. ``perm`` goes on naming original ids.
     ``host_budget``: bytes to work in (default: half of what is available); the result does not depend on
-    it. ``force``: replace an existing ``out``.
+    it. ``force``: replace an existing ``out``. ``on_cancel``: whether Ctrl-C keeps the work so far (``"keep"``) or
+    removes it (``"remove"``).
 
     Raises StoreError, SourceError, BudgetError or OptionError, each with one line. Until the end everything
-    is in ``out`` + ``.partial``, which goes away with any error or interruption.
+    is in ``out`` + ``.partial``, which goes away with any error; killed or cancelled, the same call goes on there.
     """
     if parse_order(order) is not Order.HOP:
         raise OptionError(f"rows cannot be put in the order {order!r}; give 'hop', or convert again for the source's")
@@ -65,28 +73,64 @@ def reorder(
         num_edges=opened.num_edges,
         num_features=opened.num_features,
     )
+    cancel = parse_on_cancel(on_cancel)
     # Where the store's path is a link, what it leads to is replaced.
     target = opened.path.resolve() if out is None else resolved(Path(out))
     force = force or out is None
     check_folder(target.parent)
-    check_target(target, force=force)
-    with partial(target, force=force, listener=listener) as folder:
-        check_disk_for_order(opened, folder)
-        name = opened.name if out is None else target.name.removesuffix(".ooc")
-        write_in_order(opened, folder, name=name, scratch=folder / SCRATCH, shares=shares, listener=listener)
+    metadata = hashlib.sha256((opened.path / METADATA_FILE).read_bytes()).hexdigest()
+    key = {
+        "ooc": __version__,
+        "input": {"store": str(opened.path.resolve()), "metadata": metadata},
+        "options": {"order": order},
+    }
+    with workplace(target, key=key, force=force, in_place=out is None, on_cancel=cancel, listener=listener) as place:
+        if not (place.done or place.written):
+            check_disk_for_order(opened, place.folder, written_bytes=place.written_bytes())
+            name = opened.name if out is None else target.name.removesuffix(".ooc")
+            write_in_order(
+                opened,
+                place.store,
+                name=name,
+                scratch=place.scratch,
+                shares=shares,
+                journal=place.journal,
+                listener=listener,
+            )
+        if not place.done:
+            place.finish(force=force)
     return open_store(target)
 
 
-def write_in_order(store: Store, folder: Path, *, name: str, scratch: Path, shares: Shares, listener: Listener) -> None:
+def write_in_order(
+    store: Store,
+    folder: Path,
+    *,
+    name: str,
+    scratch: Path,
+    shares: Shares,
+    journal: Journal,
+    listener: Listener,
+) -> None:
     """Write a store called ``name``, ``store`` in hop order, to ``folder``; temporary files go to ``scratch``."""
+    order = _order(store, scratch, journal, listener)
+    for direction in ("in",) if store.undirected else ("in", "out"):
+        _write_edges(
+            store,
+            folder,
+            direction,
+            order.places,
+            scratch=scratch,
+            shares=shares,
+            journal=journal,
+            listener=listener,
+        )
+    ids = ("ids",) if store.has("ids") else ()
+    for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), "x"):
+        rows = shares.feature_rows if array == "x" else shares.label_rows
+        _write_rows(store.array(array), folder, order.places, block_rows=rows, journal=journal, listener=listener)
     for group in ("split", "in") if store.undirected else ("split", "in", "out"):
         write_group(folder / group, {})
-    order = hop_order(store, listener)
-    for direction in ("in",) if store.undirected else ("in", "out"):
-        _write_edges(store, folder, direction, order.places, scratch=scratch, shares=shares, listener=listener)
-    for array in ("y", "perm", *(f"split/{split}" for split in SPLITS)):
-        _write_rows(store.array(array), folder, order.places, block_rows=shares.label_rows, listener=listener)
-    _write_rows(store.array("x"), folder, order.places, block_rows=shares.feature_rows, listener=listener)
     attributes = {
         **store.attributes,
         "name": name,
@@ -94,9 +138,23 @@ def write_in_order(store: Store, folder: Path, *, name: str, scratch: Path, shar
         "hops": list(order.hops),
         "train_hops": list(order.train_hops),
         "source": {**store.source, "order": Order.HOP.value},
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created": journal.created,
     }
     write_group(folder, attributes)
+
+
+def _order(store: Store, scratch: Path, journal: Journal, listener: Listener) -> HopOrder:
+    """The hop order, from the file an earlier process left if it came that far."""
+    path = scratch / "places.npy"
+    if (found := journal.result("hop order")) is not None:
+        return HopOrder(np.load(path), tuple(found["hops"]), tuple(found["train_hops"]))
+    order = hop_order(store, listener)
+    scratch.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        np.save(file, order.places)
+    found = {"hops": order.hops, "train_hops": order.train_hops}
+    journal.finish("hop order", found, lambda: flush_all([path, scratch]))
+    return order
 
 
 def _write_edges(
@@ -107,31 +165,44 @@ def _write_edges(
     *,
     scratch: Path,
     shares: Shares,
+    journal: Journal,
     listener: Listener,
 ) -> None:
     form = KeyForm(store.num_nodes)
-    sorter = EdgeSorter(
-        scratch / direction,
-        largest=form.largest,
-        expected=store.num_edges,
-        capacity=shares.sort_keys,
-        block=shares.edges,
-    )
-    try:
+    spread_stage, stage = f"moved {direction}-edges", f"ordered {direction}-edges"
+    buckets_folder = scratch / spread_stage  # Not that of the conversion before, which tidies up whenever it is called.
+    if (spread := journal.result(spread_stage)) is None:
+        rmtree(buckets_folder, ignore_errors=True)
+        parts = parts_for(store.num_edges, shares.sort_keys)
+        spreader = Spreader(buckets_folder, low=0, high=form.largest, parts=parts)
         task, done = f"reading {direction}-edges", 0
         listener(TaskStarted(task, store.num_edges, "edges"))
-        for keys in _moved(store, direction, places, form, shares.edges):
-            done += len(keys)
-            sorter.add(keys)
-            listener(TaskAdvanced(task, done))
+        try:
+            with ahead(_moved(store, direction, places, form, shares.edges)) as blocks:
+                for keys in blocks:
+                    done += len(keys)
+                    spreader.add(keys)
+                    listener(TaskAdvanced(task, done))
+        finally:
+            buckets = spreader.close()
+        found = {"buckets": [asdict(bucket) for bucket in buckets]}
+        spread = journal.finish(spread_stage, found, lambda: flush_all([buckets_folder]))
         listener(TaskFinished(task))
-        blocks = cut(sorter.sorted_blocks(), shares.edges)
-        task = f"writing {direction}-edges"
-        written = write_direction(folder, direction, form, blocks, most=store.num_edges, task=task, listener=listener)
-    finally:
-        sorter.close()
-    if direction == "out" or not written.self_loops:
-        rmtree(folder / direction / "self_loops")
+    write_direction(
+        folder,
+        direction,
+        form,
+        [Bucket(**bucket) for bucket in spread["buckets"]],
+        scratch=buckets_folder,
+        drop_duplicates=False,
+        self_loops=False,
+        shares=shares,
+        stage=stage,
+        journal=journal,
+        listener=listener,
+    )
+    if direction == "out" or not journal.result(stage)["self_loops"]:
+        rmtree(folder / direction / "self_loops", ignore_errors=True)
 
 
 def _moved(store: Store, direction: str, places: Places, form: KeyForm, size: int) -> Iterator[Keys]:
@@ -153,14 +224,29 @@ def _moved(store: Store, direction: str, places: Places, form: KeyForm, size: in
             yield keys
 
 
-def _write_rows(array: Array, folder: Path, places: Places, *, block_rows: int, listener: Listener) -> None:
+def _write_rows(
+    array: Array, folder: Path, places: Places, *, block_rows: int, journal: Journal, listener: Listener
+) -> None:
     task = f"moving {array.name}"
+    stage = task.replace("/", " ")
+    if journal.result(stage) is not None:
+        return
+    progress = journal.progress(stage)
+    if progress is None:
+        rmtree(folder / array.name, ignore_errors=True)
+    scatter = RowScatter(folder, array.name, array.shape, array.dtype, progress and progress["scatter"])
+    first = progress["rows"] if progress else 0
     listener(TaskStarted(task, array.shape[0], "nodes"))
-    scatter = RowScatter(folder, array.name, array.shape, array.dtype)
-    for start, rows in array.blocks(block_rows):
-        here = places[start : start + len(rows)].astype(np.int64)
+    for start, stop in ranges(array.shape[0], block_rows, first):
+        here = places[start:stop].astype(np.int64)
         order = np.argsort(here, kind="stable")
-        scatter.put(here[order], rows[order])
-        listener(TaskAdvanced(task, start + len(rows)))
+        scatter.put(here[order], array.read(start, stop)[order])
+        listener(TaskAdvanced(task, stop))
+        journal.advance(stage, scatter.flush, partial(_moved_state, scatter, stop))
     scatter.close()
+    journal.finish(stage, {}, scatter.flush)
     listener(TaskFinished(task))
+
+
+def _moved_state(scatter: RowScatter, rows: int) -> dict[str, Any]:
+    return {"rows": rows, "scatter": scatter.progress()}

@@ -6,12 +6,15 @@ Shapes: N nodes, E edges, F features.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ooc.events import Listener
 from ooc.storage.array import AnyArray
+from ooc.storage.store import Task
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -25,9 +28,10 @@ class EdgeBlock(NamedTuple):
 
 
 class LabelBlock(NamedTuple):
-    """Some rows' labels ``y`` [n] (-1: none) and membership in the splits, [n] each; not yet checked."""
+    """Some rows' labels ``y``, of the shape and type that the task says (see ``Task``), and membership in
+    the splits, [n] each; not yet checked."""
 
-    y: Ids
+    y: AnyArray
     train: Mask
     valid: Mask
     test: Mask
@@ -37,10 +41,29 @@ class LabelBlock(NamedTuple):
 class Source:
     """A graph to convert. The three callables start afresh each time and yield blocks in order.
 
+    Neither side writes to a block that was yielded. The callables run in a thread of their own, one at a time.
     ``edges(n)`` and ``features(n)`` yield at most about n edges or rows at a time (a generator may keep
     to blocks of its own, smaller ones), ``labels(n)`` likewise. ``num_edges`` counts entries as given.
-    ``num_classes`` None: one more than the largest label. ``resident_bytes`` is what the source itself
-    holds in memory, to be counted against the budget. ``description`` goes into the store's ``source``.
+    ``num_classes`` None: one more than the largest label; for tasks other than ``CLASSES`` it is the number
+    of columns of ``y`` and must be given. ``resident_bytes`` is what the source itself holds in memory, to
+    be counted against the budget. ``description`` goes into the store's ``source``.
+
+    ``symmetrize``, ``drop_duplicates`` (None: just when symmetrising): what is usual for the format; the caller
+    may choose otherwise.
+
+    ``ids(n)``, where the source calls its nodes otherwise than 0 … N-1: what it calls them.
+
+    ``features_from(n, row)``, where the source can: the rows from ``row`` on, without reading all before.
+
+    ``prepare``, for a source that must put something on the disk before it can stream: called once, before
+    all else, with a folder of the partial store and a listener; gives the source to convert, whose own
+    ``prepare`` is None. Until then ``num_nodes`` and ``num_edges`` may be upper bounds. The folder outlives a
+    killed conversion, and ``prepare`` is called with it again: what it finds there under its final name is
+    whole, because it writes under another name and renames. ``prepare_bytes``: disk it takes.
+
+    ``fingerprint`` says which input this is, as JSON: for files their path, size and time of change (see
+    :func:`fingerprint_of`). A conversion goes on with what another process left only if it is the same;
+    with an empty one it starts over.
     """
 
     name: str
@@ -52,14 +75,35 @@ class Source:
     edges: Callable[[int], Iterator[EdgeBlock]]
     features: Callable[[int], Iterator[AnyArray]]
     labels: Callable[[int], Iterator[LabelBlock]]
+    features_from: Callable[[int, int], Iterator[AnyArray]] | None = None
+    ids: Callable[[int], Iterator[Ids]] | None = None
+    task: Task = Task.CLASSES
     symmetrize: bool = False
+    drop_duplicates: bool | None = None
     drop_self_loops: bool = False
     resident_bytes: int = 0
+    prepare: Callable[[Path, Listener], "Source"] | None = None
+    prepare_bytes: int = 0
+    fingerprint: dict[str, Any] = field(default_factory=dict)
     description: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
-def ranges(total: int, step: int) -> Iterator[tuple[int, int]]:
-    """``(start, stop)`` pieces of ``range(total)``, ``step`` long but for the last."""
-    for start in range(0, total, step):
+def fingerprint_of(*paths: Path) -> dict[str, Any]:
+    """Size and time of change of each of the files ``paths`` and of all files in those that are folders."""
+    files = [
+        file
+        for path in paths
+        for file in (sorted(inner for inner in path.rglob("*") if inner.is_file()) if path.is_dir() else [path])
+    ]
+    found = {}
+    for file in files:
+        status = file.stat()
+        found[str(file.resolve())] = [status.st_size, status.st_mtime_ns]
+    return found
+
+
+def ranges(total: int, step: int, first: int = 0) -> Iterator[tuple[int, int]]:
+    """``(start, stop)`` pieces of ``range(first, total)``, ``step`` long but for the last."""
+    for start in range(first, total, step):
         yield start, min(start + step, total)

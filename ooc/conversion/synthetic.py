@@ -10,10 +10,11 @@ parameters alone. N nodes, E edges, F features, C classes.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
+from ooc.conversion.reading import Reader
 from ooc.conversion.shuffle import Shuffle
 from ooc.conversion.source import EdgeBlock, Ids, LabelBlock, Source, ranges
 from ooc.errors import SourceError
@@ -97,7 +98,8 @@ def synthetic_source(text: str) -> Source:
         features=lambda size: graph.features(),
         labels=graph.labels,
         symmetrize=not parameters.directed,
-        description={field.name: getattr(parameters, field.name) for field in fields(parameters)},
+        fingerprint={"parameters": asdict(parameters)},
+        description=asdict(parameters),
     )
 
 
@@ -164,3 +166,11 @@ class _Graph:
 
     def _random(self, stream: int, block: int) -> np.random.Generator:
         return np.random.Generator(np.random.SFC64([self._p.seed, stream, block]))
+
+
+READER = Reader(
+    needs=f"{PREFIX}nodes=...,edges=...,features=...,classes=...: a made-up graph",
+    folder=None,
+    recognises=lambda path: str(path).startswith(PREFIX),
+    open=lambda path, request: synthetic_source(str(path)),
+)

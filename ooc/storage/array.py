@@ -168,6 +168,15 @@ class ArrayWriter:
         self._checksums: list[int] = []
         self._descriptor: int | None = None
         self._crc = 0
+        self._unflushed: set[Path] = set()
+
+    def progress(self) -> dict[str, Any]:
+        """How far it has come, as JSON: what :func:`resume_array` goes on from, once :meth:`flush` was called."""
+        return {"rows": self.rows, "checksums": self._checksums, "crc": self._crc}
+
+    def flush(self) -> None:
+        """Have all rows so far on the disk, and the metadata once it is closed."""
+        flush_within(self.array, self._unflushed)
 
     def append(self, rows: AnyArray) -> None:
         """Add ``rows`` ``[n, columns]`` (or ``[n]``), of the array's dtype exactly."""
@@ -201,7 +210,7 @@ class ArrayWriter:
         if self._descriptor is not None:
             self._write(np.zeros((array.padded_rows - self.rows) * array.row_bytes, dtype=np.uint8))
             self._finish_chunk()
-        write_metadata(array, np.array(self._checksums, dtype="<u4"))
+        self._unflushed |= write_metadata(array, np.array(self._checksums, dtype="<u4"))
         return array
 
     def abandon(self) -> None:
@@ -221,6 +230,25 @@ class ArrayWriter:
         else:
             self.abandon()
 
+    def _go_on(self, progress: dict[str, Any]) -> None:
+        """Take up after the rows that ``progress`` tells of; whatever was written after them is cut off."""
+        self.rows = int(progress["rows"])
+        self._checksums = [int(checksum) for checksum in progress["checksums"]]
+        self._crc = int(progress["crc"])
+        height, row_bytes = self.array.chunks[0], self.array.row_bytes
+        path = self.array.chunk_path(len(self._checksums))
+        begun_bytes = (self.rows - len(self._checksums) * height) * row_bytes
+        if not begun_bytes:
+            return
+        try:
+            if path.stat().st_size < begun_bytes:
+                raise StoreError(f"{path} is shorter than it was when the work on it was interrupted")
+            self._descriptor = os.open(path, os.O_WRONLY)
+            os.truncate(self._descriptor, begun_bytes)
+            os.lseek(self._descriptor, begun_bytes, os.SEEK_SET)
+        except OSError as error:
+            raise refused(path, error) from error
+
     def _write(self, data: npt.NDArray[np.uint8]) -> None:
         path = self.array.chunk_path(len(self._checksums))
         try:
@@ -228,6 +256,7 @@ class ArrayWriter:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
                 self._crc = 0
+            self._unflushed.add(path)
             self._crc = google_crc32c.extend(self._crc, data)
             done = 0
             while done < len(data):
@@ -249,17 +278,34 @@ def create_array(
     chunk_bytes: int = CHUNK_BYTES,
 ) -> ArrayWriter:
     """A writer for a new array ``name`` (``"x"``, ``"in/indices"``) of the group at ``group_path``."""
+    writer = ArrayWriter(_new_array(group_path, name, shape, dtype, chunk_bytes))
+    try:
+        writer.array.path.mkdir(parents=True)
+    except OSError as error:
+        raise refused(writer.array.path, error) from error
+    return writer
+
+
+def resume_array(
+    group_path: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, progress: dict[str, Any]
+) -> ArrayWriter:
+    """The writer that another process had come to ``progress`` with; the other arguments as it was created with.
+
+    StoreError where less of its files is there than it tells.
+    """
+    writer = ArrayWriter(_new_array(group_path, name, shape, dtype, CHUNK_BYTES))
+    writer.array.path.mkdir(parents=True, exist_ok=True)
+    writer._go_on(progress)
+    return writer
+
+
+def _new_array(group_path: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, chunk_bytes: int) -> Array:
     kind = np.dtype(dtype)
     if kind.name not in DTYPES or len(shape) not in (1, 2) or min(shape) < 0 or 0 in shape[1:]:
         raise ValueError(f"{name}: no array of shape {shape} and dtype {kind} can be made")
     row_bytes = math.prod(shape[1:]) * kind.itemsize
     chunks = (chunk_rows(shape[0], row_bytes, chunk_bytes=chunk_bytes), *shape[1:])
-    path = group_path / name
-    try:
-        path.mkdir(parents=True)
-    except OSError as error:
-        raise refused(path, error) from error
-    return ArrayWriter(Array(name, path, shape, chunks, kind.newbyteorder("<").str))
+    return Array(name, group_path / name, shape, chunks, kind.newbyteorder("<").str)
 
 
 def open_array(group_path: Path, name: str) -> Array:
@@ -279,13 +325,30 @@ def open_array(group_path: Path, name: str) -> Array:
     return array
 
 
-def write_metadata(array: Array, checksums: npt.NDArray[np.uint32]) -> None:
-    """Make ``array``, whose chunk files are complete, one that can be opened. StoreError where the disk refuses."""
+def write_metadata(array: Array, checksums: npt.NDArray[np.uint32]) -> set[Path]:
+    """Make ``array``, whose chunk files are complete, one that can be opened; the files that this takes.
+
+    StoreError where the disk refuses.
+    """
+    contents = {
+        array.path / CHECKSUM_FILE: checksums.astype("<u4").tobytes(),
+        array.path / METADATA_FILE: json.dumps(_metadata(array), indent=2).encode(),
+    }
     try:
-        (array.path / CHECKSUM_FILE).write_bytes(checksums.astype("<u4").tobytes())
-        (array.path / METADATA_FILE).write_text(json.dumps(_metadata(array), indent=2))
+        for path, data in contents.items():
+            path.write_bytes(data)
     except OSError as error:
         raise refused(array.path, error) from error
+    return set(contents)
+
+
+def flush_within(array: Array, files: set[Path]) -> None:
+    """Have ``files`` of ``array`` on the disk, those that are still there, and the folders; empties the set."""
+    folders = {path.parent for path in files}
+    for path in (*files, *folders, array.path, *list(array.path.parents)[:2]):
+        if path.exists():
+            flush(path)
+    files.clear()
 
 
 def _metadata(array: Array) -> dict[str, Any]:

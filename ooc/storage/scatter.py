@@ -8,23 +8,47 @@ is done in one sequential reading and as many sequential writings as there are g
 import os
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ooc.storage.array import AnyArray, Array, create_array, refused, write_metadata
+from ooc.storage.array import AnyArray, Array, create_array, flush_within, refused, resume_array, write_metadata
 
 
 class RowScatter:
     """A new array whose rows are ``put`` in any order, each once, and which ``close`` completes.
 
-    Holds no row in memory and no file open. Raises StoreError where the disk refuses.
+    Holds no row in memory and no file open. ``progress``: another process's to go on from; rows that were put
+    after it are put again. Raises StoreError where the disk refuses.
     """
 
-    def __init__(self, group_path: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+    def __init__(
+        self,
+        group_path: Path,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        progress: dict[str, Any] | None = None,
+    ) -> None:
+        self._unflushed: set[Path] = set()
+        if progress is not None:
+            nothing: dict[str, Any] = {"rows": 0, "checksums": [], "crc": 0}
+            self.array = resume_array(group_path, name, shape, dtype, nothing).array
+            self._missing = [int(rows) for rows in progress["missing"]]
+            self._checksums = np.array(progress["checksums"], dtype=np.uint32)
+            return
         self.array = array = create_array(group_path, name, shape, dtype).array
         self._missing = [min(array.chunks[0], shape[0] - start) for start in range(0, shape[0], array.chunks[0])]
         self._checksums = np.zeros(array.num_chunks, dtype=np.uint32)
+
+    def progress(self) -> dict[str, Any]:
+        """How far it has come, as JSON, once :meth:`flush` was called."""
+        return {"missing": self._missing, "checksums": self._checksums.tolist()}
+
+    def flush(self) -> None:
+        """Have all rows so far on the disk, and the metadata once it is closed."""
+        flush_within(self.array, self._unflushed)
 
     def put(self, places: npt.NDArray[np.int64], rows: AnyArray) -> None:
         """Write ``rows`` ``[n, columns]`` (or ``[n]``), of the array's dtype, to the ascending ``places`` ``[n]``."""
@@ -47,11 +71,12 @@ class RowScatter:
         """Write checksums and metadata. All rows must be there."""
         if any(self._missing):
             raise ValueError(f"{self.array.name}: {sum(self._missing)} rows were not put of {self.array.shape[0]}")
-        write_metadata(self.array, self._checksums)
+        self._unflushed |= write_metadata(self.array, self._checksums)
         return self.array
 
     def _write(self, chunk: int, offset: int, data: npt.NDArray[np.uint8]) -> None:
         path = self.array.chunk_path(chunk)
+        self._unflushed.add(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)

@@ -2,11 +2,15 @@
 """A converted dataset on disk: a Zarr v3 group of arrays (see ``docs/formats.md`` for its form)."""
 
 import json
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
+
+import numpy as np
+import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import METADATA_FILE, Array, open_array
+from ooc.storage.array import METADATA_FILE, AnyArray, Array, open_array
 
 FORMAT_VERSION = 1
 PARTIAL_SUFFIX = ".partial"
@@ -14,12 +18,73 @@ SPLITS = ("train", "valid", "test")
 _COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_self_loops")
 
 
+class Task(Enum):
+    """What the labels of a store are. N nodes, L = ``num_classes``; no node may be scored without a label.
+
+    ``CLASSES``: ``y`` [N] int64, a class of each node, -1: none. ``MULTILABEL``: ``y`` [N, L] int8, 0 or 1 for
+    each of L questions, a whole row of -1: none. ``VALUES``: ``y`` [N, L] float32, a whole row of NaN: none.
+    """
+
+    CLASSES = "classes"
+    MULTILABEL = "multilabel"
+    VALUES = "values"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of ``y``."""
+        match self:
+            case Task.CLASSES:
+                return np.dtype(np.int64)
+            case Task.MULTILABEL:
+                return np.dtype(np.int8)
+            case Task.VALUES:
+                return np.dtype(np.float32)
+            case _:
+                assert_never(self)
+
+    def labelled(self, y: AnyArray) -> npt.NDArray[np.bool_]:
+        """Which rows of ``y`` [n] or [n, L] have a label, [n]; for rows that are :meth:`sound`."""
+        match self:
+            case Task.CLASSES:
+                return np.asarray(y >= 0)
+            case Task.MULTILABEL:
+                return np.asarray(y[:, 0] >= 0)
+            case Task.VALUES:
+                return np.asarray(~np.isnan(y[:, 0]))
+            case _:
+                assert_never(self)
+
+    def sound(self, y: AnyArray, num_classes: int) -> npt.NDArray[np.bool_]:
+        """Which rows of ``y`` [n] or [n, L] are a label or none, as this task has them, [n]."""
+        match self:
+            case Task.CLASSES:
+                return np.asarray((y >= -1) & (y < num_classes))
+            case Task.MULTILABEL:
+                return np.asarray(((y == 0) | (y == 1)).all(axis=1) | (y == -1).all(axis=1))
+            case Task.VALUES:
+                return np.asarray(np.isfinite(y).all(axis=1) | np.isnan(y).all(axis=1))
+            case _:
+                assert_never(self)
+
+    def meaning(self, num_classes: int) -> str:
+        """What a sound label is, for messages."""
+        match self:
+            case Task.CLASSES:
+                return f"the classes are 0 to {num_classes - 1}, -1 for none"
+            case Task.MULTILABEL:
+                return "labels are 0 or 1, or -1 throughout for none"
+            case Task.VALUES:
+                return "values are finite, or NaN throughout for none"
+            case _:
+                assert_never(self)
+
+
 class Store:
     """A store opened for reading. Holds metadata only, no open file; made by :func:`open_store`.
 
     Attributes: ``path``, ``name``, ``num_nodes``, ``num_edges`` (entries of ``in/indices``),
-    ``num_features``, ``num_classes``, ``undirected``, ``num_self_loops``, ``source`` (what was
-    converted and how), ``attributes`` (everything in the group's metadata).
+    ``num_features``, ``num_classes``, ``task`` (what its labels are), ``undirected``, ``num_self_loops``,
+    ``source`` (what was converted and how), ``attributes`` (everything in the group's metadata).
     """
 
     def __init__(self, path: Path, attributes: dict[str, Any], arrays: dict[str, Array]) -> None:
@@ -30,6 +95,7 @@ class Store:
         self.num_edges = int(attributes["num_edges"])
         self.num_features = int(attributes["num_features"])
         self.num_classes = int(attributes["num_classes"])
+        self.task = task_of(attributes)
         self.num_self_loops = int(attributes["num_self_loops"])
         self.undirected = bool(attributes["undirected"])
         self.source: dict[str, Any] = dict(attributes["source"])
@@ -71,16 +137,24 @@ class Store:
         return {split: int(self.attributes["split_sizes"][split]) for split in SPLITS}
 
 
+def task_of(attributes: dict[str, Any]) -> Task:
+    """The task that a group's ``attributes`` name; ValueError for one that is not known."""
+    return Task(attributes.get("task", Task.CLASSES.value))
+
+
 def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The arrays that a store of these attributes must have, and their shapes."""
     nodes, edges = int(attributes["num_nodes"]), int(attributes["num_edges"])
-    shapes: dict[str, tuple[int, ...]] = {"x": (nodes, int(attributes["num_features"])), "y": (nodes,)}
+    labels = (nodes,) if task_of(attributes) is Task.CLASSES else (nodes, int(attributes["num_classes"]))
+    shapes: dict[str, tuple[int, ...]] = {"x": (nodes, int(attributes["num_features"])), "y": labels}
     shapes |= {f"split/{split}": (nodes,) for split in SPLITS}
     shapes |= {"in/indptr": (nodes + 1,), "in/indices": (edges,), "perm": (nodes,)}
     if not attributes["undirected"]:
         shapes |= {"out/indptr": (nodes + 1,), "out/indices": (edges,)}
     if attributes["num_self_loops"]:
         shapes["in/self_loops"] = (nodes,)
+    if attributes.get("has_ids", False):
+        shapes["ids"] = (nodes,)
     return shapes
 
 
@@ -144,4 +218,4 @@ def _attributes(path: Path) -> dict[str, Any]:
 
 
 def _interrupted(path: Path) -> StoreError:
-    return StoreError(f"the conversion of {path} was interrupted; convert again (it removes what is left)")
+    return StoreError(f"the conversion of {path} was interrupted; convert again: it goes on from there")

@@ -67,16 +67,17 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
     ids, wanted = _EdgeSum(), _EdgeSum()
     task = "checking nodes"
     listener(TaskStarted(task, store.num_nodes, "nodes"))
-    for start, y in store.array("y").blocks(_EDGES):
+    for start, y in store.array("y").blocks(max(1, _EDGES // store.array("y").columns)):
         stop = start + len(y)
-        if ((y < -1) | (y >= store.num_classes)).any():
-            found.setdefault("y", f"y: there are labels outside 0 to {store.num_classes - 1}")
+        if not store.task.sound(y, store.num_classes).all():
+            found.setdefault("y", f"y: there are labels outside their task: {store.task.meaning(store.num_classes)}")
+        unlabelled = ~store.task.labelled(y)
         member = np.zeros(len(y), dtype=np.int8)
         for split in SPLITS:
             mask = store.array(f"split/{split}").read(start, stop)
             member += mask
             sizes[split] += int(np.count_nonzero(mask))
-            if (mask & (y < 0)).any():
+            if (mask & unlabelled).any():
                 found.setdefault(split, f"split/{split}: there are nodes without a label")
         if (member > 1).any():
             found.setdefault("overlap", "split: train, valid and test overlap")

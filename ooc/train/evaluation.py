@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.storage.store import SPLITS, Store
+from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.metrics import RANKING_BYTES, RANKINGS, Metric, Tally, tally
-from ooc.train.task import Task, label_columns, task_of
+from ooc.train.task import label_columns
 
 
 class Scorer(Protocol):
@@ -43,7 +43,7 @@ def scoring_nbytes(store: Store, metric: Metric, *, rows: int, dtype: torch.dtyp
 
 def _collected_type(store: Store, dtype: torch.dtype) -> np.dtype[np.floating]:
     """Of what is ranked: logits as they are, or the margin between two, which float64 takes without rounding ties."""
-    single = dtype is torch.float32 and task_of(store) is Task.MULTILABEL
+    single = dtype is torch.float32 and store.task is Task.MULTILABEL
     return np.dtype(np.float32) if single else np.dtype(np.float64)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import OptionError
-from ooc.train.task import Task
+from ooc.storage.store import Task
 
 Floats = npt.NDArray[np.floating]
 Ranked = Callable[[Floats, npt.NDArray[np.bool_]], float | None]

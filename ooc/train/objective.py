@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ooc.storage.store import SPLITS
+from ooc.storage.store import SPLITS, Task
 from ooc.train.evaluation import Scorer
 from ooc.train.loss import Loss
 from ooc.train.metrics import Tally
-from ooc.train.task import Task, targets
+from ooc.train.task import targets
 
 
 @dataclass(slots=True)

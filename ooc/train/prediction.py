@@ -21,7 +21,7 @@ from ooc.events import Listener
 from ooc.plan import Limits
 from ooc.sizes import format_size
 from ooc.storage.reach import distances
-from ooc.storage.store import Store
+from ooc.storage.store import Store, Task
 from ooc.train.evaluation import make_scorer
 from ooc.train.first_aggregation import find_aggregation
 from ooc.train.graph import ActiveRows
@@ -33,7 +33,6 @@ from ooc.train.rows_file import AnyArray, Ids, RowsFile
 from ooc.train.session import Session
 from ooc.train.setup import Resources, make_setup, whole_tiles
 from ooc.train.stages import Sink, StageBuilder, Step
-from ooc.train.task import Task, task_of
 
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40
@@ -82,7 +81,7 @@ class Prediction:
         nodes: npt.ArrayLike | None = None,
     ) -> None:
         self._store = store
-        self._what = _what(what, task_of(store))
+        self._what = _what(what, store.task)
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
         network = _lower(model, store, whole=self._wanted is None)
@@ -116,7 +115,7 @@ class Prediction:
     def shape(self) -> tuple[int, ...]:
         """Of the table of predictions."""
         rows = self._store.num_nodes if self._wanted is None else len(self._wanted.rows)
-        if self._what is What.LABELS and task_of(self._store) is Task.CLASSES:
+        if self._what is What.LABELS and self._store.task is Task.CLASSES:
             return (rows,)
         return (rows, self._setup.network.layer(self._layer).columns)
 
@@ -124,7 +123,7 @@ class Prediction:
     def dtype(self) -> np.dtype[np.generic]:
         """Of the table of predictions."""
         if self._what is What.LABELS:
-            return np.dtype(np.int64 if task_of(self._store) is Task.CLASSES else np.int8)
+            return np.dtype(np.int64 if self._store.task is Task.CLASSES else np.int8)
         return np.dtype(str(self._setup.network.dtype).removeprefix("torch."))
 
     @property
@@ -177,7 +176,7 @@ class Prediction:
         """Rows of the table from rows of what the layer gives."""
         if self._what is not What.LABELS:
             return outputs_RC.numpy()
-        if task_of(self._store) is Task.CLASSES:
+        if self._store.task is Task.CLASSES:
             return outputs_RC.argmax(dim=1).numpy()
         return (outputs_RC > 0).to(torch.int8).numpy()
 
@@ -288,4 +287,4 @@ def _no_objective(store: Store, network: Network) -> Objective:
         raise AssertionError("nothing is trained")
 
     scorer = make_scorer(store, Metric.ACCURACY, rows=0, dtype=network.dtype)
-    return Objective(task_of(store), Loss(nothing, 1.0), scorer)
+    return Objective(store.task, Loss(nothing, 1.0), scorer)

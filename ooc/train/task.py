@@ -1,34 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a store's labels are: one class a node, several yes-or-no labels, or numbers."""
 
-from enum import Enum
-
 import torch
 from torch import Tensor
 
 from ooc.errors import StoreError
-from ooc.storage.store import Store
-
-
-class Task(Enum):
-    """The form of ``y``; the store's attribute ``task``, classes where it is absent."""
-
-    CLASSES = "classes"
-    """[N] int64, the node's class; -1: no label."""
-    MULTILABEL = "multilabel"
-    """[N, L] int8, 1 for each label the node has, otherwise 0; a row of -1: no label."""
-    VALUES = "values"
-    """[N, L] float32, numbers to be predicted; a row of NaN: no label."""
-
-
-def task_of(store: Store) -> Task:
-    """The store's task. Raises StoreError for one this version does not know."""
-    name = store.attributes.get("task", Task.CLASSES.value)
-    try:
-        return Task(name)
-    except ValueError:
-        known = ", ".join(task.value for task in Task)
-        raise StoreError(f"the task of the store {store.path} is {name!r}, which is none of {known}") from None
+from ooc.storage.store import Store, Task
 
 
 def label_columns(store: Store) -> int:

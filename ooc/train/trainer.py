@@ -44,7 +44,6 @@ from ooc.train.setup import (
 )
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.standing import Standing
-from ooc.train.task import task_of
 from ooc.train.workload import zero_gradients
 
 __all__ = ["OVERHEAD_BYTES", "TILE_ROWS", "Saving", "Trainer"]
@@ -116,7 +115,7 @@ class Trainer:
             threads=threads,
             listener=listener,
         )
-        task = task_of(store)
+        task = store.task
         self.model, self.store = model, store
         self.metric = resolve_metric(metric, task, store.num_classes)
         self.optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)

@@ -7,7 +7,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ooc.cli import memory, settings
+from ooc import memory
+from ooc.cli import settings
 from ooc.cli.settings import TrainSettings
 from ooc.errors import OptionError, RunError
 

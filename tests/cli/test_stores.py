@@ -2,6 +2,9 @@
 """``ooc convert``, ``ooc info``, ``ooc verify`` as a user meets them."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -132,3 +135,44 @@ def test_what_each_layer_works_on(run: RunCommand, here: Path) -> None:
             assert layer[use] == {"nodes": nodes, "edges": edges, "bytes": 4 * edges + 4 * sources * width}
     out = run("info", "b.ooc", "--layers", "3")[1]
     assert out.count("evaluate") == 3 and f"{layers[2]['train']['nodes']:,}" in out
+
+
+def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(run: RunCommand, here: Path) -> None:
+    """Of a source that is here, and of a dataset whose files are not."""
+    code, out, err = run("convert", SOURCE, "a.ooc", "--dry-run", "--host-budget", "50M")
+    assert (code, err) == (0, "")
+    assert "writing in-edges" in out and "synthetic: 3,000 nodes, 20,000 edges, 8 features" in out
+    assert "memory: at least 33.6 MB; it would keep to 50.0 MB\n" in out and " of at most" not in out
+    code, out, err = run("convert", "ogbn-papers100M", "--dry-run", "--root", "none", "--host-budget", "100M")
+    assert (code, err) == (0, "")
+    assert "as published; its files are not here" in out and "unpacking edges" in out
+    assert "memory: at least 145 MB; it would keep to 100 MB: too little\n" in out
+    assert run("convert", "none", "--dry-run")[0] == 2
+    assert not list(here.iterdir())
+
+
+def test_duplicates_are_kept_or_dropped_as_asked(run: RunCommand, here: Path, arrays: Path) -> None:
+    np.save(arrays / "edge_index.npy", np.array([[0, 0, 1, 1], [1, 1, 2, 0]]))
+    counts = {}
+    for options in ([], ["--duplicates", "drop"], ["--symmetrize"], ["--symmetrize", "--duplicates", "keep"]):
+        assert run("convert", arrays, "a.ooc", "--quiet", "--force", *options)[0] == 0
+        counts[" ".join(options)] = json.loads(run("info", "a.ooc", "--json")[1])["num_edges"]
+    assert list(counts.values()) == [4, 3, 4, 8]
+
+
+def test_a_terminated_conversion_is_kept_and_goes_on_or_is_removed(here: Path) -> None:
+    source = "synthetic:nodes=200000,edges=2000000,features=100,classes=4"
+    command = [sys.executable, "-m", "ooc.cli", "convert", source, "a.ooc"]
+    for options, left in (["--on-cancel", "remove"], []), ([], ["a.ooc.partial"]):
+        process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while not (here / "a.ooc.partial" / "store" / "in").exists():
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130 and "ooc: interrupted" in err
+        assert [path.name for path in here.iterdir()] == left
+    assert ("the same conversion goes on" in err) == bool(left)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "going on with the conversion in" in done.stdout + done.stderr
+    assert [path.name for path in here.iterdir()] == ["a.ooc"]

@@ -53,7 +53,7 @@ _BAD: dict[str, tuple[Arrays, str]] = {
     "label a fraction": (_changed("y", 8, 0.5), "node 8 has the label 0.5, which is no class"),
     "no labels": (_replaced(y=None), "y is missing"),
     "labels of a wrong length": (_replaced(y=np.zeros(59, dtype=int)), r"shape \(59,\), one label for each of 60"),
-    "several labels": (_replaced(y=np.zeros((60, 4), dtype=int)), r"y has the shape \(60, 4\)"),
+    "several labels": (_replaced(y=np.zeros((60, 4), dtype=int)), "num_classes is 3, y has 4 columns"),
     "no classes": (_replaced(num_classes=np.array(0)), "num_classes is 0"),
     "overlap": (_replaced(val_mask=_MASK), r"the splits overlap: node \d+ is in train and valid"),
     "empty train split": (_replaced(train_mask=np.zeros(60, dtype=bool)), "empty train split"),
@@ -128,13 +128,13 @@ def test_arrays_of_python_objects_are_never_loaded(tmp_path: Path) -> None:
 def test_what_is_not_there_or_not_known_is_refused(tmp_path: Path) -> None:
     _assert_refused(tmp_path / "none.npz", tmp_path, "no file or folder")
     _assert_refused("none", tmp_path, "no file or folder none")
-    (tmp_path / "a.txt").write_text("a")
-    _assert_refused(tmp_path / "a.txt", tmp_path, "no known format")
+    (tmp_path / "a.doc").write_text("a")
+    _assert_refused(tmp_path / "a.doc", tmp_path, "no known format")
     (tmp_path / "empty").mkdir()
-    _assert_refused(tmp_path / "empty", tmp_path, "neither Planetoid's ind")
+    _assert_refused(tmp_path / "empty", tmp_path, "of no known format")
     _assert_refused(tmp_path / "empty", tmp_path, "0 Planetoid data sets", format="planetoid")
     _assert_refused(tmp_path / "empty", tmp_path, "is a folder", format="npz")
-    _assert_refused(tmp_path / "a.txt", tmp_path, "is a file", format="npy")
+    _assert_refused(tmp_path / "a.doc", tmp_path, "is a file", format="npy")
     _assert_refused(tmp_path / "empty", tmp_path, "not one of", OptionError, format="dgl")
     _assert_refused(17, tmp_path, "a int is neither a path")
     np.savez(tmp_path / "h.npz", node_features=np.zeros(3), node_labels=np.zeros(3), edges=np.zeros(3))
@@ -192,3 +192,20 @@ def test_what_would_change_results_is_refused_rather_than_dropped(tmp_path: Path
     with pytest.raises(SourceError, match=f"has {name}, which cannot be used yet"):
         ooc.convert(arrays, tmp_path / "w.ooc")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_array_whose_name_is_damaged_is_not_overlooked(tmp_path: Path) -> None:
+    """An optional one: without it there would be another split, and no error."""
+    path = tmp_path / "g.npz"
+    np.savez_compressed(path, **random_arrays())
+    data = path.read_bytes()
+    at = data.rindex(b"val_mask.npy")  # In the directory at the end; each array has its name before it too.
+    path.write_bytes(data[:at] + b"w" + data[at + 1 :])
+    _assert_refused(path, tmp_path, "is damaged or incomplete: File name in directory")
+    path.write_bytes(data[: at - 38] + b"\x01" + data[at - 37 :])
+    _assert_refused(path, tmp_path, "is damaged or incomplete: File .* is encrypted")
+    # The comment of the entry before the last one swallows the last.
+    before = data.rindex(b"PK\1\2", 0, data.rindex(b"PK\1\2"))
+    last_bytes = len(data) - 22 - data.rindex(b"PK\1\2")
+    path.write_bytes(data[: before + 32] + last_bytes.to_bytes(2, "little") + data[before + 34 :])
+    _assert_refused(path, tmp_path, r"is damaged or incomplete: its directory has \d files of \d")

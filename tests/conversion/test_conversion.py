@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import ooc
-from ooc.errors import BudgetError, SourceError, StoreError
-from ooc.events import Event, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.conversion import budget
+from ooc.conversion.reorder import reorder
+from ooc.errors import BudgetError, OptionError, SourceError, StoreError
+from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted
 from tests.conversion.arrays import files_of, open_descriptors, random_arrays
 
 _SYNTHETIC = "synthetic:nodes=5000,edges=20000,features=40,classes=4"
@@ -59,6 +61,18 @@ def test_memory_stays_within_the_budget(tmp_path: Path, kind: str) -> None:
     assert used < budget
 
 
+def test_a_control_group_bounds_what_is_taken_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python as on the command line: half of what the group leaves free."""
+    monkeypatch.setattr(budget, "available_memory_bytes", lambda: 30_000_000)
+    with pytest.raises(BudgetError, match=r"the host budget is 15\.0 MB"):
+        ooc.convert(_SYNTHETIC, tmp_path / "g.ooc")
+    monkeypatch.setattr(budget, "available_memory_bytes", lambda: 300_000_000)
+    store = ooc.convert(_SYNTHETIC, tmp_path / "g.ooc")
+    monkeypatch.setattr(budget, "available_memory_bytes", lambda: 30_000_000)
+    with pytest.raises(BudgetError, match=r"the host budget is 15\.0 MB"):
+        reorder(store)
+
+
 def test_a_full_disk_is_found_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10**6, 10**6))
@@ -96,31 +110,39 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("task", ["reading edges", "writing in-edges", "writing out-edges", "writing features"])
-def test_an_interruption_leaves_nothing(tmp_path: Path, task: str) -> None:
+def test_cancelled_work_is_removed_or_kept_as_asked(tmp_path: Path, task: str) -> None:
+    """Kept, the same call goes on, to the bytes of a conversion that was never interrupted."""
+
     def interrupt(event: Event) -> None:
         if isinstance(event, TaskAdvanced) and event.task == task:
             raise KeyboardInterrupt
 
     before = open_descriptors()
     with pytest.raises(KeyboardInterrupt):
-        ooc.convert(_SYNTHETIC, tmp_path / "g.ooc", listener=interrupt)
+        ooc.convert(_SYNTHETIC, tmp_path / "g.ooc", on_cancel="remove", listener=interrupt)
     assert not list(tmp_path.iterdir()) and open_descriptors() == before
-
-
-def test_what_a_killed_conversion_left_is_named_and_redone(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys, ooc\n"
-        "def kill(event):\n"
-        "    if getattr(event, 'task', '') == 'writing features': os.kill(os.getpid(), signal.SIGKILL)\n"
-        "ooc.convert(sys.argv[1], sys.argv[2], listener=kill)\n"
-    )
-    subprocess.run([sys.executable, "-c", code, _SYNTHETIC, str(tmp_path / "g.ooc")], check=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["g.ooc.partial"]
-    with pytest.raises(StoreError, match="interrupted"):
-        ooc.open(tmp_path / "g.ooc")
-    store = ooc.convert(_SYNTHETIC, tmp_path / "g.ooc")
+    with pytest.raises(KeyboardInterrupt):
+        ooc.convert(_SYNTHETIC, tmp_path / "g.ooc", listener=interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["g.ooc.partial"] and open_descriptors() == before
+    events: list[Event] = []
+    store = ooc.convert(_SYNTHETIC, tmp_path / "g.ooc", listener=events.append)
+    assert any(isinstance(event, Note) and event.text.startswith("going on") for event in events)
+    assert ("reading edges" in [getattr(event, "task", "") for event in events]) == (task == "reading edges")
     assert files_of(store.path) == files_of(ooc.convert(_SYNTHETIC, tmp_path / "h.ooc").path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.ooc", "h.ooc"]
+    with pytest.raises(OptionError, match="on_cancel 'maybe' is not one of keep, remove"):
+        ooc.convert(_SYNTHETIC, tmp_path / "i.ooc", on_cancel="maybe")
+
+
+def test_cancelled_work_on_arrays_in_memory_is_removed(tmp_path: Path) -> None:
+    """Another process could not know whether it has the same arrays."""
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, TaskFinished) and event.task == "writing in-edges":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ooc.convert(random_arrays(), tmp_path / "g.ooc", listener=interrupt)
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_conversions_to_one_place_do_not_meet(tmp_path: Path) -> None:

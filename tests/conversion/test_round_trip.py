@@ -32,10 +32,12 @@ def graphs(draw: st.DrawFn) -> Arrays:
     return arrays
 
 
-def _expected(arrays: Arrays, *, symmetrize: bool, self_loops: bool) -> np.ndarray:
+def _expected(arrays: Arrays, *, symmetrize: bool, self_loops: bool, drop_duplicates: bool | None = None) -> np.ndarray:
     edges = arrays["edge_index"] if arrays["edge_index"].shape[0] == 2 else arrays["edge_index"].T
     if symmetrize:
-        edges = np.unique(np.hstack([edges, edges[::-1]]), axis=1)
+        edges = np.hstack([edges, edges[::-1]])
+    if symmetrize if drop_duplicates is None else drop_duplicates:
+        edges = np.unique(edges, axis=1)
     if self_loops:
         lacking = np.setdiff1d(np.arange(len(arrays["x"])), edges[0][edges[0] == edges[1]])
         edges = np.hstack([edges, np.stack([lacking, lacking])])
@@ -43,13 +45,25 @@ def _expected(arrays: Arrays, *, symmetrize: bool, self_loops: bool) -> np.ndarr
 
 
 @settings(max_examples=60, deadline=None)
-@given(graphs(), st.booleans(), st.booleans(), st.sampled_from(["float32", "float64", "float16"]))
+@given(
+    graphs(),
+    st.booleans(),
+    st.sampled_from([None, False, True]),
+    st.booleans(),
+    st.sampled_from(["float32", "float64", "float16"]),
+)
 def test_edges_of_both_directions_equal_the_source(
-    tmp_path_factory: pytest.TempPathFactory, arrays: Arrays, symmetrize: bool, self_loops: bool, dtype: str
+    tmp_path_factory: pytest.TempPathFactory,
+    arrays: Arrays,
+    symmetrize: bool,
+    drop_duplicates: bool | None,
+    self_loops: bool,
+    dtype: str,
 ) -> None:
     out = tmp_path_factory.mktemp("trip") / "g.ooc"
-    store = ooc.convert(arrays, out, symmetrize=symmetrize, self_loops=self_loops, dtype=dtype)
-    edges = _expected(arrays, symmetrize=symmetrize, self_loops=self_loops)
+    edge_options = {"symmetrize": symmetrize, "drop_duplicates": drop_duplicates, "self_loops": self_loops}
+    store = ooc.convert(arrays, out, dtype=dtype, **edge_options)
+    edges = _expected(arrays, **edge_options)
     np.testing.assert_array_equal(edges_of(store), edges)
     np.testing.assert_array_equal(in_order(edges_of(store, "out")), edges)
     reverse = in_order(edges[::-1])
@@ -75,11 +89,11 @@ def test_edges_of_both_directions_equal_the_source(
 def test_tiny_budgets_give_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, symmetrize: bool, self_loops: bool
 ) -> None:
-    """Even a memory of five edges, rows that are completed three at a time and hubs across many blocks."""
+    """Even a memory of twenty edges, rows that are completed three at a time and hubs across many blocks."""
     arrays = random_arrays(nodes=500, edges=4000)
     arrays["edge_index"][0, :1500] = 77
     ample = ooc.convert(arrays, tmp_path / "ample.ooc", symmetrize=symmetrize, self_loops=self_loops)
-    tiny = Shares(sort_keys=5, edges=7, feature_rows=11, label_rows=13)
+    tiny = Shares(sort_keys=20, edges=37, feature_rows=11, label_rows=13)
     monkeypatch.setattr(conversion, "divide", lambda source, budget: tiny)
     monkeypatch.setattr(csr, "_WINDOW_ROWS", 3)
     monkeypatch.setattr(topology, "_COMPARED_ROWS", 17)

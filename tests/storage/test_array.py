@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays: raw rows in chunk files, readable by zarr, and loud about damage."""
 
+import json
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.errors import StoreError
-from ooc.storage.array import DTYPES, Array, chunk_rows, create_array, open_array
+from ooc.storage.array import DTYPES, Array, chunk_rows, create_array, open_array, resume_array
 from ooc.storage.store import write_group
 
 
@@ -133,3 +134,50 @@ def test_misuse_of_a_writer_is_refused(tmp_path: Path) -> None:
         writer.close()
     with pytest.raises(StoreError, match="cannot be written"):
         create_array(tmp_path, "a", (3,), np.int64)
+
+
+@given(
+    rows=st.integers(0, 6000),
+    columns=st.sampled_from([None, 1, 3]),
+    marked=st.floats(0, 1),
+    later=st.floats(0, 1),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_writer_goes_on_where_another_had_flushed(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, columns: int | None, marked: float, later: float
+) -> None:
+    """Whatever that one wrote after it told of its progress; the files are those of a writer never interrupted."""
+    shape = (rows,) if columns is None else (rows, columns)
+    values = np.arange(rows * (columns or 1), dtype=np.int32).reshape(shape)
+    first, folder = int(marked * rows), tmp_path_factory.mktemp("writer")
+    second = first + int(later * (rows - first))
+    with create_array(folder, "whole", shape, np.int32) as whole:
+        whole.append(values)
+    killed = create_array(folder, "a", shape, np.int32)
+    killed.append(values[:first])
+    killed.flush()
+    progress = json.loads(json.dumps(killed.progress()))
+    killed.append(values[first:second])
+    killed.abandon()
+    with resume_array(folder, "a", shape, np.int32, progress) as writer:
+        assert writer.rows == first
+        writer.append(values[first:])
+    writer.flush()
+    files = [
+        {
+            str(file.relative_to(folder / name)): file.read_bytes()
+            for file in (folder / name).rglob("*")
+            if file.is_file()
+        }
+        for name in ("whole", "a")
+    ]
+    assert files[0] == files[1]
+
+
+def test_a_writer_does_not_go_on_after_rows_that_are_lost(tmp_path: Path) -> None:
+    writer = create_array(tmp_path, "a", (5000,), np.int32)
+    writer.append(np.arange(100, dtype=np.int32))
+    writer.abandon()
+    os.truncate(writer.array.chunk_path(0), 399)
+    with pytest.raises(StoreError, match="shorter than it was when the work on it was interrupted"):
+        resume_array(tmp_path, "a", (5000,), np.int32, writer.progress())

@@ -14,7 +14,7 @@ from torch import Tensor
 from ooc.plan.workload import Direction
 from ooc.train.kernels import edge_function, edges, maximum
 from ooc.train.kernels.edges import SelfLoops, TileEdges
-from ooc.train.team import Team
+from ooc.train.team import Flow, Team
 
 HEIGHTS = st.sampled_from([1, 3, 12])
 """Rows of a tile."""
@@ -80,8 +80,10 @@ def by_tiles(tiles: Iterator[Cut], compute: Callable[..., tuple[Tensor, ...]], *
     parts: list[tuple[Tensor, ...]] = []
     team = Team(workers)
     try:
-        with torch.no_grad():
-            team.run(tiles, lambda tile: compute(*tile), parts.append)
+        with torch.no_grad(), Flow(team, lambda tile: compute(*tile), parts.append) as flow:
+            for tile in tiles:
+                flow.put(0, tile)
+            flow.drain()
     finally:
         team.close()
     return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))

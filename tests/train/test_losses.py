@@ -2,6 +2,7 @@
 """Every loss is PyG's on the whole graph, however the rows are cut; what is no mean over rows is refused."""
 
 from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch_geometric.nn.models import GCN
 
 import ooc
 from ooc.errors import ModelError, StoreError
-from ooc.storage.store import Store
+from ooc.storage.store import Store, open_store
 from ooc.train import executor
 from tests.exactness.comparison import store_of, train_epoch
 from tests.exactness.reference import disagreement
@@ -190,7 +191,9 @@ def test_a_training_row_without_a_label_is_damage(task: str, tmp_path: Path) -> 
 
 def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
     """A store of a later version is no store of classes."""
-    store = store_of(DATA, tmp_path)
-    store.attributes["task"] = "links"
+    metadata = store_of(DATA, tmp_path).path / "zarr.json"
+    group = json.loads(metadata.read_text())
+    group["attributes"]["task"] = "links"
+    metadata.write_text(json.dumps(group))
     with pytest.raises(StoreError, match="'links'"):
-        make_trainer(store, 4, tmp_path)
+        open_store(metadata.parent)

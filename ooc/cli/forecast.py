@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc convert --dry-run``: what a conversion would take."""
+
+import shutil
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ooc.cli.progress import format_duration
+from ooc.conversion.budget import check_folder
+from ooc.conversion.forecast import Chosen, Forecast, Subject, forecast, subject_of, subject_of_dataset
+from ooc.conversion.formats import open_source
+from ooc.conversion.names import named
+from ooc.conversion.rates import measure
+from ooc.conversion.reading import Request
+from ooc.sizes import format_size
+
+
+def print_forecast(
+    source: str,
+    *,
+    root: Path,
+    folder: Path,
+    form: str | None,
+    request: Request,
+    symmetrize: bool | None,
+    self_loops: bool,
+    row_normalize: bool,
+    ordered: bool,
+    dtype: str,
+    console: Console,
+) -> None:
+    """A table of the stages, and what they need together; nothing stays in ``folder``, where OUT would be.
+
+    A dataset's files need not be here. Raises as ``ooc.convert`` does for a source that cannot be read.
+    """
+    check_folder(folder)
+    dataset, usual = named(source), False
+    place = dataset.find(root) if dataset is not None else Path(source)
+    if dataset is not None and place is None:
+        subject, where = subject_of_dataset(dataset), "as published; its files are not here"
+    else:
+        assert place is not None
+        opened = open_source(place if dataset is not None else source, format=form, request=request)
+        subject, usual, where = subject_of(opened), opened.symmetrize, str(place)
+    chosen = Chosen(
+        symmetrize=usual if symmetrize is None else symmetrize,
+        self_loops=self_loops,
+        row_normalize=row_normalize,
+        ordered=ordered,
+        dtype=dtype,
+    )
+    found = forecast(subject, measure(folder), chosen)
+    console.print(_table(found))
+    for line in _lines(subject, found, where=where, folder=folder, budget_bytes=request.budget_bytes):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _table(found: Forecast) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("stage")
+    for column in ("reads", "writes", "time"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for stage in found.stages:
+        sizes = (format_size(stage.read_bytes), format_size(stage.written_bytes))
+        table.add_row(stage.name, *sizes, format_duration(stage.seconds))
+    read = sum(stage.read_bytes for stage in found.stages)
+    written = sum(stage.written_bytes for stage in found.stages)
+    table.add_section()
+    table.add_row("all", format_size(read), format_size(written), format_duration(found.seconds))
+    return table
+
+
+def _lines(subject: Subject, found: Forecast, *, where: str, folder: Path, budget_bytes: int) -> list[str]:
+    counts = f"{subject.num_nodes:,} nodes, {subject.num_edges:,} edges, {subject.num_features} features"
+    free = shutil.disk_usage(folder).free
+    room = "" if free >= found.disk_bytes else f", {format_size(found.disk_bytes - free)} too little"
+    short = "" if budget_bytes >= found.least_memory_bytes else ": too little"
+    return [
+        f"{subject.name}: {counts} ({where})",
+        f"source: {format_size(subject.input_bytes)}, {format_size(subject.raw_bytes)} unpacked; "
+        f"store: {format_size(found.store_bytes)}",
+        f"disk: {format_size(found.disk_bytes)} at most in {folder}, {format_size(free)} are free{room}",
+        f"memory: at least {format_size(found.least_memory_bytes)}; "
+        f"it would keep to {format_size(budget_bytes)}{short}",
+        "times are estimates from what this machine's disk and processor did in a few seconds just now",
+    ]

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edges in a table, CSV or Parquet; alone, or as ``edges.*`` in a folder beside ``nodes.*`` or ``features.npy``."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ooc.conversion.bare_graph import NODE_OPTIONS, BareGraph, bare_source
+from ooc.conversion.node_tables import chosen_column
+from ooc.conversion.reading import Reader, Request
+from ooc.conversion.snap import whole_ids
+from ooc.conversion.source import EdgeBlock, Source
+from ooc.conversion.tables import TABLE_SUFFIXES, Cells, Table, is_table, open_table
+from ooc.errors import SourceError
+
+_SOURCES, _TARGETS = ("source", "src"), ("target", "dst")
+_COMPRESSIONS = ("", ".gz", ".zst")
+_LEAST_LINE_BYTES = 4
+
+
+def _open(path: Path, request: Request) -> Source:
+    if not path.is_dir():
+        return bare_source(_graph(open_table(path, request.budget_bytes), path.name.split(".")[0], request), request)
+    edges = _beside(path, "edges")
+    if edges is None:
+        raise SourceError(f"the folder {path} has no edges.csv or edges.parquet")
+    nodes = _beside(path, "nodes")
+    name = path.resolve().name
+    graph = _graph(
+        open_table(edges, request.budget_bytes),
+        name,
+        request,
+        features=_npy(path, "features") or nodes,
+        labels=_npy(path, "labels") or nodes,
+    )
+    return bare_source(graph, request)
+
+
+def _graph(
+    table: Table, name: str, request: Request, *, features: Path | None = None, labels: Path | None = None
+) -> BareGraph:
+    two = table.columns if len(table.columns) == 2 else ("", "")
+    source = chosen_column(table, request.option("source_column"), _SOURCES) or two[0]
+    target = chosen_column(table, request.option("target_column"), _TARGETS) or two[1]
+    if not source or not target or source == target:
+        columns = ", ".join(table.columns[:20])
+        raise SourceError(
+            f"{table.path} has the columns {columns}; say with --source-column and --target-column which edges are in"
+        )
+    other = [column for column in table.columns if column not in (source, target)]
+    if other and not request.drop_edge_data:
+        raise SourceError(
+            f"{table.path} has edges with data ({', '.join(other[:20])}), which cannot be used yet; "
+            f"give --drop-edge-data (drop_edge_data=True) to convert without"
+        )
+
+    return BareGraph(
+        name=name,
+        format="table",
+        files=(table.path,),
+        edges=lambda size: column_edges(table, source, target, size),
+        num_edges=max(1, table.path.stat().st_size // _LEAST_LINE_BYTES) if table.rows is None else table.rows,
+        counted=table.rows is not None,
+        features=features,
+        labels=labels,
+    )
+
+
+def column_edges(table: Table, source: str, target: str, size: int) -> Iterator[EdgeBlock]:
+    """Edges from the ids in the column ``source`` to those in ``target``."""
+    for block in table.blocks({source: Cells.WHOLE, target: Cells.WHOLE}, size):
+        yield EdgeBlock(*(whole_ids(block[column], table.path) for column in (source, target)))
+
+
+def _beside(folder: Path, stem: str) -> Path | None:
+    paths = (folder / f"{stem}{suffix}{more}" for suffix in TABLE_SUFFIXES for more in _COMPRESSIONS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _npy(folder: Path, stem: str) -> Path | None:
+    path = folder / f"{stem}.npy"
+    return path if path.is_file() else None
+
+
+READER = Reader(
+    needs="edges in a CSV or Parquet table, or a folder of edges.* and nodes.* (or features.npy)",
+    folder=None,
+    recognises=lambda path: _beside(path, "edges") is not None if path.is_dir() else is_table(path),
+    open=_open,
+    takes=NODE_OPTIONS | {"source_column", "target_column"},
+)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion will take: stages, bytes read and written, disk, memory and time, before it begins.
+
+From a source that was opened, or, where the files are not here, from what is known of a published dataset.
+N nodes, E edges, F features.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ooc.conversion.ahead import cores
+from ooc.conversion.budget import disk_bytes_for, least_budget_bytes
+from ooc.conversion.names import Dataset
+from ooc.conversion.order import order_bytes
+from ooc.conversion.rates import Rates
+from ooc.conversion.source import Source
+from ooc.storage.store import Task
+
+_ID_BYTES = 8
+_KEY_BYTES = 8
+# Size of ogbn-papers100M's zip as ogb's downloader shows it, 56.17 GB of 2³⁰: github.com/snap-stanford/ogb, issue 506.
+_PUBLISHED_BYTES = {"ogbn-papers100M": int(56.17 * 2**30)}
+_HALF_FLOATS = ("mag240m",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is known of a source. ``input_bytes`` on the disk, of ``raw_bytes`` when unpacked."""
+
+    name: str
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    feature_bytes: int
+    input_bytes: int
+    label_columns: int = 1
+    label_bytes: int = 8
+    resident_bytes: int = 0
+    prepares: bool = False
+
+    @property
+    def raw_bytes(self) -> int:
+        edges = 2 * _ID_BYTES * self.num_edges
+        return edges + self.num_nodes * (self.num_features * self.feature_bytes + self.label_columns * 4)
+
+    @property
+    def packed(self) -> bool:
+        """Whether it must be inflated."""
+        return self.input_bytes < 0.98 * self.raw_bytes
+
+
+def subject_of(source: Source) -> Subject:
+    """What ``source``, opened, tells; files it does not name are taken to be as large as their arrays."""
+    columns = 1 if source.task is Task.CLASSES else source.num_classes or 1
+    subject = Subject(
+        name=source.name,
+        num_nodes=source.num_nodes,
+        num_edges=source.num_edges,
+        num_features=source.num_features,
+        feature_bytes=4,
+        input_bytes=sum(int(status[0]) for status in source.fingerprint.values() if isinstance(status, list)),
+        label_columns=columns,
+        label_bytes=source.task.dtype.itemsize,
+        resident_bytes=source.resident_bytes,
+        prepares=source.prepare is not None,
+    )
+    return subject if subject.input_bytes else _with_input(subject, subject.raw_bytes)
+
+
+def subject_of_dataset(dataset: Dataset) -> Subject:
+    """What is known of a published dataset without its files."""
+    subject = Subject(
+        name=dataset.name,
+        num_nodes=dataset.nodes,
+        num_edges=dataset.edges,
+        num_features=dataset.features,
+        feature_bytes=2 if dataset.name in _HALF_FLOATS else 4,
+        input_bytes=0,
+        resident_bytes=dataset.nodes,  # Its splits.
+        prepares=dataset.name in _PUBLISHED_BYTES,
+    )
+    return _with_input(subject, _PUBLISHED_BYTES.get(dataset.name, subject.raw_bytes))
+
+
+def _with_input(subject: Subject, size: int) -> Subject:
+    return Subject(**{**vars(subject), "input_bytes": size})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of a conversion."""
+
+    name: str
+    read_bytes: int
+    written_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """All stages; the most disk at a time, besides the source; the least ``--host-budget``; the store's size."""
+
+    stages: tuple[Stage, ...]
+    disk_bytes: int
+    least_memory_bytes: int
+    store_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Options of the conversion that its cost depends on."""
+
+    symmetrize: bool
+    self_loops: bool
+    row_normalize: bool
+    ordered: bool
+    dtype: str
+
+
+def forecast(subject: Subject, rates: Rates, chosen: Chosen) -> Forecast:
+    """An estimate, from above where duplicates are dropped: how many there are is not known before."""
+    stages = tuple(_stages(subject, rates, chosen))
+    itemsize = np.dtype(chosen.dtype).itemsize
+    disk = disk_bytes_for(
+        num_nodes=subject.num_nodes,
+        num_edges=subject.num_edges,
+        feature_row_bytes=subject.num_features * itemsize,
+        label_row_bytes=subject.label_columns * subject.label_bytes,
+        symmetrize=chosen.symmetrize,
+        self_loops=chosen.self_loops,
+        twice=chosen.ordered,
+        prepare_bytes=_prepared_bytes(subject),
+    )
+    resident = subject.resident_bytes + (order_bytes(subject.num_nodes) if chosen.ordered else 0)
+    return Forecast(
+        stages=stages,
+        disk_bytes=disk,
+        least_memory_bytes=least_budget_bytes(num_features=subject.num_features, resident_bytes=resident),
+        store_bytes=sum(stage.written_bytes for stage in stages if stage.name in _IN_THE_STORE),
+    )
+
+
+_IN_THE_STORE = ("labels", "writing in-edges", "writing out-edges", "writing features")
+
+
+def _prepared_bytes(subject: Subject) -> int:
+    return subject.num_edges * _index_bytes(subject) if subject.prepares else 0
+
+
+def _index_bytes(subject: Subject) -> int:
+    return 4 if subject.num_nodes <= 2**31 else 8
+
+
+def _stages(subject: Subject, rates: Rates, chosen: Chosen) -> Iterator[Stage]:
+    nodes, edges, index = subject.num_nodes, subject.num_edges, _index_bytes(subject)
+    raw_edges = 2 * _ID_BYTES * edges
+    raw_features = nodes * subject.num_features * subject.feature_bytes
+    share = subject.input_bytes / subject.raw_bytes
+    stored_features = nodes * subject.num_features * np.dtype(chosen.dtype).itemsize
+
+    def stage(name: str, read: int, written: int, *threads: float) -> Stage:
+        """The disk's seconds, or those of the busiest thread: they work at the same time."""
+        disk = read / rates.read_bytes_per_s + written / rates.write_bytes_per_s
+        return Stage(name=name, read_bytes=read, written_bytes=written, seconds=max(disk, *threads))
+
+    def inflating(raw: float) -> float:
+        return raw / rates.inflate_bytes_per_s if subject.packed else 0.0
+
+    labels = nodes * (subject.label_columns * subject.label_bytes + 8 + 3)
+    yield stage("labels", int(4 * nodes * share), labels, inflating(4 * nodes), labels / rates.copy_bytes_per_s)
+    keys = 2 * edges
+    if subject.prepares:
+        # Sources first, then targets: half of the edges is put on the disk, to be read beside the other half.
+        prepared = _prepared_bytes(subject)
+        yield stage("unpacking edges", int(raw_edges / 2 * share), prepared, inflating(raw_edges / 2))
+        read, unpacked = int(raw_edges / 2 * share) + prepared, raw_edges / 2
+    else:
+        read, unpacked = int(raw_edges * share), float(raw_edges)
+    spreading = keys / rates.spread_keys_per_s + 4 * raw_edges / rates.copy_bytes_per_s
+    yield stage("reading edges", read, keys * _KEY_BYTES, inflating(unpacked), spreading)
+    directions = ("in",) if chosen.symmetrize else ("in", "out")
+    each = keys // len(directions) + nodes * chosen.self_loops
+    written = each * index + nodes * (8 + 4 * chosen.self_loops)
+    sorting = each / rates.sort_keys_per_s / max(1, cores() - 1)
+    deriving = 5 * each * _KEY_BYTES / rates.copy_bytes_per_s
+    for direction in directions:
+        yield stage(f"writing {direction}-edges", each * _KEY_BYTES, written, sorting, deriving)
+    copying = raw_features / rates.copy_bytes_per_s
+    if chosen.row_normalize:
+        yield stage("scanning features", int(raw_features * share), 0, inflating(raw_features), copying)
+    yield stage("writing features", int(raw_features * share), stored_features, inflating(raw_features), copying)
+    if chosen.ordered:
+        yield stage("following in-edges", 2 * written, 0, 2 * deriving)
+        for direction in directions:
+            moved = written + each * _KEY_BYTES
+            yield stage(f"reordering {direction}-edges", moved, moved, sorting)
+        yield stage("moving rows", stored_features + labels, stored_features + labels, 2 * copying)

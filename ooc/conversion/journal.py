@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a conversion is done and on the disk, in one small file, so that a killed conversion goes on.
+
+A mark promises that what it speaks of is there. It outlives the process in any case; the machine's end too where
+it is durable, that is, where everything it speaks of was flushed to the disk first. Marks that follow one another
+within seconds are not: they hold as long as the machine has not been started anew, and count for nothing after.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ooc.storage.array import flush
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_LEAST_SECONDS = 5.0  # Between two durable marks, ...
+_MOST_SHARE = 0.05  # ... which take no more than that of the time.
+
+Flushing = Callable[[], None]
+
+
+class Journal:
+    """The marks of one conversion in the file ``path``; ``key`` identifies it, ``created`` is when it began.
+
+    Made by :meth:`begin` or, of what an earlier process left, by :meth:`read`.
+    """
+
+    def __init__(self, path: Path, content: dict[str, Any], unflushed: list[Flushing]) -> None:
+        self.key: dict[str, Any] = content["key"]
+        self.created = str(content["created"])
+        self._marks: dict[str, dict[str, Any]] = content["marks"]
+        self._path = path
+        self._unflushed = unflushed
+        self._last = time.monotonic()
+        self._pause = _LEAST_SECONDS
+
+    @classmethod
+    def begin(cls, path: Path, key: dict[str, Any]) -> "Journal":
+        """A new conversion's."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        journal = cls(path, {"key": key, "created": now, "marks": {}}, [])
+        journal._write(boot="")
+        return journal
+
+    @classmethod
+    def read(cls, path: Path) -> "Journal | None":
+        """What an earlier process left; None where there is nothing that can be relied on."""
+        try:
+            content = json.loads(path.read_text())
+            boot = content["boot"]
+            # What that process had not flushed, this one must before its own marks are durable.
+            return (
+                cls(path, content, [lambda: flush_all([path.parent])] * bool(boot)) if boot in ("", _boot()) else None
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def stages(self) -> list[str]:
+        """The stages that are done, in order."""
+        return [name for name, mark in self._marks.items() if mark["done"]]
+
+    def result(self, stage: str) -> Any:
+        """What ``stage`` came to; None while it is not done."""
+        mark = self._marks.get(stage)
+        return mark["result"] if mark is not None and mark["done"] else None
+
+    def progress(self, stage: str) -> Any:
+        """How far ``stage`` has come; None where it has not begun, or is done."""
+        mark = self._marks.get(stage)
+        return mark["result"] if mark is not None and not mark["done"] else None
+
+    def finish(self, stage: str, result: dict[str, Any], flushing: Flushing, *, now: bool = False) -> dict[str, Any]:
+        """``stage`` is done, and all it wrote is on the disk after ``flushing()``; the ``result``, as JSON has it.
+
+        ``now``: durable at once.
+        """
+        self._mark(stage, {"done": True, "result": result}, flushing, durable=now or self._due())
+        return result
+
+    def advance(
+        self, stage: str, flushing: Flushing, state: Callable[[], dict[str, Any]], *, now: bool = False
+    ) -> bool:
+        """Mark how far ``stage`` has come, if it is time to (durably) or ``now``; whether it was."""
+        due = self._due()
+        if due or now:
+            self._mark(stage, {"done": False, "result": state()}, flushing, durable=due)
+        return due or now
+
+    def _due(self) -> bool:
+        return time.monotonic() - self._last >= self._pause
+
+    def _mark(self, stage: str, mark: dict[str, Any], flushing: Flushing, *, durable: bool) -> None:
+        self._unflushed.append(flushing)
+        self._marks.pop(stage, None)  # So that stages come in the order in which they were done.
+        self._marks[stage] = mark
+        begun = time.monotonic()
+        boot = "" if durable else _boot()
+        if not boot:
+            for waiting in self._unflushed:
+                waiting()
+            self._unflushed = []
+            self._last = time.monotonic()
+            self._pause = max(_LEAST_SECONDS, (self._last - begun) / _MOST_SHARE)
+        self._write(boot=boot)
+
+    def _write(self, *, boot: str) -> None:
+        content = {"key": self.key, "created": self.created, "boot": boot, "marks": self._marks}
+        unfinished = self._path.with_name(self._path.name + ".new")
+        with unfinished.open("w") as file:
+            json.dump(content, file)
+            if not boot:
+                file.flush()
+                os.fsync(file.fileno())
+        unfinished.rename(self._path)
+        if not boot:
+            flush(self._path.parent)
+
+
+def flush_all(paths: Sequence[Path]) -> None:
+    """Have files or whole folders ``paths`` on the disk, those of them that exist."""
+    for path in paths:
+        if path.is_dir():
+            for inner in path.rglob("*"):
+                flush(inner)
+        if path.exists():
+            flush(path)
+
+
+def _boot() -> str:
+    """What this start of the machine is called; empty where it cannot be told."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SNAP's edge lists (https://snap.stanford.edu/data): two ids a line, tab or spaces, comments with ``#``.
+
+The ids are sparse; the comments at the start say how many nodes and edges there are and whether the graph is
+undirected, in which case each edge is listed once.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ooc.conversion.bare_graph import NODE_OPTIONS, BareGraph, bare_source
+from ooc.conversion.lines import Kind, leading_comments, plain_suffix, rows_of_numbers, text_block_bytes
+from ooc.conversion.reading import Reader, Request
+from ooc.conversion.source import EdgeBlock, Source, ranges
+from ooc.errors import SourceError
+from ooc.storage.array import AnyArray
+
+_SUFFIXES = (".txt", ".el", ".edges", ".edgelist")
+_COUNTS = re.compile(r"\b(nodes|edges):\s*(\d+)", re.IGNORECASE)
+_MOST_COLUMNS = 8
+_LEAST_LINE_BYTES = 4
+
+
+def _open(path: Path, request: Request) -> Source:
+    comments, _ = leading_comments(path)
+    said = {word.lower(): int(number) for line in comments for word, number in _COUNTS.findall(line)}
+    block_bytes = text_block_bytes(request.budget_bytes)
+    dropping = request.drop_edge_data
+
+    def edges(size: int) -> Iterator[EdgeBlock]:
+        # Weights, where they may be dropped, need not be whole numbers.
+        kind, columns = (Kind.REAL if dropping else Kind.WHOLE), tuple(range(2, _MOST_COLUMNS + 1))
+        for rows in rows_of_numbers(path, columns=columns, kind=kind, block_bytes=block_bytes):
+            if rows.shape[1] > 2 and not dropping:
+                raise SourceError(
+                    f"{path} has {rows.shape[1]} numbers a line: edges with data, which cannot be used yet; "
+                    f"give --drop-edge-data (drop_edge_data=True) to convert without"
+                )
+            for start, stop in ranges(len(rows), size):
+                yield EdgeBlock(*(whole_ids(rows[start:stop, side], path) for side in (0, 1)))
+
+    return bare_source(
+        BareGraph(
+            name=Path(path.stem).stem if path.suffix in (".gz", ".zst") else path.stem,
+            format="snap",
+            files=(path,),
+            edges=edges,
+            num_edges=said.get("edges") or max(1, path.stat().st_size // _LEAST_LINE_BYTES),
+            counted=False,
+            said=said,
+            symmetrize=any(line.lower().startswith("undirected") for line in comments),
+        ),
+        request,
+    )
+
+
+def whole_ids(column: AnyArray, path: Path) -> AnyArray:
+    """The ids in ``column`` as int64; SourceError where one is not 0 or more, or no whole number."""
+    if column.dtype.kind == "f":
+        wrong = (column != np.trunc(column)) | (column < 0) | (column >= 2**53)
+    else:
+        wrong = column < 0
+    if wrong.any():
+        raise SourceError(f"{path}: {column[int(wrong.argmax())]} is no id: ids are whole numbers, 0 or more")
+    return column.astype(np.int64)
+
+
+def _recognises(path: Path) -> bool:
+    """Text of any kind ends in .txt: the first line that is no comment must start with two ids."""
+    if plain_suffix(path) not in _SUFFIXES:
+        return False
+    words = leading_comments(path)[1].split()
+    return len(words) >= 2 and all(word.isascii() and word.isdecimal() for word in words[:2])
+
+
+READER = Reader(
+    needs="SNAP edge list: .txt (.el, .edges), also .gz or .zst; features and labels by options",
+    folder=False,
+    recognises=_recognises,
+    open=_open,
+    takes=NODE_OPTIONS,
+)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store as PyG's remote backend (``torch_geometric.data.FeatureStore`` and ``GraphStore``): loaders read it.
+
+Nodes are named by their original ids, whatever the order of the rows. Features, labels and masks are read from
+the disk, the rows asked for and nothing else. The edges are handed over whole, as PyG's samplers want them:
+8 bytes an edge and 8 a node. N nodes, E edges, n rows asked for.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
+from torch_geometric.data.graph_store import EdgeLayout
+
+from ooc.errors import StoreError
+from ooc.storage.array import AnyArray, Array
+from ooc.storage.store import Store
+
+ATTRIBUTES = {
+    "x": "x",
+    "y": "y",
+    "train_mask": "split/train",
+    "val_mask": "split/valid",
+    "test_mask": "split/test",
+}
+"""The tensors there are, and the arrays of the store that they are."""
+_GAP_BYTES = 1 << 16  # Rows nearer than this are read in one go: about what a disk reads in the time of a request.
+_READ_BYTES = 4 << 20
+_BLOCK_EDGES = 1 << 16
+
+
+def remote_backend(store: Store) -> tuple["StoreFeatures", "StoreGraph"]:
+    """``(features, graph)`` for PyG's loaders: ``NeighborLoader(data=ooc.remote_backend(store), …)``.
+
+    Holds 16 bytes a node where the rows are in hop order, nothing otherwise.
+    """
+    places = _places(store)
+    return StoreFeatures(store, places), StoreGraph(store, places)
+
+
+class StoreFeatures(FeatureStore):  # type: ignore[misc]
+    """``x``, ``y``, ``train_mask``, ``val_mask`` and ``test_mask`` of the one kind of node there is (group None).
+
+    Reading is thread-safe. What is put or removed raises StoreError: a store does not change.
+    """
+
+    def __init__(self, store: Store, places: AnyArray | None) -> None:
+        super().__init__()
+        self.__dict__["_store"] = store
+        self.__dict__["_places"] = places
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        return [TensorAttr(group_name=None, attr_name=name) for name in ATTRIBUTES]
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
+        array = self._array(attr)
+        if array is None:
+            return None
+        nodes = self._store.num_nodes
+        ids = _ids(attr.index, nodes)
+        if len(ids) and not (ids.min() >= 0 and ids.max() < nodes):
+            raise IndexError(f"{attr.attr_name} of the node {ids.min() if ids.min() < 0 else ids.max()} of {nodes}")
+        return torch.from_numpy(read_rows(array, ids if self._places is None else self._places[ids]))
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
+        array = self._array(attr)
+        return None if array is None else array.shape
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise _unchanging(self._store)
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        raise _unchanging(self._store)
+
+    def _array(self, attr: TensorAttr) -> Array | None:
+        if attr.group_name is not None or attr.attr_name not in ATTRIBUTES:
+            return None
+        found: Array = self._store.array(ATTRIBUTES[attr.attr_name])
+        return found
+
+    def __len__(self) -> int:
+        return len(ATTRIBUTES)
+
+
+class StoreGraph(GraphStore):  # type: ignore[misc]
+    """The edges of the one kind there is (type None), by target (CSC)."""
+
+    def __init__(self, store: Store, places: AnyArray | None) -> None:
+        super().__init__()
+        self.__dict__["_store"] = store
+        self.__dict__["_places"] = places
+
+    def get_all_edge_attrs(self) -> list[EdgeAttr]:
+        nodes = self._store.num_nodes
+        return [EdgeAttr(edge_type=None, layout=EdgeLayout.CSC, is_sorted=True, size=(nodes, nodes))]
+
+    def _get_edge_index(self, attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
+        if attr.edge_type is not None or attr.layout is not EdgeLayout.CSC:
+            return None
+        sources, starts = _by_target(self._store, self._places)
+        return torch.from_numpy(sources), torch.from_numpy(starts)
+
+    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
+        raise _unchanging(self._store)
+
+    def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
+        raise _unchanging(self._store)
+
+
+def read_rows(array: Array, rows: AnyArray) -> AnyArray:
+    """``rows`` [n] of ``array``, in that order, repeated where they are; neighbouring ones in one read."""
+    wanted, where = np.unique(rows, return_inverse=True)
+    out = np.empty((len(wanted), *array.shape[1:]), dtype=array.dtype)
+    # A read ends before a gap worth skipping, and at each multiple of what may be read at once.
+    near, most = (max(1, size // array.row_bytes) for size in (_GAP_BYTES, _READ_BYTES))
+    apart = (np.diff(wanted) > near) | (np.diff(wanted // most) != 0)
+    edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)]
+    for first, last in pairwise(edges):
+        if first < last:
+            run = wanted[first:last]
+            out[first:last] = array.read(int(run[0]), int(run[-1]) + 1)[run - run[0]]
+    return out[where]
+
+
+def _places(store: Store) -> AnyArray | None:
+    """The row of each original id [N]; None where it is the id."""
+    if store.attributes.get("order", "none") == "none":
+        return None
+    perm = store.array("perm").read()
+    places = np.empty(len(perm), dtype=np.int64)
+    places[perm] = np.arange(len(perm))
+    return places
+
+
+def _by_target(store: Store, places: AnyArray | None) -> tuple[AnyArray, AnyArray]:
+    """``(sources [E], starts [N + 1])``, both int64 and by original ids."""
+    indptr, indices = store.topology("in")
+    starts = indptr.read()
+    sources = np.empty(indices.shape[0], dtype=np.int64)
+    if places is None:
+        for row, block in indices.blocks(_BLOCK_EDGES):
+            sources[row : row + len(block)] = block
+        return sources, starts
+    perm = store.array("perm").read()
+    degrees = np.diff(starts)
+    ordered = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(degrees[places])])
+    row = 0
+    while row < store.num_nodes:
+        # As many rows as make a block of edges, one at the least.
+        stop = max(row + 1, int(np.searchsorted(starts, starts[row] + _BLOCK_EDGES, side="right")) - 1)
+        block = indices.read(int(starts[row]), int(starts[stop]))
+        to = np.repeat(ordered[perm[row:stop]] - starts[row:stop], degrees[row:stop])
+        sources[to + np.arange(starts[row], starts[stop])] = perm[block]
+        row = stop
+    return sources, ordered
+
+
+def _ids(index: Any, nodes: int) -> AnyArray:
+    """The ids that ``index`` means: None (all), a slice, a mask, or ids in a tensor or an array."""
+    if index is None:
+        return np.arange(nodes)
+    if isinstance(index, slice):
+        return np.arange(nodes)[index]
+    found = index.detach().cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
+    found = np.flatnonzero(found) if found.dtype.kind == "b" else found.reshape(-1)
+    return found.astype(np.int64, copy=False)
+
+
+def _unchanging(store: Store) -> StoreError:
+    return StoreError(f"the store {store.path} cannot be changed, only read")

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels of several questions, and values: stored, ordered, verified; refused if they are neither, or to train on."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ooc
+from ooc.conversion.reorder import reorder
+from ooc.errors import SourceError, StoreError
+from ooc.storage.array import CHECKSUM_FILE
+from ooc.storage.store import Task
+from ooc.storage.verification import verify
+from tests.conversion.arrays import Arrays, random_arrays
+
+_NODES = 60
+
+
+def _labelled(y: Any) -> Arrays:
+    arrays = random_arrays(nodes=_NODES)
+    del arrays["num_classes"]
+    return {**arrays, "y": np.asarray(y)}
+
+
+def _cases() -> dict[Task, Arrays]:
+    rng = np.random.default_rng(3)
+    answers = rng.integers(0, 2, (_NODES, 5))
+    values = rng.standard_normal((_NODES, 2)).astype(np.float32)
+    cases = {Task.MULTILABEL: _labelled(answers.astype(np.int8)), Task.VALUES: _labelled(values)}
+    for task, arrays in cases.items():
+        arrays["test_mask"][:] = False  # So that there may be nodes without a label.
+        arrays["y"][~(arrays["train_mask"] | arrays["val_mask"])] = -1 if task is Task.MULTILABEL else np.nan
+    return cases
+
+
+@pytest.mark.parametrize("task", [Task.MULTILABEL, Task.VALUES])
+def test_they_are_stored_and_keep_to_their_nodes_in_any_order(tmp_path: Path, task: Task) -> None:
+    arrays = _cases()[task]
+    store = ooc.convert(arrays, tmp_path / "g.ooc", task=task.value)
+    assert (store.task, store.num_classes) == (task, arrays["y"].shape[1])
+    assert store.array("y").dtype == task.dtype
+    np.testing.assert_array_equal(store.array("y").read(), arrays["y"])
+    assert verify(store) == []
+    ordered = reorder(store, tmp_path / "h.ooc")
+    np.testing.assert_array_equal(ordered.array("y").read(), arrays["y"][ordered.array("perm").read()])
+    assert (ordered.task, verify(ordered)) == (task, [])
+
+
+def test_a_store_that_says_nothing_has_classes(tmp_path: Path) -> None:
+    store = ooc.convert(random_arrays(), tmp_path / "g.ooc")
+    metadata = store.path / "zarr.json"
+    metadata.write_text(metadata.read_text().replace('"task": "classes"', '"other": 1'))
+    assert ooc.open(store.path).task is Task.CLASSES
+    metadata.write_text(metadata.read_text().replace('"other": 1', '"task": "poems"'))
+    with pytest.raises(StoreError, match="'poems' is not a valid Task"):
+        ooc.open(store.path)
+
+
+@pytest.mark.parametrize(
+    ("task", "value", "message"),
+    [
+        (Task.MULTILABEL, 2, "neither 0 nor 1"),
+        (Task.MULTILABEL, -1, "labels are 0 or 1, or -1 throughout for none"),
+        (Task.VALUES, np.nan, "values are finite, or NaN throughout for none"),
+        (Task.VALUES, np.inf, "values are finite, or NaN throughout for none"),
+    ],
+)
+def test_a_label_that_is_none_of_the_task_is_refused(tmp_path: Path, task: Task, value: float, message: str) -> None:
+    arrays = _cases()[task]
+    node = int(np.flatnonzero(arrays["train_mask"])[0])
+    arrays["y"][node, 1] = value
+    with pytest.raises(SourceError, match=message):
+        ooc.convert(arrays, tmp_path / "g.ooc", task=task.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("task", [Task.MULTILABEL, Task.VALUES])
+def test_a_node_of_a_split_needs_its_label(tmp_path: Path, task: Task) -> None:
+    arrays = _cases()[task]
+    node = int(np.flatnonzero(arrays["val_mask"])[0])
+    arrays["y"][node] = -1 if task is Task.MULTILABEL else np.nan
+    with pytest.raises(SourceError, match=f"node {node} of the valid split has no label"):
+        ooc.convert(arrays, tmp_path / "g.ooc", task=task.value)
+
+
+def test_verification_finds_a_label_of_another_kind(tmp_path: Path) -> None:
+    store = ooc.convert(_cases()[Task.VALUES], tmp_path / "g.ooc", task="values")
+    y = store.array("y")
+    rows = np.fromfile(y.chunk_path(0), dtype=np.float32)
+    rows[1] = np.inf
+    rows.tofile(y.chunk_path(0))
+    np.array([y.checksum_of(0)], dtype="<u4").tofile(y.path / CHECKSUM_FILE)
+    assert verify(store) == ["y: there are labels outside their task: values are finite, or NaN throughout for none"]
+
+
+@pytest.mark.parametrize("task", [Task.MULTILABEL, Task.VALUES])
+def test_training_on_them_is_refused_by_name(tmp_path: Path, task: Task) -> None:
+    from torch_geometric.nn.models import GCN
+
+    store = ooc.convert(_cases()[task], tmp_path / "g.ooc", task=task.value)
+    with pytest.raises(StoreError, match=f"labels for the task '{task.value}'; only 'classes' can be trained"):
+        ooc.Trainer(GCN(5, 8, 2, store.num_classes), store)
+    assert torch.is_grad_enabled()

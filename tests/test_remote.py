@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyG's loaders read a store: every tensor and edge by original ids, whatever the order of the rows."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader, NodeLoader
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
+
+import ooc
+from ooc.errors import StoreError
+from ooc.remote import StoreFeatures, StoreGraph, read_rows
+from ooc.storage.store import Store
+from tests.conversion.arrays import in_order, open_descriptors, random_arrays
+
+_ARRAYS = random_arrays(nodes=3000, edges=20_000, features=33)
+Backend = tuple[StoreFeatures, StoreGraph]
+
+
+@pytest.fixture(scope="module", params=["none", "hop"])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    out = tmp_path_factory.mktemp("remote") / "g.ooc"
+    return ooc.convert(_ARRAYS, out, order=request.param)
+
+
+@pytest.fixture
+def backend(store: Store) -> Backend:
+    return ooc.remote_backend(store)
+
+
+def test_tensors_are_those_of_the_source(backend: Backend) -> None:
+    features, _ = backend
+    assert [attr.attr_name for attr in features.get_all_tensor_attrs()] == [
+        *("x", "y", "train_mask", "val_mask", "test_mask")
+    ]
+    for attr in features.get_all_tensor_attrs():
+        whole = features.get_tensor(group_name=None, attr_name=attr.attr_name, index=None)
+        np.testing.assert_array_equal(whole.numpy(), _ARRAYS[attr.attr_name])
+        assert features.get_tensor_size(attr) == tuple(whole.shape)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "slice", "mask", "empty"])
+def test_rows_are_asked_for_in_every_way(backend: Backend, kind: str) -> None:
+    features, _ = backend
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 3000, 500)
+    index: Any = {
+        "tensor": torch.from_numpy(ids),
+        "slice": slice(17, 2900, 13),
+        "mask": torch.from_numpy(rng.random(3000) < 0.2),
+        "empty": torch.empty(0, dtype=torch.long),
+    }[kind]
+    wanted = _ARRAYS["x"][index if kind == "slice" else index.numpy()]
+    np.testing.assert_array_equal(features.get_tensor(None, "x", index).numpy(), wanted)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 2999), max_size=60), st.integers(1, 5000))
+def test_rows_read_together_are_the_rows_read_alone(rows: list[int], gap_bytes: int) -> None:
+    array = _shared_store().array("x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ooc.remote._GAP_BYTES", gap_bytes)
+        patch.setattr("ooc.remote._READ_BYTES", 7 * array.row_bytes)
+        found = read_rows(array, np.array(rows, dtype=np.int64))
+    np.testing.assert_array_equal(found, _ARRAYS["x"][rows])
+
+
+_STORES: list[Store] = []
+
+
+def _shared_store() -> Store:
+    return _STORES[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plain_store(tmp_path_factory: pytest.TempPathFactory) -> None:
+    _STORES[:] = [ooc.convert(_ARRAYS, tmp_path_factory.mktemp("plain") / "g.ooc")]
+
+
+def test_edges_are_those_of_the_source(backend: Backend) -> None:
+    _, graph = backend
+    row, col, perm = graph.coo()
+    assert perm is None
+    np.testing.assert_array_equal(in_order(torch.stack([row, col]).numpy()), in_order(_ARRAYS["edge_index"]))
+    sources, starts = graph.get_edge_index(graph.get_all_edge_attrs()[0])
+    assert sources.dtype == starts.dtype == torch.int64 and len(starts) == 3001
+    in_degrees = np.bincount(_ARRAYS["edge_index"][1], minlength=3000)
+    np.testing.assert_array_equal(starts.diff().numpy(), in_degrees)
+
+
+class _AllNeighbours(BaseSampler):
+    """One step along all in-edges, from what a graph store hands over: PyG's own sampler needs pyg-lib."""
+
+    def __init__(self, graph: StoreGraph) -> None:
+        self.sources, self.starts, _ = graph.csc()
+
+    def sample_from_nodes(self, inputs: NodeSamplerInput, **options: Any) -> SamplerOutput:
+        seeds = inputs.node
+        sources = [self.sources[self.starts[seed] : self.starts[seed + 1]] for seed in seeds.tolist()]
+        counts = torch.tensor([len(found) for found in sources])
+        node = torch.cat([seeds, torch.cat(sources).unique()])
+        node = torch.from_numpy(np.array(list(dict.fromkeys(node.tolist()))))
+        place = {value: at for at, value in enumerate(node.tolist())}
+        row = torch.tensor([place[value] for value in torch.cat(sources).tolist()], dtype=torch.long)
+        col = torch.arange(len(seeds)).repeat_interleave(counts)
+        return SamplerOutput(node=node, row=row, col=col, edge=None, batch=None, metadata=(inputs.input_id, None))
+
+    def sample_from_edges(self, *inputs: Any, **options: Any) -> SamplerOutput:
+        raise NotImplementedError("only nodes are asked for")
+
+
+def test_a_loader_of_pygs_makes_the_batches_of_the_graph_in_memory(backend: Backend) -> None:
+    seeds = torch.arange(0, 3000, 7)
+    loader = NodeLoader(backend, node_sampler=_AllNeighbours(backend[1]), input_nodes=seeds, batch_size=50)
+    seen = []
+    for batch in loader:
+        assert isinstance(batch, Data)
+        node = batch.n_id.numpy()
+        np.testing.assert_array_equal(batch.x.numpy(), _ARRAYS["x"][node])
+        np.testing.assert_array_equal(batch.y.numpy(), _ARRAYS["y"][node])
+        np.testing.assert_array_equal(batch.train_mask.numpy(), _ARRAYS["train_mask"][node])
+        edges = node[batch.edge_index.numpy()]
+        chosen = np.isin(_ARRAYS["edge_index"][1], node[: batch.batch_size])
+        np.testing.assert_array_equal(in_order(edges), in_order(_ARRAYS["edge_index"][:, chosen]))
+        seen += node[: batch.batch_size].tolist()
+    assert seen == seeds.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without")
+def test_the_neighbour_loader_takes_the_backend(backend: Backend) -> None:
+    """It samples where the packages that PyG samples with are there, and says that they are missing otherwise."""
+    loader = NeighborLoader(backend, num_neighbors=[-1], input_nodes=torch.arange(20), batch_size=20)
+    assert loader.node_sampler.num_nodes == {None: 3000} or loader.node_sampler.num_nodes == 3000
+    if WITH_PYG_LIB or WITH_TORCH_SPARSE:
+        batch = next(iter(loader))
+        np.testing.assert_array_equal(batch.x.numpy(), _ARRAYS["x"][batch.n_id.numpy()])
+    else:
+        with pytest.raises(ImportError, match="requires either 'pyg-lib' or 'torch-sparse'"):
+            next(iter(loader))
+
+
+def test_what_is_not_there_is_said(backend: Backend, store: Store) -> None:
+    features, graph = backend
+    with pytest.raises(KeyError):
+        graph.get_edge_index(edge_type=("a", "to", "b"), layout="csc")
+    with pytest.raises(KeyError):
+        graph.get_edge_index(edge_type=None, layout="coo")
+    assert features.get_tensor_size(group_name="paper", attr_name="x") is None
+    with pytest.raises(IndexError, match="x of the node 3000 of 3000"):
+        features.get_tensor(None, "x", torch.tensor([1, 3000]))
+    for change in (
+        lambda: features.put_tensor(torch.zeros(1), None, "x", None),
+        lambda: features.remove_tensor(None, "x", None),
+        lambda: graph.put_edge_index((torch.zeros(1), torch.zeros(1)), edge_type=None, layout="coo"),
+        lambda: graph.remove_edge_index(edge_type=None, layout="coo"),
+    ):
+        with pytest.raises(StoreError, match="cannot be changed, only read"):
+            change()
+
+
+def test_threads_read_at_once_and_leave_nothing_open(backend: Backend) -> None:
+    features, _ = backend
+    before, right = open_descriptors(), []
+
+    def read(seed: int) -> None:
+        ids = np.random.default_rng(seed).integers(0, 3000, 400)
+        right.append(np.array_equal(features.get_tensor(None, "x", torch.from_numpy(ids)), _ARRAYS["x"][ids]))
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 8 and open_descriptors() == before
+
+
+def test_importing_ooc_imports_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import ooc, sys; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(ooc.__file__).parent.parent)
