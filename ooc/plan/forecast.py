@@ -7,7 +7,7 @@ time, so that a forecast costs the same whatever the graph's size.
 
 from dataclasses import replace
 
-from ooc.plan.cost import SECONDS_PER_STEP, local_seconds, pull_seconds, ssd_seconds
+from ooc.plan.cost import SECONDS_PER_BLOCK, SECONDS_PER_STEP, local_seconds, pull_seconds, ssd_seconds
 from ooc.plan.plan import ColumnPass, MatrixPlan, Pass
 from ooc.plan.program import blocks_to_write, found_in_memory
 from ooc.plan.replacement import Uses, belady
@@ -81,5 +81,6 @@ def _pass_seconds(item: Pass, layout: Layout, workload: Workload, *, read_bytes:
     else:
         columns = sum(layout.matrices[name].matrix.columns for name in (*item.loads, *item.stores))
         computing += local_seconds(item.rows, columns)
+    blocks = (read_bytes + write_bytes) / layout.frame_bytes
     moving = ssd_seconds(read_bytes=read_bytes, write_bytes=write_bytes)
-    return max(computing + stalled, moving) + steps * SECONDS_PER_STEP
+    return max(computing + stalled, moving) + steps * SECONDS_PER_STEP + blocks * SECONDS_PER_BLOCK

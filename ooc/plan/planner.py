@@ -119,6 +119,8 @@ class _Search:
                     replace(choice, cuts={**choice.cuts, **dict.fromkeys(group, cut)}) for cut in self._cuts(group[0])
                 ]
                 choice, layout, seconds = self._better(choice, layout, seconds, candidates)
+            taller = [replace(choice, step_rows=height) for height in self._heights_asked()]
+            choice, layout, seconds = self._better(choice, layout, seconds, taller)
             if seconds >= before:
                 break
         return layout
@@ -159,7 +161,7 @@ class _Search:
 
     def _leanest(self) -> tuple[Choice, Layout]:
         """The leanest arrangement, with the tallest blocks that leave three quarters of the memory for other things."""
-        heights = [self.limits.block_rows] if self.limits.block_rows else list(self._heights())
+        heights = self._heights_asked()
         for height in heights:
             choice, layout = self._leanest_of(height)
             need = frames_needed(layout, self.workload) * layout.frame_bytes
@@ -187,6 +189,9 @@ class _Search:
             choices.append(Choice(height, dict.fromkeys(self.sources, _WHOLE)))
         layouts = [(choice, lay_out(self.workload, choice)) for choice in choices]
         return min(layouts, key=lambda c: frames_needed(c[1], self.workload) * c[1].frame_bytes + c[1].scratch_bytes)
+
+    def _heights_asked(self) -> list[int]:
+        return [self.limits.block_rows] if self.limits.block_rows else list(self._heights())
 
     def _heights(self) -> Iterator[int]:
         """Heights of a step to try, tallest first: tiles times powers of two."""

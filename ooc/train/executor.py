@@ -341,6 +341,7 @@ class _RowPassRun:
             inputs[self.item.pull.output] = self._pull(self.item.pull.direction, tile.start, tile.stop)
         for name, rows in self.compute(tile).items():
             self.outputs[name].put(tile.start, tile.stop, rows)
+        inputs.clear()  # what was pulled need not wait until the tile is committed
         return tile
 
     def _pull(self, direction: Direction, start: int, stop: int) -> Tensor:

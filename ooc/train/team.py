@@ -15,6 +15,9 @@ from typing import Generic, Self, TypeVar
 
 import torch
 
+_AHEAD = 3
+"""Tasks under way or waiting, by worker: what keeps workers busy while this thread moves blocks for the next step."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -34,7 +37,7 @@ class Team:
 class Flow(Generic[T, R]):
     """Tasks put one after the other, computed on any thread of a team, committed on this one in order.
 
-    Every task belongs to a ``step``, and steps only grow. At most ``workers`` + 1 results wait at any time. A
+    Every task belongs to a ``step``, and steps only grow. At most three results a worker wait at any time. A
     context manager: after an error it leaves when no task is being computed any more.
     """
 
@@ -50,7 +53,7 @@ class Flow(Generic[T, R]):
             self._commit(self._compute(task))
             return
         self._pending.append((step, self._team.pool.submit(_without_gradients, self._compute, task)))
-        if len(self._pending) > self._team.workers:
+        if len(self._pending) > _AHEAD * self._team.workers:
             self._commit_first()
 
     def finish(self, step: int) -> None:
