@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every loss is PyG's on the whole graph, however the rows are cut; what is no mean over rows is refused."""
 
-from collections.abc import Callable
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
