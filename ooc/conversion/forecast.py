@@ -150,7 +150,7 @@ _IN_THE_STORE = ("labels", "writing in-edges", "writing out-edges", "writing fea
 
 
 def _prepared_bytes(subject: Subject) -> int:
-    return subject.num_edges * _index_bytes(subject) if subject.prepares else 0
+    return 2 * subject.num_edges * _index_bytes(subject) if subject.prepares else 0
 
 
 def _index_bytes(subject: Subject) -> int:
@@ -176,10 +176,10 @@ def _stages(subject: Subject, rates: Rates, chosen: Chosen) -> Iterator[Stage]:
     yield stage("labels", int(4 * nodes * share), labels, inflating(4 * nodes), labels / rates.copy_bytes_per_s)
     keys = 2 * edges
     if subject.prepares:
-        # Sources first, then targets: half of the edges is put on the disk, to be read beside the other half.
+        # Sources first, then targets: both are put on the disk as they stream, to be read side by side.
         prepared = _prepared_bytes(subject)
-        yield stage("unpacking edges", int(raw_edges / 2 * share), prepared, inflating(raw_edges / 2))
-        read, unpacked = int(raw_edges / 2 * share) + prepared, raw_edges / 2
+        yield stage("unpacking edges", int(raw_edges * share), prepared, inflating(raw_edges))
+        read, unpacked = prepared, 0.0
     else:
         read, unpacked = int(raw_edges * share), float(raw_edges)
     spreading = keys / rates.spread_keys_per_s + 4 * raw_edges / rates.copy_bytes_per_s

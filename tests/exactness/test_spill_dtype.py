@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Intermediates in bfloat16: results close to those in full precision, and the same bits whatever the budgets."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ooc.errors import OptionError
+from tests.exactness.comparison import least_budgets, make_trainer, store_of
+from tests.exactness.reference import ModelCase
+from tests.graphs import GraphCase, random_data
+
+GRAPH = GraphCase(nodes=800, edges=5000, features=24, self_loops=30, isolated=40, duplicates=100, unlabelled=200)
+MODELS = {
+    "gcn": ModelCase(kind="gcn", layers=3, hidden=40, dropout=0.3),
+    "sage": ModelCase(kind="sage", layers=3, hidden=40, dropout=0.3, input_dropout=0.2),
+}
+HALF = {"spill_dtype": "bfloat16", "tile_rows": 64, "dtype": torch.float32}
+
+
+def outcome(
+    case: ModelCase, folder: Path, *, epochs: int = 3, **options: Any
+) -> tuple[list[float], dict[str, torch.Tensor], int]:
+    """Losses of some epochs, the gradients of the last, and the bytes that it wrote."""
+    store = store_of(random_data(GRAPH, dtype=torch.float32), folder)
+    with make_trainer(case, store, folder, **options) as trainer:
+        records = trainer.fit(epochs=epochs)
+        gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
+        return [record.loss for record in records], gradients, records[-1].ssd_write_bytes
+
+
+@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())
+def test_budgets_slabs_and_blocks_change_no_bit(case: ModelCase, tmp_path: Path) -> None:
+    """Rounding happens wherever a matrix waits: in a region, in a frame, on the SSD, or nowhere between two steps."""
+    store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
+    gpu, host = least_budgets(
+        lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **HALF)
+    )
+    losses, gradients, written = outcome(case, tmp_path, **HALF)
+    assert written == 0
+    wrote = []
+    plans: list[dict[str, Any]] = [
+        {"gpu_budget": gpu, "host_budget": host},
+        {"gpu_budget": int(1.3 * gpu), "host_budget": host},
+        {"slab_columns": 7, "gpu_budget": int(1.5 * gpu), "host_budget": host},
+        {"slab_columns": 16, "block_rows": 64},
+    ]
+    for options in plans:
+        other = outcome(case, tmp_path, **HALF, **options)
+        assert other[0] == losses, options
+        assert all(torch.equal(other[1][name], gradients[name]) for name in gradients), options
+        wrote.append(other[2])
+    assert wrote[0] > 0
+
+
+@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())
+def test_losses_and_gradients_are_near_those_in_full_precision(case: ModelCase, tmp_path: Path) -> None:
+    """bfloat16 has 8 bits of precision: each rounding errs by up to 0.4 %, and errors of many rows cancel."""
+    full = outcome(case, tmp_path, epochs=1, **{**HALF, "spill_dtype": None})
+    half = outcome(case, tmp_path, epochs=1, **HALF)
+    assert half[0] == pytest.approx(full[0], rel=5e-3)
+    for name, gradient in full[1].items():
+        assert (half[1][name] - gradient).norm() <= 0.03 * gradient.norm(), name
+
+
+def test_half_the_bytes_are_written(tmp_path: Path) -> None:
+    """Everything a GCN keeps between passes is an intermediate."""
+    case = MODELS["gcn"]
+    cut = {"gpu_budget": "1200K", "host_budget": "40K", "block_rows": 64, "slab_columns": 8}
+    full = outcome(case, tmp_path, **{**HALF, "spill_dtype": None}, **cut)[2]
+    half = outcome(case, tmp_path, **HALF, **cut)[2]
+    assert half <= 0.55 * full
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("float16", "small gradients"), ("int8", "not one of"), ("float64", "wider")]
+)
+def test_what_would_not_be_right_is_refused_by_name(name: str, reason: str, tmp_path: Path) -> None:
+    store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
+    with pytest.raises(OptionError, match=f"{name}.*{reason}"):
+        make_trainer(MODELS["gcn"], store, tmp_path, dtype=torch.float32, spill_dtype=name)
