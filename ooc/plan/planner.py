@@ -151,12 +151,12 @@ class _Search:
             return
         yield _WHOLE
         seen = set()
-        for count in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128):
+        for count in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128):
             width = -(-columns // count)
             if width in seen or width < min(columns, NARROW_COLUMNS):
                 continue
             seen.add(width)
-            for buffers in range(1, min(4, -(-columns // width)) + 1):
+            for buffers in range(1, min(3, -(-columns // width)) + 1):
                 yield Cut(width, buffers)
 
     def _leanest(self) -> tuple[Choice, Layout]:

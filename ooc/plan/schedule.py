@@ -7,6 +7,7 @@ that loads the pulled rows.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from ooc.plan.grid import Grid, align_up, block_height
@@ -25,7 +26,7 @@ from ooc.plan.sequence import (
     row_steps,
     topology_grid,
 )
-from ooc.plan.workload import Kind, Matrix, Pull, Stage, Workload
+from ooc.plan.workload import Kind, Matrix, Pull, Stage, Topology, Workload
 
 PULL_TILE_ROWS = 2048
 """Rows of a slab that one thread pulls at a time; sums of different rows are independent, so any number would do."""
@@ -197,7 +198,9 @@ def _scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workl
         tile = workload.tile_rows
         nbytes = min(item.rows, tile) * item.stage.scratch_bytes_per_row
     if item.pull is not None:
-        nbytes += _BYTES_PER_TILE_EDGE * _most_edges(item.pull, item.rows, tile, workload)
+        nbytes += _BYTES_PER_TILE_EDGE * _most_edges(
+            workload.topologies[item.pull.direction], workload.tile_rows, item.rows, tile
+        )
     return workload.threads * nbytes
 
 
@@ -206,9 +209,11 @@ def pull_tile_rows(tile_rows: int) -> int:
     return max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
 
 
-def _most_edges(pull: Pull, rows: int, tile: int, workload: Workload) -> int:
-    edges = workload.topologies[pull.direction].tile_edges
-    at = [edges[min(len(edges) - 1, -(-row // workload.tile_rows))] for row in range(0, rows + tile, tile)]
+@lru_cache(maxsize=4096)
+def _most_edges(topology: Topology, tile_rows: int, rows: int, height: int) -> int:
+    """The most edges of ``height`` rows that one step or task takes, of the first ``rows`` rows."""
+    edges = topology.tile_edges
+    at = [edges[min(len(edges) - 1, -(-row // tile_rows))] for row in range(0, rows + height, height)]
     return max((b - a for a, b in pairwise(at)), default=0)
 
 
@@ -227,8 +232,9 @@ def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Seque
             planned = layout.matrices[name]
             count += 0 if planned.whole else 2 * len(stored_slabs(name, item.index, layout.matrices, passes))
     if item.pull is not None:
-        indices = layout.frame_bytes // workload.topologies[item.pull.direction].index_itemsize
-        count += 2 * (-(-_most_edges(item.pull, item.rows, height, workload) // indices) + 1)
+        topology = workload.topologies[item.pull.direction]
+        indices = layout.frame_bytes // topology.index_itemsize
+        count += 2 * (-(-_most_edges(topology, workload.tile_rows, item.rows, height) // indices) + 1)
     return count
 
 
