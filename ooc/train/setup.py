@@ -2,6 +2,7 @@
 """From a model, a store and two budgets to a plan: everything that is checked and decided before a byte moves."""
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -163,10 +164,11 @@ def make_setup(
     # What is drawn again is not rounded to a narrower type as what is kept is: then the plan would change results.
     rounded = spill_dtype(resources, network) != network.dtype
     if plan.ssd_write_bytes and network.aggregates_once and network.depth > 1 and not rounded:
-        again = attempt(recompute=True)
-        saved = plan.ssd_bytes - again[2].ssd_bytes
-        if recomputing_pays(multiplies=again[0].recomputed_multiplies(), saved_ssd_bytes=saved):
-            builder, steps, plan = again
+        with suppress(BudgetError):  # drawing it again may take more memory than there is
+            again = attempt(recompute=True)
+            saved = plan.ssd_bytes - again[2].ssd_bytes
+            if recomputing_pays(multiplies=again[0].recomputed_multiplies(), saved_ssd_bytes=saved):
+                builder, steps, plan = again
     verify_plan(plan)
     return Setup(network=network, arrays=arrays, builder=builder, steps=steps, plan=plan)
 
