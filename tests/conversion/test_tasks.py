@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import ooc
 from ooc.conversion.reorder import reorder
