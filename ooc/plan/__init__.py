@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans: pure data and pure functions. No torch, no I/O, no clock in here.
 
-Reading order: ``workload`` (what is to be done), ``grid`` (how a matrix lies on disk), ``planner`` (where
-everything goes), ``plan`` (the result), ``verifier`` (the proof that the result can run).
+Reading order: ``workload`` (what is to be done), ``grid`` (how a matrix lies on disk), ``sequence`` (which blocks are
+used when), ``replacement`` (which stay in memory), ``program`` (that unrolled to instructions), ``schedule`` and
+``planner`` (how matrices are cut and held), ``plan`` (the result), ``verifier`` (the proof that it can run).
 """
 
 from ooc.plan.plan import ColumnPass, MatrixPlan, Plan, RowPass
