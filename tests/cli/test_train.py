@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,9 @@ def training(
     command = [sys.executable, "-m", "ooc.cli", "train", str(graph), *options, "--out", str(folder)]
     environment = os.environ | {"PYTHONPATH": str(Path(ooc.__file__).parents[1])}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+    # Where this is itself in the background of a shell, Ctrl-C would be ignored, and children inherit that.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, preexec_fn=heed) as process:
         try:
             log = folder / "metrics.jsonl"
             deadline_s = time.monotonic() + 60
