@@ -7,6 +7,7 @@ OocError
 ├── StoreError     a converted store, or a file of it, cannot be used
 ├── BudgetError    the work does not fit memory or disk as allowed
 ├── ModelError     a model, loss or optimizer that cannot be run exactly
+├── HardwareError  a description of a machine cannot be used
 ├── SpillError     reading or writing scratch data failed
 └── RunError       a run folder cannot be created, read or resumed
 """
@@ -34,6 +35,10 @@ class BudgetError(OocError):
 
 class ModelError(OocError):
     """A model, loss or optimizer that cannot be run exactly; the message names it and says why."""
+
+
+class HardwareError(OocError):
+    """A description of a machine cannot be used; the message names the file and the entry."""
 
 
 class SpillError(OocError):

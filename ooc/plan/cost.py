@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What things cost, relative to one another."""
+"""What things cost on a machine, and which of two ways costs less."""
+
+from ooc.plan.hardware import Hardware
 
 MULTIPLIES_PER_PULL = 32
 """Multiply-adds of a dense product that take as long as pulling one value of one neighbour. Measured on two AVX-512
@@ -11,44 +13,49 @@ PULLS_PER_EPOCH = 2
 SECONDS_PER_MULTIPLY = 1e-11
 """Of a dense product with the element-wise work around it. An estimate: the 6.7e-12 measured above for the product
 alone, and half as much again."""
-SSD_BYTES_PER_S = 2e9
-"""An estimate: about what sequential O_DIRECT reads of 1 MiB gave on the virtio NVMe of that machine, and writes."""
-SSD_BOTH_WAYS_BYTES_PER_S = 3e9
-"""An estimate of both at once."""
-SECONDS_PER_PULLED_VALUE = 8e-11
-"""Of one column of one neighbour, in wide slabs."""
-NARROW_SLAB_COLUMNS = 24
-"""Columns at which a gathered row costs twice what its values do: a random access each. Fitted, with the figure above,
-to slabs of 8 to 128 columns of 500k nodes and 10M edges."""
-SECONDS_PER_LOCAL_VALUE = 2e-9
-"""Of one value that a row pass loads or stores, with the products and the element-wise work that go with it: a
-3-layer GraphSAGE of 128 columns in memory. An estimate."""
-SECONDS_PER_BLOCK = 2.5e-4
-"""Of what moving a block costs however small it is, a third of it in the kernel."""
-SECONDS_PER_STEP = 2e-4
-"""Of what a step costs however few rows it has. Both from 8,000 blocks of 1 MiB in 3,400 steps, which took 3 s of one
-core."""
 
 
-def pull_seconds(edges: int, columns: int, slab_columns: int) -> float:
-    """Seconds to sum ``columns`` columns over ``edges`` edges, ``slab_columns`` at a time."""
-    return edges * columns * SECONDS_PER_PULLED_VALUE * (1 + NARROW_SLAB_COLUMNS / slab_columns)
+def pull_seconds(hardware: Hardware, edges: int, columns: int, slab_columns: int, itemsize: int) -> float:
+    """Seconds to sum ``columns`` columns of ``itemsize`` bytes over ``edges`` edges, ``slab_columns`` at a time."""
+    whole, rest = divmod(columns, slab_columns)
+    curve = hardware.processor.pull_seconds_per_edge
+    seconds = whole * curve.at(slab_columns * itemsize)
+    return edges * (seconds + (curve.at(rest * itemsize) if rest else 0.0))
 
 
-def local_seconds(rows: int, columns: int) -> float:
-    """Seconds of a row pass over ``rows`` rows that loads and stores ``columns`` columns in all."""
-    return rows * columns * SECONDS_PER_LOCAL_VALUE
+def local_seconds(hardware: Hardware, *, moved_bytes: int, multiplies: int, dtype: str) -> float:
+    """Seconds of a row pass that loads and stores ``moved_bytes`` bytes and makes so many multiply-adds."""
+    processor = hardware.processor
+    rate = processor.multiplies_per_s.get(dtype, processor.multiplies_per_s["float32"])
+    return moved_bytes / processor.stream_bytes_per_s + multiplies / rate
 
 
-def ssd_seconds(*, read_bytes: int, write_bytes: int) -> float:
-    """Seconds to move so much, both ways at once."""
-    one_way = max(read_bytes, write_bytes) / SSD_BYTES_PER_S
-    return max(one_way, (read_bytes + write_bytes) / SSD_BOTH_WAYS_BYTES_PER_S)
+def ssd_seconds(hardware: Hardware, *, read_bytes: int, write_bytes: int, request_bytes: int) -> float:
+    """Seconds to move so much in requests of ``request_bytes``, both ways at once."""
+    disk = hardware.disk
+    one_way = max(
+        read_bytes / disk.read_bytes_per_s.at(request_bytes), write_bytes / disk.write_bytes_per_s.at(request_bytes)
+    )
+    return max(one_way, (read_bytes + write_bytes) / disk.both_ways_bytes_per_s)
 
 
-def recomputing_pays(*, multiplies: int, saved_ssd_bytes: int) -> bool:
+def wire_seconds(hardware: Hardware, *, to_device_bytes: int, to_host_bytes: int) -> float:
+    """Seconds between host and device, both ways at once; nothing where the CPU computes."""
+    if hardware.wire is None:
+        return 0.0
+    wire = hardware.wire
+    return max(to_device_bytes / wire.to_device_bytes_per_s, to_host_bytes / wire.to_host_bytes_per_s)
+
+
+def together_seconds(hardware: Hardware, *seconds: float) -> float:
+    """Seconds of resources that work at the same time: the busiest, and what of the others it does not hide."""
+    longest = max(seconds)
+    return longest + (1 - hardware.overlap) * (sum(seconds) - longest)
+
+
+def recomputing_pays(hardware: Hardware, *, multiplies: int, saved_ssd_bytes: int) -> bool:
     """Whether drawing a matrix again by so many multiply-adds beats moving so many bytes to and from the SSD."""
-    return multiplies * SECONDS_PER_MULTIPLY < saved_ssd_bytes / SSD_BYTES_PER_S
+    return multiplies * SECONDS_PER_MULTIPLY < saved_ssd_bytes / hardware.disk.both_ways_bytes_per_s
 
 
 def aggregating_first_pays(

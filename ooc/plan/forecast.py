@@ -7,7 +7,8 @@ time, so that a forecast costs the same whatever the graph's size.
 
 from dataclasses import replace
 
-from ooc.plan.cost import SECONDS_PER_BLOCK, SECONDS_PER_STEP, local_seconds, pull_seconds, ssd_seconds
+from ooc.plan.cost import local_seconds, pull_seconds, ssd_seconds, together_seconds
+from ooc.plan.hardware import Hardware
 from ooc.plan.plan import ColumnPass, MatrixPlan, Pass
 from ooc.plan.program import blocks_to_write, found_in_memory
 from ooc.plan.replacement import Uses, belady
@@ -19,12 +20,12 @@ _STEPS = 24
 """Steps of a coarse row pass."""
 
 
-def forecast_seconds(workload: Workload, layout: Layout, *, frames: int) -> float:
+def forecast_seconds(workload: Workload, layout: Layout, hardware: Hardware, *, frames: int) -> float:
     """Seconds of one training epoch in an arena of ``frames`` frames; an estimate, to compare layouts by."""
     passes = layout.programs["train"]
     traffic = forecast_traffic(workload, layout, frames=frames)
     return sum(
-        _pass_seconds(item, layout, workload, read_bytes=read, write_bytes=write)
+        _pass_seconds(item, layout, workload, hardware, read_bytes=read, write_bytes=write)
         for item, (read, write) in zip(passes, traffic, strict=True)
     )
 
@@ -64,7 +65,9 @@ def _coarser(layout: Layout, times: int) -> Layout:
     )
 
 
-def _pass_seconds(item: Pass, layout: Layout, workload: Workload, *, read_bytes: int, write_bytes: int) -> float:
+def _pass_seconds(
+    item: Pass, layout: Layout, workload: Workload, hardware: Hardware, *, read_bytes: int, write_bytes: int
+) -> float:
     computing = 0.0
     steps = -(-item.rows // layout.step_rows)
     stalled = 0.0
@@ -72,15 +75,28 @@ def _pass_seconds(item: Pass, layout: Layout, workload: Workload, *, read_bytes:
         source = layout.matrices[item.pull.source]
         edges = workload.topologies[item.pull.direction].tile_edges
         count = edges[min(len(edges) - 1, -(-item.rows // workload.tile_rows))]
-        computing += pull_seconds(count, source.matrix.columns, source.grid.slab_columns)
+        computing += pull_seconds(
+            hardware, count, source.matrix.columns, source.grid.slab_columns, source.region_itemsize
+        )
     if isinstance(item, ColumnPass):
         grid = layout.matrices[item.pull.source].grid
         steps = -(-item.rows // layout.matrices[item.pull.output].grid.block_rows) * grid.slabs
         if item.slab_buffers == 1 < grid.slabs:  # a slab is read while nothing can be computed
-            stalled = ssd_seconds(read_bytes=grid.slab_nbytes(0) * (grid.slabs - 1), write_bytes=0)
+            stalled = ssd_seconds(
+                hardware,
+                read_bytes=grid.slab_nbytes(0) * (grid.slabs - 1),
+                write_bytes=0,
+                request_bytes=layout.frame_bytes,
+            )
     else:
         columns = sum(layout.matrices[name].matrix.columns for name in (*item.loads, *item.stores))
-        computing += local_seconds(item.rows, columns)
+        computing += local_seconds(
+            hardware,
+            moved_bytes=item.rows * columns * workload.pulled_itemsize,
+            multiplies=item.rows * item.stage.multiplies_per_row,
+            dtype=workload.dtype,
+        )
     blocks = (read_bytes + write_bytes) / layout.frame_bytes
-    moving = ssd_seconds(read_bytes=read_bytes, write_bytes=write_bytes)
-    return max(computing + stalled, moving) + steps * SECONDS_PER_STEP + blocks * SECONDS_PER_BLOCK
+    computing += steps * hardware.processor.seconds_per_step + blocks * hardware.seconds_per_block
+    moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
+    return together_seconds(hardware, computing + stalled, moving)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ooc.errors import BudgetError
 from ooc.plan.forecast import forecast_seconds
+from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.plan import Plan
 from ooc.plan.schedule import (
     Choice,
@@ -44,17 +45,18 @@ class Limits:
     slab_columns: int | None = None
 
 
-def make_plan(workload: Workload, limits: Limits) -> Plan:
+def make_plan(workload: Workload, limits: Limits, hardware: Hardware = UNMEASURED) -> Plan:
     """The plan for ``workload`` under ``limits``; raises BudgetError naming the least budgets that would do."""
-    return _Search(workload, limits).run()
+    return _Search(workload, limits, hardware).run()
 
 
 class _Search:
     """The arrangement so far and the steps that improve it."""
 
-    def __init__(self, workload: Workload, limits: Limits) -> None:
+    def __init__(self, workload: Workload, limits: Limits, hardware: Hardware) -> None:
         self.workload = workload
         self.limits = limits
+        self.hardware = hardware
         self.sources = pulled_sources(workload)
         self.alike = self._groups()
 
@@ -140,7 +142,7 @@ class _Search:
         return choice, layout, seconds
 
     def _seconds(self, layout: Layout) -> float:
-        return forecast_seconds(self.workload, layout, frames=self._frames(layout))
+        return forecast_seconds(self.workload, layout, self.hardware, frames=self._frames(layout))
 
     def _cuts(self, name: str) -> Iterator[Cut]:
         """Ways to hold a source: whole, or in more and more slabs."""

@@ -67,7 +67,8 @@ class Stage:
     """One local stage over the first ``rows`` rows: ``loads`` and at most one ``pull`` in, ``stores`` out.
 
     A loaded or pulled matrix may have fewer rows than the stage: gradients of rows that are not there are zero.
-    ``scratch_bytes_per_row`` bounds the temporaries alive at once while a tile of rows is computed.
+    ``scratch_bytes_per_row`` bounds the temporaries alive at once while a tile of rows is computed;
+    ``multiplies_per_row`` are the multiply-adds of its dense products.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Stage:
     stores: tuple[str, ...]
     scratch_bytes_per_row: int
     reverse: bool = False
+    multiplies_per_row: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +105,8 @@ class Workload:
     ``programs`` are the stage sequences, in the order they may run: ``prepare`` once, then ``train`` and
     ``evaluate`` any number of times. ``fixed_host_bytes`` and ``fixed_device_bytes`` are always there
     (row offsets and scalings; parameters, their gradients and the optimizer's moments). ``threads`` tiles are
-    computed at once. ``recomputed`` matrices are drawn again wherever they are needed, and take no memory.
+    computed at once, in ``dtype``. ``recomputed`` matrices are drawn again wherever they are needed, and take no
+    memory.
     """
 
     rows: int
@@ -115,4 +118,5 @@ class Workload:
     fixed_device_bytes: int
     pulled_itemsize: int
     threads: int
+    dtype: str = "float32"
     recomputed: tuple[Matrix, ...] = ()

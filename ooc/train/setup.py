@@ -14,7 +14,7 @@ from torch import nn
 
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.events import Listener, ignore
-from ooc.plan import Limits, Plan, make_plan
+from ooc.plan import UNMEASURED, Hardware, Limits, Plan, make_plan
 from ooc.plan.cost import recomputing_pays
 from ooc.plan.verifier import verify_plan
 from ooc.sizes import format_size, parse_size
@@ -51,7 +51,8 @@ class Saving(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What the work may use and whom it tells: budgets, disk, threads, listener. None of it changes a result, but for
+    """What the work may use and whom it tells: budgets, disk, threads, listener, and the machine as the planner is to
+    see it. None of it changes a result, but for
     ``spill_dtype``: the type that intermediates are rounded to between passes, wherever they wait (None: none)."""
 
     limits: Limits
@@ -60,6 +61,7 @@ class Resources:
     spill_dir: Path
     listener: Listener
     spill_dtype: torch.dtype | None = None
+    hardware: Hardware = UNMEASURED
 
     @classmethod
     def parse(
@@ -74,6 +76,7 @@ class Resources:
         threads: int | None = None,
         listener: Listener = ignore,
         spill_dtype: str | None = None,
+        hardware: Hardware = UNMEASURED,
     ) -> Self:
         """As users give them; OptionError for what makes no sense."""
         if tile_rows < 1:
@@ -92,6 +95,7 @@ class Resources:
             spill_dir=Path(spill_dir) if spill_dir is not None else Path(gettempdir()),
             listener=listener,
             spill_dtype=_checked_dtype(spill_dtype),
+            hardware=hardware,
         )
 
 
@@ -158,7 +162,7 @@ def make_setup(
             steps=steps,
         )
         workload = replace(workload, fixed_device_bytes=workload.fixed_device_bytes + extra_device_bytes)
-        return builder, steps, make_plan(workload, limits)
+        return builder, steps, make_plan(workload, limits, resources.hardware)
 
     builder, steps, plan = attempt(recompute=False)
     # What is drawn again is not rounded to a narrower type as what is kept is: then the plan would change results.
@@ -167,7 +171,7 @@ def make_setup(
         with suppress(BudgetError):  # drawing it again may take more memory than there is
             again = attempt(recompute=True)
             saved = plan.ssd_bytes - again[2].ssd_bytes
-            if recomputing_pays(multiplies=again[0].recomputed_multiplies(), saved_ssd_bytes=saved):
+            if recomputing_pays(resources.hardware, multiplies=again[0].recomputed_multiplies(), saved_ssd_bytes=saved):
                 builder, steps, plan = again
     verify_plan(plan)
     return Setup(network=network, arrays=arrays, builder=builder, steps=steps, plan=plan)

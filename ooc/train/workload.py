@@ -62,6 +62,7 @@ def describe_workload(
         fixed_device_bytes=(4 + threads + 1) * parameters * itemsize + network.statistics_nbytes,
         pulled_itemsize=itemsize,
         threads=threads,
+        dtype=str(network.dtype).removeprefix("torch."),
         recomputed=tuple(
             Matrix(name, height, columns, itemsize, Kind.SCRATCH)
             for name, (height, columns) in builder.recomputed.items()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine's description comes back from a file as it was, and a wrong one is refused by the entry's name."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ooc.errors import HardwareError
+from ooc.plan.hardware import UNMEASURED, Curve, Hardware
+
+
+def _described() -> dict[str, Any]:
+    described: dict[str, Any] = json.loads(json.dumps(UNMEASURED.as_dict()))
+    return described
+
+
+def test_a_description_comes_back_as_it_was() -> None:
+    assert Hardware.from_dict(_described()) == UNMEASURED
+
+
+def test_a_machine_with_a_wire_has_memory_of_its_own() -> None:
+    described = _described() | {"wire": {"to_device_bytes_per_s": 2e10, "to_host_bytes_per_s": 1e10}}
+    assert Hardware.from_dict(described).has_device_memory
+    assert not UNMEASURED.has_device_memory
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "line"),
+    [
+        (None, "threads", 0, "threads must be a whole number from 1 on, not 0"),
+        (None, "overlap", 1.5, "overlap must be from 0 to 1, not 1.5"),
+        (None, "colour", "red", "colour is nothing that a machine has"),
+        ("disk", "latency_s", "fast", "latency_s must be a positive number, not 'fast'"),
+        ("disk", "read_bytes_per_s", [[2, 1], [1, 1]], "read_bytes_per_s must be a list of [x, y] with x ascending"),
+        ("disk", "both_ways_bytes_per_s", 0, "both_ways_bytes_per_s must be a positive number, not 0"),
+        ("processor", "multiplies_per_s", {"bfloat16": 1e9}, "multiplies_per_s lacks float32"),
+    ],
+)
+def test_what_is_wrong_is_named(part: str | None, name: str, value: object, line: str) -> None:
+    described = _described()
+    (described if part is None else described[part])[name] = value
+    with pytest.raises(HardwareError) as raised:
+        Hardware.from_dict(described, where="m.json")
+    assert str(raised.value) == f"m.json: {line}"
+
+
+def test_what_is_missing_is_named() -> None:
+    described = _described()
+    del described["disk"]
+    with pytest.raises(HardwareError, match=r"^hardware: disk is missing$"):
+        Hardware.from_dict(described)
+
+
+def test_a_curve_is_linear_between_its_points() -> None:
+    curve = Curve(((10.0, 1.0), (20.0, 3.0)))
+    assert [curve.at(x) for x in (5, 10, 15, 20, 40)] == [1.0, 1.0, 2.0, 3.0, 3.0]
+    assert Curve(curve.points, proportional=True).at(40) == 6.0
