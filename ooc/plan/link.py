@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drive or a wire in simulated time: what is sent off is served in order, and the two ways share what there is."""
+
+from collections import deque
+
+
+class Link:
+    """Two ways that share something: reads and writes of a drive, or both directions of a wire.
+
+    Requests of one way are served one after the other at its full rate, less while both ways are in use. The clock
+    trails the caller's, so that what is sent off later cannot change what was served before.
+    """
+
+    def __init__(self, rates: tuple[float, float], together: float, latency_s: float) -> None:
+        self.rates = rates
+        self.shared = min(1.0, together / sum(rates))
+        self.latency_s = latency_s
+        self.clock = 0.0
+        self.waiting: tuple[deque[int], deque[int]] = (deque(), deque())
+        self.left: dict[int, float] = {}
+        self.started: dict[int, float] = {}
+        self.served: dict[int, float] = {}
+        self.tickets = 0
+
+    def send(self, way: int, nbytes: int, now_s: float) -> int:
+        """Queue ``nbytes`` on ``way`` (0 or 1) at ``now_s``; the ticket to wait for."""
+        self.advance(now_s)
+        ticket = self.tickets
+        self.tickets += 1
+        self.waiting[way].append(ticket)
+        self.left[ticket] = float(nbytes)
+        return ticket
+
+    def wait(self, ticket: int) -> float:
+        """When ``ticket`` is done."""
+        while ticket not in self.served:
+            self._serve(float("inf"))
+        return self.served[ticket] + self.latency_s
+
+    def advance(self, until_s: float) -> None:
+        while self.clock < until_s:
+            self._serve(until_s)
+
+    def drain(self) -> float:
+        """When everything is done."""
+        while any(self.waiting):
+            self._serve(float("inf"))
+        return self.clock
+
+    def _serve(self, until_s: float) -> None:
+        """Go on to the end of the next request, or to ``until_s``."""
+        heads = [(way, queue[0]) for way, queue in enumerate(self.waiting) if queue]
+        if not heads:
+            self.clock = until_s
+            return
+        share = self.shared if len(heads) == 2 else 1.0
+        rates = {ticket: self.rates[way] * share for way, ticket in heads}
+        for _, ticket in heads:
+            self.started.setdefault(ticket, self.clock)
+        seconds, first = min((self.left[ticket] / rates[ticket], ticket) for _, ticket in heads)
+        ends = self.clock + seconds
+        if ends > until_s:
+            first, seconds, ends = -1, until_s - self.clock, until_s
+        for way, ticket in heads:
+            self.left[ticket] -= rates[ticket] * seconds
+            if ticket == first:
+                self.waiting[way].popleft()
+                self.served[ticket] = ends
+                del self.left[ticket]
+        self.clock = ends

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulator: a program's instructions replayed against the rates of a machine.
+
+It follows the executor: reads are sent off when a step begins, in the program's order; a step is computed
+when what it reads has arrived and the step before it is done; a step begins when the last but one is done; writes
+leave in the background, and share the drive with the reads; a pass ends when all its steps are done. One epoch in
+the steady state is timed: blocks that the epoch before has left in memory are there.
+"""
+
+from ooc.plan.cost import local_seconds, pull_seconds
+from ooc.plan.hardware import Hardware
+from ooc.plan.link import Link
+from ooc.plan.plan import ColumnPass, Pass, Plan, RowPass
+from ooc.plan.program import Program
+from ooc.plan.sequence import Step, Use
+from ooc.plan.timeline import Event, MemoryUse, PassTime, Resource, Timeline
+from ooc.plan.workload import Workload
+
+_TILES_AHEAD = 3
+"""Tiles a thread that are put out before the executor waits for one: so far does a step begin before the last ends."""
+_WAITING_SHARE = 0.1
+"""Of a pass's time: whoever waits longer than this is bound by what it waits for."""
+
+
+def simulate(plan: Plan, workload: Workload, hardware: Hardware, program: str = "train") -> Timeline:
+    """One run of ``program`` of a plan made for ``workload``, on ``hardware``."""
+    return _Run(plan, workload, hardware, program).run()
+
+
+class _Run:
+    """The executor's clock (``now``), the computation's, the drive's, and which frames are in use."""
+
+    def __init__(self, plan: Plan, workload: Workload, hardware: Hardware, name: str) -> None:
+        self.plan, self.workload, self.hardware = plan, workload, hardware
+        self.name = name
+        self.program: Program = plan.unrolled[name]
+        disk = hardware.disk
+        rates = disk.read_bytes_per_s.at(plan.frame_bytes), disk.write_bytes_per_s.at(plan.frame_bytes)
+        self.disk = Link(rates, disk.both_ways_bytes_per_s, disk.latency_s)
+        self.sent: list[tuple[Resource, int, int, int]] = []  # (resource, ticket, pass, bytes)
+        self.now = 0.0
+        self.done: dict[int, float] = {}  # step → when it is computed
+        self.events: list[Event] = []
+        self.passes: list[PassTime] = []
+        self.arriving: dict[int, int] = {}  # block → ticket
+        self.leaving: dict[int, int] = {}  # frame → ticket
+        self.on_their_way: dict[int, int] = {}  # block → ticket of its write
+        self.filling: dict[int, list[tuple[int, int]]] = {}  # slab → (ticket, bytes to widen)
+        self.where = dict(self.program.warm)
+        self.samples: list[tuple[float, int]] = []
+        self.starts: dict[int, list[int]] = {}
+        self.ends: dict[int, list[int]] = {}
+        for i, span in enumerate(self.program.uses.spans):
+            self.ends.setdefault(span.last, []).append(i)
+            if span.use is Use.READ:
+                self.starts.setdefault(span.first, []).append(span.block)
+        self.issued = 0.0  # seconds of the drive sent off in this step
+        self.waits: dict[Resource, float] = {}  # seconds that this pass has waited
+
+    def run(self) -> Timeline:
+        for item in self.plan.programs[self.name]:
+            self._pass(item)
+        self._move(len(self.program.bounds))
+        epoch_s = max(self.now, self.disk.drain())
+        for resource, ticket, at, nbytes in self.sent:
+            self.events.append(Event(resource, self.disk.started[ticket], self.disk.served[ticket], at, nbytes))
+        self.events.sort(key=lambda event: (event.start_s, event.end_s))
+        limit = self.plan.device_limit_bytes + self.plan.host_limit_bytes
+        memory = (MemoryUse("memory", limit, tuple(self.samples)),)
+        return Timeline(self.name, epoch_s, tuple(self.events), tuple(self.passes), memory)
+
+    # ---- passes and steps ---------------------------------------------------------------------------------
+
+    def _pass(self, item: Pass) -> None:
+        first, stop = self.program.bounds[item.index]
+        began = self.now
+        self.waits.clear()
+        self._move(item.index)
+        for region in self.plan.regions[self.name]:
+            if region.first == item.index:
+                for frame in range(region.frame, region.stop):
+                    self._await(self.leaving.pop(frame, None))
+        computing = 0.0
+        for t in range(first, stop):
+            step = self.program.steps[t]
+            if isinstance(item, ColumnPass) and t > first and step.slab != self.program.steps[t - 1].slab:
+                self.now = max(self.now, self.done[t - 1])
+            if t - 2 >= first:
+                self.now = max(self.now, self.done[t - 2])
+                self._end(t - 2, item.index)
+            self.issued = 0.0
+            self._begin(t, item)
+            seconds = self._seconds(item, step) + (1 - self.hardware.overlap) * self.issued
+            start = max(self.now, self.done.get(t - 1, 0.0) if t > first else 0.0)
+            self.done[t] = start + seconds
+            computing += seconds
+            self.events.append(Event(Resource.COMPUTE, start, start + seconds, item.index, 0))
+            tiles = -(-(step.stop - step.start) // self.plan.tile_rows)
+            behind = min(1.0, _TILES_AHEAD * self.workload.threads / tiles) * seconds
+            self.now = max(self.now, self.done[t] - behind)
+        if stop > first:
+            self.now = max(self.now, self.done[stop - 1])
+        for t in range(max(first, stop - 2), stop):
+            self._end(t, item.index)
+        bound = max(self.waits, key=lambda resource: self.waits[resource], default=Resource.COMPUTE)
+        if self.waits.get(bound, 0.0) <= _WAITING_SHARE * (self.now - began):
+            bound = Resource.COMPUTE
+        waited = max(0.0, self.now - began - computing)
+        self.passes.append(PassTime(item.index, title_of(item), began, self.now, waited, bound))
+
+    def _begin(self, t: int, item: Pass) -> None:
+        """Send off the reads due before step ``t``, then wait for those it needs."""
+        for block, frame, load in self.program.acquire[t]:
+            self._await(self.leaving.pop(frame, None))
+            self.where[block] = frame
+            if load:
+                self._await(self.on_their_way.pop(block, None))
+                self.arriving[block] = self._send(Resource.SSD_READ, self.plan.blocks.nbytes(block), item.index)
+        for block in self.starts.get(t, ()):
+            self._await(self.arriving.pop(block, None))
+        self._fill(t, item.index)
+        self._sample(item.index)
+
+    def _fill(self, t: int, at: int) -> None:
+        """Blocks on their way to a slab buffer: out of frames now, from the drive by the time the slab is pulled."""
+        for block, in_frame in self.program.fill.get(t, ()):
+            nbytes = self.plan.blocks.nbytes(block)
+            if in_frame:
+                self._await(self.arriving.pop(block, None))
+                self._copy(nbytes, at)
+                continue
+            self._await(self.on_their_way.pop(block, None))
+            name, slab, _ = self.plan.blocks.where(block)
+            planned = self.plan.matrices[name]
+            widened = nbytes if planned.region_itemsize > planned.matrix.itemsize else 0
+            self.filling.setdefault(slab, []).append((self._send(Resource.SSD_READ, nbytes, at), widened))
+        for ticket, widened in self.filling.pop(self.program.steps[t].slab, ()):
+            self._await(ticket)
+            if widened:
+                self._copy(widened, at)
+
+    def _end(self, t: int, at: int) -> None:
+        """Send off the writes due after step ``t``, and give back what was in use for the last time."""
+        for block in self.program.store[t]:
+            ticket = self._send(Resource.SSD_WRITE, self.plan.blocks.nbytes(block), at)
+            self.leaving[self.where[block]] = ticket
+            self.on_their_way[block] = ticket
+        kept = self.program.kept.after
+        for i in self.ends.get(t, ()):
+            span = self.program.uses.spans[i]
+            if not kept[i]:
+                self.where.pop(span.block, None)
+
+    def _seconds(self, item: Pass, step: Step) -> float:
+        """Of computing one step."""
+        hardware, rows = self.hardware, step.stop - step.start
+        seconds = hardware.processor.seconds_per_step
+        if item.pull is not None:
+            source = self.plan.matrices[item.pull.source]
+            tile_edges, tile = self.workload.topologies[item.pull.direction].tile_edges, self.plan.tile_rows
+            last = len(tile_edges) - 1
+            edges = tile_edges[min(last, -(-step.stop // tile))] - tile_edges[min(last, step.start // tile)]
+            width = source.grid.width(step.slab) if isinstance(item, ColumnPass) else source.matrix.columns
+            seconds += pull_seconds(hardware, edges, width, width, source.region_itemsize)
+        if isinstance(item, RowPass):
+            columns = sum(self.plan.matrices[name].matrix.columns for name in (*item.loads, *item.stores))
+            seconds += local_seconds(
+                hardware,
+                moved_bytes=rows * columns * self.workload.pulled_itemsize,
+                multiplies=rows * item.stage.multiplies_per_row,
+                dtype=self.workload.dtype,
+            )
+        return seconds
+
+    # ---- what moves ---------------------------------------------------------------------------------------
+
+    def _send(self, resource: Resource, nbytes: int, at: int) -> int:
+        way = 1 if resource is Resource.SSD_WRITE else 0
+        ticket = self.disk.send(way, nbytes, self.now)
+        self.sent.append((resource, ticket, at, nbytes))
+        self.issued += nbytes / self.disk.rates[way]
+        self.now += self.hardware.seconds_per_block
+        return ticket
+
+    def _await(self, ticket: int | None) -> None:
+        if ticket is not None:
+            waited = self.disk.wait(ticket) - self.now
+            if waited > 0:
+                resource = self.sent[ticket][0]
+                self.waits[resource] = self.waits.get(resource, 0.0) + waited
+                self.now += waited
+
+    def _copy(self, nbytes: int, at: int) -> None:
+        seconds = nbytes / self.hardware.host_copy_bytes_per_s
+        self.events.append(Event(Resource.HOST_COPY, self.now, self.now + seconds, at, nbytes))
+        self.now += seconds
+
+    def _move(self, p: int) -> None:
+        """Blocks out of the way of regions, or home for the next epoch."""
+        for block, _, target in self.program.moves.get(p, ()):
+            self._await(self.arriving.pop(block, None))
+            self._await(self.leaving.pop(target, None))
+            self.where[block] = target
+            self._copy(self.plan.blocks.nbytes(block), min(p, len(self.program.bounds) - 1))
+
+    def _sample(self, p: int) -> None:
+        """Note the memory in use now."""
+        regions = sum(r.count for r in self.plan.regions[self.name] if r.first <= p <= r.last)
+        beside = self.plan.scratch_bytes + self.plan.fixed_device_bytes + self.plan.fixed_host_bytes
+        self.samples.append((self.now, beside + (regions + len(self.where)) * self.plan.frame_bytes))
+
+
+def title_of(item: Pass) -> str:
+    """What a pass is called in tables and drawings."""
+    return item.stage.name if isinstance(item, RowPass) else f"pull {item.pull.source}, slab by slab"

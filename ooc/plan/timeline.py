@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a program does what on a machine, as plain data: for tables, for drawings, for comparing with a real run."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+
+class Resource(Enum):
+    """What work occupies. Each does one thing at a time, and all work side by side."""
+
+    COMPUTE = "compute"
+    HOST_COPY = "host copies"
+    TO_DEVICE = "to device"
+    TO_HOST = "to host"
+    SSD_READ = "SSD reads"
+    SSD_WRITE = "SSD writes"
+
+
+class Event(NamedTuple):
+    """``resource`` is busy with ``nbytes`` bytes (0: with computing) for pass ``at``, in seconds from the start."""
+
+    resource: Resource
+    start_s: float
+    end_s: float
+    at: int
+    nbytes: int
+
+
+class PassTime(NamedTuple):
+    """One pass: ``waited_s`` of its time nothing was computed. ``bound``: what it waited for, or computing."""
+
+    at: int
+    title: str
+    start_s: float
+    end_s: float
+    waited_s: float
+    bound: Resource
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of one tier in use, from each time on until the next; never more than ``limit_bytes``."""
+
+    tier: str
+    limit_bytes: int
+    samples: tuple[tuple[float, int], ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        return max((nbytes for _, nbytes in self.samples), default=0)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One epoch. ``epoch_s`` is when the last byte is written."""
+
+    program: str
+    epoch_s: float
+    events: tuple[Event, ...]
+    passes: tuple[PassTime, ...]
+    memory: tuple[MemoryUse, ...]
+
+    @cached_property
+    def busy_s(self) -> dict[Resource, float]:
+        """Seconds that each resource is busy; those that do nothing are left out."""
+        busy: dict[Resource, float] = {}
+        for event in self.events:
+            busy[event.resource] = busy.get(event.resource, 0.0) + event.end_s - event.start_s
+        return {resource: busy[resource] for resource in Resource if resource in busy}
+
+    @cached_property
+    def moved_bytes(self) -> dict[Resource, int]:
+        """Bytes that each resource moves; those that move none are left out."""
+        moved: dict[Resource, int] = {}
+        for event in self.events:
+            if event.nbytes:
+                moved[event.resource] = moved.get(event.resource, 0) + event.nbytes
+        return {resource: moved[resource] for resource in Resource if resource in moved}
+
+    @property
+    def bottleneck(self) -> Resource:
+        """What is busy longest."""
+        return max(self.busy_s, key=lambda resource: self.busy_s[resource], default=Resource.COMPUTE)
+
+
+class Stretch(NamedTuple):
+    """Events of one pass next to one another: ``busy_s`` of the time from ``start_s`` to ``end_s``."""
+
+    start_s: float
+    end_s: float
+    busy_s: float
+    at: int
+    nbytes: int
+
+
+def stretches(events: Iterable[Event], shortest_s: float, longest_s: float) -> Iterator[Stretch]:
+    """Events of one resource, those less than ``shortest_s`` apart put together up to ``longest_s``: no more to draw
+    than one can see."""
+    held: Stretch | None = None
+    for event in events:
+        busy = event.end_s - event.start_s
+        near = held is not None and held.at == event.at and event.start_s - held.end_s < shortest_s
+        if held is not None and near and (event.end_s - held.start_s < longest_s or event.start_s <= held.end_s):
+            end = max(held.end_s, event.end_s)
+            held = Stretch(held.start_s, end, held.busy_s + busy, held.at, held.nbytes + event.nbytes)
+            continue
+        if held is not None:
+            yield held
+        held = Stretch(event.start_s, event.end_s, busy, event.at, event.nbytes)
+    if held is not None:
+        yield held

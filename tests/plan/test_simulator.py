@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated epoch moves the program's bytes, keeps the plan's memory, and hides what can be hidden."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooc.errors import BudgetError
+from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload, make_plan
+from ooc.plan.hardware import Curve, Disk
+from ooc.plan.link import Link
+from ooc.plan.simulator import simulate
+from ooc.plan.timeline import Event, Resource, stretches
+from tests.plan.test_planner import workload
+
+WORK = workload()
+
+
+def with_disk(read: float, write: float, both: float, latency_s: float = 0.0) -> Hardware:
+    disk = Disk(Curve(((1.0, read),)), Curve(((1.0, write),)), both, latency_s)
+    return replace(UNMEASURED, disk=disk)
+
+
+def planned(device_bytes: int, work: Workload = WORK) -> Plan:
+    try:
+        return make_plan(work, Limits(device_bytes, 1 << 20))
+    except BudgetError:
+        return make_plan(work, Limits(1 << 26, 1 << 20))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    device_bytes=st.integers(8 << 20, 128 << 20),
+    rows=st.integers(1, 60_000),
+    degree=st.integers(0, 20),
+    overlap=st.floats(0, 1),
+    rate=st.floats(1e7, 1e10),
+)
+def test_the_bytes_are_the_programs_and_no_resource_does_two_things_at_once(
+    device_bytes: int, rows: int, degree: int, overlap: float, rate: float
+) -> None:
+    work = workload(rows=rows, degree=degree)
+    plan = planned(device_bytes, work)
+    timeline = simulate(plan, work, replace(with_disk(rate, rate / 2, 1.2 * rate), overlap=overlap))
+    assert timeline.moved_bytes.get(Resource.SSD_READ, 0) == plan.ssd_read_bytes
+    assert timeline.moved_bytes.get(Resource.SSD_WRITE, 0) == plan.ssd_write_bytes
+    for resource, busy in timeline.busy_s.items():
+        assert busy <= timeline.epoch_s * (1 + 1e-9)
+        own = [event for event in timeline.events if event.resource is resource]
+        assert all(b.start_s >= a.end_s - 1e-9 for a, b in pairwise(own))
+    moved = timeline.moved_bytes.get(Resource.SSD_READ, 0) + timeline.moved_bytes.get(Resource.SSD_WRITE, 0)
+    assert timeline.epoch_s >= moved / (1.2 * rate) * (1 - 1e-9), "both ways share the drive"
+
+
+@settings(max_examples=25, deadline=None)
+@given(device_bytes=st.integers(8 << 20, 128 << 20))
+def test_memory_in_use_never_passes_the_plans_peak(device_bytes: int) -> None:
+    plan = planned(device_bytes)
+    (use,) = simulate(plan, WORK, UNMEASURED).memory
+    assert 0 < use.peak_bytes <= plan.device_peak_bytes + plan.host_peak_bytes <= use.limit_bytes
+
+
+def test_passes_follow_one_another_and_fill_the_epoch() -> None:
+    timeline = simulate(planned(12 << 20), WORK, UNMEASURED)
+    assert timeline.passes[0].start_s == 0
+    assert all(a.end_s == b.start_s for a, b in pairwise(timeline.passes))
+    assert timeline.passes[-1].end_s <= timeline.epoch_s
+
+
+def test_with_a_disk_that_takes_no_time_only_computing_is_left() -> None:
+    hardware = with_disk(1e18, 1e18, 1e18)
+    timeline = simulate(planned(12 << 20), WORK, hardware)
+    assert timeline.bottleneck is Resource.COMPUTE
+    idle = timeline.epoch_s - timeline.busy_s[Resource.COMPUTE]
+    moving = (timeline.moved_bytes.get(Resource.HOST_COPY, 0)) / hardware.host_copy_bytes_per_s
+    blocks = sum(event.nbytes > 0 for event in timeline.events)
+    assert 0 <= idle <= moving + blocks * hardware.seconds_per_block + 1e-6
+
+
+def test_a_slow_disk_is_the_bottleneck_and_keeps_busy() -> None:
+    timeline = simulate(planned(12 << 20), WORK, with_disk(1e7, 1e7, 1e7))
+    assert timeline.bottleneck in (Resource.SSD_READ, Resource.SSD_WRITE)
+    moved = sum(timeline.moved_bytes[r] for r in (Resource.SSD_READ, Resource.SSD_WRITE))
+    assert timeline.epoch_s == pytest.approx(moved / 1e7, rel=0.15)
+    assert any(p.bound in (Resource.SSD_READ, Resource.SSD_WRITE) for p in timeline.passes)
+
+
+def test_what_is_not_hidden_costs_time() -> None:
+    plan = planned(12 << 20)
+    hidden, bare = (simulate(plan, WORK, replace(UNMEASURED, overlap=overlap)).epoch_s for overlap in (1.0, 0.0))
+    assert hidden < bare
+
+
+def test_a_link_serves_in_order_and_shares_what_there_is() -> None:
+    link = Link((100.0, 50.0), 75.0, latency_s=0.5)
+    first, second = link.send(0, 100, 0.0), link.send(0, 100, 0.0)
+    assert link.wait(first) == 1.5
+    third = link.send(1, 25, 1.0)  # both at half their rates until the third is done
+    assert link.wait(third) == pytest.approx(2.5)
+    assert link.wait(second) == pytest.approx(3.0)
+    assert link.drain() == pytest.approx(2.5)
+
+
+def test_stretches_lose_no_busy_second_and_no_byte() -> None:
+    events = [Event(Resource.SSD_READ, k * 1.0, k + 0.25, k // 50, 10) for k in range(100)]
+    bars = list(stretches(events, shortest_s=2.0, longest_s=10.0))
+    assert sum(bar.busy_s for bar in bars) == pytest.approx(25.0)
+    assert sum(bar.nbytes for bar in bars) == 1000
+    assert len(bars) <= 12
+    assert all(bar.end_s - bar.start_s <= 10 for bar in bars)
