@@ -102,10 +102,10 @@ class _Run:
             self.now = max(self.now, self.done[stop - 1])
         for t in range(max(first, stop - 2), stop):
             self._end(t, item.index)
-        bound = max(self.waits, key=lambda resource: self.waits[resource], default=Resource.COMPUTE)
-        if self.waits.get(bound, 0.0) <= _WAITING_SHARE * (self.now - began):
-            bound = Resource.COMPUTE
         waited = max(0.0, self.now - began - computing)
+        bound = Resource.COMPUTE
+        if self.waits and waited > _WAITING_SHARE * (self.now - began):
+            bound = max(self.waits, key=lambda resource: self.waits[resource])
         self.passes.append(PassTime(item.index, title_of(item), began, self.now, waited, bound))
 
     def _begin(self, t: int, item: Pass) -> None:
