@@ -14,18 +14,18 @@ from torch import nn
 
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.events import Listener, ignore
-from ooc.plan import UNMEASURED, Hardware, Limits, Plan, make_plan
+from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload, make_plan
 from ooc.plan.cost import recomputing_pays
 from ooc.plan.verifier import verify_plan
 from ooc.sizes import format_size, parse_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.first_aggregation import find_aggregation
-from ooc.train.graph import ActiveRows, load_rows, rows_nbytes
+from ooc.train.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
 from ooc.train.lowering import Network, lower
 from ooc.train.objective import Objective
 from ooc.train.stages import StageBuilder, Step
-from ooc.train.workload import STORE_MATRICES, describe_workload, matrix_columns
+from ooc.train.workload import STORE_MATRICES, TileEdges, counted, describe_workload, matrix_columns
 
 TILE_ROWS = 1024
 """Rows computed at once. A tile of 128 float32 columns is 512 KiB, so that a stage's temporaries stay in the
@@ -100,6 +100,15 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The programs of a network, and what they ask of memory, before anybody has decided what is kept where."""
+
+    builder: StageBuilder
+    steps: dict[str, list[Step]]
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """A model taken apart, its programs, and the plan that runs them within the budgets."""
 
@@ -107,6 +116,7 @@ class Setup:
     arrays: dict[str, Array]
     builder: StageBuilder
     steps: dict[str, list[Step]]
+    workload: Workload
     plan: Plan
 
 
@@ -127,54 +137,136 @@ def make_setup(
     ``extra_host_bytes`` and ``extra_device_bytes`` are needed besides. Raises BudgetError with the least budgets
     that would do.
     """
-    arrays, limits = _arrays(network, store), resources.limits
+    fixed = admit_rows(network, store, resources.limits, extra_host_bytes=extra_host_bytes)
+    rows = load_rows(store, network.scaling, network.dtype)
+    drafts = Drafts(
+        network,
+        store,
+        resources,
+        active,
+        objective,
+        programs,
+        rows=rows,
+        tile_edges=counted(rows),
+        seed=seed,
+        fixed_host_bytes=fixed,
+        extra_device_bytes=extra_device_bytes,
+    )
+    draft, plan = drafts.choose(resources.limits, resources.hardware)
+    return Setup(
+        network=network,
+        arrays=drafts.arrays,
+        builder=draft.builder,
+        steps=draft.steps,
+        workload=draft.workload,
+        plan=plan,
+    )
+
+
+def training_programs(builder: StageBuilder, *, share_forward: bool) -> dict[str, list[Step]]:
+    """The programs of training. ``share_forward``: where scoring and training compute the same, one pass does both."""
+    programs = {"prepare": builder.prepare(), "train": builder.train(), "evaluate": builder.evaluate()}
+    if share_forward and builder.scores_while_training:
+        programs["train_and_score"] = builder.train_and_score()
+    return programs
+
+
+def admit_rows(network: Network, store: Store, limits: Limits, *, extra_host_bytes: int) -> int:
+    """Host bytes of what is known of every row and ``extra_host_bytes``; BudgetError where the budget is smaller."""
     fixed = rows_nbytes(store, network.scaling, network.dtype.itemsize) + extra_host_bytes
     if fixed > limits.host_bytes:
         raise BudgetError(
             f"row offsets, scalings and scores of {store.num_nodes:,} nodes need {format_size(fixed)} on the host, "
             f"the host budget is {format_size(limits.host_bytes)}; give --host-budget {-(-fixed // 1000)}K"
         )
-    rows = load_rows(store, network.scaling, network.dtype)
+    return fixed
 
-    def attempt(*, recompute: bool) -> tuple[StageBuilder, dict[str, list[Step]], Plan]:
+
+class Drafts:
+    """The ways to train a network on a graph, and which of them suits a machine and its budgets.
+
+    ``tile_edges``: how edges are spread over the rows. Nothing of the graph is read here.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        store: Store,
+        resources: Resources,
+        active: ActiveRows,
+        objective: Objective,
+        programs: Programs,
+        *,
+        rows: GraphRows,
+        tile_edges: TileEdges,
+        seed: int,
+        fixed_host_bytes: int,
+        extra_device_bytes: int,
+    ) -> None:
+        self.arrays = _arrays(network, store)
+        self._network = network
+        self._store = store
+        self._resources = resources
+        self._active = active
+        self._objective = objective
+        self._programs = programs
+        self._rows = rows
+        self._tile_edges = tile_edges
+        self._seed = seed
+        self._fixed_host_bytes = fixed_host_bytes
+        self._extra_device_bytes = extra_device_bytes
+        self._made: dict[bool, Draft] = {}
+
+    def choose(self, limits: Limits, hardware: Hardware) -> tuple[Draft, Plan]:
+        """The draft and plan that make the shortest epoch; verified."""
+        network, resources = self._network, self._resources
+        draft = self._draft(recompute=False)
+        plan = make_plan(draft.workload, limits, hardware)
+        # What is drawn again is not rounded to a narrower type as what is kept is: then the plan would change results.
+        rounded = spill_dtype(resources, network) != network.dtype
+        if plan.ssd_write_bytes and network.aggregates_once and network.depth > 1 and not rounded:
+            with suppress(BudgetError):  # drawing it again may take more memory than there is
+                again = self._draft(recompute=True)
+                other = make_plan(again.workload, limits, hardware)
+                saved = plan.ssd_bytes - other.ssd_bytes
+                if recomputing_pays(hardware, multiplies=again.builder.recomputed_multiplies(), saved_ssd_bytes=saved):
+                    draft, plan = again, other
+        verify_plan(plan)
+        return draft, plan
+
+    def _draft(self, *, recompute: bool) -> Draft:
+        """``recompute``: what is drawn from x and A(x) alone is not kept but drawn again."""
+        if recompute not in self._made:
+            self._made[recompute] = self._make(recompute=recompute)
+        return self._made[recompute]
+
+    def _make(self, *, recompute: bool) -> Draft:
         builder = StageBuilder(
-            network,
-            rows,
-            undirected=store.undirected,
-            objective=objective,
-            num_columns=matrix_columns(network, store),
-            aggregated="ax" in arrays,
+            self._network,
+            self._rows,
+            undirected=self._store.undirected,
+            objective=self._objective,
+            num_columns=matrix_columns(self._network, self._store),
+            aggregated="ax" in self.arrays,
             recompute=recompute,
-            active=active,
-            seed=seed,
+            active=self._active,
+            seed=self._seed,
         )
-        steps = programs(builder)
+        steps = self._programs(builder)
         workload = describe_workload(
-            network,
+            self._network,
             builder,
-            store,
-            arrays,
-            rows,
-            tile_rows=resources.tile_rows,
-            fixed_host_bytes=fixed,
-            spill_itemsize=spill_dtype(resources, network).itemsize,
-            threads=resources.threads,
+            self._store,
+            self.arrays,
+            self._tile_edges,
+            tile_rows=self._resources.tile_rows,
+            fixed_host_bytes=self._fixed_host_bytes,
+            spill_itemsize=spill_dtype(self._resources, self._network).itemsize,
+            threads=self._resources.threads,
             steps=steps,
         )
-        workload = replace(workload, fixed_device_bytes=workload.fixed_device_bytes + extra_device_bytes)
-        return builder, steps, make_plan(workload, limits, resources.hardware)
-
-    builder, steps, plan = attempt(recompute=False)
-    # What is drawn again is not rounded to a narrower type as what is kept is: then the plan would change results.
-    rounded = spill_dtype(resources, network) != network.dtype
-    if plan.ssd_write_bytes and network.aggregates_once and network.depth > 1 and not rounded:
-        with suppress(BudgetError):  # drawing it again may take more memory than there is
-            again = attempt(recompute=True)
-            saved = plan.ssd_bytes - again[2].ssd_bytes
-            if recomputing_pays(resources.hardware, multiplies=again[0].recomputed_multiplies(), saved_ssd_bytes=saved):
-                builder, steps, plan = again
-    verify_plan(plan)
-    return Setup(network=network, arrays=arrays, builder=builder, steps=steps, plan=plan)
+        fixed = workload.fixed_device_bytes + self._extra_device_bytes
+        return Draft(builder=builder, steps=steps, workload=replace(workload, fixed_device_bytes=fixed))
 
 
 def spill_dtype(resources: Resources, network: Network) -> torch.dtype:

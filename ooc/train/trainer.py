@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ooc.errors import OptionError
 from ooc.events import EpochFinished, Listener, ignore
-from ooc.plan import Fate, Plan
+from ooc.plan import Fate, Plan, Workload
 from ooc.storage.store import Store
 from ooc.train.averaging import Averaging
 from ooc.train.evaluation import make_scorer, scoring_nbytes
@@ -41,6 +41,7 @@ from ooc.train.setup import (
     checked_norm,
     make_setup,
     take_apart,
+    training_programs,
 )
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.standing import Standing
@@ -146,16 +147,18 @@ class Trainer:
         self._standing = Standing(model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed)
 
     def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
-        programs = {"prepare": builder.prepare(), "train": builder.train(), "evaluate": builder.evaluate()}
         # Where weights are averaged, what is scored is not what is trained.
-        if self._share_forward and builder.scores_while_training and not self._averaging.active:
-            programs["train_and_score"] = builder.train_and_score()
-        return programs
+        return training_programs(builder, share_forward=self._share_forward and not self._averaging.active)
 
     @property
     def plan(self) -> Plan:
         """What will wait where, and what an epoch takes."""
         return self._setup.plan
+
+    @property
+    def workload(self) -> Workload:
+        """What the plan is for."""
+        return self._setup.workload
 
     @property
     def epoch(self) -> int:

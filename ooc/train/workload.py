@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a network on a graph asks of memory, as plain data for the planner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -12,6 +12,9 @@ from ooc.train.graph import GraphRows
 from ooc.train.lowering import Network
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.task import label_columns
+
+TileEdges = Callable[[Direction, int], Sequence[int]]
+"""By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
 
 STORE_MATRICES = ("x", "y", "split/train", "split/valid", "split/test")
 
@@ -27,7 +30,7 @@ def describe_workload(
     builder: StageBuilder,
     store: Store,
     arrays: Mapping[str, Array],
-    rows: GraphRows,
+    tile_edges: TileEdges,
     *,
     tile_rows: int,
     fixed_host_bytes: int,
@@ -57,7 +60,11 @@ def describe_workload(
         tile_rows=tile_rows,
         matrices=matrices,
         programs=programs,
-        topologies={d: _topology(store, rows, d, tile_rows) for d in Direction if d in pulled},
+        topologies={
+            d: Topology(d, store.topology(d.value)[1].itemsize, tile_edges(d, tile_rows))
+            for d in Direction
+            if d in pulled
+        },
         fixed_host_bytes=fixed_host_bytes,
         fixed_device_bytes=(4 + threads + 1) * parameters * itemsize + network.statistics_nbytes,
         pulled_itemsize=itemsize,
@@ -70,11 +77,14 @@ def describe_workload(
     )
 
 
-def _topology(store: Store, rows: GraphRows, direction: Direction, tile_rows: int) -> Topology:
-    offsets = rows.offsets[direction]
-    edges = [*offsets[:-1:tile_rows].tolist(), int(offsets[-1])]
-    _, indices = store.topology(direction.value)
-    return Topology(direction, indices.itemsize, edges)
+def counted(rows: GraphRows) -> TileEdges:
+    """The edges of the tiles of a graph whose offsets are in memory."""
+
+    def tile_edges(direction: Direction, tile_rows: int) -> Sequence[int]:
+        offsets = rows.offsets[direction]
+        return [*offsets[:-1:tile_rows].tolist(), int(offsets[-1])]
+
+    return tile_edges
 
 
 def _reading_order(name: str) -> tuple[bool, str]:
