@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs by their statistics alone: enough to plan for a graph that is not here.
+
+What the counts do not say is assumed, on the cautious side:
+
+- *Degrees.* Where rows can be left out, those that are computed have ``BIAS`` times the mean degree: labelled nodes
+  are rarely the lonely ones, and a node is found the likelier the more edges it has (the neighbour of a random node
+  has more neighbours than a random node; S. L. Feld, American Journal of Sociology 96(6), 1991).
+- *Reach.* From r new rows, BIAS · mean · r in-edges lead to sources drawn uniformly from all nodes: of N nodes, the
+  expected share 1 - exp(-draws / N) is hit. Any other distribution of the sources hits fewer: hubs are hit again.
+- *The heaviest tile* has, besides, a hub of 4 √E neighbours. A graph whose degrees are not correlated has hubs of at
+  most about √(mean degree · N) = √E (M. Boguñá, R. Pastor-Satorras, A. Vespignani, European Physical Journal B 38,
+  2004); reddit and ogbn-products have up to twice as many, web graphs many more: theirs is given where it is known.
+- No self-loops.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, exp, isqrt
+from typing import overload
+
+BIAS = 2
+"""Times the mean degree that the rows have which are computed, where others are left out."""
+_HUB = 4
+_MOST_HOPS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphStatistics:
+    """Counts of a graph. ``edges`` are those stored: both directions of an ``undirected`` one, which is its own
+    transpose. ``labelled`` nodes are trained on and scored. ``hub``: the most in-neighbours of a node, where known.
+    ``feature_dtype``: of the features on disk. ``source``: where the figures are from, for people to read.
+    """
+
+    name: str
+    nodes: int
+    edges: int
+    features: int
+    classes: int
+    labelled: int
+    source: str
+    undirected: bool = False
+    feature_dtype: str = "float32"
+    hub: int | None = None
+
+    @property
+    def mean_degree(self) -> float:
+        return self.edges / self.nodes
+
+    @property
+    def bias(self) -> int:
+        """Times the mean degree of the first rows in hop order; 1 where there is nothing to leave out."""
+        return BIAS if self.labelled < self.nodes else 1
+
+    @property
+    def most_neighbours(self) -> int:
+        """The neighbours of the largest hub, assumed where they are not known."""
+        return min(self.edges, _HUB * isqrt(self.edges) if self.hub is None else self.hub)
+
+
+def reach(graph: GraphStatistics) -> list[int]:
+    """Element d: rows within d steps backwards over in-edges of the labelled ones, as assumed above; the last: all."""
+    reached = [graph.labelled]
+    new = graph.labelled
+    while reached[-1] < graph.nodes and len(reached) < _MOST_HOPS:
+        draws = min(graph.edges, graph.bias * graph.mean_degree * new)
+        new = min(graph.nodes - reached[-1], ceil((graph.nodes - reached[-1]) * (1 - exp(-draws / graph.nodes))))
+        if not new:
+            break
+        reached.append(reached[-1] + new)
+    return reached
+
+
+class SpreadEdges(Sequence[int]):
+    """``tile_edges`` of a graph that is not here: entry i counts the edges of tiles 0…i-1. Takes no memory.
+
+    The first tile has the hub; the others have ``bias`` times the mean degree, for as long as there are edges.
+    """
+
+    def __init__(self, graph: GraphStatistics, tile_rows: int) -> None:
+        self._edges = graph.edges
+        self._hub = graph.most_neighbours
+        self._tiles = -(-graph.nodes // tile_rows)
+        self._edges_of_tiles = graph.bias * graph.edges * tile_rows
+        self._nodes = graph.nodes
+
+    def __len__(self) -> int:
+        return self._tiles + 1
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        tiles = index + len(self) if index < 0 else index
+        if not 0 <= tiles <= self._tiles:
+            raise IndexError(f"tile {index} of {self._tiles}")
+        if tiles in (0, self._tiles):
+            return self._edges if tiles else 0
+        return min(self._edges, self._hub + self._edges_of_tiles * tiles // self._nodes)
+
+
+_OGB = "Hu et al., Open Graph Benchmark, NeurIPS 2020"
+_KNOWN = (
+    GraphStatistics(
+        name="reddit",
+        nodes=232_965,
+        edges=114_615_892,
+        features=602,
+        classes=41,
+        labelled=232_965,
+        undirected=True,
+        source="Hamilton et al., Inductive representation learning on large graphs, NeurIPS 2017; counts as DGL has it",
+    ),
+    GraphStatistics(
+        name="ogbn-products",
+        nodes=2_449_029,
+        edges=123_718_280,
+        features=100,
+        classes=47,
+        labelled=2_449_029,
+        undirected=True,
+        source=_OGB,
+    ),
+    GraphStatistics(
+        name="it-2004",
+        nodes=41_291_594,
+        edges=1_150_725_436,
+        features=256,
+        classes=64,
+        labelled=41_291_594,
+        hub=1_326_744,
+        source="Boldi and Vigna, The WebGraph framework, WWW 2004; features and labels synthetic",
+    ),
+    GraphStatistics(
+        name="ogbn-papers100M",
+        nodes=111_059_956,
+        edges=1_615_685_872,
+        features=128,
+        classes=172,
+        labelled=1_546_782,
+        source=_OGB,
+    ),
+    GraphStatistics(
+        name="igb260m",
+        nodes=269_346_174,
+        edges=3_995_777_033,
+        features=1024,
+        classes=19,
+        labelled=269_346_174,
+        source="Khatua et al., IGB, KDD 2023; all nodes taken for labelled",
+    ),
+    GraphStatistics(
+        name="friendster",
+        nodes=65_608_366,
+        edges=2 * 1_806_067_135,
+        features=256,
+        classes=64,
+        labelled=65_608_366,
+        undirected=True,
+        source="Yang and Leskovec, ICDM 2012 (SNAP): 1,806,067,135 undirected edges, stored in both directions; "
+        "features and labels synthetic",
+    ),
+    GraphStatistics(
+        name="MAG240M",
+        nodes=121_751_666,
+        edges=1_297_748_926,
+        features=768,
+        classes=153,
+        labelled=121_751_666,
+        feature_dtype="float16",
+        source="Hu et al., OGB-LSC, 2021: paper cites paper; all nodes taken for labelled",
+    ),
+)
+KNOWN = {graph.name: graph for graph in _KNOWN}
+"""The graphs that are known by name."""
+_ALIASES = {
+    "products": "ogbn-products",
+    "papers100m": "ogbn-papers100M",
+    "papers": "ogbn-papers100M",
+    "igb": "igb260m",
+    "igb-260m": "igb260m",
+    "igb260m-19": "igb260m",
+    "it2004": "it-2004",
+    "com-friendster": "friendster",
+    "mag": "MAG240M",
+    "ogb-lsc-mag240m": "MAG240M",
+}
+
+
+def known_graph(name: str) -> GraphStatistics | None:
+    """The graph that is called ``name``, in whatever case; None where none is."""
+    lowered = name.lower()
+    by_name = {known.lower(): graph for known, graph in KNOWN.items()}
+    return by_name.get(_ALIASES.get(lowered, lowered).lower())

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training would be: planned for any machine and any budgets, and never run.
+
+The workload is that of ``Trainer``, from the same lowering and the same stages, so that for a store which is there
+the plan is the trainer's too. Of the graph, only where the edges of every tile begin is read; nothing as tall as the
+graph is held.
+"""
+
+from collections.abc import Collection, Sequence
+
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from ooc.plan import Hardware, Limits, Plan, Workload
+from ooc.plan.graphs import GraphStatistics
+from ooc.plan.workload import Direction
+from ooc.storage.store import Store
+from ooc.train.averaging import Averaging
+from ooc.train.evaluation import make_scorer, scoring_nbytes
+from ooc.train.graph import GraphRows, rows_nbytes
+from ooc.train.hypothetical import hypothetical_store, spread
+from ooc.train.loss import RowsLoss, resolve_loss
+from ooc.train.metrics import resolve_metric
+from ooc.train.objective import Objective
+from ooc.train.setup import (
+    Drafts,
+    Resources,
+    Saving,
+    admit_rows,
+    check_trainable,
+    take_apart,
+    training_programs,
+)
+from ooc.train.stages import StageBuilder, Step
+from ooc.train.workload import TileEdges
+
+_CHUNK_TILES = 1 << 10
+"""Tiles whose offsets are read at a time."""
+
+
+class Prospect:
+    """Training ``model`` on ``graph``: a store, or the statistics of a graph that is not here.
+
+    Arguments as of ``Trainer``; ``resources`` has its options but for budgets and machine. Raises ModelError for what
+    cannot be run exactly.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Store | GraphStatistics,
+        resources: Resources,
+        *,
+        loss: RowsLoss | None = None,
+        metric: str | None = None,
+        average: AveragedModel | None = None,
+        input_dropout: float = 0.0,
+        savings: Collection[Saving] = tuple(Saving),
+    ) -> None:
+        store = graph if isinstance(graph, Store) else hypothetical_store(graph)
+        check_trainable(store)
+        chosen = resolve_metric(metric, store.task, store.num_classes)
+        self._averaging = Averaging(model, average, 1)
+        self._share_forward = Saving.SHARED_FORWARD in savings
+        tile_rows = resources.tile_rows
+        network, active = take_apart(model, store, input_dropout=input_dropout, tile_rows=tile_rows, savings=savings)
+        scored, dtype = active.scoring[0], network.dtype
+        objective = Objective(
+            store.task,
+            resolve_loss(loss, store, store.task, outputs=network.outputs, dtype=dtype),
+            make_scorer(store, chosen, rows=scored, dtype=dtype),
+        )
+        self.depth = network.depth
+        self._network, self._store = network, store
+        self._extra_host_bytes = scoring_nbytes(store, chosen, rows=scored, dtype=dtype)
+        self._drafts = Drafts(
+            network,
+            store,
+            resources,
+            active,
+            objective,
+            self._programs,
+            rows=GraphRows(offsets={}, scale_N1=None, before=False, self_term=False, self_N1=None),
+            tile_edges=stored(store) if isinstance(graph, Store) else spread(graph),
+            seed=0,
+            fixed_host_bytes=rows_nbytes(store, network.scaling, dtype.itemsize) + self._extra_host_bytes,
+            extra_device_bytes=self._averaging.nbytes,
+        )
+
+    def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
+        return training_programs(builder, share_forward=self._share_forward and not self._averaging.active)
+
+    def plan(self, limits: Limits, hardware: Hardware) -> tuple[Workload, Plan]:
+        """What is to be done, and the verified plan for a machine within ``limits``; BudgetError where there is none,
+        with the least budgets that would do."""
+        admit_rows(self._network, self._store, limits, extra_host_bytes=self._extra_host_bytes)
+        draft, plan = self._drafts.choose(limits, hardware)
+        return draft.workload, plan
+
+
+def stored(store: Store) -> TileEdges:
+    """The edges of a store's tiles, read from its offsets, a few at a time."""
+    known: dict[tuple[str, int], Sequence[int]] = {}
+
+    def tile_edges(direction: Direction, tile_rows: int) -> Sequence[int]:
+        indptr, _ = store.topology(direction.value)
+        key = indptr.name, tile_rows
+        if key not in known:
+            chunk = _CHUNK_TILES * tile_rows
+            starts = range(0, store.num_nodes, chunk)
+            read = (indptr.read(start, min(start + chunk, store.num_nodes))[::tile_rows] for start in starts)
+            known[key] = [*(int(edges) for offsets in read for edges in offsets), store.num_edges]
+        return known[key]
+
+    return tile_edges
