@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ooc.events import Listener
     from ooc.storage.store import Store
     from ooc.train.run import RunFolder
+    from ooc.train.trainer import Trainer
 
 _RUNS = Path("runs")
 _PLAIN_WIDTH = 120
@@ -255,6 +256,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
             sizes = f"{format_size(gpu_budget)} for the {on}, {format_size(host_budget)} for the host"
             click.echo(f"{store.path} ({format_size(store.nbytes)}), budgets {sizes}")
             print_plan(trainer.plan, console)
+        run.save_forecast(_forecast(trainer, run, settings))
         trainer.fit(
             epochs=settings.epochs,
             eval_every=settings.eval_every,
@@ -273,6 +275,16 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         run=run.path,
         console=console,
     )
+
+
+def _forecast(trainer: "Trainer", run: "RunFolder", settings: TrainSettings) -> dict[str, Any]:
+    """What is expected of the epochs from here on, for ``ooc plan --compare``."""
+    from ooc.cli.outlook import Outlook, program_of_epochs
+
+    program = program_of_epochs(trainer.plan, eval_every=settings.eval_every)
+    outlook = Outlook(trainer.workload, trainer.plan, trainer.hardware, trainer.limits, program)
+    done = run.records()
+    return {"first_epoch": done[-1].epoch + 1 if done else 1, **outlook.as_dict()}
 
 
 def _with_logs(settings: TrainSettings, run: Path, reporter: Reporter) -> "Listener":

@@ -16,6 +16,7 @@ from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
 from ooc.train.workload import TileEdges
 
+
 def hypothetical_store(graph: GraphStatistics) -> Store:
     """A store with the counts of ``graph``, whose arrays have shapes and nothing to read.
 

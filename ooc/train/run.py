@@ -2,6 +2,7 @@
 """A run's folder: what is needed to look at a training run afterwards, and to go on with it.
 
     RUN/config.json      every option that decides the results, and some that do not
+    RUN/plan.json        what the plan promised (``ooc plan --compare``)
     RUN/metrics.jsonl    one object an epoch (`EpochRecord`)
     RUN/checkpoint.pt    state after the last finished epoch
     RUN/best.pt          weights of the epoch with the best validation score
@@ -32,6 +33,7 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.pt"
 BEST = "best.pt"
+FORECAST = "plan.json"
 _TEMPORARY = ".tmp"
 
 Config = dict[str, Any]
@@ -124,7 +126,7 @@ class RunFolder:
         if self.resumed or (self.path / CHECKPOINT).exists():
             return
         if self._written:
-            for name in (BEST, METRICS, CONFIG):
+            for name in (BEST, METRICS, FORECAST, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
         for folder in reversed(self._made):
             with contextlib.suppress(OSError):  # not empty: something else lives there
@@ -142,6 +144,17 @@ class RunFolder:
     def save_best(self, state: State) -> None:
         """Replace the best weights so far."""
         self._save(BEST, state)
+
+    def save_forecast(self, forecast: Mapping[str, Any]) -> None:
+        """Replace what is promised of the epochs from here on by ``forecast``: plain data."""
+        self.start()
+        text = json.dumps(forecast, indent=2, allow_nan=False) + "\n"
+        _replace(self.path / FORECAST, lambda file: file.write(text.encode()))
+
+    def forecast(self) -> dict[str, Any] | None:
+        """What was promised last; None for a run of a version that promised nothing."""
+        path = self.path / FORECAST
+        return _read_config(path) if path.exists() else None
 
     def append(self, record: EpochRecord) -> None:
         """Add an epoch's line to the metrics."""

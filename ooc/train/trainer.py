@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ooc.errors import OptionError
 from ooc.events import EpochFinished, Listener, ignore
-from ooc.plan import Fate, Plan, Workload
+from ooc.plan import Fate, Hardware, Limits, Plan, Workload
 from ooc.storage.store import Store
 from ooc.train.averaging import Averaging
 from ooc.train.evaluation import make_scorer, scoring_nbytes
@@ -159,6 +159,16 @@ class Trainer:
     def workload(self) -> Workload:
         """What the plan is for."""
         return self._setup.workload
+
+    @property
+    def hardware(self) -> Hardware:
+        """The machine as the plan sees it."""
+        return self._resources.hardware
+
+    @property
+    def limits(self) -> Limits:
+        """The budgets that the plan keeps to."""
+        return self._resources.limits
 
     @property
     def epoch(self) -> int:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--graph``: a known graph's name, or a graph's counts; text becomes numbers here."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from ooc.errors import OptionError
+from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
+
+_COUNTS = ("nodes", "edges", "features", "classes")
+_DTYPES = ("float16", "float32", "float64")
+_SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+_MOST = 2**40
+"""Nodes, edges, features or classes: beyond all graphs there are."""
+
+
+def parse_graph(text: str) -> GraphStatistics:
+    """The statistics in ``text``: ``NAME``, ``NAME,labelled=…`` or ``nodes=…,edges=…,features=…,classes=…``.
+
+    ``labelled`` up to 1 is a fraction of the nodes, above it a count; without it all nodes are. OptionError names
+    what is wrong.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    known = None
+    if "=" not in parts[0]:
+        name = parts.pop(0)
+        known = known_graph(name)
+        if known is None:
+            given = "nodes=…,edges=…,features=…,classes=…"
+            raise OptionError(f"--graph {name}: no such graph; known are {', '.join(KNOWN)}; or give {given}")
+    values = dict(_entry(part) for part in parts)
+    changes: dict[str, Any] = {name: _count(name, values[name]) for name in _COUNTS if name in values}
+    if "dtype" in values:
+        changes["feature_dtype"] = _dtype(values["dtype"])
+    if "undirected" in values:
+        changes["undirected"] = _yes(values["undirected"])
+    if known is None:
+        missing = [name for name in _COUNTS if name not in values]
+        if missing:
+            raise OptionError(f"--graph: {', '.join(missing)} missing")
+        changes |= {"name": "given", "source": "as given"}
+    elif values:
+        changes["source"] = f"{known.source}; given otherwise: {', '.join(values)}"
+    nodes = changes["nodes"] if "nodes" in changes or known is None else known.nodes
+    if "labelled" in values:
+        changes["labelled"] = _labelled(values["labelled"], nodes)
+    elif known is None or "nodes" in changes:
+        changes["labelled"] = nodes
+    return GraphStatistics(**changes) if known is None else replace(known, **changes)
+
+
+def _entry(part: str) -> tuple[str, str]:
+    name, separator, value = part.partition("=")
+    if name not in (*_COUNTS, "labelled", "undirected", "dtype") or not separator:
+        raise OptionError(
+            f"--graph: {part!r} is none of nodes=, edges=, features=, classes=, labelled=, undirected=, dtype="
+        )
+    return name, value
+
+
+def _count(name: str, text: str) -> int:
+    number = _number(text)
+    if number is None or number != int(number) or not 1 <= number <= _MOST:
+        raise OptionError(f"--graph: {name}={text} is no count")
+    return int(number)
+
+
+def _labelled(text: str, nodes: int) -> int:
+    number = _number(text)
+    if number is None or number <= 0 or (number > 1 and number != int(number)):
+        raise OptionError(f"--graph: labelled={text} is neither a fraction up to 1 nor a count")
+    labelled = max(1, int(number * nodes)) if number <= 1 else int(number)
+    if labelled > nodes:
+        raise OptionError(f"--graph: labelled={text} is more than the {nodes:,} nodes")
+    return labelled
+
+
+def _number(text: str) -> float | None:
+    """``1e9``, ``1_000``, ``1.5M`` or ``0.014``."""
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)([kmgb]?)", text.lower())
+    if match is None:
+        return None
+    plain = match[1].replace("_", "")
+    scale = _SCALES[match[2]]
+    return int(plain) * scale if plain.isdigit() else round(float(plain) * scale, 9)
+
+
+def _dtype(text: str) -> str:
+    if text not in _DTYPES:
+        raise OptionError(f"--graph: dtype={text} is not one of {', '.join(_DTYPES)}")
+    return text
+
+
+def _yes(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise OptionError(f"--graph: undirected={text} is neither 0 nor 1")
+    return text == "1"

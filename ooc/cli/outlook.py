@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan promises, as one value: for tables, for ``--json``, and for comparing with the run that followed.
+
+``as_dict`` is the documented form (docs/planning.md): keys are added, never renamed.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from ooc.plan import Fate, Hardware, Limits, Plan, Workload
+from ooc.plan.lifetimes import Lifetime, StageStatistics, lifetimes, stage_statistics
+from ooc.plan.simulator import simulate
+from ooc.plan.timeline import Resource, Timeline
+from ooc.sizes import format_size
+
+_WAYS = ("device", "host", "ssd")
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A plan, what it is for, and the machine and budgets that it was made for. ``program``: the one that is timed."""
+
+    workload: Workload
+    plan: Plan
+    hardware: Hardware
+    limits: Limits
+    program: str = "train"
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """One epoch, instruction by instruction."""
+        return simulate(self.plan, self.workload, self.hardware, self.program)
+
+    @property
+    def epoch_s(self) -> float:
+        return self.timeline.epoch_s
+
+    @property
+    def ssd_read_bytes(self) -> int:
+        """Bytes read from the SSD in one run of the program, once the memory is filled."""
+        return self.plan.unrolled[self.program].read_bytes
+
+    @property
+    def ssd_write_bytes(self) -> int:
+        """Bytes written to the SSD in one run of the program."""
+        return self.plan.unrolled[self.program].write_bytes
+
+    @property
+    def ssd_busy_s(self) -> float:
+        """Seconds in which the SSD has something to do."""
+        moving = [e for e in self.timeline.events if e.resource in (Resource.SSD_READ, Resource.SSD_WRITE)]
+        busy_s, until = 0.0, 0.0
+        for event in sorted(moving, key=lambda event: event.start_s):
+            busy_s += max(0.0, event.end_s - max(until, event.start_s))
+            until = max(until, event.end_s)
+        return busy_s
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds in which nothing is computed."""
+        return sum(item.waited_s for item in self.timeline.passes)
+
+    @cached_property
+    def fates(self) -> list[dict[str, Any]]:
+        """One entry a matrix: its shape and bytes, what becomes of it (``fate``), its slabs, and by way (``device``,
+        ``host``, ``ssd``, ``recompute``) the share of what an epoch reads of it that waits there or is drawn again, in
+        per cent."""
+        return [_fate(row) for row in self.plan.summary()]
+
+    @cached_property
+    def stages(self) -> list[StageStatistics]:
+        return stage_statistics(self.workload, self.program)
+
+    @cached_property
+    def lifetimes(self) -> list[Lifetime]:
+        return lifetimes(self.workload, self.program)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, without the whole timeline."""
+        timeline, plan = self.timeline, self.plan
+        moved = timeline.moved_bytes
+        return {
+            "program": self.program,
+            "hardware": {"name": self.hardware.name, "source": self.hardware.source},
+            "gpu_budget_bytes": self.limits.device_bytes,
+            "host_budget_bytes": self.limits.host_bytes,
+            "epoch_s": timeline.epoch_s,
+            "ssd_read_bytes": self.ssd_read_bytes,
+            "ssd_write_bytes": self.ssd_write_bytes,
+            "ssd_busy_s": self.ssd_busy_s,
+            "wait_s": self.wait_s,
+            "gpu_peak_bytes": plan.device_peak_bytes,
+            "host_peak_bytes": plan.host_peak_bytes,
+            "spill_bytes": plan.spill_bytes,
+            "bottleneck": timeline.bottleneck.value,
+            "resources": [
+                {"resource": resource.value, "busy_s": busy_s, "bytes": moved.get(resource, 0)}
+                for resource, busy_s in timeline.busy_s.items()
+            ],
+            "fates": self.fates,
+            "passes": [
+                {"name": item.title, "time_s": item.end_s - item.start_s, "wait_s": item.waited_s}
+                | {"bound": item.bound.value}
+                for item in timeline.passes
+            ],
+            "stages": [asdict(stage) for stage in self.stages],
+            "lifetimes": [asdict(lifetime) for lifetime in self.lifetimes],
+        }
+
+
+def program_of_epochs(plan: Plan, *, eval_every: int) -> str:
+    """The program that most epochs of a run are: where every one is scored, by a forward pass that does both."""
+    return "train_and_score" if eval_every == 1 and "train_and_score" in plan.programs else "train"
+
+
+def describe_memory(outlook: Outlook) -> str:
+    """Both peaks against their budgets, on one line."""
+    plan, limits = outlook.plan, outlook.limits
+    gpu = f"{format_size(plan.device_peak_bytes)} of {format_size(limits.device_bytes)} on the device"
+    return f"{gpu}, {format_size(plan.host_peak_bytes)} of {format_size(limits.host_bytes)} on the host"
+
+
+def _fate(row: dict[str, str | int]) -> dict[str, Any]:
+    """A line of ``Plan.summary`` with all ways spelled out."""
+    drawn_again = row["fate"] == Fate.RECOMPUTE.value
+    resident = int(row.get("resident", 0))
+    shares = {"device": 0, "host": resident, "ssd": 100 - resident} | {w: row[w] for w in _WAYS if w in row}
+    if drawn_again:
+        shares = dict.fromkeys(_WAYS, 0)
+    kept = {name: value for name, value in row.items() if name not in ("resident", "slabs", *_WAYS)}
+    return {**kept, **shares, "recompute": 100 if drawn_again else 0, "slabs": row["slabs"]}

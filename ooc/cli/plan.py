@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc plan``: what training would take, on this machine or another, without running anything."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ooc.cli.options import GroupedCommand
+from ooc.cli.settings import TrainSettings, only_store
+from ooc.cli.train import command as train
+from ooc.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ooc.cli.planning import Planning
+    from ooc.plan.graphs import GraphStatistics
+    from ooc.storage.store import Store
+
+_OF_A_RUN = ("store", "out", "resume", "log", "quiet")
+"""What ``ooc train`` takes for the run's sake: there is none."""
+_PLAIN_WIDTH = 160
+"""Columns of a table that goes to a file; a terminal has its own."""
+_LIST = "list"
+
+
+class _PlanCommand(GroupedCommand):
+    """``ooc plan``: its own options, then those of ``ooc train``."""
+
+    groups: Mapping[str, Sequence[str]] = {
+        "What to plan for": ("graph", "hardware", "no_savings"),
+        "What to show": ("sweep", "compare", "gantt", "no_advice", "as_json"),
+        **{heading: names for heading, names in train.groups.items() if heading != "The run"},
+    }
+
+
+_GRAPH = (
+    "Plan for a graph that is not here: a known one by its name, or "
+    "nodes=…,edges=…,features=…,classes=…[,labelled=…][,undirected=1][,dtype=float16]. labelled up to 1 is a "
+    "fraction of the nodes, above it a count; edges are counted as stored. What is not known of it is assumed on the "
+    "cautious side, and printed."
+)
+_HARDWARE = (
+    "Plan for a machine that is not here: the name of one that comes with ooc, or a file; budgets are then by default "
+    "9/10 of its memory. 'list' shows those that there are."
+)
+_SWEEP = "Plan for all pairs of these budgets: gpu=8G,16G,24G host=64G,128G."
+_COMPARE = "Compare what was forecast for the run at RUN with what was measured."
+_GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
+
+
+@click.command(
+    cls=_PlanCommand,
+    short_help="Show what training would take, here or elsewhere.",
+    params=[parameter for parameter in train.params if parameter.name not in _OF_A_RUN],
+    context_settings={"show_default": True},
+)
+@click.argument("given", nargs=-1, metavar="[STORE]")
+@click.option("--graph", metavar="GRAPH", help=_GRAPH)
+@click.option("--hardware", metavar="NAME|FILE", help=_HARDWARE)
+@click.option("--no-savings", is_flag=True, help="Compute every row of every layer, everything every epoch.")
+@click.option("--sweep", multiple=True, metavar="BUDGETS…", help=_SWEEP)
+@click.option("--compare", type=click.Path(path_type=Path), metavar="RUN", help=_COMPARE)
+@click.option("--gantt", type=click.Path(path_type=Path), metavar="FILE", help=_GANTT)
+@click.option("--no-advice", is_flag=True, help="Do not plan again with more memory and a faster disk.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+def command(
+    given: tuple[str, ...],
+    graph: str | None,
+    hardware: str | None,
+    no_savings: bool,
+    sweep: tuple[str, ...],
+    compare: Path | None,
+    gantt: Path | None,
+    no_advice: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Plan the training of a model, with the options of ooc train, and forecast an epoch of it. Nothing is run.
+
+    The graph is that in STORE (by default the only *.ooc in the current folder) or one that --graph describes; the
+    machine is this one or one that --hardware describes.
+    """
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    if hardware == _LIST:
+        _list_machines(console, as_json)
+    elif compare is not None:
+        _compare(compare, console, as_json)
+    else:
+        from ooc.cli.sweep import is_axis, parse_axes
+
+        stores = [text for text in given if not (sweep and is_axis(text))]
+        axes = parse_axes([*sweep, *(text for text in given if text not in stores)])
+        planning = _planning(stores, graph, hardware, no_savings, options)
+        if axes:
+            _sweep(planning, axes, console, as_json)
+        else:
+            _plan(planning, console, gantt=gantt, advice=not no_advice, as_json=as_json)
+
+
+def _planning(
+    stores: Sequence[str], graph: str | None, hardware: str | None, no_savings: bool, options: dict[str, Any]
+) -> "Planning":
+    """What is to be planned for."""
+    if len(stores) > 1 or (stores and graph is not None):
+        raise OptionError(f"one graph at a time: {' '.join(stores)}{'' if graph is None else f' and --graph {graph}'}")
+    found: Store | GraphStatistics
+    if graph is not None:
+        from ooc.cli.graphs import parse_graph
+
+        found = parse_graph(graph)
+    else:
+        from ooc.storage.store import open_store
+
+        found = open_store(stores[0] if stores else only_store(Path()))
+    from ooc.cli.hardware_files import load_hardware
+    from ooc.cli.planning import Planning
+    from ooc.train.setup import Saving
+
+    settings = TrainSettings(store=graph or str(getattr(found, "path", "")), **options)
+    machine = None if hardware is None else load_hardware(hardware)
+    return Planning(settings, found, machine, () if no_savings else tuple(Saving))
+
+
+def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advice: bool, as_json: bool) -> None:
+    from ooc.cli.advice import changes
+    from ooc.cli.gantt import write_gantt
+    from ooc.cli.plan_tables import print_assumptions, print_changes, print_outlook
+    from ooc.cli.planning import NARROW
+
+    outlook = planning.outlook()
+    narrow = planning.settings.spill_dtype == NARROW
+    if gantt is not None:
+        write_gantt(outlook.timeline, gantt)
+    found = []
+    if advice:
+        found = changes(outlook, lambda at, on, n: planning.outlook(at, on, narrow=n), spilled_narrow=narrow)
+    if as_json:
+        more = {"changes": [asdict(change) for change in found], "assumptions": planning.assumptions()}
+        _print_json({"graph": planning.describe_graph(), **outlook.as_dict(), **more})
+        return
+    console.print(planning.describe_graph(), highlight=False, soft_wrap=True)
+    console.print(planning.describe_machine(), highlight=False, soft_wrap=True)
+    print_outlook(outlook, console)
+    if found:
+        print_changes(found, console)
+    print_assumptions(planning.assumptions(), console)
+
+
+def _sweep(planning: "Planning", axes: dict[str, list[int]], console: "Console", as_json: bool) -> None:
+    from ooc.cli.plan_tables import print_assumptions
+    from ooc.cli.sweep import sweep, sweep_table
+
+    limits = planning.limits
+    cells = sweep(
+        axes,
+        gpu=limits.device_bytes,
+        host=limits.host_bytes,
+        plan=lambda gpu, host: planning.outlook(replace(limits, device_bytes=gpu, host_bytes=host)),
+    )
+    if as_json:
+        _print_json({"cells": [cell.as_dict() for cell in cells], "assumptions": planning.assumptions()})
+        return
+    console.print(planning.describe_graph(), highlight=False, soft_wrap=True)
+    console.print(sweep_table(cells))
+    for reason in dict.fromkeys(cell.reason for cell in cells if cell.reason is not None):
+        console.print(f"too small: {reason}", highlight=False, soft_wrap=True)
+    print_assumptions(planning.assumptions(), console)
+
+
+def _compare(run: Path, console: "Console", as_json: bool) -> None:
+    from ooc.cli.comparison import compare, print_comparison
+
+    found = compare(run)
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        print_comparison(found, console)
+
+
+def _list_machines(console: "Console", as_json: bool) -> None:
+    from ooc.cli.hardware_files import load_hardware, print_machines, shipped_names
+
+    if as_json:
+        _print_json({name: load_hardware(name).as_dict() for name in shipped_names()})
+    else:
+        print_machines(console)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(json.dumps(value, indent=2, allow_nan=False))

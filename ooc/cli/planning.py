@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the options of ``ooc plan`` to plans: the graph, the machine, the budgets, and what is assumed of them."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ooc.cli.models import admit_parameters, build_model
+from ooc.cli.outlook import Outlook, program_of_epochs
+from ooc.cli.recipe import build_average, build_loss
+from ooc.cli.settings import TrainSettings, budgets
+from ooc.plan import UNMEASURED, Hardware, Limits
+from ooc.plan.graphs import BIAS, GraphStatistics
+from ooc.sizes import format_size
+from ooc.train.hypothetical import hypothetical_store
+from ooc.train.prospect import Prospect
+from ooc.train.setup import Resources, Saving, check_device
+from ooc.train.task import label_columns
+
+if TYPE_CHECKING:
+    from ooc.storage.store import Store
+
+SHARE_OF_MEMORY = 0.9
+"""Of the memory of a machine that is only described; the rest is the system's and the process's own."""
+_DEVICE_PART_ON_CPU = 1 / 3
+"""Of that, where both budgets are of the same memory: as ``ooc train`` divides what is free."""
+
+NARROW = "bfloat16"
+
+
+class Planning:
+    """One training, planned for any machine and budgets. ``hardware`` None: the machine at hand."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        graph: "Store | GraphStatistics",
+        hardware: Hardware | None,
+        savings: Collection[Saving],
+    ) -> None:
+        check_device(settings.device if hardware is None else "auto")
+        self.settings = settings
+        self.graph = graph
+        self.hardware = UNMEASURED if hardware is None else hardware
+        self._described = hardware is not None
+        self._savings = savings
+        self._store = hypothetical_store(graph) if isinstance(graph, GraphStatistics) else graph
+        self._prospects: dict[str, Prospect] = {}
+
+    @property
+    def limits(self) -> Limits:
+        """The budgets given; otherwise, of a machine that is described, all but a tenth of its memory."""
+        settings, machine = self.settings, self.hardware
+        if not self._described:
+            gpu, host = budgets(settings, "cpu", 0)
+        else:
+            whole = int(SHARE_OF_MEMORY * machine.host_memory_bytes)
+            on_device = int(SHARE_OF_MEMORY * machine.device_memory_bytes)
+            if not machine.has_device_memory:
+                on_device = int(_DEVICE_PART_ON_CPU * whole)
+                whole -= on_device
+            gpu = on_device if settings.gpu_budget is None else settings.gpu_budget
+            host = whole if settings.host_budget is None else settings.host_budget
+        return Limits(gpu, host, block_rows=settings.block_rows, slab_columns=settings.slab_columns)
+
+    def outlook(
+        self, limits: Limits | None = None, hardware: Hardware | None = None, *, narrow: bool = False
+    ) -> Outlook:
+        """The plan for these budgets and this machine; ``narrow``: with intermediates spilled as bfloat16.
+
+        BudgetError where there is none.
+        """
+        limits = self.limits if limits is None else limits
+        hardware = self.hardware if hardware is None else hardware
+        prospect = self._prospect(NARROW if narrow else self.settings.spill_dtype, limits)
+        workload, plan = prospect.plan(limits, hardware)
+        program = program_of_epochs(plan, eval_every=self.settings.eval_every)
+        return Outlook(workload, plan, hardware, limits, program)
+
+    def assumptions(self) -> list[str]:
+        """What the plan takes for granted, a line each."""
+        lines = []
+        if isinstance(self.graph, GraphStatistics):
+            lines += _of_graph(self.graph, pruned=Saving.ACTIVE_ROWS in self._savings)
+        if self._described or self.hardware is UNMEASURED:
+            lines.append(f"{self.hardware.name}: {self.hardware.source}")
+        return lines
+
+    def describe_graph(self) -> str:
+        """Its name and counts."""
+        store = self._store
+        name = store.name if isinstance(self.graph, GraphStatistics) else str(store.path)
+        kind = "undirected, both directions counted" if store.undirected else "directed"
+        return (
+            f"{name}: {store.num_nodes:,} nodes, {store.num_edges:,} edges ({kind}), {store.num_features} features "
+            f"({store.array('x').dtype}), {store.num_classes} {'classes' if label_columns(store) == 1 else 'labels'}"
+        )
+
+    def describe_machine(self) -> str:
+        """Its name and the budgets."""
+        limits = self.limits
+        sizes = f"{format_size(limits.device_bytes)} for the device, {format_size(limits.host_bytes)} for the host"
+        return f"{self.hardware.name}: budgets {sizes}"
+
+    def _prospect(self, spill_dtype: str, limits: Limits) -> Prospect:
+        if spill_dtype not in self._prospects:
+            settings, store = self.settings, self._store
+            admit_parameters(settings, store)
+            model = build_model(settings, store)
+            threads = settings.threads or (self.hardware.threads if self._described else torch.get_num_threads())
+            resources = Resources.parse(
+                limits.device_bytes,
+                limits.host_bytes,
+                block_rows=settings.block_rows,
+                slab_columns=settings.slab_columns,
+                spill_dtype=spill_dtype,
+                threads=threads,
+            )
+            self._prospects[spill_dtype] = Prospect(
+                model,
+                self.graph,
+                resources,
+                loss=build_loss(self._loss_settings(), store),
+                metric=settings.metric,
+                average=build_average(settings, model),
+                input_dropout=settings.input_dropout,
+                savings=self._savings,
+            )
+        return self._prospects[spill_dtype]
+
+    def _loss_settings(self) -> TrainSettings:
+        """Weights of classes need the labels, and change no plan: those of a graph that is not here are left out."""
+        return (
+            replace(self.settings, class_weights="none") if isinstance(self.graph, GraphStatistics) else self.settings
+        )
+
+
+def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:
+    lines = [f"counts of {graph.name}: {graph.source}"]
+    hub = f"one row has {graph.most_neighbours:,} neighbours"
+    if not pruned:
+        lines.append("every layer computes all rows (--no-savings)")
+    elif graph.labelled == graph.nodes:
+        lines.append("all nodes are labelled and trained on: every layer computes all rows")
+    else:
+        lines.append(
+            f"all {graph.labelled:,} labelled nodes are trained on; from there in-edges lead to sources drawn "
+            f"uniformly, {BIAS} times the mean degree a row: more rows than hubs would give"
+        )
+    lines.append(f"edges are spread evenly over the rows, but for a heaviest tile: {hub}; no self-loops")
+    return lines
