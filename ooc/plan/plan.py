@@ -39,7 +39,10 @@ class MatrixPlan:
 
 @dataclass(frozen=True, slots=True)
 class RowPass:
-    """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed."""
+    """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed.
+
+    ``loads`` are the stage's, and what the pull or the pass before it adds.
+    """
 
     index: int
     stage: Stage
@@ -74,7 +77,7 @@ class ColumnPass:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (self.pull.source,)
+        return (self.pull.source, *self.pull.own)
 
     @property
     def stores(self) -> tuple[str, ...]:

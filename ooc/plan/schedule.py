@@ -73,12 +73,33 @@ def pulled_sources(workload: Workload) -> dict[str, int]:
     }
 
 
+def column_units(workload: Workload) -> dict[str, int]:
+    """Columns that stay together in a slab, by matrix: those of a group, where one is pulled by groups."""
+    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
+    return {p.source: workload.matrices[p.source].columns // p.per_edge.groups for p in pulls if p.per_edge}
+
+
+def widest_row_bytes(workload: Workload) -> int:
+    """Bytes of the widest row that a block may hold, what is pulled included."""
+    stored = [m.columns * m.itemsize for m in workload.matrices.values()]
+    pulled = [
+        stage.pull.per_edge.columns * workload.matrices[stage.pull.source].itemsize
+        for stages in workload.programs.values()
+        for stage in stages
+        if stage.pull and stage.pull.per_edge
+    ]
+    return max([*stored, *pulled], default=1)
+
+
 def lay_out(workload: Workload, choice: Choice) -> Layout:
     """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
-    widest = max((m.columns * m.itemsize for m in workload.matrices.values()), default=1)
     indices = max((t.index_itemsize for t in workload.topologies.values()), default=1)
-    frame_bytes = align_up(choice.step_rows * max(widest, indices))
-    matrices = {name: _plan_matrix(matrix, choice, frame_bytes, workload) for name, matrix in workload.matrices.items()}
+    frame_bytes = align_up(choice.step_rows * max(widest_row_bytes(workload), indices))
+    units = column_units(workload)
+    matrices = {
+        name: _plan_matrix(matrix, choice, frame_bytes, workload, _width(matrix, choice, units.get(name, 1)))
+        for name, matrix in workload.matrices.items()
+    }
     programs: dict[str, tuple[Pass, ...]] = {}
     for name, stages in workload.programs.items():
         passes: list[Pass] = []
@@ -92,11 +113,14 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
     return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch)
 
 
-def _plan_matrix(
-    matrix: Matrix, choice: Choice, frame_bytes: int, workload: Workload, columns: int | None = None
-) -> MatrixPlan:
+def _width(matrix: Matrix, choice: Choice, unit: int) -> int:
+    """Columns of a slab, in whole units."""
     cut = choice.cuts.get(matrix.name)
-    width = columns or (cut.columns if cut else 0) or matrix.columns
+    return min(matrix.columns, align_up((cut.columns if cut else 0) or matrix.columns, unit))
+
+
+def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Workload, width: int) -> MatrixPlan:
+    cut = choice.cuts.get(matrix.name)
     height = block_height(step_rows=choice.step_rows, row_bytes=width * matrix.itemsize, frame_bytes=frame_bytes)
     grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
     scratch = matrix.kind is Kind.SCRATCH
@@ -112,15 +136,17 @@ def _passes(
         return [RowPass(index, stage, stage.loads, None)]
     source = matrices[stage.pull.source]
     if source.whole:
-        return [RowPass(index, stage, stage.loads, stage.pull)]
+        return [RowPass(index, stage, tuple(dict.fromkeys((*stage.loads, *stage.pull.own))), stage.pull)]
     planned = matrices.get(stage.pull.output)
     pulled = replace(
         source.matrix,
         name=stage.pull.output,
         rows=max(stage.rows, planned.matrix.rows if planned else 0),
+        columns=stage.pull.output_columns(source.matrix.columns, source.matrix.columns),
         kind=Kind.SCRATCH,
     )
-    matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, source.grid.slab_columns)
+    width = stage.pull.output_columns(source.grid.slab_columns, source.matrix.columns)
+    matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
     buffers = min(choice.cuts[stage.pull.source].buffers, source.grid.slabs)
     return [
         ColumnPass(index, stage.rows, stage.pull, buffers),
@@ -191,17 +217,28 @@ def _scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workl
     """A bound on the temporaries of a pass, all threads together."""
     if isinstance(item, ColumnPass):
         tile = pull_tile_rows(workload.tile_rows)
-        width = matrices[item.pull.source].grid.slab_columns
+        grid = matrices[item.pull.source].grid
+        width = max(grid.slab_columns, matrices[item.pull.output].grid.slab_columns)
         nbytes = 2 * min(item.rows, tile) * width * workload.pulled_itemsize
         nbytes += frame_bytes  # a block being widened on its way into a slab buffer
     else:
         tile = workload.tile_rows
         nbytes = min(item.rows, tile) * item.stage.scratch_bytes_per_row
     if item.pull is not None:
-        nbytes += _BYTES_PER_TILE_EDGE * _most_edges(
-            workload.topologies[item.pull.direction], workload.tile_rows, item.rows, tile
-        )
+        edges = _most_edges(workload.topologies[item.pull.direction], workload.tile_rows, item.rows, tile)
+        nbytes += _BYTES_PER_TILE_EDGE * edges
+        grid = matrices[item.pull.source].grid
+        share = grid.slab_columns if isinstance(item, ColumnPass) else grid.columns
+        nbytes += -(-_kernel_nbytes(item.pull, edges, min(item.rows, tile)) * share // grid.columns)
     return workload.threads * nbytes
+
+
+def _kernel_nbytes(pull: Pull, edges: int, rows: int) -> int:
+    """A bound on the temporaries of one call of a pull's kernel, all groups together."""
+    kind = pull.per_edge
+    if kind is None:
+        return 0
+    return (min(edges, kind.edges_at_once) + rows) * kind.bytes_per_edge + rows * kind.bytes_per_row
 
 
 def pull_tile_rows(tile_rows: int) -> int:
@@ -222,7 +259,12 @@ def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Seque
     count = 0
     if isinstance(item, ColumnPass):
         count += 2
-        height = layout.matrices[item.pull.output].grid.block_rows
+        height = column_step_rows(item.pull, layout.matrices)
+        for name in item.pull.own:
+            planned = layout.matrices[name]
+            source = layout.matrices[item.pull.source].grid
+            slabs = max(len(slabs_beside(source, planned.grid, slab)) for slab in range(source.slabs))
+            count += 0 if planned.whole else 2 * slabs
     else:
         height = layout.step_rows
         for name in item.loads:
@@ -238,12 +280,28 @@ def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Seque
     return count
 
 
+def column_step_rows(pull: Pull, matrices: Mapping[str, MatrixPlan]) -> int:
+    """Rows of a step of a column pass: a block of the output, or of the own rows that go with it."""
+    heights = [matrices[name].grid.block_rows for name in pull.own if not matrices[name].whole]
+    return min([matrices[pull.output].grid.block_rows, *heights])
+
+
+def slabs_beside(source: Grid, own: Grid, slab: int) -> range:
+    """The slabs of ``own`` that hold the groups in slab ``slab`` of ``source``."""
+    first = slab * source.slab_columns
+    last = first + source.width(slab)
+    return range(
+        first * own.columns // source.columns // own.slab_columns,
+        -(-(last * own.columns // source.columns) // own.slab_columns),
+    )
+
+
 def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], passes: Sequence[Pass]) -> range:
     """The slabs of matrix ``name`` that row pass ``index`` computes into frames: those only a column pass reads need
     none if they are computed right into its slab buffers."""
     grid = matrices[name].grid
     readers = [passes[p] for p in passes_using(passes, name) if p > index]
-    if len(readers) == 1 and isinstance(readers[0], ColumnPass):
+    if len(readers) == 1 and isinstance(readers[0], ColumnPass) and readers[0].pull.source == name:
         return range(direct_slabs(passes, readers[0]), grid.slabs)
     return range(grid.slabs)
 
@@ -412,7 +470,7 @@ def _column_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.pull.output].grid
-    steps = column_steps(item.index, item.rows, target.block_rows, source.slabs)
+    steps = column_steps(item.index, item.rows, column_step_rows(item.pull, layout.matrices), source.slabs)
     sweep = len(steps) // source.slabs
     rows = next((p.rows for p in passes if item.pull.source in p.stores), source.rows)
     spans: list[Span] = []
@@ -421,6 +479,11 @@ def _column_uses(
         mine = steps[slab * sweep : (slab + 1) * sweep]
         spans += row_spans(target, blocks.base(item.pull.output), range(slab, slab + 1), at, mine, Use.WRITE)
         spans += _edges(item.pull, at, mine, layout, workload, blocks)
+        for name in item.pull.own:
+            planned = layout.matrices[name]
+            if not planned.whole:
+                slabs = slabs_beside(source, planned.grid, slab)
+                spans += row_spans(planned.grid, blocks.base(name), slabs, at, mine, Use.READ)
         if slab >= direct_slabs(passes, item):
             when = first + max(0, slab - item.slab_buffers + 1) * sweep
             spans += copy_spans(source, blocks.base(item.pull.source), slab, when, rows)

@@ -54,12 +54,42 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class PerEdge:
+    """What sets a pull apart that computes something for every edge, as attention and maxima do, from a plain sum.
+
+    Its columns come in ``groups`` that know nothing of one another (the heads of an attention). Source, own rows and
+    output all lie group after group, so that a slab of whole groups of the source gives one of the output, of
+    ``columns`` columns in all. ``own``: the matrix of which a row needs its own row beside what it pulls; None: none,
+    or that of the source, of which a slab has all rows. Temporaries of one call, all groups together, are
+    ``bytes_per_edge`` for at most ``edges_at_once`` edges and every row, and ``bytes_per_row``.
+    """
+
+    groups: int
+    columns: int
+    own: str | None
+    edges_at_once: int
+    bytes_per_edge: int
+    bytes_per_row: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
-    """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one."""
+    """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one;
+    or, with ``per_edge``, what a kernel makes of the neighbours' rows."""
 
     source: str
     output: str
     direction: Direction
+    per_edge: PerEdge | None = None
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The matrix of which a row needs its own row beside what it pulls, if there is one."""
+        return () if self.per_edge is None or self.per_edge.own is None else (self.per_edge.own,)
+
+    def output_columns(self, columns: int, of: int) -> int:
+        """Columns of the output that ``columns`` of the source's ``of`` columns, whole groups, give."""
+        return columns if self.per_edge is None else columns * self.per_edge.columns // of
 
 
 @dataclass(frozen=True, slots=True)
