@@ -20,7 +20,7 @@ from ooc.plan.program import Program
 from ooc.plan.schedule import direct_slabs, pull_tile_rows, stored_slabs
 from ooc.plan.sequence import Step as PlannedStep
 from ooc.plan.sequence import Use
-from ooc.plan.workload import Direction, Fate, Kind
+from ooc.plan.workload import Direction, Fate, Kind, Pull
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Counters, Ticket, choose_engine
 from ooc.prefetch.frames import Frames
@@ -29,9 +29,10 @@ from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.aggregate import pull, within
 from ooc.train.graph import GraphRows, damaged
+from ooc.train.kernels.edges import TileEdges
 from ooc.train.operands import Edges, Input, Output
 from ooc.train.residency import BlockedMatrix, as_matrix
-from ooc.train.stages import Step, Tile
+from ooc.train.stages import Kernel, Step, Tile
 from ooc.train.team import Flow, Team
 
 _TORCH = {
@@ -121,15 +122,17 @@ class Executor:
     def run(self, program: str, steps: list[Step], commit: Callable[[Tile], None], progress: Progress) -> None:
         """Run one of the plan's programs with the functions of ``steps``; ``commit`` gets every tile, in order."""
         functions = {step.spec.name: step.compute for step in steps}
+        kernels = {step.spec.pull: step.kernel for step in steps if step.spec.pull is not None}
         run = ProgramRun(self, program)
         try:
             run.warm_up()
             for done, item in enumerate(self.plan.programs[program], start=1):
                 run.enter(item.index)
                 if isinstance(item, RowPass):
-                    _RowPassRun(run, item, functions[item.stage.name], commit).run()
+                    kernel = None if item.pull is None else kernels[item.pull]
+                    _RowPassRun(run, item, functions[item.stage.name], kernel, commit).run()
                 else:
-                    _ColumnPassRun(run, item).run()
+                    _ColumnPassRun(run, item, kernels[item.pull]).run()
                 progress(done)
             run.finish()
         except BaseException:
@@ -152,6 +155,23 @@ class Executor:
             raise
         self.rows.add_self(pulled, source, start, min(stop, len(source)))
         return pulled
+
+    def run_kernel(
+        self,
+        kernel: Kernel,
+        source: Tensor,
+        own: Tensor | None,
+        indices: Tensor,
+        direction: Direction,
+        start: int,
+        stop: int,
+        groups: range,
+    ) -> Tensor:
+        """Rows ``start:stop`` of what ``kernel`` makes of the neighbours' rows of ``source``; ``own`` are these rows
+        of the pull's own matrix, None where the source stands for it."""
+        offsets = relative_offsets(self.rows.offsets[direction], start, stop, indices.dtype)
+        edges = TileEdges(indices, offsets, start, self.plan.rows)
+        return kernel(edges, source, source[start:stop] if own is None else own, groups)
 
     def read_rows(self, name: str) -> Iterator[Tensor]:
         """A constant matrix, row block by row block, for those who want a copy of it. No program may be running."""
@@ -270,9 +290,10 @@ class _RowPassRun:
         run: ProgramRun,
         item: RowPass,
         compute: Callable[[Tile], dict[str, Tensor]],
+        kernel: Kernel | None,
         commit: Callable[[Tile], None],
     ) -> None:
-        self.program, self.item, self.compute, self.commit = run, item, compute, commit
+        self.program, self.item, self.compute, self.kernel, self.commit = run, item, compute, kernel, commit
         executor = self.executor = run.executor
         self.inputs = {
             name: Input(
@@ -338,24 +359,31 @@ class _RowPassRun:
         for name, matrix in self.inputs.items():
             inputs[name] = matrix.tile(tile.start, tile.stop)
         if self.item.pull is not None:
-            inputs[self.item.pull.output] = self._pull(self.item.pull.direction, tile.start, tile.stop)
+            inputs[self.item.pull.output] = self._pull(self.item.pull, tile)
         for name, rows in self.compute(tile).items():
             self.outputs[name].put(tile.start, tile.stop, rows)
         inputs.clear()  # what was pulled need not wait until the tile is committed
         return tile
 
-    def _pull(self, direction: Direction, start: int, stop: int) -> Tensor:
+    def _pull(self, pull: Pull, tile: Tile) -> Tensor:
         assert self.source is not None and self.edges is not None
+        start, stop, direction = tile.start, tile.stop, pull.direction
         offsets = self.executor.rows.offsets[direction]
         indices = self.edges.take(int(offsets[start]), int(offsets[stop]))
-        return self.executor.rounded(self.executor.pull_rows(self.source, indices, direction, start, stop))
+        if self.kernel is None or pull.per_edge is None:
+            return self.executor.rounded(self.executor.pull_rows(self.source, indices, direction, start, stop))
+        own = next((tile.inputs[name] for name in pull.own), None)
+        groups = range(pull.per_edge.groups)
+        return self.executor.rounded(
+            self.executor.run_kernel(self.kernel, self.source, own, indices, direction, start, stop, groups)
+        )
 
 
 class _ColumnPassRun:
     """One execution of a column pass: slab after slab, the topology streamed once for each."""
 
-    def __init__(self, run: ProgramRun, item: ColumnPass) -> None:
-        self.program, self.item = run, item
+    def __init__(self, run: ProgramRun, item: ColumnPass, kernel: Kernel | None) -> None:
+        self.program, self.item, self.kernel = run, item, kernel
         self.executor = run.executor
         self.source = self.executor.matrices[item.pull.source]
         self.target = self.executor.matrices[item.pull.output]
@@ -363,6 +391,8 @@ class _ColumnPassRun:
         self.filling: dict[int, list[tuple[Ticket, Tensor, Tensor | None]]] = {}
         self.slab = self.buffers[0]
         self.edges: Edges | None = None
+        self.own: Input | None = None
+        self.groups = range(0)
         self.out: dict[int, Tensor] = {}
 
     def run(self) -> None:
@@ -396,6 +426,22 @@ class _ColumnPassRun:
         self.slab = self._buffer(slab)
         self.out.clear()
         assert grid.rows == len(self.slab)
+        kind = self.item.pull.per_edge
+        if kind is None:
+            return
+        unit = grid.columns // kind.groups
+        first = slab * grid.slab_columns // unit
+        self.groups = range(first, first + grid.width(slab) // unit)
+        for name in self.item.pull.own:
+            matrix = self.executor.matrices[name]
+            columns = matrix.grid.columns // kind.groups
+            self.own = Input(
+                matrix,
+                self.executor.frames,
+                whole=self.program.whole(name, self.item.index),
+                dtype=self.executor.dtype,
+                columns=range(self.groups.start * columns, self.groups.stop * columns),
+            )
 
     def _buffer(self, slab: int) -> Tensor:
         """The slab buffer of ``slab``; the last slab may be narrower."""
@@ -429,6 +475,8 @@ class _ColumnPassRun:
         assert self.edges is not None
         grid, offsets = self.target.grid, self.executor.rows.offsets[self.item.pull.direction]
         self.edges.open(int(offsets[step.start]), int(offsets[step.stop]))
+        if self.own is not None:
+            self.own.open(step.start, step.stop)
         block = step.start // grid.block_rows
         memory = self.executor.frames.view(self.target.number(step.slab, block), grid.block_nbytes(step.slab, block))
         self.out[block] = self.target.rows(memory, step.slab, block)
@@ -443,6 +491,10 @@ class _ColumnPassRun:
         direction = self.item.pull.direction
         offsets = self.executor.rows.offsets[direction]
         indices = self.edges.take(int(offsets[start]), int(offsets[stop]))
-        pulled = self.executor.pull_rows(self.slab, indices, direction, start, stop)
+        if self.kernel is None:
+            pulled = self.executor.pull_rows(self.slab, indices, direction, start, stop)
+        else:
+            own = None if self.own is None else self.own.tile(start, stop)
+            pulled = self.executor.run_kernel(self.kernel, self.slab, own, indices, direction, start, stop, self.groups)
         block, first = divmod(start, self.target.grid.block_rows)
         self.out[block][first : first + stop - start].copy_(pulled)

@@ -19,17 +19,30 @@ T = TypeVar("T")
 
 
 class Input:
-    """A matrix whose rows a row pass loads, as values of ``dtype`` (None: as they are)."""
+    """A matrix whose rows a pass loads, as values of ``dtype`` (None: as they are): all ``columns`` or some of them."""
 
     def __init__(
-        self, matrix: BlockedMatrix, frames: Frames, *, whole: Tensor | None, dtype: torch.dtype | None
+        self,
+        matrix: BlockedMatrix,
+        frames: Frames,
+        *,
+        whole: Tensor | None,
+        dtype: torch.dtype | None,
+        columns: range | None = None,
     ) -> None:
+        grid = matrix.grid
+        columns = range(grid.columns) if columns is None else columns
+        self._slabs = range(columns.start // grid.slab_columns, -(-columns.stop // grid.slab_columns))
+        skipped = self._slabs.start * grid.slab_columns
+        self._taken = slice(columns.start - skipped, columns.stop - skipped)
+        self._all = len(columns) == grid.columns
+        self._columns = columns
         self._matrix = matrix
         self._frames = frames
         self._whole = whole
         self._blocks: _Open[list[Tensor]] = _Open()
         self._dtype = dtype or matrix.dtype
-        self._none = torch.empty(0, matrix.grid.columns, dtype=self._dtype)
+        self._none = torch.empty(0, len(columns), dtype=self._dtype)
 
     def open(self, start: int, stop: int) -> None:
         """Rows ``start:stop`` are about to be taken."""
@@ -38,9 +51,7 @@ class Input:
         matrix, grid = self._matrix, self._matrix.grid
 
         def rows(block: int) -> list[Tensor]:
-            views = (
-                (k, self._frames.view(matrix.number(k, block), grid.block_nbytes(k, block))) for k in range(grid.slabs)
-            )
+            views = ((k, self._frames.view(matrix.number(k, block), grid.block_nbytes(k, block))) for k in self._slabs)
             return [matrix.rows(memory, k, block) for k, memory in views]
 
         self._blocks.open(_blocks(grid, start, stop), rows)
@@ -51,10 +62,12 @@ class Input:
         if start >= grid.rows:
             return self._none
         if self._whole is not None:
-            return self._whole[start:stop]
+            rows = self._whole[start:stop]
+            return rows if self._all else rows[:, self._columns.start : self._columns.stop]
         block, first = divmod(start, grid.block_rows)
         pieces = [piece[first : first + stop - start] for piece in self._blocks[block]]
-        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)).to(self._dtype)
+        rows = (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)).to(self._dtype)
+        return rows if self._all else rows[:, self._taken]
 
 
 class Output:

@@ -275,6 +275,11 @@ def spill_dtype(resources: Resources, network: Network) -> torch.dtype:
     if wanted.itemsize > network.dtype.itemsize:
         names = str(wanted).removeprefix("torch."), str(network.dtype).removeprefix("torch.")
         raise OptionError(f"spill dtype {names[0]} is wider than the model's {names[1]}")
+    if wanted != network.dtype and network.attends:
+        raise OptionError(
+            "attention keeps logarithms of sums of exponentials, from which a narrower type could not give its "
+            "coefficients back; leave out the spill dtype"
+        )
     return wanted
 
 

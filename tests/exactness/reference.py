@@ -11,17 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn.models import GCN, GIN, GraphSAGE
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.train.dropout import keep_mask
+from ooc.train.kernels.edge_dropout import EdgeDropout
+from tests.train.test_edge_dropout import scale_of_edges
 
 FIRST_EPOCH = 0
 """What keys the dropout masks of the first epoch."""
 
 OptimizerFactory = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
-_MODELS: dict[str, type[BasicGNN]] = {"gcn": GCN, "sage": GraphSAGE, "gin": GIN}
+_MODELS: dict[str, type[BasicGNN]] = {"gcn": GCN, "sage": GraphSAGE, "gin": GIN, "gat": GAT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +79,32 @@ class Epoch:
 
 
 class SharedDropout:
-    """Dropout with the trainer's own masks: the k-th that drops anything in an epoch has site k, the input's is 0."""
+    """Dropout with the trainer's own masks: the k-th that drops anything in an epoch has site k, the input's is 0.
+
+    What is dropped while a convolution of ``watch``'s passes its edges on are coefficients of edges.
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.epoch, self.site = 0, 0
+        self._edge_index: Tensor | None = None
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Know which edges the attentions of ``model`` are at work on."""
+
+        def enter(module: MessagePassing, inputs: tuple[Any, ...]) -> None:
+            self._edge_index = inputs[0]
+
+        def leave(module: MessagePassing, inputs: tuple[Any, ...], output: Any) -> None:
+            self._edge_index = None
+
+        for module in model.modules():
+            if isinstance(module, (GATConv, GATv2Conv)):
+                module.register_edge_update_forward_pre_hook(enter)
+                module.register_edge_update_forward_hook(leave)
+            elif isinstance(module, TransformerConv):
+                module.register_propagate_forward_pre_hook(enter)
+                module.register_propagate_forward_hook(leave)
 
     @contextmanager
     def shared(self, epoch: int) -> Iterator[None]:
@@ -97,7 +121,10 @@ class SharedDropout:
         if not training or p == 0.0:
             return x
         self.site += 1
-        return self.drop(x, self.site, p)
+        if self._edge_index is None:
+            return self.drop(x, self.site, p)
+        dropout = EdgeDropout(p, self.seed, self.epoch, self.site)
+        return x * scale_of_edges(dropout, self._edge_index, range(x.shape[1])).to(x.dtype)
 
     def drop(self, x: Tensor, site: int, p: float) -> Tensor:
         """x [N, …] with dropped entries zero and the others scaled by 1 / (1 - p)."""
@@ -116,6 +143,7 @@ class Reference:
         self.model = copy.deepcopy(model)
         self.data, self.input_dropout = data, case.input_dropout
         self.dropout = SharedDropout(seed)
+        self.dropout.watch(self.model)
         self.optimizer = make_optimizer(self.model)
         self.epoch = FIRST_EPOCH
 

@@ -8,7 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import APPNP, GATConv, GCNConv, MessageNorm, SAGEConv, SGConv
+from torch_geometric.nn import (
+    APPNP,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    MessageNorm,
+    SAGEConv,
+    SGConv,
+    TAGConv,
+    TransformerConv,
+)
 from torch_geometric.nn.models import GCN, GraphSAGE
 
 import ooc
@@ -64,14 +74,20 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "dropout of whole columns": (lambda: Between(nn.Dropout1d()), ("Dropout1d", "between")),
     "message norm": (lambda: Between(MessageNorm()), ("MessageNorm (between)",)),
     "overwritten and used": (InPlaceTwice, ("ReLU (act)", "writes into")),
-    "attention": (lambda: GATConv(F_IN, C), ("GATConv",)),
+    "attention over features of edges": (lambda: GATConv(F_IN, C, edge_dim=3), ("GATConv", "edge_dim")),
+    "attention that does not sum": (lambda: GATConv(F_IN, C, aggr="max"), ("GATConv", "aggr='max'")),
+    "attention of two kinds of node": (lambda: GATConv((F_IN, F_IN), C), ("GATConv", "apart")),
+    "all coefficients dropped": (lambda: GATConv(F_IN, C, dropout=1.0), ("dropout=1.0",)),
+    "GATv2 over features of edges": (lambda: GATv2Conv(F_IN, C, edge_dim=3), ("GATv2Conv", "edge_dim")),
+    "keys of edges": (lambda: TransformerConv(F_IN, C, edge_dim=3), ("TransformerConv", "edge_dim")),
+    "another convolution": (lambda: TAGConv(F_IN, C), ("TAGConv", "GATConv", "TransformerConv")),
     "mixed sums": (
         lambda: Between(SAGEConv(8, 8), edges=True),
         ("same way", "gcn", "mean"),
     ),
     "dropped edges": (lambda: Between(APPNP(2, 0.1, dropout=0.5), edges=True), ("APPNP (between)", "drops edges")),
     "cached while features are dropped": (lambda: SGConv(F_IN, C, K=2, cached=True), ("SGConv", "cached")),
-    "maximum": (lambda: GraphSAGE(F_IN, 8, 2, C, aggr="max"), ("SAGEConv (convs.0)", "max")),
+    "minimum": (lambda: GraphSAGE(F_IN, 8, 2, C, aggr="min"), ("SAGEConv (convs.0)", "min")),
     "a weight of weights": (
         lambda: Between(torch.nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))),
         ("ParametrizedLinear (between)",),

@@ -36,41 +36,29 @@ class Layer:
         by_head = z.view(len(z), len(heads.heads), -1)
         self.a_src, self.a_dst = ((by_head * vector).sum(-1) for vector in att)
 
-    def run(self, height: int, *, keep_slopes: bool, scored: int | None = None, workers: int = 1) -> tuple[Tensor, ...]:
+    def run(self, height: int, *, scored: int | None = None, workers: int = 1) -> tuple[Tensor, ...]:
         """Z, lse, dz, da_src, da_dst; Z and what depends on it only for the first ``scored`` rows."""
-        heads, z, dz = self.heads, self.z, self.dz[:scored]
+        heads, dz = self.heads, self.dz[:scored]
+        count = len(heads.heads)
+        source = torch.cat((self.z.view(len(self.z), count, -1), self.a_src[:, :, None]), dim=2).flatten(1)
 
         def forward(rows: slice, _: slice, tile: TileEdges) -> tuple[Tensor, ...]:
-            out = gat.attend(
-                heads, tile, source_NW=z, a_src_NH=self.a_src, a_dst_RH=self.a_dst[rows], keep_slopes=keep_slopes
-            )
-            statistics = gat.statistics(self.a_dst[rows], out.lse_RH, dz[rows], out.z_RW)
-            if not keep_slopes:
-                return out.z_RW, out.lse_RH, statistics
-            assert out.slope_z_RW is not None and out.slope_sum_RH is not None
-            da_dst = gat.target_gradient(dz[rows], statistics, out.slope_z_RW, out.slope_sum_RH)
-            return out.z_RW, out.lse_RH, statistics, da_dst
+            kept = gat.attend(heads, tile, source_NS=source, a_dst_RH=self.a_dst[rows], keep=True)
+            value = gat.attend(heads, tile, source_NS=source, a_dst_RH=self.a_dst[rows], keep=False)
+            kept_by_head = kept.view(len(kept), count, -1)
+            channels = value.shape[1] // count
+            assert torch.equal(kept_by_head[:, :, :channels].flatten(1), value)
+            return value, kept_by_head[:, :, channels], *gat.upstream(dz[rows], kept, self.a_dst[rows])
 
-        value, lse, statistics, *rest = by_tiles(
-            self.graph.tiles(Direction.IN, height, scored), forward, workers=workers
-        )
+        value, lse, target, da_dst = by_tiles(self.graph.tiles(Direction.IN, height, scored), forward, workers=workers)
 
         def sources(rows: slice, _: slice, tile: TileEdges) -> tuple[Tensor, ...]:
-            return gat.pull_sources(
-                heads, tile, dz_NW=dz, statistics_NS=statistics, source_RW=z[rows], a_src_RH=self.a_src[rows]
-            )
-
-        def targets(rows: slice, _: slice, tile: TileEdges) -> tuple[Tensor, ...]:
-            return (
-                gat.pull_targets(
-                    heads, tile, source_NW=z, a_src_NH=self.a_src, dz_RW=dz[rows], statistics_RS=statistics[rows]
-                ),
-            )
+            found = gat.pull_sources(heads, tile, target_NS=target, source_RS=source[rows])
+            by_head = found.view(len(found), count, -1)
+            return by_head[:, :, :-1].flatten(1), by_head[:, :, -1]
 
         message_gradient, da_src = by_tiles(self.graph.tiles(Direction.OUT, height), sources, workers=workers)
-        if not rest:
-            rest = by_tiles(self.graph.tiles(Direction.IN, height, scored), targets, workers=workers)
-        return value, lse, message_gradient, da_src, rest[0]
+        return value, lse, message_gradient, da_src, da_dst
 
 
 def layer(graph: KernelGraph, seed: int, slope: float = 0.2, dropout: EdgeDropout | None = None) -> Layer:
@@ -109,7 +97,6 @@ def pyg(graph: KernelGraph, seed: int, slope: float, dropout: EdgeDropout | None
     st.sampled_from([None, 0.0, 0.3, 0.8]),
     HEIGHTS,
     PIECES,
-    st.booleans(),
     st.integers(0, 12),
 )
 @settings(max_examples=20, deadline=None)
@@ -120,7 +107,6 @@ def test_output_and_gradients_are_pyg_s(
     p: float | None,
     height: int,
     edges_per_piece: int,
-    keep_slopes: bool,
     unscored: int,
 ) -> None:
     """Whatever the graph, the slope and the dropout; also where only some leading rows have a gradient."""
@@ -128,7 +114,7 @@ def test_output_and_gradients_are_pyg_s(
     dropout = None if p is None else EdgeDropout(p, seed=5, epoch=2, layer=1)
     case = layer(graph, seed, slope, dropout)
     with small_pieces(edges_per_piece):
-        value, _, message_gradient, da_src, da_dst = case.run(height, keep_slopes=keep_slopes, scored=scored)
+        value, _, message_gradient, da_src, da_dst = case.run(height, scored=scored)
     expected, dz, d_att_src, d_att_dst = pyg(graph, seed, slope, dropout, scored)
     z = case.z.view(-1, HEADS, CHANNELS)
     att_src, att_dst = numbers(seed + 2, HEADS, CHANNELS), numbers(seed + 3, HEADS, CHANNELS)
@@ -141,16 +127,16 @@ def test_output_and_gradients_are_pyg_s(
     torch.testing.assert_close((da_dst[:, :, None] * z[:scored]).sum(0), d_att_dst, **close)
 
 
-@given(graphs(), st.integers(0, 999), HEIGHTS, PIECES, st.booleans(), st.sampled_from([None, 0.5]))
+@given(graphs(), st.integers(0, 999), HEIGHTS, PIECES, st.sampled_from([None, 0.5]))
 @settings(max_examples=20, deadline=None)
 def test_tiles_and_threads_change_no_bit(
-    graph: KernelGraph, seed: int, height: int, edges_per_piece: int, keep_slopes: bool, p: float | None
+    graph: KernelGraph, seed: int, height: int, edges_per_piece: int, p: float | None
 ) -> None:
     case = layer(graph, seed, dropout=None if p is None else EdgeDropout(p, 0, 0, 0))
     case.z, case.dz, case.a_src, case.a_dst = (matrix.float() for matrix in (case.z, case.dz, case.a_src, case.a_dst))
     with small_pieces(edges_per_piece):
-        whole = case.run(graph.nodes, keep_slopes=keep_slopes)
-        for one, other in zip(whole, case.run(height, keep_slopes=keep_slopes, workers=3), strict=True):
+        whole = case.run(graph.nodes)
+        for one, other in zip(whole, case.run(height, workers=3), strict=True):
             assert torch.equal(one, other)
 
 
@@ -165,9 +151,9 @@ def test_heads_computed_apart_have_the_same_bits(graph: KernelGraph, seed: int, 
     columns = slice(some.start * CHANNELS, some.stop * CHANNELS)
     z, dz = whole.z[:, columns].contiguous(), whole.dz[:, columns].contiguous()
     att = (numbers(seed + 2, HEADS, CHANNELS)[heads], numbers(seed + 3, HEADS, CHANNELS)[heads])
-    part = Layer(graph, z, att, dz, gat.GatHeads(some, 0.2, dropout)).run(4, keep_slopes=False)
+    part = Layer(graph, z, att, dz, gat.GatHeads(some, 0.2, dropout)).run(4)
     cuts = (columns, heads, columns, heads, heads)
-    for result, own, cut in zip(whole.run(4, keep_slopes=False), part, cuts, strict=True):
+    for result, own, cut in zip(whole.run(4), part, cuts, strict=True):
         assert torch.equal(result[:, cut], own)
 
 
@@ -179,7 +165,7 @@ def test_scores_beyond_the_range_of_exponentials_are_exact() -> None:
     case = Layer(graph, z, (z.new_zeros(1, 2),) * 2, z, gat.GatHeads(range(1), 0.2))
     case.a_src, case.a_dst = scores, torch.zeros_like(scores)
     with small_pieces(2):
-        value = case.run(6, keep_slopes=True)[0]
+        value = case.run(6)[0]
     share = torch.softmax(F.leaky_relu(scores[:, 0], 0.2), 0)
     torch.testing.assert_close(value[0], share @ z)
     torch.testing.assert_close(value[1], z[0])
@@ -191,4 +177,4 @@ def test_a_neighbour_outside_the_graph_is_refused(neighbour: int) -> None:
     tile = TileEdges(torch.tensor([0, neighbour]), torch.tensor([0, 2]), 0, nodes=3)
     one = torch.ones(3, 1)
     with pytest.raises(StoreError, match="damaged"):
-        gat.attend(gat.GatHeads(range(1), 0.2), tile, source_NW=one, a_src_NH=one, a_dst_RH=one[:1], keep_slopes=False)
+        gat.attend(gat.GatHeads(range(1), 0.2), tile, source_NS=torch.ones(3, 2), a_dst_RH=one[:1], keep=False)

@@ -23,6 +23,7 @@ from ooc.train.kernels.edge_function import (
     EdgeFunction,
     Heads,
     Reduction,
+    TargetLayout,
     Upstream,
     pull_messages,
     pull_source_gradients,
@@ -222,6 +223,10 @@ def pull(
 
     value, shared, statistics = by_tiles(graph.tiles(Direction.IN, height, scored), forward, workers=workers)
     above = Upstream(shared, None if function.reduction is Reduction.SUM else statistics)
+    groups = HEADS if heads is not None else 1
+    sizes = (target.shape[1], WIDTH, 0 if above.statistics is None else above.statistics.shape[1])
+    layout = TargetLayout(groups, *(columns // groups for columns in sizes))
+    packed = layout.pack(target[:scored], above)
     by_sources: list[tuple[Tensor, ...]] = []
     by_targets: list[tuple[Tensor, ...]] = []
 
@@ -230,8 +235,8 @@ def pull(
             function,
             tile,
             source_RW=source[rows],
-            target_NV=target[:scored],
-            upstream_N=above,
+            target_NP=packed,
+            layout=layout,
             with_parameters=True,
             edge_EK=features(Direction.OUT, span),
             heads=heads,
@@ -316,6 +321,29 @@ def test_tiles_and_threads_change_no_bit(
         whole = pull(case, graph, inputs, graph.nodes, None)
         for one, other in zip(whole.rows, pull(case, graph, inputs, height, None, 3).rows, strict=True):
             assert torch.equal(one, other)
+
+
+@given(graphs(), st.integers(0, 999), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_gradients_of_parameters_row_by_row(graph: KernelGraph, seed: int, drops: bool) -> None:
+    """Where targets bring GATv2's vectors along, the gradients of every row's add up to those of the vectors."""
+    case = gatv2(features=0)
+    inputs = make_inputs(case, graph, seed, graph.nodes)
+    dropout = EdgeDropout(0.4, 1, 2, 3) if drops else None
+    expected = pull(case, graph, inputs, graph.nodes, dropout)
+    heads = Heads(range(HEADS), dropout)
+    ((rows, _, tile),) = graph.tiles(Direction.IN, graph.nodes)
+    source, target = inputs.source.detach(), inputs.target.detach()
+    reduced = pull_messages(case.function, tile, source_NW=source, target_RV=target[rows], columns=WIDTH, heads=heads)
+    above = upstream(case.function, inputs.gradient, reduced.value_RO, reduced.kept)
+    att = case.function.parameters[0].detach().expand(graph.nodes, HEADS, CHANNELS)
+    brought = torch.cat((target.view(-1, HEADS, CHANNELS), att), dim=2).flatten(1)
+    found = pull_target_gradients(
+        case.function, tile, source_NW=source, target_RV=brought, upstream_R=above, with_parameters=False, heads=heads
+    )
+    d_target, d_att = found.rows.view(-1, HEADS, 2 * CHANNELS).chunk(2, dim=2)
+    torch.testing.assert_close(d_target.flatten(1), expected.rows[2], **CLOSE)
+    torch.testing.assert_close(d_att.sum(0), expected.by_targets[0], **CLOSE)
 
 
 def refused(function: EdgeFunction, self_loops: SelfLoops, dropout: EdgeDropout | None, message: str) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ooc.train.kernels import edge_function, gat, maximum
 from ooc.train.kernels.edge_dropout import EdgeDropout
-from ooc.train.kernels.edge_function import Heads, Upstream
-from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.edge_function import Heads, TargetLayout, Upstream
+from ooc.train.kernels.edges import EDGES_PER_PIECE, SelfLoops, TileEdges
 from ooc.train.kernels.functions import Gatv2, TransformerAttention
 
 NODES, HEADS, CHANNELS = 256, 4, 16
@@ -47,31 +47,36 @@ def rows(columns: int, seed: int = 0) -> Tensor:
     return torch.randn(NODES, columns, generator=torch.Generator().manual_seed(seed))
 
 
+def bound_of(degree: int, edges_at_once: int, bounds: tuple[int, int]) -> int:
+    """What the planner makes of a kernel's bounds."""
+    per_edge, per_row = bounds
+    return (min(NODES * degree, edges_at_once) + NODES) * per_edge + NODES * per_row
+
+
 @pytest.mark.parametrize("degree", [2, 20, 200])
 @pytest.mark.parametrize("dropout", [None, EdgeDropout(0.5, 0, 0, 0)])
 def test_gat(degree: int, dropout: EdgeDropout | None) -> None:
     heads = gat.GatHeads(range(HEADS), 0.2, dropout)
-    edges, z, scores, statistics = tile(degree), rows(WIDTH), rows(HEADS), rows(3 * HEADS)
+    edges, scores = tile(degree), rows(HEADS)
+    source, target = rows(WIDTH + gat.SOURCE_SCALARS * HEADS), rows(WIDTH + gat.TARGET_SCALARS * HEADS)
     calls = [
-        lambda: gat.attend(heads, edges, source_NW=z, a_src_NH=scores, a_dst_RH=scores, keep_slopes=True),
-        lambda: gat.pull_sources(heads, edges, dz_NW=z, statistics_NS=statistics, source_RW=z, a_src_RH=scores),
-        lambda: gat.pull_targets(heads, edges, source_NW=z, a_src_NH=scores, dz_RW=z, statistics_RS=statistics),
+        lambda: gat.attend(heads, edges, source_NS=source, a_dst_RH=scores, keep=True),
+        lambda: gat.pull_sources(heads, edges, target_NS=target, source_RS=source),
     ]
-    bound = gat.scratch_bytes(
-        edges=NODES * degree, rows=NODES, heads=HEADS, channels=CHANNELS, itemsize=4, dropout=dropout is not None
-    )
+    bounds = gat.scratch_bytes(heads=HEADS, channels=CHANNELS, itemsize=4, dropout=dropout is not None)
+    bound = bound_of(degree, EDGES_PER_PIECE, bounds)
     peaks = [peak_bytes(call) for call in calls]
     assert bound / 2.5 < max(peaks) <= bound
 
 
 @pytest.mark.parametrize("degree", [2, 20, 200])
 def test_maximum(degree: int) -> None:
-    edges, source, share = tile(degree), rows(WIDTH), rows(WIDTH, 1)
+    edges, source, target = tile(degree), rows(WIDTH), rows(2 * WIDTH)
     peaks = [
-        peak_bytes(lambda: maximum.pull_maxima(edges, source)),
-        peak_bytes(lambda: maximum.pull_sources(edges, value_NW=source, share_NW=share, source_RW=source)),
+        peak_bytes(lambda: maximum.pull_maxima(edges, source, keep=True)),
+        peak_bytes(lambda: maximum.pull_sources(edges, target_NK=target, source_RW=source)),
     ]
-    bound = maximum.scratch_bytes(edges=NODES * degree, rows=NODES, columns=WIDTH, itemsize=4)
+    bound = bound_of(degree, maximum.EDGES_PER_PIECE, maximum.scratch_bytes(columns=WIDTH, itemsize=4))
     assert bound / 2.5 < max(peaks) <= bound
 
 
@@ -81,20 +86,20 @@ def test_edge_functions(degree: int, function: Gatv2 | TransformerAttention) -> 
     edges, heads = tile(degree), Heads(range(HEADS))
     source = rows(WIDTH if isinstance(function, Gatv2) else 2 * WIDTH)
     target, above = rows(WIDTH, 1), Upstream(rows(WIDTH, 2), rows(2 * HEADS))
+    layout = TargetLayout(HEADS, CHANNELS, CHANNELS, 2)
+    packed = layout.pack(target, above)
     calls = [
         lambda: edge_function.pull_messages(
             function, edges, source_NW=source, target_RV=target, columns=WIDTH, heads=heads
         ),
         lambda: edge_function.pull_source_gradients(
-            function, edges, source_RW=source, target_NV=target, upstream_N=above, with_parameters=True, heads=heads
+            function, edges, source_RW=source, target_NP=packed, layout=layout, with_parameters=True, heads=heads
         ),
         lambda: edge_function.pull_target_gradients(
             function, edges, source_NW=source, target_RV=target, upstream_R=above, with_parameters=True, heads=heads
         ),
     ]
-    bound = edge_function.scratch_bytes(
-        edges=NODES * degree,
-        rows=NODES,
+    bounds = edge_function.scratch_bytes(
         source=source.shape[1],
         target=WIDTH,
         message=WIDTH,
@@ -103,5 +108,6 @@ def test_edge_functions(degree: int, function: Gatv2 | TransformerAttention) -> 
         itemsize=4,
         live=4,
     )
+    bound = bound_of(degree, edge_function.EDGES_PER_PIECE, bounds)
     peaks = [peak_bytes(call) for call in calls]
     assert bound / 2.5 < max(peaks) <= bound

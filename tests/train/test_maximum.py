@@ -21,13 +21,15 @@ def pull(graph: KernelGraph, source: Tensor, gradient: Tensor, height: int, work
     scored = len(gradient)
 
     def forward(rows: slice, _: slice, tile: TileEdges) -> tuple[Tensor, ...]:
-        maxima = maximum.pull_maxima(tile, source)
-        return maxima.value_RW, maxima.ties_RW, maxima.share(gradient[rows])
+        kept = maximum.pull_maxima(tile, source, keep=True)
+        value, ties = kept.view(len(kept), -1, 2).unbind(2)
+        assert torch.equal(maximum.pull_maxima(tile, source, keep=False), value)
+        return value, ties, maximum.upstream(gradient[rows], kept)
 
-    value, ties, share = by_tiles(graph.tiles(Direction.IN, height, scored), forward, workers=workers)
+    value, ties, target = by_tiles(graph.tiles(Direction.IN, height, scored), forward, workers=workers)
 
     def backward(rows: slice, _: slice, tile: TileEdges) -> tuple[Tensor, ...]:
-        return (maximum.pull_sources(tile, value_NW=value, share_NW=share, source_RW=source[rows]),)
+        return (maximum.pull_sources(tile, target_NK=target, source_RW=source[rows]),)
 
     return value, ties, *by_tiles(graph.tiles(Direction.OUT, height), backward, workers=workers)
 

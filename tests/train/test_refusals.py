@@ -19,9 +19,9 @@ GRAPH = GraphCase()
 F, C = GRAPH.features, GRAPH.classes
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "GAT": (lambda: GAT(F, 8, 2, C), "GAT"),
+    "GAT of edge features": (lambda: GAT(F, 8, 2, C, edge_dim=2), "edge_dim"),
     "an MLP": (lambda: nn.Linear(F, C), "Linear"),
-    "sage max": (lambda: GraphSAGE(F, 8, 2, C, aggr="max"), "max"),
+    "sage median": (lambda: GraphSAGE(F, 8, 2, C, aggr="median"), "median"),
     "sage several": (lambda: GraphSAGE(F, 8, 2, C, aggr=["mean", "max"]), "aggr"),
     "softmax over rows": (lambda: GCN(F, 8, 2, C, act=nn.Softmax(dim=0)), "Softmax"),
     "another number of features": (lambda: GCN(F + 1, 8, 2, C), f"{F + 1} features"),

@@ -50,9 +50,14 @@ class EdgeFunction(Protocol):
     however many edges are computed with it, which elementwise operators promise and dense products do not.
     """
 
-    reduction: Reduction
-    parameters: tuple[Tensor, ...]
-    same_bits: bool
+    @property
+    def reduction(self) -> Reduction: ...
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]: ...
+
+    @property
+    def same_bits(self) -> bool: ...
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, edge_EK: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Messages [E, O], and scores [E, H] where the reduction is a softmax."""
@@ -92,6 +97,40 @@ class Upstream:
     def select(self, index_E: Tensor) -> "Upstream":
         statistics = None if self.statistics is None else self.statistics.index_select(0, index_E)
         return Upstream(self.gradient.index_select(0, index_E), statistics)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLayout:
+    """What sources pull of a target, group after group (heads; one group where there are none): its own row, the
+    gradient, and the statistics, of so many columns a group. ``statistics`` is 0 for a sum."""
+
+    groups: int
+    target: int
+    message: int
+    statistics: int
+
+    @property
+    def columns(self) -> int:
+        return self.groups * (self.target + self.message + self.statistics)
+
+    def pack(self, target_RV: Tensor, upstream_R: Upstream) -> Tensor:
+        """[R, columns]."""
+        parts = [(target_RV, self.target), (upstream_R.gradient, self.message)]
+        if upstream_R.statistics is not None:
+            parts.append((upstream_R.statistics, self.statistics))
+        by_group = [part.reshape(len(part), self.groups, columns) for part, columns in parts]
+        return torch.cat(by_group, dim=2).view(len(target_RV), -1)
+
+    def unpack(self, packed: Tensor) -> tuple[Tensor, Upstream]:
+        """What was packed."""
+        by_group = packed.view(len(packed), self.groups, -1)
+
+        def part(first: int, columns: int) -> Tensor:
+            return by_group[:, :, first : first + columns].reshape(len(packed), self.groups * columns)
+
+        gradient = part(self.target, self.message)
+        statistics = part(self.target + self.message, self.statistics) if self.statistics else None
+        return part(0, self.target), Upstream(gradient, statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,20 +207,23 @@ def pull_source_gradients(
     tile: TileEdges,
     *,
     source_RW: Tensor,
-    target_NV: Tensor,
-    upstream_N: Upstream,
+    target_NP: Tensor,
+    layout: TargetLayout,
     with_parameters: bool,
     edge_EK: Tensor | None = None,
     heads: Heads | None = None,
 ) -> RowGradient:
-    """Backward over out-edges: the gradient of the tile's rows as sources; ``edge_EK`` in the order of out-edges."""
+    """Backward over out-edges: the gradient of the tile's rows as sources; ``edge_EK`` in the order of out-edges.
+
+    ``target_NP`` are the targets' rows with what flows back to them, as ``layout`` packs them.
+    """
     _check(function, tile, edge_EK, heads)
     backward = _Backward(function, source_RW, with_parameters, heads, Direction.OUT)
-    for piece in pieces(tile, len(target_NV), EDGES_PER_PIECE):
+    for piece in pieces(tile, len(target_NP), EDGES_PER_PIECE):
         source_EW = source_RW[piece.rows].index_select(0, piece.row_E).requires_grad_()
-        target_EV = target_NV.index_select(0, piece.neighbours_E)
+        target_EV, upstream_E = layout.unpack(target_NP.index_select(0, piece.neighbours_E))
         message_EO, score_EH = backward.compute(source_EW, target_EV, _features(edge_EK, piece))
-        backward.add(piece, source_EW, message_EO, score_EH, upstream_N.select(piece.neighbours_E))
+        backward.add(piece, source_EW, message_EO, score_EH, upstream_E)
     return backward.finish()
 
 
@@ -209,27 +251,18 @@ def pull_target_gradients(
 
 
 def scratch_bytes(
-    *,
-    edges: int,
-    rows: int,
-    source: int,
-    target: int,
-    message: int,
-    heads: int,
-    features: int,
-    itemsize: int,
-    live: int,
-) -> int:
-    """Bound on what one call allocates at a time for a tile, results included; widths in columns.
+    *, source: int, target: int, message: int, heads: int, features: int, itemsize: int, live: int
+) -> tuple[int, int]:
+    """Bounds on what one call allocates at a time, results included: for every edge of a piece and every row of the
+    tile, and for every row beside that; widths in columns.
 
     ``live``: how many matrices of the wider side's width the function has alive at once per edge, forward and
     backward together; for autograd that is about twice the number of its operators.
     """
-    in_piece = min(edges, EDGES_PER_PIECE) + rows
     widest = max(source, target, message)
-    per_edge = (2 * source + 2 * target + 4 * message + 3 * heads + features + live * widest) * itemsize + 200
-    per_row = (2 * max(source, target) + 4 * message + 4 * heads) * itemsize + 32
-    return in_piece * per_edge + rows * per_row
+    per_edge = (2 * source + 3 * target + 5 * message + 5 * heads + features + live * widest) * itemsize + 200
+    per_row = (2 * max(source, target) + 5 * message + 6 * heads) * itemsize + 32
+    return per_edge, per_row
 
 
 class _Backward:
@@ -281,7 +314,7 @@ class _Backward:
                 return (gradient_EO,)
             case Reduction.MAX:
                 assert statistics is not None
-                return (gradient_EO.mul_(statistics.eq_(message_EO)),)
+                return (torch.where(statistics == message_EO, gradient_EO, 0.0),)
             case Reduction.SOFTMAX:
                 assert statistics is not None and score_EH is not None and self._heads is not None
                 lse_EH, d_EH = statistics.view(*score_EH.shape, 2).unbind(2)

@@ -21,6 +21,8 @@ class Gatv2:
 
     Sources bring ``lin_l(x)``, targets ``lin_r(x)``: C columns a head. ``att_HC`` are the heads' attention vectors,
     rows of the convolution's ``att[0]``; ``edge_WK`` their rows of ``lin_edge.weight``, where edges have features.
+    Targets may bring the vectors too, C columns more a head: then every row has a gradient of them of its own, and
+    rows can be summed in one order however they were computed.
     """
 
     att_HC: Tensor
@@ -37,12 +39,16 @@ class Gatv2:
         return (self.att_HC,) if self.edge_WK is None else (self.att_HC, self.edge_WK)
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, edge_EK: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        att_HC: Tensor = self.att_HC
+        if target_EV.shape[1] != source_EW.shape[1]:
+            target_EHC, att_HC = target_EV.view(len(target_EV), len(att_HC), -1).chunk(2, dim=2)
+            target_EV = target_EHC.reshape(source_EW.shape)
         hidden_EW = target_EV + source_EW
         if self.edge_WK is not None:
             assert edge_EK is not None
             hidden_EW = hidden_EW + F.linear(edge_EK, self.edge_WK)
         hidden_EHC = F.leaky_relu(hidden_EW, self.negative_slope).view(-1, *self.att_HC.shape)
-        return source_EW, (hidden_EHC * self.att_HC).sum(-1)
+        return source_EW, (hidden_EHC * att_HC).sum(-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ goes in equal parts to all values that equal the maximum, but there the zeros do
 0, which rectified values often give, one part more is made and lost. Ties are counted so here.
 
 Backward, a source pulls the maxima of the rows it points to and the gradient of each, already divided by its
-ties, and takes it wherever its own value is the maximum. Values must therefore be kept as they were compared.
+ties, and takes it wherever its own value is the maximum. Values must therefore be kept as they were compared. What
+belongs to a column lies side by side, so that any columns are a slab: maximum and ties, maximum and share.
 
 Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, W columns.
 """
@@ -29,10 +30,6 @@ class Maxima:
 
     value_RW: Tensor
     ties_RW: Tensor
-
-    def share(self, gradient_RW: Tensor) -> Tensor:
-        """What each of the tied values gets of ``gradient_RW``: what ``pull_sources`` reads."""
-        return gradient_RW / self.ties_RW
 
 
 class RunningMaximum:
@@ -62,26 +59,34 @@ class RunningMaximum:
         return Maxima(value_RW, ties_RW)
 
 
-def pull_maxima(tile: TileEdges, source_NW: Tensor) -> Maxima:
-    """Forward: targets pull the largest value of every column over in-edges."""
+def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
+    """Forward: targets pull the largest value of every column over in-edges → [R, W]; with ``keep`` each with its
+    ties beside it, [R, W·2]."""
     running = RunningMaximum(tile.rows, source_NW.shape[1], source_NW)
     for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
         running.add(piece, source_NW.index_select(0, piece.neighbours_E))
-    return running.finish()
+    maxima = running.finish()
+    return torch.stack((maxima.value_RW, maxima.ties_RW), dim=2).view(tile.rows, -1) if keep else maxima.value_RW
 
 
-def pull_sources(tile: TileEdges, *, value_NW: Tensor, share_NW: Tensor, source_RW: Tensor) -> Tensor:
+def upstream(gradient_RW: Tensor, kept_RK: Tensor) -> Tensor:
+    """From the gradient of the maxima and what the forward pass kept: maximum and share of every column [R, W·2]."""
+    value_RW, ties_RW = kept_RK.view(*gradient_RW.shape, 2).unbind(2)
+    return torch.stack((value_RW, gradient_RW / ties_RW), dim=2).view(len(gradient_RW), -1)
+
+
+def pull_sources(tile: TileEdges, *, target_NK: Tensor, source_RW: Tensor) -> Tensor:
     """Backward: sources pull the shares of the maxima they equal over out-edges → [R, W]."""
     out_RW = torch.zeros_like(source_RW)
-    for piece in pieces(tile, len(value_NW), EDGES_PER_PIECE):
+    for piece in pieces(tile, len(target_NK), EDGES_PER_PIECE):
         here = piece.rows
-        is_highest_EW = value_NW.index_select(0, piece.neighbours_E).eq_(source_RW[here].index_select(0, piece.row_E))
-        out_RW[here] += piece.sums(is_highest_EW.mul_(share_NW.index_select(0, piece.neighbours_E)))
+        value_EW, share_EW = target_NK.index_select(0, piece.neighbours_E).view(piece.edges, -1, 2).unbind(2)
+        is_highest_EW = (value_EW == source_RW[here].index_select(0, piece.row_E)).to(share_EW.dtype)
+        out_RW[here] += piece.sums(is_highest_EW.mul_(share_EW))
     return out_RW
 
 
-def scratch_bytes(*, edges: int, rows: int, columns: int, itemsize: int) -> int:
-    """Bound on what one call allocates at a time for a tile, results included: three matrices of the slab's width
-    for the edges of a piece, and four for rows."""
-    in_piece = min(edges, EDGES_PER_PIECE) + rows
-    return in_piece * (3 * columns * itemsize + 48) + rows * (4 * columns * itemsize + columns + 32)
+def scratch_bytes(*, columns: int, itemsize: int) -> tuple[int, int]:
+    """Bounds on what one call allocates at a time, results included: for every edge of a piece and every row of the
+    tile, five matrices of the slab's width; for every row beside that, six."""
+    return 5 * columns * itemsize + columns + 48, 6 * columns * itemsize + columns + 32

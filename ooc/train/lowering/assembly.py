@@ -9,6 +9,16 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError
 from ooc.train.graph import Scaling
+from ooc.train.lowering.per_edge import (
+    AttentionOptions,
+    DotAttention,
+    EdgeAggregate,
+    GatAttention,
+    Gatv2Attention,
+    Maximum,
+    Result,
+)
+from ooc.train.lowering.projection import Projection, Weights
 from ooc.train.lowering.values import (
     Aggregate,
     Dropout,
@@ -86,11 +96,60 @@ class Assembly:
 
     def linear(self, source: Value, weight: nn.Parameter) -> Value:
         """x Wᵀ."""
-        if source.tail != (weight.shape[1],):
-            if _of_features(source):
-                raise ModelError(f"the model takes {weight.shape[1]} features, the store has {source.columns}")
-            raise ModelError(f"a linear map of {weight.shape[1]} columns is given {_shape(source)}")
+        self._check_columns(source, weight.shape[1])
         return Linear(self._next(), source, weight)
+
+    def _check_columns(self, source: Value, columns: int) -> None:
+        if source.tail == (columns,):
+            return
+        if _of_features(source):
+            raise ModelError(f"the model takes {columns} features, the store has {source.columns}")
+        raise ModelError(f"a linear map of {columns} columns is given {_shape(source)}")
+
+    def projection(
+        self, source: Value, weights: Weights, parameters: Sequence[nn.Parameter], *, features: int, label: str
+    ) -> Value:
+        """x W(θ)ᵀ + b(θ) for the ``features`` columns of x."""
+        self._check_columns(source, features)
+        return Projection(self._next(), source, weights, parameters, label=label)
+
+    def maximum(self, source: Value) -> Value:
+        """The largest of the neighbours' values, column by column."""
+        _check_matrix(source)
+        return self._result(Maximum(self._next(), source, keep=self.setting.training and source.trains))
+
+    def gat(self, source: Value, target: Value, options: AttentionOptions, *, negative_slope: float) -> Value:
+        """GAT's attention."""
+        keep = self.setting.training and (source.trains or target.trains)
+        return self._result(
+            GatAttention(self._next(), source, target, options, negative_slope=negative_slope, keep=keep)
+        )
+
+    def gatv2(
+        self, source: Value, target: Value, options: AttentionOptions, *, att: nn.Parameter, negative_slope: float
+    ) -> Value:
+        """GATv2's attention."""
+        keep = self.setting.training and (source.trains or target.trains or att.requires_grad)
+        return self._result(
+            Gatv2Attention(self._next(), source, target, options, att=att, negative_slope=negative_slope, keep=keep)
+        )
+
+    def dot_attention(self, source: Value, target: Value, options: AttentionOptions) -> Value:
+        """Attention by scaled dot products."""
+        keep = self.setting.training and (source.trains or target.trains)
+        return self._result(DotAttention(self._next(), source, target, options, keep=keep))
+
+    def edge_site(self, p: float) -> int:
+        """The site of a dropout on edges; none where nothing is dropped."""
+        if not p:
+            return 0
+        if p >= 1:
+            raise ModelError(f"dropout={p} leaves nothing to train on")
+        self.sites += 1
+        return self.sites
+
+    def _result(self, aggregate: EdgeAggregate) -> Value:
+        return Result(self._next(), aggregate) if aggregate.keep else aggregate
 
     def sum(self, terms: Sequence[tuple[float, Value]], biases: Sequence[nn.Parameter] = ()) -> Value:
         """Σ c · value + Σ bias; of one value as it is, that value."""

@@ -5,52 +5,41 @@
     SAGEConv    (A X) Wlᵀ + b + X Wrᵀ                    SGConv    (A^K X) Wᵀ + b
     GINConv     nn(A X + (1 + ε) X)                     GCN2Conv  (1 - β) U + β U W₁, U = (1 - α) A X + α X₀
 
+    GATConv, GATv2Conv, TransformerConv     attention: see attention.py
+    SAGEConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
+
 A is the sum, the mean or the GCN-normalised sum over in-neighbours. With no weights on the edges PyG's
 ``improved=True`` changes nothing: the value of added self-loops is only used where there are weights.
 """
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import APPNP, GCN2Conv, GCNConv, GINConv, MessagePassing, SAGEConv, SGConv
+from torch_geometric.nn import (
+    APPNP,
+    GATConv,
+    GATv2Conv,
+    GCN2Conv,
+    GCNConv,
+    GINConv,
+    MessagePassing,
+    SAGEConv,
+    SGConv,
+    TransformerConv,
+)
 
 from ooc.errors import ModelError
 from ooc.train.graph import Scaling
 from ooc.train.lowering.assembly import Assembly
+from ooc.train.lowering.attention import lower_gat, lower_gatv2, lower_transformer
+from ooc.train.lowering.call import Call
 from ooc.train.lowering.values import Value
 
 _SUMS = ("add", "sum")
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of a convolution: its arguments by name, what refusals call it, and how to apply a module to rows."""
-
-    where: str
-    arguments: dict[str, Any]
-    assembly: Assembly
-    apply: Callable[[nn.Module, Value], Value]
-
-    def matrix(self, name: str) -> Value:
-        """The argument ``name``, which must be a matrix of rows."""
-        value = self.arguments[name]
-        if not isinstance(value, Value):
-            raise ModelError(f"{self.where}: {name} must be one matrix of rows")
-        return value
-
-    def refuse(self, reason: str) -> ModelError:
-        return ModelError(f"{self.where}: {reason}")
-
-    def weight(self, linear: Any) -> nn.Parameter:
-        """The weight of a linear layer; one that is computed from others is refused."""
-        if not isinstance(linear.weight, nn.Parameter):
-            raise self.refuse("a weight that is computed from others is not supported")
-        return linear.weight
 
 
 def lower_convolution(
@@ -78,12 +67,12 @@ def lower_convolution(
             raise ModelError(f"{where}: {name} is not supported")
     if conv.flow != "source_to_target":
         raise ModelError(f"{where}: flow={conv.flow!r} is not supported")
-    call = _Call(where, arguments, assembly, apply)
+    call = Call(where, arguments, assembly, apply)
     assembly.convolved.append(call.matrix("x"))
     return lower(conv, call)
 
 
-def _gcn_scaling(conv: Any, call: _Call) -> Scaling:
+def _gcn_scaling(conv: Any, call: Call) -> Scaling:
     """GCN's normalisation, as this convolution is told to apply it."""
     _check_sum(conv, call)
     if not getattr(conv, "normalize", True):
@@ -91,31 +80,32 @@ def _gcn_scaling(conv: Any, call: _Call) -> Scaling:
     return Scaling.GCN if conv.add_self_loops else Scaling.GCN_NO_LOOPS
 
 
-def _check_sum(conv: Any, call: _Call) -> None:
+def _check_sum(conv: Any, call: Call) -> None:
     if conv.aggr not in _SUMS:
         raise call.refuse(f"aggr={conv.aggr!r} is not supported; {type(conv).__name__} sums")
 
 
-def _gcn(conv: Any, call: _Call) -> Value:
+def _gcn(conv: Any, call: Call) -> Value:
     scaling = _gcn_scaling(conv, call)
     product = call.assembly.aggregate_product(call.matrix("x"), call.weight(conv.lin), scaling)
     return call.assembly.sum([(1.0, product)], () if conv.bias is None else (conv.bias,))
 
 
-def _sage(conv: Any, call: _Call) -> Value:
+def _sage(conv: Any, call: Call) -> Value:
     assembly = call.assembly
-    match conv.aggr:
-        case "mean":
-            scaling = Scaling.MEAN
-        case "sum" | "add":
-            scaling = Scaling.SUM
-        case other:
-            raise call.refuse(f"aggr={other!r} is not supported; use 'mean' or 'sum'")
+    scalings = {"mean": Scaling.MEAN, "sum": Scaling.SUM, "add": Scaling.SUM}
+    if not isinstance(conv.aggr, str) or conv.aggr not in {*scalings, "max"}:
+        raise call.refuse(f"aggr={conv.aggr!r} is not supported; use 'mean', 'sum' or 'max'")
     x = source = call.matrix("x")
     if conv.project:
         linear = assembly.linear(x, call.weight(conv.lin))
         source = assembly.rowwise(call.where, F.relu, [assembly.sum([(1.0, linear)], (conv.lin.bias,))])
-    terms = [(1.0, assembly.aggregate_product(source, call.weight(conv.lin_l), scaling))]
+    weight = call.weight(conv.lin_l)
+    if conv.aggr == "max":
+        product = assembly.linear(assembly.maximum(source), weight)
+    else:
+        product = assembly.aggregate_product(source, weight, scalings[conv.aggr])
+    terms = [(1.0, product)]
     if conv.root_weight:
         terms.append((1.0, assembly.linear(x, call.weight(conv.lin_r))))
     bias = conv.lin_l.bias
@@ -125,11 +115,14 @@ def _sage(conv: Any, call: _Call) -> Value:
     return total
 
 
-def _gin(conv: Any, call: _Call) -> Value:
+def _gin(conv: Any, call: Call) -> Value:
     assembly = call.assembly
     x = call.matrix("x")
-    _check_sum(conv, call)
-    aggregated = assembly.aggregate(x, Scaling.SUM)
+    if conv.aggr == "max":
+        aggregated = assembly.maximum(x)
+    else:
+        _check_sum(conv, call)
+        aggregated = assembly.aggregate(x, Scaling.SUM)
     if isinstance(conv.eps, nn.Parameter):
         eps = conv.eps
         own = assembly.rowwise(call.where, lambda rows: (1 + eps) * rows, [x], (eps,))
@@ -139,7 +132,7 @@ def _gin(conv: Any, call: _Call) -> Value:
     return call.apply(conv.nn, total)
 
 
-def _appnp(conv: Any, call: _Call) -> Value:
+def _appnp(conv: Any, call: Call) -> Value:
     scaling = _gcn_scaling(conv, call)
     if conv.dropout:
         raise call.refuse(f"dropout={conv.dropout} drops edges, which is not supported")
@@ -151,7 +144,7 @@ def _appnp(conv: Any, call: _Call) -> Value:
     return value
 
 
-def _sg(conv: Any, call: _Call) -> Value:
+def _sg(conv: Any, call: Call) -> Value:
     _check_sum(conv, call)
     if conv.cached and not call.assembly.is_constant(call.matrix("x")):
         raise call.refuse("cached=True keeps the first epoch's aggregation of an input that changes; it is not exact")
@@ -160,7 +153,7 @@ def _sg(conv: Any, call: _Call) -> Value:
     return call.assembly.sum([(1.0, product)], () if conv.lin.bias is None else (conv.lin.bias,))
 
 
-def _gcn2(conv: Any, call: _Call) -> Value:
+def _gcn2(conv: Any, call: Call) -> Value:
     assembly = call.assembly
     scaling = _gcn_scaling(conv, call)
     alpha, beta = float(conv.alpha), float(conv.beta)
@@ -180,11 +173,14 @@ def _gcn2(conv: Any, call: _Call) -> Value:
     return assembly.sum([(1.0, first), (1.0, second)])
 
 
-_LOWERINGS: dict[type[nn.Module], Callable[[Any, _Call], Value]] = {
+_LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Value]] = {
     GCNConv: _gcn,
     SAGEConv: _sage,
     GINConv: _gin,
     GCN2Conv: _gcn2,
     APPNP: _appnp,
     SGConv: _sg,
+    GATConv: lower_gat,
+    GATv2Conv: lower_gatv2,
+    TransformerConv: lower_transformer,
 }

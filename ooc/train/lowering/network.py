@@ -14,6 +14,8 @@ from ooc.errors import ModelError
 from ooc.plan.cost import aggregating_first_pays
 from ooc.train.graph import ActiveRows, Scaling
 from ooc.train.lowering.assembly import Assembly, Setting
+from ooc.train.lowering.per_edge import Attention, EdgeAggregate
+from ooc.train.lowering.projection import Projection
 from ooc.train.lowering.tracing import trace
 from ooc.train.lowering.values import Aggregate, Dropout, Moments, Rowwise, Sum, Value
 
@@ -63,6 +65,11 @@ class Network:
         if any(isinstance(v, (Dropout, Moments)) for v in values_of(self.training)):
             return False
         return _outline(self.training) == _outline(self.evaluation)
+
+    @property
+    def attends(self) -> bool:
+        """Whether some values come of a softmax over edges."""
+        return any(isinstance(value, Attention) for value in values_of(self.training))
 
     @property
     def statistics_nbytes(self) -> int:
@@ -131,8 +138,8 @@ def lower(
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
     if not aggregates:
         raise ModelError(f"model {type(model).__name__} is not supported: it has no graph convolution")
-    scalings = {value.scaling for value in aggregates}
-    if len(scalings) != 1:
+    scalings = {value.scaling for value in aggregates if not isinstance(value, EdgeAggregate)}
+    if len(scalings) > 1:
         raise ModelError(
             "convolutions of one model must all aggregate in the same way, not by "
             + " and ".join(sorted(scaling.value for scaling in scalings))
@@ -142,7 +149,7 @@ def lower(
     return Network(
         training=training,
         evaluation=evaluation,
-        scaling=aggregates[0].scaling,
+        scaling=next(iter(scalings), Scaling.SUM),
         dtype=parameters[0].dtype,
         parameters=parameters,
         embeddings=evaluated.convolved[1:],
@@ -172,10 +179,23 @@ def _outline(output: Value) -> list[object]:
             value.tail,
             [place[source] for source in value.inputs],
             [id(parameter) for parameter in value.parameters],
-            value.factors if isinstance(value, Sum) else value.label if isinstance(value, Rowwise) else None,
+            _detail(value),
         )
         for value in values
     ]
+
+
+def _detail(value: Value) -> object:
+    """What else tells values of one kind apart."""
+    match value:
+        case Sum():
+            return value.factors
+        case Rowwise() | Projection():
+            return value.label
+        case EdgeAggregate():
+            return value.p
+        case _:
+            return None
 
 
 def hops(output: Value) -> dict[Value, int]:

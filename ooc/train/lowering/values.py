@@ -102,11 +102,7 @@ class Features(Value):
 
 
 class Aggregate(Value):
-    """t · A(s · input): each row the scaled sum of its neighbours' scaled rows.
-
-    The one place for aggregations of other kinds: they pull the same way, with matrices of the target's own rows
-    beside what is pulled.
-    """
+    """t · A(s · input): each row the scaled sum of its neighbours' scaled rows. Others are kinds of it (per_edge)."""
 
     affine = True
 
@@ -120,6 +116,11 @@ class Aggregate(Value):
     @property
     def source(self) -> Value:
         return self.inputs[0]
+
+    @property
+    def takes_gradient(self) -> bool:
+        """Whether its gradient is of use to anybody."""
+        return self.source.trains
 
 
 class Moments(Value):

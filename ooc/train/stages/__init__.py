@@ -6,6 +6,6 @@ builder (the programs), names (what matrices are called), tile and ground (what 
 """
 
 from ooc.train.stages.builder import StageBuilder
-from ooc.train.stages.tile import Sink, Step, Tensors, Tile
+from ooc.train.stages.tile import Kernel, Sink, Step, Tensors, Tile
 
-__all__ = ["Sink", "StageBuilder", "Step", "Tensors", "Tile"]
+__all__ = ["Kernel", "Sink", "StageBuilder", "Step", "Tensors", "Tile"]

@@ -12,17 +12,19 @@ of the rows that are scored, and rows lie in the order of that distance, so ever
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.plan.workload import Direction, Pull, Stage
+from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.statistics import tile_moments
 from ooc.train.lowering.values import Aggregate, Dropout, Moments, Normalized, Rows, Rowwise, Value
 from ooc.train.stages.ground import Ground
 from ooc.train.stages.names import Names
 from ooc.train.stages.schedule import Recipe, Schedule, is_constant
-from ooc.train.stages.tile import Sink, Step, Tensors, Tile
+from ooc.train.stages.tile import Kernel, Sink, Step, Tensors, Tile
 
 Known = dict[Value, Tensor]
 """Rows of values, or of their gradients, at hand."""
@@ -52,22 +54,22 @@ class Flow:
         return [self._forward(stage, rows(self.schedule.stage_hops[stage])) for stage in stages]
 
     def _forward(self, stage: int, row_count: int) -> Step:
-        schedule, names, ground = self.schedule, self.names, self.ground
+        schedule, names = self.schedule, self.names
         kept = [v for v in schedule.values if v in schedule.kept and schedule.stage[v] == stage]
         messages, moments = schedule.messages(stage), schedule.moments(stage)
         recipe = schedule.recipe([*kept, *(barrier.inputs[0] for barrier in (*messages, *moments))], stage)
-        stores = {names.value(v): v.columns for v in kept} | {names.message(a): a.columns for a in messages}
+        stores = {names.value(v): v.columns for v in kept} | {names.message(a): a.source.columns for a in messages}
 
         def compute(tile: Tile) -> Tensors:
             known = self._draw(recipe, tile, stage, self._rows(tile))
             for barrier in moments:
                 tile.moments.append((barrier, tile_moments(known[barrier.source])))
             out = {names.value(v): _flat(known[v], v) for v in kept}
-            return out | {names.message(a): ground.before(known[a.source], tile) for a in messages}
+            return out | {names.message(a): self._message(a, known[a.source], tile) for a in messages}
 
-        pull = self._pull(stage) if recipe.pulled else None
+        pull, kernel = self._pull(recipe, stage)
         spec = self._describe(names.forward(stage), row_count, recipe, pull=pull, stores=stores)
-        return Step(spec, compute)
+        return Step(spec, compute, kernel)
 
     def score(self) -> Step:
         """The last stage, scored. In the order of the loss, so that sums of scores come out the same."""
@@ -102,9 +104,9 @@ class Flow:
             take(tile, self._draw(recipe, tile, last, self._rows(tile))[schedule.output])
             return {}
 
-        pull = self._pull(last) if recipe.pulled else None
+        pull, kernel = self._pull(recipe, last)
         spec = self._describe(title, rows, recipe, pull=pull, loads=inputs, reverse=reverse, judged=True)
-        return Step(spec, compute)
+        return Step(spec, compute, kernel)
 
     # ---- loss and backward ------------------------------------------------------------------------------
 
@@ -124,44 +126,57 @@ class Flow:
             return self._take_back(gradients, known, tile, rows, last)
 
         loads, stores = self._gradient_traffic(last)
+        pull, kernel = self._pull(recipe, last)
         labels = objective.score_inputs if scored else objective.loss_inputs
         spec = self._describe(
             "loss",
             self.ground.active.training_rows(0),
             recipe,
-            pull=self._pull(last) if recipe.pulled else None,
+            pull=pull,
             loads=(*loads, *labels),
             stores=stores,
             backward=last,
             reverse=True,
             judged=True,
         )
-        return Step(spec, compute)
+        return Step(spec, compute, kernel)
 
     def backwards(self) -> list[Step]:
         """The stages before the last one, last first, down to the first that has something to train."""
-        return [self._backward(s) for s in range(self.schedule.last - 1, -1, -1) if self._has_backward(s)]
+        steps: list[Step] = []
+        for stage in range(self.schedule.last - 1, -1, -1):
+            above = self.schedule.pulled(stage + 1)
+            if isinstance(above, EdgeAggregate) and above.pulls_targets and above.trains_target:
+                steps.append(self._targets(above, stage + 1))
+            if self._has_backward(stage):
+                steps.append(self._backward(stage))
+        return steps
 
     def _has_backward(self, stage: int) -> bool:
         barriers = [self.schedule.pulled(stage), self.schedule.pulled(stage + 1)]
-        return bool(self.schedule.backward_of(stage)) or any(b is not None and b.source.trains for b in barriers)
+        return bool(self.schedule.backward_of(stage)) or any(b is not None and b.takes_gradient for b in barriers)
 
     def _backward(self, stage: int) -> Step:
         schedule, names, ground = self.schedule, self.names, self.ground
         recorded = self._recorded(stage)
         recipe = schedule.recipe([*schedule.backward_needs(stage), *recorded], forced=recorded)
         above = schedule.pulled(stage + 1)
-        pull = None
+        pull: Pull | None = None
+        kernel: Kernel | None = None
         if above is not None and above.source.trains:
             sums, message = names.sums_gradient(above), names.message_gradient(above)
-            pull = Pull(sums, message, ground.backward_direction)
+            per_edge = None
+            if isinstance(above, EdgeAggregate):
+                per_edge = above.per_edge(above.source.columns, names.message(above), ground.network.dtype.itemsize)
+                kernel = partial(above.backward_sources, ground)
+            pull = Pull(sums, message, ground.backward_direction, per_edge)
 
         def compute(tile: Tile) -> Tensors:
             rows = self._rows(tile)
             known = self._draw(recipe, tile, stage, rows, record=self._taped(stage))
             gradients: Known = {}
             if pull is not None and above is not None:
-                _add(gradients, above.source, ground.before(tile.inputs[pull.output], tile))
+                _add(gradients, above.source, self._message(above, tile.inputs[pull.output], tile))
             return self._take_back(gradients, known, tile, rows, stage)
 
         loads, stores = self._gradient_traffic(stage)
@@ -175,12 +190,36 @@ class Flow:
             backward=stage,
             reverse=True,
         )
-        return Step(spec, compute)
+        return Step(spec, compute, kernel)
+
+    def _targets(self, aggregate: EdgeAggregate, stage: int) -> Step:
+        """The gradient of what targets bring to ``aggregate``, with which ``stage`` begins."""
+        names, itemsize = self.names, self.ground.network.dtype.itemsize
+        name, target = names.target_gradient(aggregate), aggregate.target
+        assert target is not None
+        per_edge = aggregate.per_edge(aggregate.pulled_target_columns, names.sums_gradient(aggregate), itemsize)
+        pull = Pull(names.message(aggregate), names.pulled_target_gradient(aggregate), Direction.IN, per_edge)
+
+        def compute(tile: Tile) -> Tensors:
+            gradient, parameters = aggregate.target_gradient(tile.inputs[pull.output])
+            tile.gradients += parameters
+            return {name: gradient} if target.trains else {}
+
+        stores = {name: target.columns} if target.trains else {}
+        spec = self._describe(
+            f"targets {names.backward(stage).removeprefix('backward ')}",
+            self.ground.active.training_rows(self.schedule.stage_hops[stage]),
+            Recipe((), (), pulled=True),
+            pull=pull,
+            stores=stores,
+            reverse=True,
+        )
+        return Step(spec, compute, partial(aggregate.backward_targets, self.ground))
 
     def _take_back(self, gradients: Known, known: Known, tile: Tile, rows: Rows, stage: int) -> Tensors:
         """From the gradients of what later stages took to those of what ``stage`` took, and of its parameters."""
         schedule, ground = self.schedule, self.ground
-        for value, name in self._incoming(stage).items():
+        for value, name in self._incoming(stage):
             gradient = tile.inputs[name].to(ground.network.dtype)
             if schedule.shares_gradient(value) is not None:
                 gradient = ground.without_after(gradient, tile)
@@ -199,15 +238,22 @@ class Flow:
                     _add(gradients, source, part)
             if found.moments is not None and isinstance(value, Normalized) and value.moments.trains:
                 tile.moment_gradients.append((value.moments, *found.moments))
-        return self._outgoing(gradients, tile, stage)
+        return self._outgoing(gradients, known, tile, stage)
 
-    def _outgoing(self, gradients: Known, tile: Tile, stage: int) -> Tensors:
+    def _outgoing(self, gradients: Known, known: Known, tile: Tile, stage: int) -> Tensors:
         """What is stored of the gradients that ``stage`` has no more to do with."""
         schedule, names, ground = self.schedule, self.names, self.ground
         height = tile.stop - tile.start
         out: Tensors = {}
         pulled = schedule.pulled(stage)
-        if pulled is not None and pulled.source.trains:
+        if isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
+            padded = self._padded(gradients.get(pulled), pulled, height)
+            target = None if pulled.target is None else known[pulled.target]
+            sums, d_target = pulled.upstream(padded, known[pulled], target)
+            out[names.sums_gradient(pulled)] = sums
+            if d_target is not None and pulled.target is not None and pulled.target.trains:
+                out[names.target_gradient(pulled)] = d_target
+        elif pulled is not None and pulled.source.trains:
             gradient = gradients.get(pulled)
             scaled = None if gradient is None else ground.after(gradient, tile)
             out[names.sums_gradient(pulled)] = self._padded(scaled, pulled, height)
@@ -235,16 +281,19 @@ class Flow:
         stages |= {schedule.stage[user] - 1 for user in schedule.distant_users(value)}
         return sorted(stages, reverse=True)
 
-    def _incoming(self, stage: int) -> dict[Value, str]:
+    def _incoming(self, stage: int) -> list[tuple[Value, str]]:
         """The gradients that later stages have stored for values of this one."""
-        found: dict[Value, str] = {}
+        found: list[tuple[Value, str]] = []
         for value in self.schedule.all_in_stage(stage):
             writers = self._writers(value)
             shared = self.schedule.shares_gradient(value) if value.trains else None
             if writers:
-                found[value] = self.names.gradient(value, writers, writers[-1])
+                found.append((value, self.names.gradient(value, writers, writers[-1])))
             elif shared is not None:
-                found[value] = self.names.sums_gradient(shared)
+                found.append((value, self.names.sums_gradient(shared)))
+        for aggregate in self.schedule.messages(stage):
+            if isinstance(aggregate, EdgeAggregate) and aggregate.target is not None and aggregate.target.trains:
+                found.append((aggregate.target, self.names.target_gradient(aggregate)))
         return found
 
     def _passed_on(self, stage: int) -> dict[Value, tuple[str | None, str]]:
@@ -261,10 +310,14 @@ class Flow:
 
     def _gradient_traffic(self, stage: int) -> tuple[tuple[str, ...], dict[str, int]]:
         """Gradients that the backward of ``stage`` loads, and those it stores with their columns."""
-        loads = list(self._incoming(stage).values())
+        loads = [name for _, name in self._incoming(stage)]
         stores: dict[str, int] = {}
         pulled = self.schedule.pulled(stage)
-        if pulled is not None and pulled.source.trains:
+        if isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
+            stores[self.names.sums_gradient(pulled)] = pulled.upstream_columns
+            if pulled.target is not None and pulled.target.trains and not pulled.pulls_targets:
+                stores[self.names.target_gradient(pulled)] = pulled.target.columns
+        elif pulled is not None and pulled.source.trains:
             stores[self.names.sums_gradient(pulled)] = pulled.columns
         for value, (prior, name) in self._passed_on(stage).items():
             stores[name] = value.columns
@@ -295,7 +348,8 @@ class Flow:
             known[leaf] = tile.inputs[self.names.value(leaf)].to(dtype).reshape(-1, *leaf.tail)
         pulled = self.schedule.pulled(stage)
         if recipe.pulled and pulled is not None:
-            known[pulled] = self.ground.after(tile.inputs[self.names.sums(pulled)], tile)
+            result = tile.inputs[self.names.sums(pulled)]
+            known[pulled] = result if isinstance(pulled, EdgeAggregate) else self.ground.after(result, tile)
         for value in recipe.order:
             inputs = [known[source] for source in value.inputs if not isinstance(source, Moments)]
             known[value] = value.compute(inputs, rows, record=value in record)
@@ -303,10 +357,21 @@ class Flow:
 
     # ---- descriptions ----------------------------------------------------------------------------------------
 
-    def _pull(self, stage: int) -> Pull:
-        pulled = self.schedule.pulled(stage)
-        assert pulled is not None
-        return Pull(self.names.message(pulled), self.names.sums(pulled), Direction.IN)
+    def _message(self, aggregate: Aggregate, rows: Tensor, tile: Tile) -> Tensor:
+        """What ``aggregate`` pulls of these rows; and of its gradient, theirs."""
+        return rows if isinstance(aggregate, EdgeAggregate) else self.ground.before(rows, tile)
+
+    def _pull(self, recipe: Recipe, stage: int) -> tuple[Pull | None, Kernel | None]:
+        """What the forward of ``stage`` pulls, if ``recipe`` needs it."""
+        pulled, names = self.schedule.pulled(stage), self.names
+        if not recipe.pulled or pulled is None:
+            return None, None
+        message, sums = names.message(pulled), names.sums(pulled)
+        if not isinstance(pulled, EdgeAggregate):
+            return Pull(message, sums, Direction.IN), None
+        own = None if pulled.target is None else names.value(pulled.target)
+        per_edge = pulled.per_edge(pulled.columns, own, self.ground.network.dtype.itemsize)
+        return Pull(message, sums, Direction.IN, per_edge), partial(pulled.forward, self.ground)
 
     def _describe(
         self,
@@ -331,7 +396,12 @@ class Flow:
         temporaries = [v.columns * _copies(v, v in taken_back) for v in recipe.order]
         temporaries.append(_JUDGING_COPIES * self.schedule.output.columns if judged else 0)
         temporaries.append(2 * max((_columns_at(v) for v in taken_back), default=0))
-        widths = [columns[name] for name in (*names, *(stores or {}), *([pull.source] if pull else []))]
+        upstream = self.schedule.pulled(backward) if backward is not None else None
+        if isinstance(upstream, EdgeAggregate):
+            temporaries.append(2 * (upstream.upstream_columns + upstream.columns))
+        widths = [columns[name] for name in (*names, *(stores or {}))]
+        if pull is not None:
+            widths += [columns[name] for name in (pull.source, pull.output, *pull.own)]
         return self.spec(
             title,
             rows,
@@ -339,7 +409,7 @@ class Flow:
             pull=pull,
             stores=tuple(stores or {}),
             reverse=reverse,
-            temporary_columns=sum(temporaries) + sum(widths) + (columns[pull.source] if pull else 0),
+            temporary_columns=sum(temporaries) + sum(widths),
         )
 
     def spec(

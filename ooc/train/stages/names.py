@@ -4,6 +4,7 @@
 x, y, split/…    the store's         ax, ax2, …   A(x), A(A(x)), …, aggregated once
 m<k>, p<k>       what aggregation k pulls, and its sum over in-edges
 dp<k>, dm<k>     gradients of both, the latter pulled over out-edges
+dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it
 q<k>             t · p<k>, kept where a weight's gradient needs it
 z<k>             what follows aggregation k, up to the first norm or activation, kept for drawing the rest again
 h<k>…            what else is kept
@@ -12,6 +13,7 @@ dh<k>…           the gradient of what an earlier stage made and a later one us
 
 from collections.abc import Iterator
 
+from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.values import Aggregate, Features, Linear, Moments, Rowwise, Sum, Value
 from ooc.train.stages.schedule import Schedule, is_constant
 
@@ -44,10 +46,13 @@ class Names:
         for barrier in schedule.barriers:
             if isinstance(barrier, Aggregate):
                 number = str(self._layer(schedule.stage[barrier]))
+                widths = _widths(barrier)
                 self._letters[barrier] = next(
-                    n for n in _variants(number) if columns.get(f"m{n}") in (None, barrier.columns)
+                    n
+                    for n in _variants(number)
+                    if all(columns.get(f"{kind}{n}") in (None, width) for kind, width in widths.items())
                 )
-                columns |= {f"{kind}{self._letters[barrier]}": barrier.columns for kind in ("m", "p", "dm", "dp")}
+                columns |= {f"{kind}{self._letters[barrier]}": width for kind, width in widths.items()}
 
     def forward(self, stage: int) -> str:
         """What the forward of ``stage`` is called: by the aggregations done, before the first one by what it makes."""
@@ -73,6 +78,12 @@ class Names:
 
     def sums_gradient(self, aggregate: Aggregate) -> str:
         return f"dp{self._number(aggregate)}"
+
+    def target_gradient(self, aggregate: EdgeAggregate) -> str:
+        return f"dt{self._number(aggregate)}"
+
+    def pulled_target_gradient(self, aggregate: EdgeAggregate) -> str:
+        return f"pt{self._number(aggregate)}"
 
     def gradient(self, value: Value, writers: list[int], stage: int) -> str:
         """The gradient of ``value`` once ``stage`` has added to it; ``writers`` are all stages that do."""
@@ -112,6 +123,21 @@ class Names:
                     return False
                 waiting.extend(source.inputs)
         return begun
+
+
+def _widths(aggregate: Aggregate) -> dict[str, int]:
+    """Columns of the matrices that go with an aggregation, by kind."""
+    source, result = aggregate.source.columns, aggregate.columns
+    if not isinstance(aggregate, EdgeAggregate):
+        return {"m": source, "p": result, "dm": source, "dp": result}
+    widths = {"m": source, "p": result}
+    if aggregate.keep:
+        widths |= {"dm": source, "dp": aggregate.upstream_columns}
+    if aggregate.keep and aggregate.target is not None:
+        widths["dt"] = aggregate.target.columns
+    if aggregate.keep and aggregate.pulls_targets:
+        widths["pt"] = aggregate.pulled_target_columns
+    return widths
 
 
 def _variants(name: str) -> Iterator[str]:

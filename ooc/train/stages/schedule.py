@@ -8,6 +8,7 @@ and read at each use, or computed again from what is kept. Kept are
 - the *head* of a stage: where the chain of sums behind the pulled matrix ends, before the first norm or activation.
   From it the rest of the stage is drawn again for the price of some element-wise work;
 - what a linear map is given, where that is what was pulled: its weight's gradient needs it;
+- the result of an attention or a maximum with what it keeps for its backward, and what targets bring to it;
 - what a later stage needs and could only draw from several kept values or through another dense product, or rather
   the last sum on the way there.
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 from ooc.train.graph import Scaling
 from ooc.train.lowering.network import hops, values_of
+from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.values import Aggregate, Dropout, Features, Linear, Moments, Normalized, Rowwise, Sum, Value
 
 
@@ -116,7 +118,9 @@ class Schedule:
 
     def backward_needs(self, stage: int) -> list[Value]:
         """The values whose rows that takes."""
-        return _unique(need for value in self.backward_of(stage) for need in value.needs())
+        pulled = self.pulled(stage)
+        own = pulled.needs() if pulled is not None and pulled.takes_gradient else ()
+        return _unique([*own, *(need for value in self.backward_of(stage) for need in value.needs())])
 
     def later_users(self, value: Value) -> list[Value]:
         """The local users of ``value`` in later stages."""
@@ -136,6 +140,8 @@ class Schedule:
         pulled = self.pulled(self.stage[user])
         if pulled is None or not pulled.source.trains or pulled.scaling is Scaling.GCN_NO_LOOPS:
             return None
+        if isinstance(pulled, EdgeAggregate):
+            return None
         if not _passes_on(user, value) or len(self.users[pulled]) != 1:
             return None
         return pulled if self._bearer(user) is self._bearer(pulled) else None
@@ -143,7 +149,8 @@ class Schedule:
     def distant_users(self, value: Value) -> list[Value]:
         """The aggregations of ``value`` that are pulled back later than in the stage after its own."""
         own = self.stage[value]
-        return [u for u in self.users[value] if isinstance(u, Aggregate) and self.stage[u] > own + 1]
+        aggregates = (u for u in self.users[value] if isinstance(u, Aggregate) and u.source is value)
+        return [u for u in aggregates if self.stage[u] > own + 1]
 
     def _bearer(self, value: Value) -> Value:
         """The last value that has the same gradient as ``value``."""
@@ -181,6 +188,7 @@ class Schedule:
 
     def _choose(self, stage: int, training: bool) -> None:
         """Decide what of ``stage`` is kept."""
+        self.kept |= {a.target for a in self.messages(stage) if isinstance(a, EdgeAggregate) and a.target is not None}
         needs = [n for n in self.backward_needs(stage) if self.stage[n] == stage] if training else []
         later = [n for s in range(stage + 1, self.last + 1) for n in self.backward_needs(s)] if training else []
         crossing = {}

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from ooc.plan.workload import Stage
+from ooc.train.kernels.edges import TileEdges
 from ooc.train.lowering.statistics import TileMoments
 from ooc.train.lowering.values import Moments
 from ooc.train.objective import Contribution
 
 Tensors = dict[str, Tensor]
+Kernel = Callable[[TileEdges, Tensor, Tensor, range], Tensor]
+"""What a pull computes that is no plain sum: from the edges of some rows, a slab of the source, these rows of the
+pull's own matrix (of the source where it names none) and the numbers of the slab's groups to [rows, columns]."""
 Sink = Callable[[int, Tensor], None]
 """Takes rows ``start``… of the outputs that are predicted, on any thread."""
 
@@ -34,7 +38,8 @@ class Tile:
 
 @dataclass(slots=True)
 class Step:
-    """A stage and the function that computes it."""
+    """A stage, the function that computes it, and what it pulls with; None: a plain sum."""
 
     spec: Stage
     compute: Callable[[Tile], Tensors]
+    kernel: Kernel | None = None

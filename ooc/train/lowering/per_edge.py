@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregations that compute something for every edge: what they pull in either direction, and what they keep for it.
+
+    forward    targets pull m = the source's rows over in-edges                  → p: the result, and what is kept
+    loss, …    from the gradient of the result, p and the target's own row       → dp: what sources pull of a target
+    backward   sources pull dp over out-edges, with their own row of m           → dm: the gradient of the source's rows
+    targets    where the target's own row has a gradient that only edges tell:
+               targets pull m again, with their own row of dp                    → dt
+
+Everything is laid out group after group, heads or single columns, so that any number of groups is a slab by itself.
+
+Shapes: N rows of a slab, R rows of the tile, H heads and C channels of a head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ooc.plan.workload import PerEdge
+from ooc.train.graph import Scaling
+from ooc.train.kernels import edge_function, edges, gat, maximum
+from ooc.train.kernels.edge_dropout import EdgeDropout
+from ooc.train.kernels.edge_function import EdgeFunction, Heads, TargetLayout
+from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.functions import Gatv2, TransformerAttention
+from ooc.train.lowering.values import Aggregate, Gradients, Rows, Value
+
+_LIVE_PER_EDGE = 8
+"""Matrices of a message's width that the attention functions and their gradients have alive for every edge."""
+
+
+class Key(Protocol):
+    """What dropout's masks are drawn for besides edges."""
+
+    seed: int
+    epoch: int
+
+
+class EdgeAggregate(Aggregate):
+    """The common part. ``groups`` know nothing of one another; a row of the value is p, the result's ``result``
+    columns first in every group. ``target``: rows of its own that a target brings. ``keep``: there is a backward pass.
+    """
+
+    pulls_targets = False
+    """Whether the gradient of the target's own rows takes a pull of its own."""
+
+    def __init__(
+        self, index: int, source: Value, target: Value | None, *, groups: int, result: int, kept: int, keep: bool
+    ) -> None:
+        Value.__init__(
+            self,
+            index,
+            (source,) if target is None else (source, target),
+            (groups * (result + (kept if keep else 0)),),
+        )
+        self.scaling = Scaling.SUM
+        self.once = False
+        self.hops = 1
+        self.target = target
+        self.groups = groups
+        self.result = result
+        self.keep = keep
+        self.p = 0.0
+
+    @property
+    def takes_gradient(self) -> bool:
+        return self.trains
+
+    def needs(self) -> tuple[Value, ...]:
+        return (self,) if self.target is None else (self, self.target)
+
+    @property
+    def upstream_columns(self) -> int:
+        """Columns of dp."""
+        raise NotImplementedError
+
+    @property
+    def pulled_target_columns(self) -> int:
+        """Columns of what targets pull in the backward pass."""
+        raise NotImplementedError
+
+    @property
+    def trains_target(self) -> bool:
+        """Whether the target's own rows, or parameters that come with them, have a gradient."""
+        return self.own_trains or (self.target is not None and self.target.trains)
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        """p of a tile's rows; ``own`` are the target's."""
+        raise NotImplementedError
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """dp of a tile's rows from the gradient of p; and the gradient of the target's rows, where that tells it."""
+        raise NotImplementedError
+
+    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        """dm of a tile's rows from a slab of dp; ``own`` are the rows of m."""
+        raise NotImplementedError
+
+    def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        """What targets pull of m in the backward pass; ``own`` are the rows of dp."""
+        raise NotImplementedError
+
+    def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
+        """From what targets pulled to the gradient of their own rows, and of parameters."""
+        raise NotImplementedError
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        """Edges at once, bytes for each of them and for each row, and bytes a row beside that, of any of the pulls."""
+        raise NotImplementedError
+
+    def per_edge(self, columns: int, own: str | None, itemsize: int) -> PerEdge:
+        """How the planner is to think of one of the pulls."""
+        return PerEdge(self.groups, columns, own, *self.temporaries(itemsize))
+
+    def of_result(self, rows: Tensor) -> Tensor:
+        """[R, groups · result]: the columns of p, or of its gradient, that are the result's."""
+        return rows.reshape(len(rows), self.groups, -1)[:, :, : self.result].reshape(len(rows), -1)
+
+
+class Maximum(EdgeAggregate):
+    """The largest of the neighbours' values, column by column; 0 where there are none."""
+
+    def __init__(self, index: int, source: Value, *, keep: bool) -> None:
+        super().__init__(index, source, None, groups=source.columns, result=1, kept=1, keep=keep)
+
+    @property
+    def upstream_columns(self) -> int:
+        return 2 * self.groups
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        return maximum.pull_maxima(tile, source, keep=self.keep)
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return maximum.upstream(self.of_result(gradient), kept), None
+
+    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        return maximum.pull_sources(tile, target_NK=source, source_RW=own)
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        bounds = maximum.scratch_bytes(columns=self.groups, itemsize=itemsize)
+        return (maximum.EDGES_PER_PIECE, *bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What attentions have in common. ``site`` keys the masks of their dropout."""
+
+    heads: int
+    channels: int
+    self_loops: SelfLoops
+    p: float
+    site: int
+
+
+class Attention(EdgeAggregate):
+    """A softmax over every target's edges, head by head."""
+
+    def __init__(
+        self, index: int, source: Value, target: Value, options: AttentionOptions, *, kept: int, keep: bool
+    ) -> None:
+        super().__init__(index, source, target, groups=options.heads, result=options.channels, kept=kept, keep=keep)
+        self.options = options
+        self.p = options.p
+
+    def _dropout(self, key: Key) -> EdgeDropout | None:
+        options = self.options
+        return EdgeDropout(options.p, key.seed, key.epoch, options.site) if options.p else None
+
+    def _edges(self, tile: TileEdges) -> TileEdges:
+        return replace(tile, self_loops=self.options.self_loops)
+
+
+class GatAttention(Attention):
+    """GAT's: sources bring z and a_src, targets a_dst."""
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        negative_slope: float,
+        keep: bool,
+    ) -> None:
+        super().__init__(index, source, target, options, kept=options.channels + 2, keep=keep)
+        self.negative_slope = negative_slope
+
+    @property
+    def upstream_columns(self) -> int:
+        return self.groups * (self.result + gat.TARGET_SCALARS)
+
+    def _heads(self, key: Key, groups: range) -> gat.GatHeads:
+        return gat.GatHeads(groups, self.negative_slope, self._dropout(key))
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        return gat.attend(self._heads(key, groups), self._edges(tile), source_NS=source, a_dst_RH=own, keep=self.keep)
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert target is not None
+        return gat.upstream(self.of_result(gradient), kept, target)
+
+    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        return gat.pull_sources(self._heads(key, groups), self._edges(tile), target_NS=source, source_RS=own)
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        bounds = gat.scratch_bytes(
+            heads=self.groups, channels=self.result, itemsize=itemsize, dropout=self.options.p > 0
+        )
+        return (edges.EDGES_PER_PIECE, *bounds)
+
+
+class FunctionAttention(Attention):
+    """Attention whose scores are no sum of two scalars: an edge function, differentiated edge by edge.
+
+    Every row keeps its lse; the gradient of the target's own rows takes a pull of its own.
+    """
+
+    pulls_targets = True
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        keep: bool,
+    ) -> None:
+        super().__init__(index, source, target, options, kept=1, keep=keep)
+        self.target_columns = target.columns // options.heads
+
+    @property
+    def upstream_columns(self) -> int:
+        return self._layout(self.groups).columns
+
+    @property
+    def pulled_target_columns(self) -> int:
+        return self.groups * self.target_columns
+
+    def function(self, groups: range) -> EdgeFunction:
+        """Message and score of these heads."""
+        raise NotImplementedError
+
+    def _layout(self, groups: int) -> TargetLayout:
+        return TargetLayout(groups, self.target_columns, self.result, 2)
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        reduced = edge_function.pull_messages(
+            self.function(groups),
+            self._edges(tile),
+            source_NW=source,
+            target_RV=own,
+            columns=len(groups) * self.result,
+            heads=Heads(groups, self._dropout(key)),
+        )
+        if not self.keep:
+            return reduced.value_RO
+        assert reduced.kept is not None
+        value_RHC = reduced.value_RO.view(len(own), len(groups), -1)
+        return torch.cat((value_RHC, reduced.kept[:, :, None]), dim=2).view(len(own), -1)
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert target is not None
+        kept_RHK = kept.view(len(kept), self.groups, -1)
+        value, lse = kept_RHK[:, :, : self.result].reshape(len(kept), -1), kept_RHK[:, :, self.result]
+        every = range(self.groups)
+        above = edge_function.upstream(self.function(every), self.of_result(gradient), value, lse)
+        return self._layout(self.groups).pack(target, above), None
+
+    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        return edge_function.pull_source_gradients(
+            self.function(groups),
+            self._edges(tile),
+            source_RW=own.contiguous(),
+            target_NP=source,
+            layout=self._layout(len(groups)),
+            with_parameters=False,
+            heads=Heads(groups, self._dropout(key)),
+        ).rows
+
+    def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        target, above = self._layout(len(groups)).unpack(own.contiguous())
+        return edge_function.pull_target_gradients(
+            self.function(groups),
+            self._edges(tile),
+            source_NW=source,
+            target_RV=self._with_parameters(target, groups),
+            upstream_R=above,
+            with_parameters=False,
+            heads=Heads(groups, self._dropout(key)),
+        ).rows
+
+    def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
+        """The target's rows with what parameters add to them, so that their gradient comes row by row."""
+        return target
+
+    def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
+        return pulled, []
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        bounds = edge_function.scratch_bytes(
+            source=self.source.columns,
+            target=self.pulled_target_columns,
+            message=self.groups * self.result,
+            heads=self.groups,
+            features=0,
+            itemsize=itemsize,
+            live=_LIVE_PER_EDGE,
+        )
+        return (edge_function.EDGES_PER_PIECE, *bounds)
+
+
+class Gatv2Attention(FunctionAttention):
+    """GATv2's; ``att`` [1, H, C]."""
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        att: nn.Parameter,
+        negative_slope: float,
+        keep: bool,
+    ) -> None:
+        self.att = att
+        self.negative_slope = negative_slope
+        super().__init__(index, source, target, options, keep=keep)
+        self.parameters = (att,)
+
+    @property
+    def pulled_target_columns(self) -> int:
+        return 2 * super().pulled_target_columns
+
+    def function(self, groups: range) -> EdgeFunction:
+        return Gatv2(self.att.detach()[0, groups.start : groups.stop], self.negative_slope)
+
+    def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
+        target_RHC = target.view(len(target), len(groups), -1)
+        att_RHC = self.att.detach()[:, groups.start : groups.stop].expand_as(target_RHC)
+        return torch.cat((target_RHC, att_RHC), dim=2).view(len(target), -1)
+
+    def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
+        d_target, d_att = pulled.view(len(pulled), self.groups, -1).chunk(2, dim=2)
+        parameters = [(self.att, d_att.sum(0, keepdim=True))] if self.att.requires_grad else []
+        return d_target.reshape(len(pulled), -1), parameters
+
+
+class DotAttention(FunctionAttention):
+    """TransformerConv's scaled dot products: sources bring key and value, targets the query."""
+
+    def function(self, groups: range) -> EdgeFunction:
+        return TransformerAttention(len(groups))
+
+
+class Result(Value):
+    """The result among the columns of an ``EdgeAggregate`` [R, groups · result]."""
+
+    affine = True
+
+    def __init__(self, index: int, aggregate: EdgeAggregate) -> None:
+        super().__init__(index, (aggregate,), (aggregate.groups * aggregate.result,))
+        self._aggregate = aggregate
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        return self._aggregate.of_result(inputs[0])
+
+    def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        aggregate = self._aggregate
+        padded = gradient.new_zeros(len(gradient), aggregate.groups, aggregate.columns // aggregate.groups)
+        padded[:, :, : aggregate.result] = gradient.view(len(gradient), aggregate.groups, -1)
+        return Gradients([padded.view(len(gradient), -1)])

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear maps whose weight is made of several parameters.
+
+GAT's score a_src = (x Wᵀ) · att is linear in x, as z = x Wᵀ itself is: x times a matrix with att W below W. So
+everything that an edge needs of a row comes of one dense product, and its gradient needs x alone, not z.
+
+Shapes: R rows at hand, I/O columns in and out.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ooc.train.lowering.values import Gradients, Rows, Value
+
+Weights = Callable[[], tuple[Tensor, Tensor | None]]
+"""Weight [O, I] and bias [O] as torch makes them of parameters."""
+
+
+class Projection(Value):
+    """x W(θ)ᵀ + b(θ). ``label`` tells what is made of the parameters θ."""
+
+    affine = True
+    heavy = True
+
+    def __init__(
+        self, index: int, source: Value, weights: Weights, parameters: Sequence[nn.Parameter], *, label: str
+    ) -> None:
+        with torch.no_grad():
+            outputs = len(weights()[0])
+        super().__init__(index, (source,), (outputs,))
+        self.weights = weights
+        self.parameters = tuple(parameters)
+        self.label = label
+
+    def needs(self) -> tuple[Value, ...]:
+        return self.inputs if self.own_trains else ()
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        weight, bias = self.weights()
+        return F.linear(inputs[0], weight.detach(), None if bias is None else bias.detach())
+
+    def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        with torch.enable_grad():
+            weight, bias = self.weights()
+        found = Gradients([gradient @ weight.detach() if self.inputs[0].trains else None])
+        source = inputs[0]
+        if source is None or not self.own_trains:
+            return found
+        outputs, gradients = [weight], [gradient.T @ source[: len(gradient)]]
+        if bias is not None:
+            outputs.append(bias)
+            gradients.append(gradient.sum(dim=0))
+        pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        parts = torch.autograd.grad(
+            [output for output, _ in pairs], trained, [part for _, part in pairs], allow_unused=True
+        )
+        found.parameters = [(p, part) for p, part in zip(trained, parts, strict=True) if part is not None]
+        return found
