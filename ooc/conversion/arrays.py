@@ -17,6 +17,7 @@ from ooc.conversion.label_form import LabelForm, label_form, only_answers
 from ooc.conversion.shuffle import Shuffle
 from ooc.conversion.source import EdgeBlock, LabelBlock, Mask, Source, ranges
 from ooc.conversion.sparse_rows import SparseRows
+from ooc.conversion.streams import check_truth_values
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
 
@@ -154,7 +155,9 @@ def _features(
 
         def dense(size: int, row: int) -> Iterator[AnyArray]:
             for start, stop in ranges(len(x), size, row):
-                yield np.array(x[start:stop])
+                part = np.array(x[start:stop])
+                check_truth_values(part, f"{options.name}: x")
+                yield part
                 options.release()
 
         return dense, int(x.shape[1]), int(x.shape[0])
@@ -188,6 +191,7 @@ def _labels(
 
     def blocks(size: int) -> Iterator[LabelBlock]:
         for start, stop in ranges(nodes, size):
+            check_truth_values(y[start:stop], f"{options.name}: y")
             labels = form.block(y[start:stop], start)
             members = split(start, stop)
             if note is not None and note.startswith("random"):
@@ -257,6 +261,7 @@ def _membership(array: AnyArray, name: str, nodes: int, options: ArrayOptions) -
 
     def masked(start: int, stop: int) -> Mask:
         part = array[start:stop]
+        check_truth_values(part, where)
         if not ((part == 0) | (part == 1)).all():
             raise SourceError(f"{where} holds other values than true and false")
         return part.astype(np.bool_)

@@ -31,7 +31,7 @@ NODE_OPTIONS = frozenset(
     {"features", "labels", "task", "id_column", "feature_columns", "label_column", "split_column", SPLIT}
 )
 _BLOCK_ROWS = 1 << 18
-_IDS, _COUNTS = "ids.npy", "counts.json"
+_IDS, _COUNTED, _COUNTS = "ids.npy", "counted.npy", "counts.json"
 _LEAST_NODES = 1
 _MOST_NODES = 2**32
 
@@ -112,7 +112,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
     return replace(
         source,
         prepare=lambda folder, listener: joined.prepared(source, nodes, folder, listener),
-        prepare_bytes=8 * source.num_nodes,
+        prepare_bytes=16 * source.num_nodes,
     )
 
 
@@ -183,6 +183,10 @@ class _Joined:
         if nodes is None:
             nodes, ids = collect(tally.ids(), folder / _IDS, name=graph.name, limit_bytes=limit), "edges"
             _compare(graph, "nodes", nodes)
+        elif "nodes" in graph.said:  # That is how many the edges have; files may have rows for others.
+            found = collect(tally.ids(), folder / _COUNTED, name=graph.name, limit_bytes=limit)
+            (folder / _COUNTED).unlink()
+            _compare(graph, "nodes", found)
         elif not graph.counted:
             for _ in tally.ids():
                 pass

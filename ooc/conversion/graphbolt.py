@@ -32,6 +32,8 @@ _SETS = {"train": "train_set", "valid": "validation_set", "test": "test_set"}
 _SEED_NAMES = ("seeds", "seed_nodes", "nodes")
 _LABELLED_BYTES = 24  # Of memory for each node of a split: its id, twice while sorted, and its label.
 _LEAST_LINE_BYTES = 4
+_NO_HEADER = ("0", "1")
+"""What the columns of a table are called whose first line is numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +182,8 @@ def _edges(metadata: _Metadata, request: Request) -> _Edges:
     table: Table = open_table(path, request.budget_bytes)
     if len(table.columns) != 2:
         raise SourceError(f"{path} has {len(table.columns)} columns; sources and targets are wanted, nothing else")
+    if table.columns != _NO_HEADER:
+        raise SourceError(f"{path} begins with {','.join(table.columns)[:60]!r}, no edge; GraphBolt's have no header")
     return _Edges(
         path=path,
         count=max(1, path.stat().st_size // _LEAST_LINE_BYTES),

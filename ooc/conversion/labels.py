@@ -78,14 +78,17 @@ def _write_ids(source: Source, store: Path, block_rows: int) -> None:
 
 def _checked(source: Source, block_rows: int) -> Iterator[tuple[int, LabelBlock]]:
     row, task = 0, source.task
-    most = np.iinfo(np.int32).max if source.num_classes is None else source.num_classes
+    # Where nobody says how many classes there are, a number past all nodes' is damage, and would be a model's width.
+    counted = source.num_classes is None
+    most = source.num_nodes if source.num_classes is None else source.num_classes
     for block in source.labels(block_rows):
         if row + len(block.y) > source.num_nodes:
             raise SourceError(f"{source.name} has labels of more than its {source.num_nodes} nodes")
         sound = task.sound(block.y, most)
         if not sound.all():
             at = int(sound.argmin())
-            raise SourceError(f"node {row + at} has the label {block.y[at]}; {task.meaning(most)}")
+            reason = " (as many as nodes at the most)" * counted
+            raise SourceError(f"node {row + at} has the label {block.y[at]}; {task.meaning(most)}{reason}")
         labelled = task.labelled(block.y)
         twice = block.train.astype(np.int8) + block.valid + block.test > 1
         if twice.any():

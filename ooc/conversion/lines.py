@@ -29,10 +29,16 @@ _MOST_DIGITS = 18
 
 
 class Kind(Enum):
-    """What the numbers of a file may be, by the characters they are written in."""
+    """What the numbers of a file may be, by the characters they are written in: all of them ids, or two ids a line
+    and then values."""
 
     WHOLE = b"0123456789"
     REAL = b"0123456789+-.eE"
+
+
+_IDS = 2
+_DIGITS = np.zeros(256, dtype=np.bool_)
+_DIGITS[list(Kind.WHOLE.value)] = True
 
 
 def text_block_bytes(budget_bytes: int) -> int:
@@ -123,6 +129,10 @@ def _rows(text: bytes, columns: tuple[int, ...], kind: Kind) -> AnyArray | None:
                     return None
                 values = np.fromstring(text.decode("ascii"), dtype=np.int64, sep=" ")
             case Kind.REAL:
+                # A digit that became a dot or an e would make another id of one.
+                places = np.flatnonzero(written & ~_DIGITS[raw])
+                if ((np.searchsorted(starts, places, side="right") - 1) % width < _IDS).any():
+                    return None
                 values = np.fromstring(text.decode("ascii"), dtype=np.float64, sep=" ")
             case _:
                 assert_never(kind)
@@ -157,7 +167,7 @@ def _wrong(path: Path, line: int, text: bytes, columns: tuple[int, ...], kind: K
         rows = _rows(part + b"\n", columns, kind)
         if rows is None:
             shown = part[:60].decode("utf-8", "replace").strip()
-            numbers = "whole numbers" if kind is Kind.WHOLE else "numbers"
+            numbers = "whole numbers" if kind is Kind.WHOLE else "numbers, the first two whole,"
             wanted = " or ".join(str(count) for count in columns)
             return SourceError(f"{path}, line {number}: {shown!r} where {wanted} {numbers} are wanted")
         if len(rows):

@@ -9,7 +9,7 @@ import pickle
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -125,10 +125,18 @@ def read_neighbours(path: Path) -> tuple[Ids, Ids]:
         raise SourceError(f"{path} holds no lists of neighbours: {error}") from error
 
 
+class _Plain:
+    """A file without ``readinto``. Where that stops early, in bytes that a damaged pickle claims to be mutable, the
+    unpickler prints an error of its own besides raising one."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.read, self.readline = file.read, file.readline
+
+
 def _load(path: Path) -> Any:
     try:
         with path.open("rb") as file:
-            return _Whitelist(file, encoding="latin1").load()
+            return _Whitelist(_Plain(file), encoding="latin1").load()
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     except Exception as error:  # A damaged pickle raises nearly anything.

@@ -95,10 +95,19 @@ def _rows(folder: Path, name: str) -> tuple[AnyArray, SparseRows, AnyArray, AnyA
     known, tested = (read_array(folder / f"ind.{name}.{part}") for part in ("ally", "ty"))
     if len(known) != others or len(tested) != rows or known.shape[1:] != tested.shape[1:] or known.ndim != 2:
         raise SourceError(f"{folder}: labels and features of {name} do not fit one another")
+    for part, array in (("ally", known), ("ty", tested)):
+        _check_one_hot(array, folder / f"ind.{name}.{part}")
     order = np.arange(last + 1)
     order[others:] = -1
     order[test] = others + np.arange(rows)
     return order, sparse, np.concatenate([known, tested]), test
+
+
+def _check_one_hot(labels: AnyArray, path: Path) -> None:
+    """SourceError unless each row has a single 1, or none: PyG takes the largest entry, whatever it is."""
+    wrong = ((labels != 0) & (labels != 1)).any(axis=1) | ((labels != 0).sum(axis=1) > 1)
+    if wrong.any():
+        raise SourceError(f"{path} is damaged: row {int(wrong.argmax())} is no one-hot class")
 
 
 def _test_index(path: Path) -> AnyArray:

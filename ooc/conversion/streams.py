@@ -266,7 +266,17 @@ def read_values(stream: Stream, count: int, dtype: np.dtype[np.generic], name: s
             raise damaged(name, f"{len(target) - done} bytes are missing")
         target[done : done + len(data)] = data
         done += len(data)
+    check_truth_values(values, name)
     return values
+
+
+def check_truth_values(values: AnyArray, name: str) -> None:
+    """SourceError for booleans that are neither: of their eight bits only one may be set, which numpy takes as given.
+
+    Computing with others is undefined, and copying them would put what no reader expects into the store.
+    """
+    if values.dtype.kind == "b" and (np.ascontiguousarray(values).view(np.uint8) > 1).any():
+        raise damaged(name, "it holds truth values that are neither 0 nor 1")
 
 
 def read_whole(stream: Stream, most: int, name: str) -> bytes:

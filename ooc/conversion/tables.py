@@ -6,6 +6,7 @@ Parquet needs the package ``pyarrow``.
 """
 
 import csv
+import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -22,6 +23,8 @@ _CSV = (".csv", ".tsv")
 _PARQUET = (".parquet", ".pq")
 TABLE_SUFFIXES = (*_CSV, *_PARQUET)
 _FIRST_LINE_BYTES = 1 << 20
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""Control characters, some of which count as spaces: one in place of a digit would make another number."""
 _PARQUET_BUFFER_BYTES = 1 << 20
 
 
@@ -143,6 +146,8 @@ class CsvTable:
             raise SourceError(f"{self.path} is no CSV: {error}") from error
 
     def _text(self, raw: bytes) -> str:
+        if found := _NO_TEXT.search(raw):
+            raise SourceError(f"{self.path} is no CSV: it holds the control character {found[0][0]:#04x}")
         try:
             return raw.decode("utf-8-sig").replace("\r\n", "\n")
         except UnicodeDecodeError as error:
@@ -151,13 +156,16 @@ class CsvTable:
 
 def _is_number(cell: str) -> bool:
     try:
-        float(cell)
+        _value(cell.strip() or "empty", Cells.REAL)
     except ValueError:
         return False
     return True
 
 
 def _value(cell: str, cells: Cells) -> int | float | str:
+    """ValueError for what is none, numbers as Python alone writes them (``1_0``, digits of other scripts) included."""
+    if cells is not Cells.TEXT and ("_" in cell or not cell.isascii()):
+        raise ValueError("no number in a file")
     match cells:
         case Cells.WHOLE:
             value = int(cell)

@@ -3,7 +3,8 @@
 compression techniques", WWW 2004), read from the first node to the last; ``NAME.offsets`` is not needed.
 
 A node's successors are some blocks of those of an earlier node within the window, intervals of consecutive
-ids, and the rest as gaps. All of it is counted in the properties, and compared when the end is reached.
+ids, and the rest as gaps. All of it is counted in the properties, and compared when the end is reached; so are
+the sizes of the gaps between successors, which change where a list is another one of the same length.
 """
 
 from array import array
@@ -24,6 +25,7 @@ _CLASS = "it.unimi.dsi.webgraph.BVGraph"
 _MOST_PROPERTY_BYTES = 1 << 20
 _MOST_WINDOW = 1 << 10
 _MOST_K = 16
+_MOST_GAP_BITS = 64
 _ROLES = {
     "OUTDEGREES": "outdegree",
     "REFERENCES": "reference",
@@ -44,6 +46,8 @@ class _Properties:
     copied: int | None
     in_intervals: int | None
     residual: int | None
+    gaps: tuple[int, ...] | None
+    """How many successors are 2^k to 2^(k+1) - 1 past the one before, by k; see :class:`_Gaps`."""
 
 
 def _open(path: Path, request: Request) -> Source:
@@ -58,7 +62,8 @@ def _open(path: Path, request: Request) -> Source:
         with Successors(
             stream, nodes=properties.nodes, layout=properties.layout, budget_bytes=request.budget_bytes
         ) as successors:
-            yield from _blocks(successors, properties, size, stream)
+            gaps = _Gaps()
+            yield from _blocks(successors, properties, size, stream, gaps)
             successors.check_end(
                 {
                     "bits": properties.bits,
@@ -68,6 +73,7 @@ def _open(path: Path, request: Request) -> Source:
                     "residual arcs": properties.residual,
                 }
             )
+            gaps.check_end(properties.gaps, stream)
 
     return bare_source(
         BareGraph(
@@ -83,7 +89,38 @@ def _open(path: Path, request: Request) -> Source:
     )
 
 
-def _blocks(successors: Successors, properties: _Properties, size: int, stream: Path) -> Iterator[EdgeBlock]:
+class _Gaps:
+    """Counts the sizes of gaps between successors by their powers of two, as WebGraph's own writer does.
+
+    The first of a list is counted by its distance from the node, twice that or, where it lies before the node, one
+    less (0 is not counted): ``BVGraph.updateBins``.
+    """
+
+    def __init__(self) -> None:
+        self._found = np.zeros(_MOST_GAP_BITS, dtype=np.int64)
+
+    def add(self, block: EdgeBlock) -> None:
+        """Count the successors in ``block``, the whole lists of some nodes, ascending each."""
+        sources, found = block.sources, block.targets
+        first = np.ones(len(found), dtype=np.bool_)
+        first[1:] = sources[1:] != sources[:-1]
+        gaps = np.diff(found, prepend=0)
+        ahead = found[first] - sources[first]
+        gaps[first] = np.where(ahead < 0, -2 * ahead - 1, 2 * ahead)
+        # The exponent of a float64 is exact: ids are below 2^53.
+        bits = np.frexp(gaps.astype(np.float64))[1] - 1
+        self._found += np.bincount(bits[gaps > 0], minlength=_MOST_GAP_BITS)
+
+    def check_end(self, wanted: tuple[int, ...] | None, stream: Path) -> None:
+        """SourceError where what was found is not as ``wanted``."""
+        found = np.trim_zeros(self._found, "b").tolist()
+        if wanted is not None and list(wanted) != found:
+            raise SourceError(f"{stream} has other gaps between successors than its properties count: it is damaged")
+
+
+def _blocks(
+    successors: Successors, properties: _Properties, size: int, stream: Path, gaps: _Gaps
+) -> Iterator[EdgeBlock]:
     targets, degrees, first, done = array("q"), array("q"), 0, 0
     for found in successors:
         targets.extend(found)
@@ -92,20 +129,22 @@ def _blocks(successors: Successors, properties: _Properties, size: int, stream: 
             done += len(targets)
             if done > properties.arcs:
                 raise SourceError(f"{stream} has more than the {properties.arcs} arcs of its properties: it is damaged")
-            yield _block(targets, degrees, first, stream)
+            yield _block(targets, degrees, first, stream, gaps)
             first += len(degrees)
             targets, degrees = array("q"), array("q")
-    yield _block(targets, degrees, first, stream)
+    yield _block(targets, degrees, first, stream, gaps)
 
 
-def _block(targets: "array[int]", degrees: "array[int]", first: int, stream: Path) -> EdgeBlock:
+def _block(targets: "array[int]", degrees: "array[int]", first: int, stream: Path, gaps: _Gaps) -> EdgeBlock:
     counts, found = np.frombuffer(degrees, dtype=np.int64), np.frombuffer(targets, dtype=np.int64)
     sources = np.repeat(np.arange(first, first + len(counts)), counts)
     twice = (found[1:] == found[:-1]) & (sources[1:] == sources[:-1])
     if twice.any():
         at = int(twice.argmax())
         raise SourceError(f"{stream} is damaged: node {sources[at]} has the successor {found[at]} twice")
-    return EdgeBlock(sources, found)
+    block = EdgeBlock(sources, found)
+    gaps.add(block)
+    return block
 
 
 def _base(path: Path) -> Path:
@@ -151,6 +190,7 @@ def _read_properties(path: Path, stream: Path) -> _Properties:
         copied=_optional(values, "copiedarcs", path),
         in_intervals=_optional(values, "intervalisedarcs", path),
         residual=_optional(values, "residualarcs", path),
+        gaps=_gap_counts(values, path),
     )
 
 
@@ -190,6 +230,19 @@ def _number(values: dict[str, str], name: str, path: Path) -> int:
 
 def _optional(values: dict[str, str], name: str, path: Path) -> int | None:
     return _number(values, name, path) if name in values else None
+
+
+def _gap_counts(values: dict[str, str], path: Path) -> tuple[int, ...] | None:
+    """The counts of gaps, without zeros at the end; None where the file does not say."""
+    if "successorexpstats" not in values:
+        return None
+    texts = values["successorexpstats"].split(",")
+    if len(texts) > _MOST_GAP_BITS or not all(text.isascii() and text.isdecimal() for text in texts):
+        raise SourceError(f"{path} says successorexpstats={','.join(texts)[:60]!r}, which are no counts")
+    counts = [int(text) for text in texts]
+    while counts and not counts[-1]:
+        counts.pop()
+    return tuple(counts)
 
 
 READER = Reader(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from tests.conversion.arrays import files_of
 from tests.conversion.fixtures import Made
 
 _CHECKED = (".gz", ".zst", ".zip", ".npz")
+_LABEL_BYTES = 4
 _NOT_COMPARED = ("created", "source", "name")
 
 
@@ -32,6 +33,15 @@ class Outcome(Enum):
     REFUSED = "refused in one line"
     OTHER = "another store"
     BROKEN = "an error that is not ours, or of several lines"
+
+
+class Verdict(Enum):
+    """Whether that is right."""
+
+    RIGHT = "right"
+    REFUSED = "refused"
+    UNTOLD = "could not be told"
+    WRONG = "WRONG"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +76,21 @@ def damages(folder: Path, rng: np.random.Generator) -> Iterator[Damage]:
             yield Damage(path=path, at=at, value=(before + int(rng.integers(1, 256))) % 256)
 
 
+def judge(damage: Damage, outcome: Outcome) -> Verdict:
+    """What to think of ``outcome``."""
+    match outcome:
+        case Outcome.RIGHT:
+            return Verdict.RIGHT
+        case Outcome.REFUSED:
+            return Verdict.REFUSED
+        case Outcome.OTHER:
+            return Verdict.WRONG if could_tell(damage) else Verdict.UNTOLD
+        case Outcome.BROKEN:
+            return Verdict.WRONG
+        case _:
+            assert_never(outcome)
+
+
 def could_tell(damage: Damage) -> bool:
     """Whether the format carries a checksum, or a count, that this damage goes against.
 
@@ -75,13 +100,23 @@ def could_tell(damage: Damage) -> bool:
     if damage.path.suffix in _CHECKED:
         return True
     counted = (".npy", ".graph", ".mtx", ".txt", ".parquet", ".pt")
-    return damage.value is None and damage.path.suffix in counted and not _ends_alike(damage)
+    ends_anywhere = _ends_alike(damage) or _is_prefix(damage)
+    return damage.value is None and damage.path.suffix in counted and not ends_anywhere
 
 
 def _ends_alike(damage: Damage) -> bool:
     """Whether a text is cut within its last line: its last number is then another one, or lacks a newline."""
     text = damage.path.read_bytes()
     return damage.path.suffix in (".mtx", ".txt") and b"\n" not in text[damage.at :].strip(b"\r\n")
+
+
+def _is_prefix(damage: Damage) -> bool:
+    """Whether these are the labels of IGB's full, values without a header of as many papers as have one.
+
+    A whole number of them is such a file, of any length; only of the published size is it known how many there are.
+    """
+    path = damage.path
+    return path.name.startswith("node_label_") and "full" in path.parts and damage.at % _LABEL_BYTES == 0
 
 
 class Trial:

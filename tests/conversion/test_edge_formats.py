@@ -107,7 +107,7 @@ def test_edge_data_may_be_dropped(tmp_path: Path) -> None:
     store = ooc.convert(path, tmp_path / "g.ooc", drop_edge_data=True, **_MADE_UP)
     assert edges_of(store).tolist() == [[0, 1], [1, 2]]
     path.write_text("0 1 0.25\n0.5 1 0.25\n")
-    with pytest.raises(SourceError, match=r"0\.5 is no id"):
+    with pytest.raises(SourceError, match=r"line 2: '0\.5 1 0\.25' where .* numbers, the first two whole, are wanted"):
         ooc.convert(path, tmp_path / "h.ooc", drop_edge_data=True, **_MADE_UP)
 
 
