@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The successor lists of a BVGraph, decoded one after the other.
 
-One long loop, on purpose: it runs once a node and a few times an arc, and a call costs as much as the work
-in it. Each codeword is looked up by its next 16 bits; ``Code.read`` takes those that are longer.
+A lookup is written out wherever it is done, on purpose: there are a few for each node and one for each arc, and a call
+costs as much as the work in it. Each codeword is looked up by its next 16 bits; ``Code.read`` takes those that are
+longer.
 """
 
 import mmap
@@ -24,6 +25,7 @@ _SHIFT = 64 - TABLE_BITS
 _MASK = (1 << TABLE_BITS) - 1
 _LENGTH = (1 << LENGTH_BITS) - 1
 _LEAST_PADDING_BITS = 128
+_GAMMA = Code(Family.GAMMA)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,17 +102,12 @@ class Successors:
 
     def _chunk(self, node: int, recent: list[list[int]], chunk_bytes: int) -> Iterator[list[int]]:
         """The lists from ``node`` on that lie in the next ``chunk_bytes`` as a whole."""
-        layout, nodes, least_interval = self._layout, self._nodes, self._layout.least_interval
+        layout, nodes, slots = self._layout, self._nodes, self._layout.window + 1
         start = self._bits // 8
-        data = self._map[start : start + chunk_bytes]
-        bits, ahead = Bits(data), to_integers(windows(data), _MOST_LISTED)
-        outdegrees, references, block_counts, blocks, residuals = (
-            code.table()
-            for code in (layout.outdegree, layout.reference, layout.block_count, layout.block, layout.residual)
-        )
-        gamma = Code(Family.GAMMA)
-        gammas, slots, end = gamma.table(), layout.window + 1, 8 * len(data)
+        part = _Part(self._map[start : start + chunk_bytes], layout)
+        ahead, outdegrees, references, gammas = part.ahead, part.outdegrees, part.references, part.gammas
         at = self._bits - 8 * start
+        arcs = all_copied = all_residual = 0
         try:
             while node < nodes:
                 entry = outdegrees[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
@@ -118,12 +115,11 @@ class Successors:
                     degree = entry >> LENGTH_BITS
                     at += entry & _LENGTH
                 else:
-                    degree, at = layout.outdegree.read(bits, at)
-                copied = in_intervals = 0
+                    degree, at = layout.outdegree.read(part.bits, at)
                 found: list[int] = []
                 if degree:
                     if degree > nodes:
-                        raise self._damaged(node, f"{degree} successors among {nodes} nodes")
+                        raise ValueError(f"{degree} successors among {nodes} nodes")
                     if degree > self._most_held:
                         raise self._too_long(node)
                     if layout.window:
@@ -132,101 +128,37 @@ class Successors:
                             reference = entry >> LENGTH_BITS
                             at += entry & _LENGTH
                         else:
-                            reference, at = layout.reference.read(bits, at)
+                            reference, at = layout.reference.read(part.bits, at)
                         if reference:
                             if reference > layout.window or reference > node:
-                                raise self._damaged(node, f"a reference {reference} nodes back")
-                            whole = recent[(node - reference) % slots]
-                            entry = block_counts[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-                            if entry:
-                                count = entry >> LENGTH_BITS
-                                at += entry & _LENGTH
-                            else:
-                                count, at = layout.block_count.read(bits, at)
-                            if not count:
-                                found = whole[:]
-                            else:
-                                place, copying = 0, True
-                                for number in range(count):
-                                    entry = blocks[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-                                    if entry:
-                                        length = entry >> LENGTH_BITS
-                                        at += entry & _LENGTH
-                                    else:
-                                        length, at = layout.block.read(bits, at)
-                                    if number:
-                                        length += 1
-                                    if copying:
-                                        found += whole[place : place + length]
-                                    place += length
-                                    copying = not copying
-                                if place > len(whole):
-                                    raise self._damaged(node, "blocks past the end of the list they copy")
-                                if copying:
-                                    found += whole[place:]
-                            copied = len(found)
+                                raise ValueError(f"a reference {reference} nodes back")
+                            found, at = part.copied(at, recent[(node - reference) % slots])
+                    copied = len(found)
                     left = degree - copied
-                    if left and least_interval:
+                    if left and layout.least_interval:
                         entry = gammas[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
                         if entry:
                             count = entry >> LENGTH_BITS
                             at += entry & _LENGTH
                         else:
-                            count, at = gamma.read(bits, at)
-                        first = 0
-                        for number in range(count):
-                            entry = gammas[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-                            if entry:
-                                value = entry >> LENGTH_BITS
-                                at += entry & _LENGTH
-                            else:
-                                value, at = gamma.read(bits, at)
-                            if number:
-                                first += value + 1
-                            else:
-                                first = node + (-(value + 1 >> 1) if value & 1 else value >> 1)
-                            entry = gammas[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-                            if entry:
-                                length = (entry >> LENGTH_BITS) + least_interval
-                                at += entry & _LENGTH
-                            else:
-                                length, at = gamma.read(bits, at)
-                                length += least_interval
-                            in_intervals += length
-                            if in_intervals > left:
-                                break
-                            found += range(first, first + length)
-                            first += length
-                        left -= in_intervals
+                            count, at = part.gamma(at)
+                        if count:
+                            left, at = part.intervals(at, node, count, left, found)
                     if left < 0:
-                        raise self._damaged(node, f"more successors than its {degree}")
+                        raise ValueError(f"more successors than its {degree}")
                     if left:
-                        entry = residuals[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-                        if entry:
-                            value = entry >> LENGTH_BITS
-                            at += entry & _LENGTH
-                        else:
-                            value, at = layout.residual.read(bits, at)
-                        successor = node + (-(value + 1 >> 1) if value & 1 else value >> 1)
-                        found.append(successor)
-                        for _ in range(left - 1):
-                            entry = residuals[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-                            if entry:
-                                successor += (entry >> LENGTH_BITS) + 1
-                                at += entry & _LENGTH
-                            else:
-                                value, at = layout.residual.read(bits, at)
-                                successor += value + 1
-                            found.append(successor)
+                        at = part.residuals(at, node, left, found)
                     found.sort()  # Of a few ascending runs, which is merging them.
                     if found[0] < 0 or found[-1] >= nodes:
-                        raise self._damaged(node, f"a successor that is none of {nodes} nodes")
-                if at > end:
+                        raise ValueError(f"a successor that is none of {nodes} nodes")
+                    if at > part.end:
+                        return
+                    all_copied += copied
+                    all_residual += left
+                    arcs += degree
+                elif at > part.end:
                     return
                 recent[node % slots] = found
-                self._copied += copied
-                self._in_intervals += in_intervals
-                self._residual += degree - copied - in_intervals
                 self._bits = 8 * start + at
                 node += 1
                 yield found
@@ -234,6 +166,10 @@ class Successors:
             return
         except ValueError as error:
             raise self._damaged(node, str(error)) from error
+        finally:
+            self._copied += all_copied
+            self._residual += all_residual
+            self._in_intervals += arcs - all_copied - all_residual
 
     def _damaged(self, node: int, what: str) -> SourceError:
         return SourceError(f"{self._path} cannot be read, it is damaged: {what} (node {node})")
@@ -243,3 +179,106 @@ class Successors:
             f"the list of node {node} of {self._path} is too long for the host budget; "
             f"{format_size(self._most_held * _NUMBER_BYTES)} of it are for lists: give twice as much or more"
         )
+
+
+class _Part:
+    """A part of the stream: ``ahead``, the 64 bits from each byte on, and the tables to look codewords up in.
+
+    Its methods read a list's pieces from bit ``at`` on; with what they found they return the bit after it. IndexError
+    past the end of the part (or zeros from ``ahead``: the caller compares with ``end``), ValueError for what cannot be.
+    """
+
+    def __init__(self, data: bytes, layout: Layout) -> None:
+        self.bits, self.ahead = Bits(data), to_integers(windows(data), _MOST_LISTED)
+        self.end = 8 * len(data)
+        self.outdegrees, self.references = layout.outdegree.table(), layout.reference.table()
+        self.gammas = _GAMMA.table()
+        self._block_counts, self._blocks = layout.block_count.table(), layout.block.table()
+        self._residuals = layout.residual.table()
+        self._layout = layout
+
+    def gamma(self, at: int) -> tuple[int, int]:
+        """A number too long for the table."""
+        return _GAMMA.read(self.bits, at)
+
+    def copied(self, at: int, whole: list[int]) -> tuple[list[int], int]:
+        """What is copied of the list ``whole``: every second of some blocks of it; all of it where there are none."""
+        ahead, blocks = self.ahead, self._blocks
+        entry = self._block_counts[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
+        if entry:
+            count = entry >> LENGTH_BITS
+            at += entry & _LENGTH
+        else:
+            count, at = self._layout.block_count.read(self.bits, at)
+        if not count:
+            return whole[:], at
+        found: list[int] = []
+        place, copying, least = 0, True, 0
+        for _ in range(count):
+            entry = blocks[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
+            if entry:
+                length = (entry >> LENGTH_BITS) + least
+                at += entry & _LENGTH
+            else:
+                length, at = self._layout.block.read(self.bits, at)
+                length += least
+            if copying:
+                found += whole[place : place + length]
+            place += length
+            copying, least = not copying, 1  # Only the first may be empty.
+        if place > len(whole):
+            raise ValueError("blocks past the end of the list they copy")
+        if copying:
+            found += whole[place:]
+        return found, at
+
+    def intervals(self, at: int, node: int, count: int, left: int, found: list[int]) -> tuple[int, int]:
+        """Append ``count`` runs of consecutive ids to ``found``; how many of ``left`` successors remain."""
+        ahead, gammas, least = self.ahead, self.gammas, self._layout.least_interval
+        first = None
+        for _ in range(count):
+            entry = gammas[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
+            if entry:
+                value = entry >> LENGTH_BITS
+                at += entry & _LENGTH
+            else:
+                value, at = self.gamma(at)
+            if first is None:
+                first = node + (-(value + 1 >> 1) if value & 1 else value >> 1)
+            else:
+                first += value + 1
+            entry = gammas[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
+            if entry:
+                length = (entry >> LENGTH_BITS) + least
+                at += entry & _LENGTH
+            else:
+                length, at = self.gamma(at)
+                length += least
+            left -= length
+            if left < 0:  # Before a list of any length is made.
+                break
+            found += range(first, first + length)
+            first += length
+        return left, at
+
+    def residuals(self, at: int, node: int, left: int, found: list[int]) -> int:
+        """Append ``left`` single successors to ``found``."""
+        ahead, residuals, code = self.ahead, self._residuals, self._layout.residual
+        entry = residuals[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
+        if entry:
+            value = entry >> LENGTH_BITS
+            at += entry & _LENGTH
+        else:
+            value, at = code.read(self.bits, at)
+        successor = node + (-(value + 1 >> 1) if value & 1 else value >> 1)
+        found.append(successor)
+        for _ in range(left - 1):
+            entry = residuals[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
+            if entry:
+                successor += (entry >> LENGTH_BITS) + 1
+                at += entry & _LENGTH
+            else:
+                value, at = code.read(self.bits, at)
+                successor += value + 1
+            found.append(successor)
+        return at
