@@ -5,11 +5,13 @@ Whatever the pickle says, only the inert stand-ins below are made; arrays come f
 other name in it is an error. Python 2 wrote them: strings of bytes arrive decoded as latin-1.
 """
 
+import io
 import pickle
+import pickletools
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -125,18 +127,22 @@ def read_neighbours(path: Path) -> tuple[Ids, Ids]:
         raise SourceError(f"{path} holds no lists of neighbours: {error}") from error
 
 
-class _Plain:
-    """A file without ``readinto``. Where that stops early, in bytes that a damaged pickle claims to be mutable, the
-    unpickler prints an error of its own besides raising one."""
+def check_pickle(data: bytes) -> None:
+    """Go through the instructions of a pickle without following them; raises nearly anything where it is damaged.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.read, self.readline = file.read, file.readline
+    Each says how many bytes come with it: a number of them past the end would be allocated, and where that fails for
+    mutable ones (which no array or list needs) the interpreter prints an error besides raising it.
+    """
+    for instruction, _, _ in pickletools.genops(data):
+        if instruction.name == "BYTEARRAY8":
+            raise pickle.UnpicklingError("it holds mutable bytes")
 
 
 def _load(path: Path) -> Any:
     try:
-        with path.open("rb") as file:
-            return _Whitelist(_Plain(file), encoding="latin1").load()
+        data = path.read_bytes()
+        check_pickle(data)
+        return _Whitelist(io.BytesIO(data), encoding="latin1").load()
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     except Exception as error:  # A damaged pickle raises nearly anything.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc.conversion.pickles import NUMPY_STAND_INS, array_of
+from ooc.conversion.pickles import NUMPY_STAND_INS, array_of, check_pickle
 from ooc.conversion.streams import Blob, damaged, read_whole
 from ooc.conversion.zip_members import Archive
 from ooc.errors import SourceError
@@ -54,6 +54,7 @@ def read_torch_dict(blob: Blob) -> dict[str, AnyArray | int]:
     if f"{folder}byteorder" in names:
         _check_byte_order(archive, f"{folder}byteorder", blob.name)
     try:
+        check_pickle(text)
         found = _Unpickler(text, archive, folder, blob.name).load()
     except SourceError:
         raise

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ooc
-from ooc.conversion import igb
+from ooc.conversion import igb, pickles
 from ooc.errors import SourceError
 from tests.conversion.arrays import random_arrays
 from tests.conversion.fixtures import FIXTURES, Made, random_graph
@@ -112,12 +112,23 @@ def test_labels_of_planetoid_are_one_hot(tmp_path: Path, part: str) -> None:
     _refused(made.source, tmp_path, rf"{part} is damaged: row \d+ is no one-hot class")
 
 
-def test_a_damaged_pickle_is_one_line_and_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Bytes said to be mutable that the file ends within: the unpickler would print besides raising."""
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x80\x05\x96" + 8 * b"K" + b"abc.", "it holds mutable bytes|but only 4 remain"),
+        (b"\x80\x05\x96\x01" + 7 * b"\0" + b"a.", "it holds mutable bytes"),
+        (b"\x80\x04\x8e" + 8 * b"K" + b"abc.", "but only 4 remain"),
+    ],
+)
+def test_sizes_in_a_pickle_are_checked_before_anything_is_allocated(
+    tmp_path: Path, data: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of mutable bytes that cannot be had, the interpreter may print an error besides raising it."""
     made = _made(tmp_path, "planetoid")
-    (made.source / "raw" / "ind.made.graph").write_bytes(b"\x80\x05\x96\xff\xff\x00\x00\x00\x00\x00\x00abc.")
-    _refused(made.source, tmp_path, "ind.made.graph cannot be read")
-    assert capfd.readouterr() == ("", "")
+    (made.source / "raw" / "ind.made.graph").write_bytes(data)
+    monkeypatch.setattr(pickles._Whitelist, "load", lambda self: pytest.fail("it was loaded"))
+    with pytest.raises(SourceError, match=f"ind.made.graph cannot be read, .*({message})"):
+        pickles.read_neighbours(made.source / "raw" / "ind.made.graph")
 
 
 def test_gaps_between_successors_are_counted(tmp_path: Path) -> None:
