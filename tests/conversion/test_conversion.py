@@ -93,13 +93,15 @@ def test_the_disk_estimate_covers_what_is_written(tmp_path: Path, monkeypatch: p
                 ooc.convert(source, tmp_path / "again.ooc", symmetrize=symmetrize, self_loops=True)
 
 
-def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("room", [0, 60_000, 200_000, 400_000, 1_000_000])
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """In any stage: labels, edges being sorted, each direction, features."""
     write, written = os.write, 0
 
     def filling(descriptor: int, data: memoryview) -> int:
         nonlocal written
         written += len(data)
-        if written > 200_000:
+        if written > room:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data)
 
