@@ -194,9 +194,12 @@ class ProgramRun:
         self.program: Program = self.plan.unrolled[name]
         self.passes = self.plan.programs[name]
         self._arrivals: list[list[int]] = [[] for _ in self.program.steps]
+        self._filled: list[list[int]] = [[] for _ in self.program.steps]
         for span in self.program.uses.spans:
             if span.use is Use.READ:
                 self._arrivals[span.first].append(span.block)
+            elif span.use is Use.WRITE:
+                self._filled[span.first].append(span.block)
 
     def warm_up(self) -> None:
         """Have in their frames the blocks that the epoch before has left there; the first epoch reads them."""
@@ -218,14 +221,17 @@ class ProgramRun:
         self._move(len(self.passes))
 
     def begin(self, step: int) -> None:
-        """Send off the reads due before ``step``, then wait for those it needs."""
+        """Send off the reads due before ``step``, then wait for those it needs and for the frames it fills."""
         frames = self.executor.frames
+        frames.advance()
         for block, frame, load in self.program.acquire[step]:
             frames.acquire(block, frame)
             if load:
                 self._read(block)
         for block in self._arrivals[step]:
             frames.await_read(block)
+        for block in self._filled[step]:
+            frames.await_frame(block)
 
     def end(self, step: int) -> None:
         """Send off the writes due after ``step``."""

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames hold what they are told to, and nobody reads or reuses one while a request is still using it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ooc.errors import SpillError
-from ooc.prefetch.arena import Arena
-from ooc.prefetch.engine import DirectEngine, OpenFile, Span
+from ooc.prefetch.arena import Arena, Bytes
+from ooc.prefetch.engine import Counters, DirectEngine, Engine, OpenFile, Span, Ticket
 from ooc.prefetch.frames import Frames
 from ooc.prefetch.spill import create_spill
 from tests.prefetch.faults import Faults, faulty_engine
@@ -27,6 +28,7 @@ def test_blocks_written_out_of_reused_frames_come_back(tmp_path: Path, faults: F
     frames = Frames(Arena(5 * FRAME), FRAME, engine)
     for block in range(9):
         frames.acquire(block, block % 2)
+        frames.await_frame(block)
         frames.view(block, FRAME)[:] = block
         frames.write(block, span(spill, block), FRAME)
     for block in reversed(range(9)):
@@ -76,10 +78,76 @@ def test_a_failed_write_is_told_to_whoever_reuses_the_frame_or_reads_the_block(t
     for block in range(2):
         frames.acquire(block, block)
         frames.write(block, span(spill, block), FRAME)
+    frames.acquire(5, 0)
     with pytest.raises(SpillError, match="m: writing"):
-        frames.acquire(5, 0)
+        frames.await_frame(5)
     with pytest.raises(SpillError, match="m: writing"):
         frames.await_written(1)
     frames.settle()
     engine.close()
+    spill.close()
+
+
+class HeldEngine(Engine):
+    """Moves nothing; a request ends when the test says so. ``sent``: what was asked for, in order."""
+
+    name = "held"
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.sent: list[tuple[str, Ticket]] = []
+
+    def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
+        return self._keep("read")
+
+    def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
+        return self._keep("write")
+
+    def close(self) -> None:
+        pass
+
+    def _keep(self, what: str) -> Ticket:
+        self.sent.append((what, Ticket(self.counters, 1)))
+        return self.sent[-1][1]
+
+
+def test_a_read_into_a_frame_that_is_being_written_out_waits_its_turn_and_nobody_with_it(tmp_path: Path) -> None:
+    """Whoever prefetches goes on; the read sets off when the write has ended and somebody calls."""
+    engine = HeldEngine()
+    spill = create_spill(tmp_path, "m", 4 * FRAME)
+    frames = Frames(Arena(2 * FRAME), FRAME, engine)
+    frames.acquire(0, 0)
+    frames.write(0, span(spill, 0), FRAME)
+    frames.acquire(1, 0)
+    frames.read(1, span(spill, 1), FRAME)
+    frames.acquire(2, 1)
+    frames.read(2, span(spill, 2), FRAME)
+    frames.advance()
+    assert [what for what, _ in engine.sent] == ["write", "read"], "the read of block 1 has to wait, that of 2 has not"
+    engine.sent[0][1].part_done()
+    frames.advance()
+    assert [what for what, _ in engine.sent] == ["write", "read", "read"]
+    for _, ticket in engine.sent[1:]:
+        ticket.part_done()
+    frames.await_read(1)
+    frames.await_read(2)
+    frames.settle()
+    spill.close()
+
+
+def test_a_block_is_read_back_only_after_it_was_written(tmp_path: Path) -> None:
+    """From another frame, too; and a failed write is told to who awaits the read that had to wait for it."""
+    engine = HeldEngine()
+    spill = create_spill(tmp_path, "m", 4 * FRAME)
+    frames = Frames(Arena(2 * FRAME), FRAME, engine)
+    frames.acquire(0, 0)
+    frames.write(0, span(spill, 0), FRAME)
+    frames.acquire(0, 1)
+    frames.read(0, span(spill, 0), FRAME)
+    frames.advance()
+    assert len(engine.sent) == 1
+    engine.sent[0][1].part_done(SpillError("m: writing failed"))
+    with pytest.raises(SpillError, match="m: writing failed"):
+        frames.await_read(0)
+    frames.settle()
     spill.close()

@@ -167,6 +167,11 @@ class Ticket:
             self._counters.end()
             self._done.set()
 
+    @property
+    def ended(self) -> bool:
+        """Whether ``wait`` would return, or raise, at once."""
+        return self._done.is_set()
+
     def wait(self) -> None:
         """Block until every piece has ended; raises SpillError if any failed. Later calls tell the same."""
         if not self._done.is_set():
