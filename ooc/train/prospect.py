@@ -70,7 +70,6 @@ class Prospect:
             resolve_loss(loss, store, store.task, outputs=network.outputs, dtype=dtype),
             make_scorer(store, chosen, rows=scored, dtype=dtype),
         )
-        self.depth = network.depth
         self._network, self._store = network, store
         self._extra_host_bytes = scoring_nbytes(store, chosen, rows=scored, dtype=dtype)
         self._drafts = Drafts(
@@ -89,6 +88,11 @@ class Prospect:
 
     def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
         return training_programs(builder, share_forward=self._share_forward and not self._averaging.active)
+
+    @property
+    def workload(self) -> Workload:
+        """What is to be done where nothing that is kept is drawn again."""
+        return self._drafts.draft(recompute=False).workload
 
     def plan(self, limits: Limits, hardware: Hardware) -> tuple[Workload, Plan]:
         """What is to be done, and the verified plan for a machine within ``limits``; BudgetError where there is none,

@@ -220,13 +220,13 @@ class Drafts:
     def choose(self, limits: Limits, hardware: Hardware) -> tuple[Draft, Plan]:
         """The draft and plan that make the shortest epoch; verified."""
         network, resources = self._network, self._resources
-        draft = self._draft(recompute=False)
+        draft = self.draft(recompute=False)
         plan = make_plan(draft.workload, limits, hardware)
         # What is drawn again is not rounded to a narrower type as what is kept is: then the plan would change results.
         rounded = spill_dtype(resources, network) != network.dtype
         if plan.ssd_write_bytes and network.aggregates_once and network.depth > 1 and not rounded:
             with suppress(BudgetError):  # drawing it again may take more memory than there is
-                again = self._draft(recompute=True)
+                again = self.draft(recompute=True)
                 other = make_plan(again.workload, limits, hardware)
                 saved = plan.ssd_bytes - other.ssd_bytes
                 if recomputing_pays(hardware, multiplies=again.builder.recomputed_multiplies(), saved_ssd_bytes=saved):
@@ -234,7 +234,7 @@ class Drafts:
         verify_plan(plan)
         return draft, plan
 
-    def _draft(self, *, recompute: bool) -> Draft:
+    def draft(self, *, recompute: bool) -> Draft:
         """``recompute``: what is drawn from x and A(x) alone is not kept but drawn again."""
         if recompute not in self._made:
             self._made[recompute] = self._make(recompute=recompute)

@@ -64,6 +64,7 @@ def test_a_run_and_what_it_leaves(run: RunCommand, graph: Path, here: Path) -> N
         "checkpoint.pt",
         "config.json",
         "metrics.jsonl",
+        "plan.json",
     ]
     lines = metrics(here / "r")
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4]

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc plan`` says what training would take, writes nothing, and can be held to it afterwards."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ooc.cli.graphs import parse_graph
+from ooc.cli.hardware_files import load_hardware, shipped_names
+from ooc.cli.sweep import parse_axes
+from ooc.cli.train import command as train
+from ooc.errors import HardwareError, OptionError
+from ooc.plan.graphs import KNOWN
+from tests.cli.conftest import RunCommand
+from tests.cli.test_run import record
+
+GRAPH = "nodes=20000,edges=200000,features=32,classes=4"
+SMALL = ("--hidden", "16", "--layers", "2", "--threads", "1")
+BUDGETS = ("--gpu-budget", "2M", "--host-budget", "1M")
+
+
+def planned(run: RunCommand, *arguments: str | Path) -> dict[str, Any]:
+    code, out, err = run("plan", *arguments, *SMALL, "--json")
+    assert (code, err) == (0, "")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_every_option_of_training_that_could_change_the_plan_is_there() -> None:
+    from ooc.cli.plan import command
+
+    own = {parameter.name for parameter in train.params} - {"store", "out", "resume", "log", "quiet"}
+    assert own <= {parameter.name for parameter in command.params}
+
+
+def test_the_forecast_is_what_training_then_moves(here: Path, run: RunCommand) -> None:
+    """Bytes to the byte, memory within what was promised; and ``--compare`` says so."""
+    graph = here / "graph.ooc"
+    assert run("convert", f"synthetic:{GRAPH},seed=1", graph, "--quiet")[0] == 0
+    promised = planned(run, graph, *BUDGETS, "--no-advice")
+    assert list(here.iterdir()) == [graph]
+    budgets = ("--eval-every", "0", "--epochs", "3", "--quiet", "--out", "r")
+    assert run("train", graph, *SMALL, *BUDGETS, *budgets)[0] == 0
+    assert json.loads(Path("r/plan.json").read_text())["ssd_read_bytes"] == promised["ssd_read_bytes"]
+    last = json.loads(Path("r/metrics.jsonl").read_text().splitlines()[-1])
+    assert promised["ssd_write_bytes"] > 0
+    for name in ("ssd_read_bytes", "ssd_write_bytes"):
+        assert last[name] == promised[name]
+    assert last["device_peak_bytes"] <= promised["gpu_peak_bytes"] <= 2_000_000
+    assert last["host_peak_bytes"] <= promised["host_peak_bytes"] <= 1_000_000
+
+    code, out, _ = run("plan", "--compare", "r", "--json")
+    compared = {quantity["name"]: quantity for quantity in json.loads(out)["quantities"]}
+    assert code == 0
+    assert compared["SSD read"]["ratio"] == compared["SSD written"]["ratio"] == 1
+    assert compared["time an epoch"]["measured"] > 0
+    code, out, _ = run("plan", "--compare", "r")
+    assert code == 0 and "the median of 2 epochs" in out and "SSD written" in out
+
+
+def test_the_json_has_what_is_documented(run: RunCommand) -> None:
+    found = planned(run, "--graph", GRAPH, *BUDGETS)
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    for name in found:
+        assert f"`{name}`" in page, name
+    assert found["epoch_s"] > 0
+    assert {fate["fate"] for fate in found["fates"]} <= {"device", "host", "ssd", "recompute", "host + ssd"}
+    for fate in found["fates"]:
+        assert sum(fate[way] for way in ("device", "host", "ssd", "recompute")) == 100
+    assert {change["name"] for change in found["changes"]} == {
+        "twice the host budget",
+        "twice the gpu budget",
+        "a disk twice as fast",
+        "--spill-dtype bfloat16",
+    }
+    assert any("spread evenly" in line for line in found["assumptions"])
+    busiest = max(found["resources"], key=lambda resource: resource["busy_s"])
+    assert found["bottleneck"] == busiest["resource"]
+
+
+def test_tables_name_every_matrix_and_pass(here: Path, run: RunCommand) -> None:
+    code, out, _ = run("plan", "--graph", GRAPH, *BUDGETS, *SMALL)
+    assert code == 0
+    for text in ("in-edges", "backward use", "twice the host budget", "busiest:", "assumed: counts of given", "loss"):
+        assert text in out
+    assert list(here.iterdir()) == []
+
+
+def test_a_sweep_plans_for_every_pair_and_more_memory_helps(run: RunCommand) -> None:
+    code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--sweep", "gpu=1K,2M,64M", "host=1M,16M", "--json")
+    cells = json.loads(out)["cells"]
+    assert code == 0 and len(cells) == 6
+    assert [cell["feasible"] for cell in cells] == [False, False, True, True, True, True]
+    assert "give --gpu-budget" in cells[0]["reason"]
+    least, *more = [cell for cell in cells if cell["feasible"]]
+    assert all(cell["epoch_s"] < least["epoch_s"] for cell in more)
+    assert all(cell["ssd_write_bytes"] < least["ssd_write_bytes"] for cell in more)
+    code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--sweep", "gpu=1K,2M")
+    assert code == 0 and "too small" in out and "2.00 MB" in out
+
+
+def test_a_budget_that_does_not_do_is_one_line_and_what_it_names_does(run: RunCommand) -> None:
+    tight = ("--graph", GRAPH, *SMALL, "--no-advice", "--host-budget", "1M", "--json")
+    code, out, err = run("plan", *tight, "--gpu-budget", "10K")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    least = err.split("--gpu-budget ")[1].split()[0].rstrip(";,")
+    assert run("plan", *tight, "--gpu-budget", least)[0] == 0
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_shipped_machine_is_described_and_says_where_from(name: str, run: RunCommand) -> None:
+    machine = load_hardware(name)
+    assert machine.name == name
+    assert machine.source.startswith("data sheets, not measured")
+    assert machine.has_device_memory and machine.device_memory_bytes < machine.host_memory_bytes
+
+
+def test_machines_are_listed(run: RunCommand) -> None:
+    assert {"a100-40g", "a100-80g", "a5000", "h200", "laptop"} <= set(shipped_names())
+    code, out, _ = run("plan", "--hardware", "list")
+    assert code == 0 and all(name in out for name in shipped_names())
+    assert set(json.loads(run("plan", "--hardware", "list", "--json")[1])) == set(shipped_names())
+
+
+def test_a_described_machine_gives_its_memory(run: RunCommand, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(load_hardware("a5000").as_dict() | {"name": "mine"}))
+    for name, expected in (("a5000", "a5000"), (str(file), "mine")):
+        found = planned(run, "--graph", GRAPH, "--hardware", name, "--no-advice")
+        assert found["hardware"]["name"] == expected
+        assert (found["gpu_budget_bytes"], found["host_budget_bytes"]) == (21_600_000_000, 115_200_000_000)
+
+
+def test_a_faster_disk_is_forecast_to_be_no_slower(run: RunCommand, tmp_path: Path) -> None:
+    slow = load_hardware("laptop").as_dict()
+    slow["disk"] |= {"read_bytes_per_s": 1e6, "write_bytes_per_s": 1e6, "both_ways_bytes_per_s": 1e6}
+    (tmp_path / "slow.json").write_text(json.dumps(slow))
+    tight = ("--graph", GRAPH, "--gpu-budget", "8M", "--host-budget", "2M", "--no-advice")
+    fast = planned(run, *tight, "--hardware", "laptop")
+    assert fast["epoch_s"] < planned(run, *tight, "--hardware", str(tmp_path / "slow.json"))["epoch_s"]
+
+
+def test_the_epoch_is_drawn(run: RunCommand, tmp_path: Path) -> None:
+    for suffix in (".svg", ".html", ".json"):
+        planned(run, "--graph", GRAPH, *BUDGETS, "--no-advice", "--gantt", tmp_path / f"epoch{suffix}")
+        assert (tmp_path / f"epoch{suffix}").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("cora", "no such graph; known are reddit"),
+        ("nodes=10", "edges, features, classes missing"),
+        ("reddit,colour=3", "'colour=3' is none of"),
+        ("reddit,edges=many", "edges=many is no count"),
+        ("reddit,labelled=300000", "labelled=300000 is more than the 232,965 nodes"),
+        ("reddit,labelled=-1", "labelled=-1 is neither a fraction up to 1 nor a count"),
+        ("reddit,dtype=int8", "dtype=int8 is not one of float16"),
+        ("reddit,undirected=yes", "undirected=yes is neither 0 nor 1"),
+    ],
+)
+def test_a_graph_that_makes_no_sense_is_refused(text: str, line: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        parse_graph(text)
+    assert line in str(raised.value)
+
+
+def test_labelled_is_a_fraction_up_to_one_and_a_count_above() -> None:
+    assert parse_graph("reddit,labelled=0.5").labelled == 116_482
+    assert parse_graph("reddit,labelled=1").labelled == 232_965
+    assert parse_graph("reddit,labelled=2").labelled == 2
+    assert parse_graph("MAG240M") == KNOWN["MAG240M"]
+    graph = parse_graph("nodes=1.5M,edges=2e9,features=8,classes=2,undirected=1,dtype=float16")
+    assert (graph.nodes, graph.edges, graph.labelled) == (1_500_000, 2_000_000_000, 1_500_000)
+    assert graph.undirected and graph.feature_dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("texts", "line"),
+    [(["disk=1G"], "give gpu=8G"), (["gpu=1G", "gpu=2G"], "gpu= is given twice"), (["gpu=big"], "'big' is no size")],
+)
+def test_a_sweep_that_makes_no_sense_is_refused(texts: list[str], line: str) -> None:
+    with pytest.raises(OptionError, match=line):
+        parse_axes(texts)
+    assert parse_axes(["host=2G,1G", "gpu=1G"]) == {"host": [10**9, 2 * 10**9], "gpu": [10**9]}
+
+
+def test_what_cannot_be_planned_is_one_line(graph: Path, here: Path, run: RunCommand) -> None:
+    Path("bad.json").write_text('{"name": 3}')
+    Path("no.json").write_text("{")
+    for arguments, line in (
+        ((graph, "--graph", "reddit"), "one graph at a time"),
+        ((), "no *.ooc is in the current folder"),
+        (("--graph", GRAPH, "--hardware", "tpu"), "no such machine; there are a100-40g"),
+        (("--graph", GRAPH, "--hardware", "none.json"), "No such file"),
+        (("--graph", GRAPH, "--hardware", "no.json"), "no JSON"),
+        (("--graph", GRAPH, "--hardware", "bad.json"), "bad.json: disk is missing"),
+        (("--graph", GRAPH, "--gantt", "epoch.png"), "ends in .svg, .html or .json"),
+        (("--compare", "nothing"), "there is no run at nothing"),
+    ):
+        code, out, err = run("plan", *arguments, *SMALL, "--no-advice")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert line in err
+    with pytest.raises(HardwareError):
+        load_hardware("bad.json")
+
+
+def test_a_run_without_a_forecast_is_refused(here: Path, run: RunCommand) -> None:
+    Path("r").mkdir()
+    Path("r/config.json").write_text("{}")
+    assert "kept no forecast" in run("plan", "--compare", "r")[2]
+    Path("r/plan.json").write_text('{"first_epoch": 1}')
+    assert "has finished no epoch" in run("plan", "--compare", "r")[2]
+    Path("r/metrics.jsonl").write_text(record(1).to_line())
+    assert "plan.json is damaged" in run("plan", "--compare", "r")[2]

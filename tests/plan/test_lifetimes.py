@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stages move, and from when to when matrices are needed."""
+
+from ooc.plan import Direction, Kind, Matrix, Pull, Stage, Topology, Workload
+from ooc.plan.lifetimes import Lifetime, lifetimes, stage_statistics
+
+
+def a_workload() -> Workload:
+    """Forward, loss, backward over 20 rows in tiles of 10, 5 of which the loss needs; 30 edges in the first tile."""
+    matrices = {
+        "x": Matrix("x", 20, 4, 2, Kind.STORE),
+        "m": Matrix("m", 20, 3, 4, Kind.SCRATCH),
+        "z": Matrix("z", 20, 3, 4, Kind.SCRATCH),
+        "dp": Matrix("dp", 5, 3, 4, Kind.SCRATCH),
+    }
+    train = (
+        Stage("forward", 20, ("x",), None, ("z", "m"), 100, multiplies_per_row=12),
+        Stage("loss", 5, ("z",), Pull("m", "p", Direction.IN), ("dp",), 100, reverse=True),
+        Stage("backward", 20, ("x", "z"), Pull("dp", "dm", Direction.OUT), (), 100, reverse=True),
+    )
+    topologies = {d: Topology(d, 4, [0, 30, 40]) for d in Direction}
+    return Workload(20, 10, matrices, {"train": train}, topologies, 0, 0, 4, 1)
+
+
+def test_a_stage_is_counted_over_its_own_rows() -> None:
+    forward, loss, backward = stage_statistics(a_workload())
+    assert (forward.rows, forward.edges, forward.loaded_bytes, forward.stored_bytes) == (20, 0, 160, 480)
+    assert forward.multiplies == 240
+    assert (loss.rows, loss.edges, loss.edge_bytes) == (5, 30, 120)
+    assert (loss.loaded_bytes, loss.pulled_bytes, loss.stored_bytes) == (60, 240, 60)
+    assert (backward.edges, backward.pulled_bytes, backward.loaded_bytes) == (40, 60, 400)
+
+
+def test_a_matrix_lives_from_its_writer_to_its_last_reader() -> None:
+    assert lifetimes(a_workload()) == [
+        Lifetime("x", 160, None, "forward", ("backward",)),
+        Lifetime("z", 240, "forward", "loss", ("backward",)),
+        Lifetime("m", 240, "forward", "loss", ()),
+        Lifetime("dp", 60, "loss", None, ("backward",)),
+    ]

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training planned without being run: the trainer's own plan, and plans for graphs that are not here."""
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.nn.models import GCN
+
+import ooc
+from ooc.errors import BudgetError
+from ooc.plan import UNMEASURED, Limits
+from ooc.plan.graphs import KNOWN, GraphStatistics, reach
+from ooc.plan.workload import Direction
+from ooc.storage.store import Store
+from ooc.train.hypothetical import hypothetical_store
+from ooc.train.prospect import Prospect, stored
+from ooc.train.setup import Resources
+from tests.exactness.comparison import make_trainer
+from tests.exactness.reference import ModelCase
+
+SOURCE = "synthetic:nodes=6000,edges=60000,features=24,classes=5"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Directed, with few labels, in hop order."""
+    folder = tmp_path_factory.mktemp("store")
+    return ooc.convert(f"{SOURCE},seed=3,labelled=0.02,directed=1", folder / "graph.ooc", order="hop")
+
+
+def resources(**options: str | int) -> Resources:
+    return Resources.parse("1G", "1G", threads=2, tile_rows=64, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gin"])
+@pytest.mark.parametrize(("gpu", "host"), [(64_000_000, 64_000_000), (600_000, 700_000)])
+def test_a_store_gets_the_plan_that_the_trainer_makes(
+    kind: str, gpu: int, host: int, store: Store, tmp_path: Path
+) -> None:
+    """Matrix by matrix, byte by byte, in memory and under tight budgets."""
+    case = ModelCase(kind=kind, layers=3, hidden=16)
+    options = {"gpu_budget": gpu, "host_budget": host, "tile_rows": 64, "threads": 2}
+    with make_trainer(case, store, tmp_path, dtype=torch.float32, **options) as trainer:
+        expected = trainer.plan
+        rows = trainer.workload.topologies
+    model = case.build(store.num_features, store.num_classes, dtype=torch.float32)
+    workload, plan = Prospect(model, store, resources()).plan(Limits(gpu, host), UNMEASURED)
+    assert plan.summary() == expected.summary()
+    assert plan.unrolled == expected.unrolled
+    assert {d: list(t.tile_edges) for d, t in workload.topologies.items()} == {
+        d: list(t.tile_edges) for d, t in rows.items()
+    }
+    assert (plan.device_peak_bytes, plan.host_peak_bytes) == (expected.device_peak_bytes, expected.host_peak_bytes)
+
+
+def test_edges_of_a_store_are_counted_by_tile(store: Store) -> None:
+    for direction in Direction:
+        indptr, _ = store.topology(direction.value)
+        offsets = indptr.read()
+        assert list(stored(store)(direction, 100)) == [*offsets[:-1:100].tolist(), store.num_edges]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("labelled", ["0.002", "0.02", "0.3"])
+def test_the_reach_that_is_assumed_is_not_exceeded(seed: int, labelled: str, tmp_path: Path) -> None:
+    """By a graph with hubs in hop order, at any distance from its labelled rows."""
+    source = f"{SOURCE},seed={seed},labelled={labelled},directed=1"
+    store = ooc.convert(source, tmp_path / "graph.ooc", order="hop")
+    counts = store.attributes["hops"]
+    graph = GraphStatistics(
+        name="same",
+        nodes=store.num_nodes,
+        edges=store.num_edges,
+        features=24,
+        classes=5,
+        labelled=counts[0],
+        source="a test",
+    )
+    assumed = reach(graph)
+    for hops, count in enumerate(counts):
+        assert assumed[min(hops, len(assumed) - 1)] >= count
+
+
+def test_fewer_labels_are_fewer_rows_unless_savings_are_off() -> None:
+    graph = GraphStatistics(
+        name="few", nodes=200_000, edges=1_000_000, features=16, classes=4, labelled=500, source="a test"
+    )
+    pruned = Prospect(GCN(16, 8, 2, 4), graph, resources()).workload
+    whole = Prospect(GCN(16, 8, 2, 4), graph, resources(), savings=()).workload
+    assert pruned.programs["train"][-1].rows < 20_000
+    assert {stage.rows for stage in whole.programs["train"]} == {200_000}
+
+
+def test_a_graph_that_is_not_here_reads_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph = GraphStatistics(
+        name="none", nodes=50_000, edges=400_000, features=16, classes=4, labelled=50_000, source="a test"
+    )
+    prospect = Prospect(GCN(16, 8, 2, 4), graph, resources())
+    _, plan = prospect.plan(Limits(10**8, 10**8), UNMEASURED)
+    assert plan.ssd_write_bytes == 0
+    with pytest.raises(BudgetError, match=r"give --gpu-budget"):
+        prospect.plan(Limits(1000, 10**8), UNMEASURED)
+    with pytest.raises(BudgetError, match=r"50,000 nodes need .* give --host-budget"):
+        prospect.plan(Limits(10**8, 1000), UNMEASURED)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_as_tall_as_the_graph_is_held() -> None:
+    """269 million rows are described in less than a byte for every hundred."""
+    graph = KNOWN["igb260m"]
+    model = GCN(graph.features, 256, 3, graph.classes)
+    tracemalloc.start()
+    try:
+        workload = Prospect(model, graph, Resources.parse("80G", "512G", threads=8)).workload
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert workload.rows == graph.nodes
+    assert workload.fixed_host_bytes >= 2 * 8 * graph.nodes
+    assert peak < graph.nodes // 100
+
+
+def test_a_store_of_counts_has_the_shapes_of_one_that_is_there() -> None:
+    store = hypothetical_store(KNOWN["MAG240M"])
+    assert store.array("x").shape == (121_751_666, 768)
+    assert store.array("x").itemsize == 2
+    assert store.topology("in")[1].itemsize == 4
+    assert store.split_sizes["train"] == 121_751_666
