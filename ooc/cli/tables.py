@@ -97,7 +97,7 @@ def _cell(name: str, value: str | int) -> str:
             return value
         case _ if name == "bytes":
             return format_size(value)
-        case _ if name == "resident":
+        case _ if name in ("resident", "device", "host", "ssd"):
             return f"{value} %"
         case _:
             return f"{value:,}"

@@ -3,13 +3,15 @@
 
 Reading order: ``workload`` (what is to be done), ``hardware`` (on what) and ``cost`` (how long that takes), ``grid``
 (how a matrix lies on disk), ``sequence`` (which blocks are used when), ``replacement`` (which stay in memory),
-``program`` (that unrolled to instructions), ``schedule`` and ``planner`` (how matrices are cut and held), ``plan``
-(the result), ``verifier`` (the proof that it can run).
+``program`` (that unrolled to instructions), ``staging`` (the same once more below a device's memory), ``schedule``,
+``budgets`` and ``planner`` (how matrices are cut and held), ``plan`` (the result), ``verifier`` (the proof that it can
+run).
 """
 
+from ooc.plan.budgets import Limits
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.plan import ColumnPass, MatrixPlan, Plan, RowPass
-from ooc.plan.planner import Limits, make_plan
+from ooc.plan.planner import make_plan
 from ooc.plan.workload import Direction, Fate, Kind, Matrix, Pull, Stage, Topology, Workload
 
 __all__ = [

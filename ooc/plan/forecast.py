@@ -1,57 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long an epoch of a layout would take, from a coarse version of its program.
 
-A pass takes as long as the busiest of its resources: computing, reading, writing. Its blocks are taken many at a
-time, so that a forecast costs the same whatever the graph's size.
+A pass takes as long as the busiest of its resources: computing, reading, writing, the wire each way. Its blocks are
+taken many at a time, so that a forecast costs the same whatever the graph's size.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from ooc.plan.cost import local_seconds, pull_seconds, ssd_seconds, together_seconds
+from ooc.plan.cost import local_seconds, pull_seconds, ssd_seconds, together_seconds, wire_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.plan import ColumnPass, MatrixPlan, Pass
 from ooc.plan.program import blocks_to_write, found_in_memory
 from ooc.plan.replacement import Uses, belady
 from ooc.plan.schedule import Layout, block_table, capacity_of, free_frames, lasting_blocks, uses_of
-from ooc.plan.sequence import Use
+from ooc.plan.sequence import BlockTable, Span, Use
+from ooc.plan.staging import room_between_uses
 from ooc.plan.workload import Workload
 
 _STEPS = 24
 """Steps of a coarse row pass."""
+_STEPS_OF_TIERS = 96
+"""The same where two arenas have to be told apart: frames of the smaller one must not round to none."""
 
 
-def forecast_seconds(workload: Workload, layout: Layout, hardware: Hardware, *, frames: int) -> float:
-    """Seconds of one training epoch in an arena of ``frames`` frames; an estimate, to compare layouts by."""
-    passes = layout.programs["train"]
-    traffic = forecast_traffic(workload, layout, frames=frames)
+class Traffic(NamedTuple):
+    """Bytes that one pass moves; over the wire only where the device has memory of its own."""
+
+    ssd_read_bytes: int
+    ssd_write_bytes: int
+    to_device_bytes: int
+    to_host_bytes: int
+
+
+def forecast_seconds(
+    workload: Workload, layout: Layout, hardware: Hardware, *, frames: int, host_frames: int | None = None
+) -> float:
+    """Seconds of one training epoch in an arena of ``frames`` frames; an estimate, to compare layouts by.
+
+    ``host_frames``: of a second arena in host memory; None where both budgets are of one memory.
+    """
+    traffic = forecast_traffic(workload, layout, frames=frames, host_frames=host_frames)
+    return seconds_of(workload, layout, hardware, traffic)
+
+
+def seconds_of(workload: Workload, layout: Layout, hardware: Hardware, traffic: Sequence[Traffic]) -> float:
+    """Seconds of one training epoch whose passes move ``traffic``."""
     return sum(
-        _pass_seconds(item, layout, workload, hardware, read_bytes=read, write_bytes=write)
-        for item, (read, write) in zip(passes, traffic, strict=True)
+        _pass_seconds(item, layout, workload, hardware, moved)
+        for item, moved in zip(layout.programs["train"], traffic, strict=True)
     )
 
 
-def forecast_traffic(workload: Workload, layout: Layout, *, frames: int) -> list[tuple[int, int]]:
-    """(read, written) bytes of the SSD by pass of the training program."""
+def forecast_traffic(
+    workload: Workload, layout: Layout, *, frames: int, host_frames: int | None = None
+) -> list[Traffic]:
+    """What each pass of the training program moves."""
     passes = layout.programs["train"]
     coarseness = 1
-    while workload.rows > _STEPS * layout.step_rows * coarseness:
+    while workload.rows > (_STEPS if host_frames is None else _STEPS_OF_TIERS) * layout.step_rows * coarseness:
         coarseness *= 2
     coarse = _coarser(layout, coarseness)
     blocks = block_table(coarse, workload)
     steps, bounds, spans = uses_of(passes, coarse, workload, blocks)
     available = free_frames(layout.regions["train"], len(passes), frames)
     capacity = capacity_of(passes, layout, workload, bounds, available, cyclic=True, coarseness=coarseness)
-    uses = Uses(spans, len(steps), capacity, lasting_blocks(coarse, blocks), cyclic=True)
+    spare = layout.spare_writes
+    lasting = lasting_blocks(coarse, blocks)
+    uses = Uses(spans, len(steps), capacity, lasting, cyclic=True, spare_writes=spare and host_frames is None)
+    moved = list(_moved(uses))
+    if host_frames is None:
+        return _by_pass([(steps[step].at, block, use) for step, block, use in moved], [], len(passes), blocks)
+    moved.sort(key=lambda m: (m[0], m[2] is Use.WRITE))
+    over_wire = [(steps[step].at, block, use) for step, block, use in moved]
+    room = room_between_uses(host_frames) // coarseness
+    used = [Span(i, i, block, use) for i, (_, block, use) in enumerate(moved)]
+    below = Uses(used, len(used), [room] * len(used), lasting, cyclic=True, spare_writes=spare)
+    over_disk = [(over_wire[i][0], block, use) for i, block, use in _moved(below)]
+    return _by_pass(over_disk, over_wire, len(passes), blocks)
+
+
+def _moved(uses: Uses) -> Iterator[tuple[int, int, Use]]:
+    """(step, block, use) of every span that finds its block not in memory, or leaves one that will not be."""
     kept = belady(uses)
     to_write = blocks_to_write(uses, kept)
-    traffic = [[0, 0] for _ in passes]
-    for span, found in zip(spans, found_in_memory(uses, kept), strict=True):
+    for span, found in zip(uses.spans, found_in_memory(uses, kept), strict=True):
         if span.use is Use.WRITE:
             if span.block in to_write:
-                traffic[steps[span.last].at][1] += blocks.nbytes(span.block)
+                yield span.last, span.block, span.use
         elif not found:
-            traffic[steps[span.first].at][0] += blocks.nbytes(span.block)
-    return [(read, write) for read, write in traffic]
+            yield span.first, span.block, span.use
+
+
+def _by_pass(
+    over_disk: Sequence[tuple[int, int, Use]],
+    over_wire: Sequence[tuple[int, int, Use]],
+    passes: int,
+    blocks: BlockTable,
+) -> list[Traffic]:
+    """Sums of (pass, block, use)."""
+    totals = [[0, 0, 0, 0] for _ in range(passes)]
+    for first, moved in ((0, over_disk), (2, over_wire)):
+        for at, block, use in moved:
+            totals[at][first + (use is Use.WRITE)] += blocks.nbytes(block)
+    return [Traffic(*total) for total in totals]
 
 
 def _coarser(layout: Layout, times: int) -> Layout:
@@ -65,9 +118,8 @@ def _coarser(layout: Layout, times: int) -> Layout:
     )
 
 
-def _pass_seconds(
-    item: Pass, layout: Layout, workload: Workload, hardware: Hardware, *, read_bytes: int, write_bytes: int
-) -> float:
+def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:
+    read_bytes, write_bytes = moved.ssd_read_bytes, moved.ssd_write_bytes
     computing = 0.0
     steps = -(-item.rows // layout.step_rows)
     stalled = 0.0
@@ -82,11 +134,15 @@ def _pass_seconds(
         grid = layout.matrices[item.pull.source].grid
         steps = -(-item.rows // layout.matrices[item.pull.output].grid.block_rows) * grid.slabs
         if item.slab_buffers == 1 < grid.slabs:  # a slab is read while nothing can be computed
-            stalled = ssd_seconds(
-                hardware,
-                read_bytes=grid.slab_nbytes(0) * (grid.slabs - 1),
-                write_bytes=0,
-                request_bytes=layout.frame_bytes,
+            slabs_bytes = grid.slab_nbytes(0) * (grid.slabs - 1)
+            stalled = max(
+                ssd_seconds(
+                    hardware,
+                    read_bytes=min(slabs_bytes, read_bytes) if hardware.has_device_memory else slabs_bytes,
+                    write_bytes=0,
+                    request_bytes=layout.frame_bytes,
+                ),
+                wire_seconds(hardware, to_device_bytes=min(slabs_bytes, moved.to_device_bytes), to_host_bytes=0),
             )
     else:
         columns = sum(layout.matrices[name].matrix.columns for name in (*item.loads, *item.stores))
@@ -99,4 +155,5 @@ def _pass_seconds(
     blocks = (read_bytes + write_bytes) / layout.frame_bytes
     computing += steps * hardware.processor.seconds_per_step + blocks * hardware.seconds_per_block
     moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
-    return together_seconds(hardware, computing + stalled, moving)
+    over_wire = wire_seconds(hardware, to_device_bytes=moved.to_device_bytes, to_host_bytes=moved.to_host_bytes)
+    return together_seconds(hardware, computing + stalled, moving, over_wire)

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan: which passes run, what memory each of them works in, and the programs that this unrolls to.
 
-All memory of a run is one arena of equal frames. A *region* is a row of frames that holds a pulled matrix, or
-slabs of one, contiguous; every other frame holds one block at a time. ``ooc.plan.program`` says which, when.
+All memory that is computed in is one arena of equal frames. A *region* is a row of frames that holds a pulled matrix,
+or slabs of one, contiguous; every other frame holds one block at a time. ``ooc.plan.program`` says which, when. Where
+the device has memory of its own, that arena is the device's, and a second one of frames as large lies in host memory:
+every block that comes to the device or leaves it goes through a frame of the host, and what finds no room there to
+wait goes on to the SSD. ``ooc.plan.staging`` says which, when.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from ooc.plan.grid import Grid, align_up
 from ooc.plan.program import Program, found_in_memory
 from ooc.plan.sequence import BlockTable, Use
+from ooc.plan.staging import Staging
 from ooc.plan.workload import Direction, Fate, Kind, Matrix, Pull, Stage, Topology
 
 
@@ -104,11 +109,15 @@ class Region:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plain data. ``regions`` and ``unrolled`` are by program; passes are counted within their program.
+    """Plain data. ``regions``, ``unrolled`` and ``staged`` are by program; passes are counted within their program.
 
     ``recomputed`` matrices are never kept. ``scratch_bytes`` bounds the computation's temporaries, which lie beside
-    the arena and count like it. The arena's first ``device_arena_bytes`` count as the device's, the rest as the
-    host's: on the CPU both are the same memory, and no block is ever copied from one to the other.
+    the arena and count like it.
+
+    On the CPU both budgets are of the same memory, and no block is ever copied from one to the other: of the one arena
+    the first ``device_arena_bytes`` count as the device's, the rest as the host's; ``staged`` is empty. Where the
+    device has memory of its own, the arena is the device's, ``host_frames`` more lie in host memory, and ``staged``
+    holds the program of those under each of ``unrolled``.
     """
 
     rows: int
@@ -128,15 +137,35 @@ class Plan:
     fixed_host_bytes: int
     device_limit_bytes: int
     host_limit_bytes: int
+    host_frames: int = 0
+    staged: dict[str, Staging] = field(default_factory=dict)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether the device has memory of its own, so that blocks go over a wire."""
+        return bool(self.staged)
+
+    @property
+    def device_frames(self) -> int:
+        """Frames of the arena that is computed in."""
+        return self.frames
 
     @property
     def arena_bytes(self) -> int:
+        """Bytes of the arena that is computed in."""
         return self.frames * self.frame_bytes
 
     @property
     def device_arena_bytes(self) -> int:
-        """The arena's share of the device budget: all that fits it."""
+        """The arena's share of the device budget: all of it, or on the CPU all that fits it."""
+        if self.has_tiers:
+            return self.arena_bytes
         return min(self.arena_bytes, self.device_limit_bytes - self.fixed_device_bytes - self.scratch_bytes)
+
+    @property
+    def host_arena_bytes(self) -> int:
+        """What arenas take of the host budget."""
+        return self.host_frames * self.frame_bytes + self.arena_bytes - self.device_arena_bytes
 
     @property
     def device_peak_bytes(self) -> int:
@@ -144,7 +173,7 @@ class Plan:
 
     @property
     def host_peak_bytes(self) -> int:
-        return self.fixed_host_bytes + self.arena_bytes - self.device_arena_bytes
+        return self.fixed_host_bytes + self.host_arena_bytes
 
     @property
     def spill_bytes(self) -> int:
@@ -154,22 +183,37 @@ class Plan:
     @cached_property
     def spilled(self) -> frozenset[str]:
         """The matrices of which some program writes a block to the SSD."""
-        stored = (block for program in self.unrolled.values() for blocks in program.store for block in blocks)
+        lowest = [self.lowest(name) for name in self.unrolled]
+        stored = (block for program in lowest for blocks in program.store for block in blocks)
         return frozenset(self.blocks.where(block)[0] for block in stored)
+
+    def lowest(self, name: str) -> Program:
+        """The program ``name`` of the frames right above the SSD: the host's."""
+        return self.staged[name].program if self.has_tiers else self.unrolled[name]
 
     @property
     def ssd_read_bytes(self) -> int:
         """Bytes read from the SSD in one training epoch, once the first has filled the memory."""
-        return self.unrolled["train"].read_bytes
+        return self.lowest("train").read_bytes
 
     @property
     def ssd_write_bytes(self) -> int:
         """Bytes written to the SSD in one training epoch."""
-        return self.unrolled["train"].write_bytes
+        return self.lowest("train").write_bytes
+
+    @property
+    def to_device_bytes(self) -> int:
+        """Bytes that go over the wire to the device in one training epoch."""
+        return self.unrolled["train"].read_bytes if self.has_tiers else 0
+
+    @property
+    def to_host_bytes(self) -> int:
+        """Bytes that come back over the wire in one training epoch."""
+        return self.unrolled["train"].write_bytes if self.has_tiers else 0
 
     @cached_property
     def hit_rate(self) -> float:
-        """The part of a training epoch's reads of blocks that find them in memory."""
+        """The part of a training epoch's reads of blocks that find them in the arena that is computed in."""
         program = self.unrolled["train"]
         found = found_in_memory(program.uses, program.kept)
         reads = [hit for hit, span in zip(found, program.uses.spans, strict=True) if span.use is not Use.WRITE]
@@ -181,35 +225,90 @@ class Plan:
         return self.ssd_read_bytes + self.ssd_write_bytes
 
     def summary(self) -> list[dict[str, str | int]]:
-        """One row a matrix, for a table: matrix, rows, columns, bytes, fate, resident (per cent), slabs.
+        """One row a matrix, for a table: matrix, rows, columns, bytes, fate, where it waits (per cent), slabs.
 
-        ``resident`` is the share of what an epoch reads of the matrix that is in memory already.
+        On the CPU ``resident`` is the share of what an epoch reads of the matrix that is in memory already. With tiers
+        there are three columns instead: the shares of what an epoch reads that wait on the ``device``, on the
+        ``host``, and on the ``ssd``.
         """
+        shares = self.shares()
         table: list[dict[str, str | int]] = []
-        shares = self.unrolled["train"].shares_in_memory(self.blocks)
         for name, planned in self.matrices.items():
-            share = 100 if planned.whole else shares.get(name, 0)
-            table.append(_line(planned.matrix, planned.matrix.rows, share, planned.grid.slabs))
+            table.append(
+                self._line(planned.matrix, planned.matrix.rows, shares.get(name, _ALL_BELOW), planned.grid.slabs)
+            )
         for matrix in self.recomputed:
-            table.append({**_line(matrix, matrix.rows, 0, 1), "fate": Fate.RECOMPUTE.value})
+            line = self._line(matrix, matrix.rows, _ALL_BELOW, 1)
+            table.append({**line, "fate": Fate.RECOMPUTE.value} | ({"ssd": 0} if self.has_tiers else {}))
         for direction, topology in self.topologies.items():
             name = edges_name(direction)
             matrix = Matrix(name, topology.edges, 1, topology.index_itemsize, Kind.STORE)
-            table.append(_line(matrix, topology.edges, shares.get(name, 0), 1))
+            table.append(self._line(matrix, topology.edges, shares.get(name, _ALL_BELOW), 1))
         return table
 
+    def shares(self) -> dict[str, "Shares"]:
+        """By matrix: where what a training epoch reads of it waits, in per cent; matrices that are read only."""
+        used = self.unrolled["train"].bytes_used(self.blocks)
+        if not self.has_tiers:
+            shares = {name: 100 * found // total for name, (total, found) in used.items() if total}
+            shares |= {name: 100 for name, planned in self.matrices.items() if planned.whole}
+            return {name: Shares(0, share, 100 - share) for name, share in shares.items()}
+        below = self.staged["train"].program.bytes_used(self.blocks)
+        shared = {}
+        for name, nbytes in self._computed_in_place().items():
+            total, found = used.get(name, (0, 0))
+            used[name] = total + nbytes, found + nbytes
+        for name, (total, found) in used.items():
+            if total:
+                device = 100 * found // total
+                on_ssd = below.get(name, (0, 0))
+                ssd = 100 * (on_ssd[0] - on_ssd[1]) // total
+                shared[name] = Shares(device, 100 - device - ssd, ssd)
+        return shared
 
-def _line(matrix: Matrix, rows: int, share: int, slabs: int) -> dict[str, str | int]:
-    fate = Fate.HOST.value if share == 100 else Fate.SSD.value if share == 0 else f"{Fate.HOST.value} + ssd"
-    return {
-        "matrix": matrix.name,
-        "rows": rows,
-        "columns": matrix.columns,
-        "bytes": matrix.nbytes,
-        "fate": fate,
-        "resident": share,
-        "slabs": slabs,
-    }
+    def _computed_in_place(self) -> dict[str, int]:
+        """By pulled matrix: the bytes that passes of an epoch read of it in the region that it was computed into."""
+        copied: dict[str, int] = {}
+        for span in self.unrolled["train"].uses.spans:
+            if span.use is Use.COPY:
+                name, _, _ = self.blocks.where(span.block)
+                copied[name] = copied.get(name, 0) + self.blocks.nbytes(span.block)
+        pulled: dict[str, int] = {}
+        for item in self.programs["train"]:
+            if item.pull is not None:
+                pulled[item.pull.source] = (
+                    pulled.get(item.pull.source, 0) + self.matrices[item.pull.source].matrix.nbytes
+                )
+        return {name: max(0, nbytes - copied.get(name, 0)) for name, nbytes in pulled.items()}
+
+    def _line(self, matrix: Matrix, rows: int, shares: "Shares", slabs: int) -> dict[str, str | int]:
+        waits = shares._asdict() if self.has_tiers else {"resident": shares.host}
+        return {
+            "matrix": matrix.name,
+            "rows": rows,
+            "columns": matrix.columns,
+            "bytes": matrix.nbytes,
+            "fate": shares.fate,
+            **waits,
+            "slabs": slabs,
+        }
+
+
+class Shares(NamedTuple):
+    """Where what is read of a matrix waits until then, in per cent; together 100."""
+
+    device: int
+    host: int
+    ssd: int
+
+    @property
+    def fate(self) -> str:
+        """The tiers that hold some of it: ``host``, ``host + ssd``, …"""
+        tiers = ((Fate.DEVICE, self.device), (Fate.HOST, self.host), (Fate.SSD, self.ssd))
+        return " + ".join(fate.value for fate, share in tiers if share)
+
+
+_ALL_BELOW = Shares(0, 0, 100)
 
 
 def edges_name(direction: Direction) -> str:

@@ -1,62 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose how pulled matrices are held, under two budgets; which blocks stay in memory follows from the sequence.
+"""Choose how pulled matrices are held, under the budgets; which blocks stay in memory follows from the sequence.
 
 The search starts from the leanest arrangement (narrow slabs, one buffer each) and goes, source by source, to
 whatever makes the forecast epoch shortest, until no change of one source helps. Every candidate is forecast from a
 coarse version of its program; the one chosen is unrolled in full, so a plan that is returned fits.
+
+Where the device has memory of its own, its budget decides how matrices are cut: regions and the blocks of a pass must
+lie there. What the host then holds follows from what the device asks for, so both budgets are in every forecast.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from ooc.errors import BudgetError
-from ooc.plan.forecast import forecast_seconds
+from ooc.plan.budgets import Limits, Room, budget_of
+from ooc.plan.forecast import forecast_traffic, seconds_of
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.plan import Plan
-from ooc.plan.schedule import (
-    Choice,
-    Cut,
-    Layout,
-    ahead_frames,
-    blocks_at_once,
-    build_plan,
-    frames_needed,
-    lay_out,
-    pulled_sources,
-)
+from ooc.plan.schedule import Choice, Cut, Layout, build_plan, frames_needed, lay_out, pulled_sources
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
 BLOCK_BYTES = 4 << 20
 """The largest block: large enough for the disk's full rate, small enough to keep several."""
+BLOCK_BYTES_OF_TIERS = 64 << 20
+"""The same where a device has memory of its own: a step there must be long beside what it costs to start one."""
+FEW_STEPS = 4096
+"""Steps of a row pass beyond which blocks grow with the matrix, whatever their size: planning takes time by the block,
+and what it unrolls memory. Where nothing else fits, blocks are lower again."""
+MOST_STEPS = 2 * FEW_STEPS
+"""Steps of a row pass beyond which no lower blocks are tried: frames then take little beside the narrowest slab."""
 NARROW_COLUMNS = 8
 """Columns of the narrowest slab: 32 bytes of float32, half a cache line a gathered row."""
 _ROUNDS = 3
 _WHOLE = Cut(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the plan may use, and what the user has fixed by hand (``None``: the planner's choice)."""
+class Goal(Enum):
+    """What the search makes small."""
 
-    device_bytes: int
-    host_bytes: int
-    block_rows: int | None = None
-    slab_columns: int | None = None
+    SECONDS = "seconds"
+    """The epoch's forecast time."""
+    EXCESS_WRITES = "excess writes"
+    """What is written to the SSD beyond its limit; then time."""
+    WRITES = "writes"
+    """What is written to the SSD; then time. Found without regard to the limit: the least limit that would do."""
+
+
+Score = tuple[float, float]
+"""Bytes written that should not be, and seconds: smaller is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    choice: Choice
+    layout: Layout
+    score: Score
 
 
 def make_plan(workload: Workload, limits: Limits, hardware: Hardware = UNMEASURED) -> Plan:
     """The plan for ``workload`` under ``limits``; raises BudgetError naming the least budgets that would do."""
-    return _Search(workload, limits, hardware).run()
+
+    def best(goal: Goal) -> Plan:
+        return _Search(workload, limits, hardware, goal).run()
+
+    fastest = best(Goal.SECONDS)
+    limit = limits.ssd_write_bytes
+    if limit is None or fastest.ssd_write_bytes <= limit:
+        return fastest
+    leanest = best(Goal.WRITES)
+    if leanest.ssd_write_bytes > limit:
+        raise BudgetError(_excess(min(leanest, fastest, key=lambda plan: plan.ssd_write_bytes), limit))
+    within = best(Goal.EXCESS_WRITES)
+    return within if within.ssd_write_bytes <= limit else leanest
+
+
+def _excess(plan: Plan, limit: int) -> str:
+    """Who writes how much, what may be written, and what would do."""
+    lowest = plan.lowest("train")
+    written: dict[str, int] = {}
+    for blocks in lowest.store:
+        for block in blocks:
+            name, _, _ = plan.blocks.where(block)
+            written[name] = written.get(name, 0) + plan.blocks.nbytes(block)
+    most = max(written, key=lambda name: written[name])
+    return (
+        f"the plan that writes least writes {format_size(plan.ssd_write_bytes)} an epoch to the SSD, of which "
+        f"{format_size(written[most])} are {most}, and the limit is {format_size(limit)}; "
+        f"give --max-ssd-writes {budget_of(plan.ssd_write_bytes)}, or a larger --host-budget"
+    )
 
 
 class _Search:
     """The arrangement so far and the steps that improve it."""
 
-    def __init__(self, workload: Workload, limits: Limits, hardware: Hardware) -> None:
+    def __init__(self, workload: Workload, limits: Limits, hardware: Hardware, goal: Goal) -> None:
         self.workload = workload
         self.limits = limits
         self.hardware = hardware
+        self.goal = goal
+        self.room = Room(workload, limits, hardware)
         self.sources = pulled_sources(workload)
         self.alike = self._groups()
 
@@ -65,37 +109,11 @@ class _Search:
         return build_plan(
             self.workload,
             layout,
-            frames=self._frames(layout),
+            frames=self.room.frames(layout),
+            host_frames=self.room.host_frames(layout),
             device_limit_bytes=self.limits.device_bytes,
             host_limit_bytes=self.limits.host_bytes,
         )
-
-    def _arena_bytes(self, layout: Layout) -> int:
-        """What the budgets leave for the arena; negative where not even the rest fits."""
-        device = self.limits.device_bytes - self.workload.fixed_device_bytes - layout.scratch_bytes
-        host = self.limits.host_bytes - self.workload.fixed_host_bytes
-        return -1 if device < 0 or host < 0 else device + host
-
-    def _frames(self, layout: Layout) -> int:
-        """Frames of the arena: all that the budgets allow, but no more than there can ever be blocks for."""
-        planned = layout.matrices.values()
-        most = sum(m.grid.blocks * m.grid.slabs for m in planned if not m.whole)
-        most += sum(t.nbytes // layout.frame_bytes + 1 for t in self.workload.topologies.values())
-        most += max((r.stop for regions in layout.regions.values() for r in regions), default=0)
-        busiest = max(
-            (
-                blocks_at_once(item, layout, self.workload, passes)
-                for passes in layout.programs.values()
-                for item in passes
-            ),
-            default=0,
-        )
-        most += busiest + ahead_frames(busiest)
-        return min(most, self._arena_bytes(layout) // layout.frame_bytes)
-
-    def _fits(self, layout: Layout) -> bool:
-        arena = self._arena_bytes(layout)
-        return arena >= 0 and frames_needed(layout, self.workload) <= arena // layout.frame_bytes
 
     # ---- sources -------------------------------------------------------------------------------------------
 
@@ -109,40 +127,47 @@ class _Search:
         return list(groups.values())
 
     def _best(self) -> Layout:
-        choice, layout = self._leanest()
-        seconds = self._seconds(layout)
-        whole = replace(choice, cuts=dict.fromkeys(self.sources, _WHOLE))
-        if self.limits.slab_columns is None and seconds > 0:
-            choice, layout, seconds = self._better(choice, layout, seconds, [whole])
+        best = self._leanest()
+        whole = replace(best.choice, cuts=dict.fromkeys(self.sources, _WHOLE))
+        if self.limits.slab_columns is None and best.score > (0, 0):
+            best = self._better(best, [whole])
         for _ in range(_ROUNDS):
-            before = seconds
+            before = best.score
             for group in self.alike:
-                candidates = [
-                    replace(choice, cuts={**choice.cuts, **dict.fromkeys(group, cut)}) for cut in self._cuts(group[0])
-                ]
-                choice, layout, seconds = self._better(choice, layout, seconds, candidates)
-            taller = [replace(choice, step_rows=height) for height in self._heights_asked()]
-            choice, layout, seconds = self._better(choice, layout, seconds, taller)
-            if seconds >= before:
+                cuts = [{**best.choice.cuts, **dict.fromkeys(group, cut)} for cut in self._cuts(group[0])]
+                best = self._better(best, [replace(best.choice, cuts=changed) for changed in cuts])
+            heights = self._usual(self._heights_asked())
+            best = self._better(best, [replace(best.choice, step_rows=height) for height in heights])
+            if self.hardware.has_device_memory:
+                best = self._better(best, [replace(best.choice, spare_writes=True)])
+            if best.score >= before:
                 break
-        return layout
+        return best.layout
 
-    def _better(
-        self, choice: Choice, layout: Layout, seconds: float, candidates: list[Choice]
-    ) -> tuple[Choice, Layout, float]:
-        for candidate in candidates:
-            if candidate == choice:
+    def _better(self, best: _Candidate, choices: list[Choice]) -> _Candidate:
+        for choice in choices:
+            if choice == best.choice:
                 continue
-            tried = lay_out(self.workload, candidate)
-            if not self._fits(tried):
+            tried = lay_out(self.workload, choice)
+            if not self.room.fits(tried):
                 continue
-            forecast = self._seconds(tried)
-            if forecast < seconds:
-                choice, layout, seconds = candidate, tried, forecast
-        return choice, layout, seconds
+            score = self._score(tried)
+            if score < best.score:
+                best = _Candidate(choice, tried, score)
+        return best
 
-    def _seconds(self, layout: Layout) -> float:
-        return forecast_seconds(self.workload, layout, self.hardware, frames=self._frames(layout))
+    def _score(self, layout: Layout) -> Score:
+        frames, host_frames = self.room.frames(layout), self.room.host_frames(layout)
+        traffic = forecast_traffic(self.workload, layout, frames=frames, host_frames=host_frames)
+        seconds = seconds_of(self.workload, layout, self.hardware, traffic)
+        written = sum(moved.ssd_write_bytes for moved in traffic)
+        match self.goal:
+            case Goal.SECONDS:
+                return 0, seconds
+            case Goal.EXCESS_WRITES:
+                return max(0, written - (self.limits.ssd_write_bytes or 0)), seconds
+            case Goal.WRITES:
+                return written, seconds
 
     def _cuts(self, name: str) -> Iterator[Cut]:
         """Ways to hold a source: whole, or in more and more slabs."""
@@ -161,16 +186,23 @@ class _Search:
             for buffers in range(1, min(3, -(-columns // width)) + 1):
                 yield Cut(width, buffers)
 
-    def _leanest(self) -> tuple[Choice, Layout]:
+    def _leanest(self) -> _Candidate:
         """The leanest arrangement, with the tallest blocks that leave three quarters of the memory for other things."""
-        heights = self._heights_asked()
-        for height in heights:
-            choice, layout = self._leanest_of(height)
-            need = frames_needed(layout, self.workload) * layout.frame_bytes
-            roomy = 4 * need <= self._arena_bytes(layout)
-            if self._fits(layout) and (roomy or height == heights[-1]):
-                return choice, layout
-        raise BudgetError(self._shortage(layout))
+        leanest = [self._leanest_of(height) for height in self._heights_asked()]
+        fitting = [(choice, layout) for choice, layout in leanest if self.room.fits(layout)]
+        if not fitting:
+            raise BudgetError(self.room.shortage([layout for _, layout in leanest]))
+        usual = [c for c in fitting if c[0].step_rows in self._usual(self._heights_asked())] or fitting[:1]
+        roomy = [c for c in usual if 4 * self._arena_needed(c[1]) <= self.room.arena_bytes(c[1])]
+        choice, layout = (roomy or usual[-1:])[0]
+        return _Candidate(choice, layout, self._score(layout))
+
+    def _arena_needed(self, layout: Layout) -> int:
+        return frames_needed(layout, self.workload) * layout.frame_bytes
+
+    def _usual(self, heights: list[int]) -> list[int]:
+        """Those with which a pass has few steps; the others only help where memory is scarcest."""
+        return [height for height in heights if height * FEW_STEPS >= self.workload.rows] or heights
 
     def _leanest_of(self, height: int) -> tuple[Choice, Layout]:
         """Slabs as narrow as they go take the least memory, but where blocks of many slabs take more."""
@@ -183,62 +215,27 @@ class _Search:
         ]
         if self.limits.slab_columns is not None:
             widths = [self.limits.slab_columns]
+        spare_writes = self.goal is not Goal.SECONDS
         choices = [
-            Choice(height, {name: Cut(min(columns, width), 1) for name, columns in self.sources.items()})
+            Choice(height, {name: Cut(min(columns, width), 1) for name, columns in self.sources.items()}, spare_writes)
             for width in widths
         ]
         if self.limits.slab_columns is None:
-            choices.append(Choice(height, dict.fromkeys(self.sources, _WHOLE)))
+            choices.append(Choice(height, dict.fromkeys(self.sources, _WHOLE), spare_writes))
         layouts = [(choice, lay_out(self.workload, choice)) for choice in choices]
-        return min(layouts, key=lambda c: frames_needed(c[1], self.workload) * c[1].frame_bytes + c[1].scratch_bytes)
+        return min(layouts, key=lambda tried: self.room.needed_bytes(tried[1]))
 
     def _heights_asked(self) -> list[int]:
         return [self.limits.block_rows] if self.limits.block_rows else list(self._heights())
 
     def _heights(self) -> Iterator[int]:
         """Heights of a step to try, tallest first: tiles times powers of two."""
-        tile = self.workload.tile_rows
+        tile, rows = self.workload.tile_rows, self.workload.rows
         widest = max(m.columns * m.itemsize for m in self.workload.matrices.values())
+        largest = BLOCK_BYTES_OF_TIERS if self.hardware.has_device_memory else BLOCK_BYTES
         height = tile
-        while height < self.workload.rows and height * widest * 2 <= BLOCK_BYTES:
+        while height < rows and (height * widest * 2 <= largest or height * FEW_STEPS < rows):
             height *= 2
-        while height >= tile:
+        while height >= tile and height * MOST_STEPS >= rows:
             yield height
             height //= 2
-
-    def _shortage(self, layout: Layout) -> str:
-        """Who needs how much, what there is, and what would do."""
-        work, limits = self.workload, self.limits
-        arena = frames_needed(layout, work) * layout.frame_bytes
-        if work.fixed_host_bytes > limits.host_bytes:
-            least = work.fixed_host_bytes
-            line = (
-                f"row offsets and scalings need {format_size(least)} on the host, the host budget is "
-                f"{format_size(limits.host_bytes)}; give --host-budget {_round_up(least)}"
-            )
-            computing = work.fixed_device_bytes + layout.scratch_bytes + arena
-            if computing > limits.device_bytes:
-                line += f" and --gpu-budget {_round_up(computing)}"
-            return line
-        need = work.fixed_device_bytes + layout.scratch_bytes
-        spare = limits.host_bytes - work.fixed_host_bytes
-        least = max(need, need + arena - spare)
-        slab = max((r for regions in layout.regions.values() for r in regions), key=lambda r: r.count, default=None)
-        largest = ""
-        if slab is not None:
-            width = layout.matrices[slab.matrix].grid.slab_columns
-            size = format_size(slab.count * layout.frame_bytes)
-            largest = f", of which {size} hold {width} columns of {slab.matrix}"
-        return (
-            f"the leanest plan needs {format_size(need + arena + work.fixed_host_bytes)}{largest}; the gpu budget is "
-            f"{format_size(limits.device_bytes)} and the host budget {format_size(limits.host_bytes)}; "
-            f"give --gpu-budget {_round_up(least)}"
-        )
-
-
-def _round_up(nbytes: int) -> str:
-    """A budget of at least ``nbytes``, as one would type it."""
-    for unit, scale in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
-        if nbytes >= 10 * scale:
-            return f"{-(-nbytes // scale)}{unit}"
-    return str(nbytes)

@@ -57,16 +57,16 @@ class Program:
     read_bytes: int = 0
     write_bytes: int = 0
 
-    def shares_in_memory(self, blocks: BlockTable) -> dict[str, int]:
-        """Per cent of its read bytes that each matrix finds in memory."""
-        total: dict[str, int] = {}
-        read: dict[str, int] = {}
-        for span, found in zip(self.uses.spans, found_in_memory(self.uses, self.kept), strict=True):
+    def bytes_used(self, blocks: BlockTable) -> dict[str, tuple[int, int]]:
+        """By matrix: the bytes that its uses read, and how many of them are found in memory."""
+        used: dict[str, tuple[int, int]] = {}
+        for span, is_found in zip(self.uses.spans, found_in_memory(self.uses, self.kept), strict=True):
             if span.use is not Use.WRITE:
                 name, _, _ = blocks.where(span.block)
-                total[name] = total.get(name, 0) + blocks.nbytes(span.block)
-                read[name] = read.get(name, 0) + (0 if found else blocks.nbytes(span.block))
-        return {name: 100 * (nbytes - read[name]) // nbytes for name, nbytes in total.items() if nbytes}
+                nbytes = blocks.nbytes(span.block)
+                total, found = used.get(name, (0, 0))
+                used[name] = total + nbytes, found + (nbytes if is_found else 0)
+        return used
 
 
 def found_in_memory(uses: Uses, kept: Kept) -> list[bool]:
@@ -265,26 +265,30 @@ class _Unrolling:
 
     def _return_home(self, home: dict[int, int]) -> None:
         """Moves that put carried blocks where the next epoch expects them; a block in the way goes first."""
-        pending = {block: (self.where[block], home[block]) for block in home if self.where[block] != home[block]}
+        taken = {self.where[block]: block for block in home if self.where[block] != home[block]}
+        wanted = {home[block]: block for block in taken.values()}
         moves: list[Move] = []
-        occupied = {*self.where.values(), *home.values()}
-        taken = {origin: block for block, (origin, _) in pending.items()}
-        while pending:
-            ready = [b for b, (_, target) in pending.items() if target not in taken or taken[target] == b]
-            if not ready:  # a cycle: put one block aside
-                block, (origin, target) = next(iter(pending.items()))
-                aside = next(f for f in range(len(self.frames.group_of)) if f not in occupied)
-                occupied.add(aside)
-                self.frames.highest = max(self.frames.highest, aside + 1)
-                moves.append(Move(block, origin, aside))
-                del taken[origin]
-                pending[block] = (aside, target)
-                taken[aside] = block
-                continue
-            for block in ready:
-                origin, target = pending.pop(block)
-                moves.append(Move(block, origin, target))
-                del taken[origin]
+
+        def follow(free: int) -> None:
+            """Fill frame ``free``, then the one that this leaves, and so on."""
+            while free in wanted:
+                block = wanted.pop(free)
+                origin = self.where[block]
+                moves.append(Move(block, origin, free))
+                self.where[block] = free
+                free = origin
+
+        for frame in [frame for frame in wanted if frame not in taken]:
+            follow(frame)
+        lying = {*self.where.values(), *home.values()}
+        while wanted:  # what is left goes round in circles: one block steps aside
+            block = next(iter(wanted.values()))
+            origin = self.where[block]
+            aside = next(f for f in range(len(self.frames.group_of)) if f not in lying)
+            self.frames.highest = max(self.frames.highest, aside + 1)
+            moves.append(Move(block, origin, aside))
+            self.where[block] = aside
+            follow(origin)
         self.moves[len(self.bounds)] = tuple(moves)
 
     # ---- passes and steps ---------------------------------------------------------------------------------

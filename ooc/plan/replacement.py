@@ -23,7 +23,8 @@ class Uses:
     """The spans of one program, by first step, and the frames for blocks between uses.
 
     ``capacity[t]`` frames may be held over the end of step t. ``lasting(block)``: the block is there in every
-    epoch (store and constants), so that its last use is followed by the first of the next.
+    epoch (store and constants), so that its last use is followed by the first of the next. ``spare_writes``: give up
+    what is on the SSD anyway before what would have to be written there.
     """
 
     spans: Sequence[Span]
@@ -31,6 +32,7 @@ class Uses:
     capacity: Sequence[int]
     lasting: Callable[[int], bool]
     cyclic: bool
+    spare_writes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,11 @@ def next_spans(uses: Uses) -> list[int]:
 
 
 def belady(uses: Uses) -> Kept:
-    """The fewest blocks read again, in the steady state from one epoch to the next."""
+    """The fewest blocks read again, in the steady state from one epoch to the next.
+
+    With ``uses.spare_writes`` fewer are written, if more have to be read for it: a block given up once has cost its
+    write, and goes as easily as one of the store from then on.
+    """
     following = next_spans(uses)
     kept = _belady_epoch(uses, following, frozenset(), may_carry=None)
     while kept.carried:
@@ -80,7 +86,7 @@ def _belady_epoch(
     spans, steps, count = uses.spans, uses.steps, len(uses.spans)
     after = [False] * count
     held: dict[int, int] = {}  # block → the span after which it is kept (-1: carried in)
-    heap: list[tuple[int, int, int]] = []  # (- step of next use, span, block)
+    heap: list[tuple[bool, int, int, int]] = []  # (costs a write, - step of next use, span, block)
     first_use: dict[int, int] = {}
     if carried:
         for i, span in enumerate(spans):
@@ -88,8 +94,9 @@ def _belady_epoch(
                 first_use[span.block] = i
         for block in carried:
             held[block] = -1
-            heappush(heap, (-spans[first_use[block]].first, -1, block))
+            heappush(heap, (False, -spans[first_use[block]].first, -1, block))
     dropped: set[int] = set()
+    to_write: set[int] = set()
     ends: dict[int, list[int]] = defaultdict(list)
     for i, span in enumerate(spans):
         ends[span.last].append(i)
@@ -98,9 +105,10 @@ def _belady_epoch(
 
     def give_up(room: int) -> None:
         while len(held) > room:
-            _, since, block = heappop(heap)
+            _, _, since, block = heappop(heap)
             if held.get(block) == since:
                 del held[block]
+                to_write.add(block)
                 if since < 0:
                     dropped.add(block)
                 else:
@@ -126,7 +134,8 @@ def _belady_epoch(
                 unbroken.add(then)
                 continue  # in use without a break
             held[block] = i
-            heappush(heap, (-at, i, block))
+            costs_write = uses.spare_writes and block not in to_write and not uses.lasting(block)
+            heappush(heap, (costs_write, -at, i, block))
         give_up(uses.capacity[step])
     return Kept(after, frozenset(held) - dropped)
 

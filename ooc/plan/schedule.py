@@ -26,6 +26,7 @@ from ooc.plan.sequence import (
     row_steps,
     topology_grid,
 )
+from ooc.plan.staging import IN_TRANSFER, Staging, stage_below
 from ooc.plan.workload import Kind, Matrix, Pull, Stage, Topology, Workload
 
 PULL_TILE_ROWS = 2048
@@ -45,10 +46,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class Choice:
-    """All that the planner decides; replacement follows from it. ``cuts``: by pulled matrix."""
+    """All that the planner decides; replacement follows from it. ``cuts``: by pulled matrix. ``spare_writes``: rather
+    read from the SSD again than write to it (``Uses``)."""
 
     step_rows: int
     cuts: dict[str, Cut] = field(default_factory=dict)
+    spare_writes: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Layout:
     programs: dict[str, tuple[Pass, ...]]
     regions: dict[str, tuple[Region, ...]]
     scratch_bytes: int
+    spare_writes: bool = False
 
 
 def pulled_sources(workload: Workload) -> dict[str, int]:
@@ -110,7 +114,7 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
     scratch = max(
         (_scratch_nbytes(p, matrices, workload, frame_bytes) for passes in programs.values() for p in passes), default=0
     )
-    return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch)
+    return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch, choice.spare_writes)
 
 
 def _width(matrix: Matrix, choice: Choice, unit: int) -> int:
@@ -325,14 +329,37 @@ def frames_needed(layout: Layout, workload: Workload) -> int:
 
 
 def build_plan(
-    workload: Workload, layout: Layout, *, frames: int, device_limit_bytes: int, host_limit_bytes: int
+    workload: Workload,
+    layout: Layout,
+    *,
+    frames: int,
+    host_frames: int | None = None,
+    device_limit_bytes: int,
+    host_limit_bytes: int,
 ) -> Plan:
-    """Everything that follows from ``layout`` in an arena of ``frames`` frames at most."""
+    """Everything that follows from ``layout`` in an arena of ``frames`` frames at most.
+
+    ``host_frames``: the most of a second arena in host memory; None where both budgets are of one memory.
+    """
     blocks = block_table(layout, workload)
-    unrolled = {name: unroll_program(name, layout, workload, blocks, frames=frames) for name in layout.programs}
+    upper = layout if host_frames is None else replace(layout, spare_writes=False)
+    unrolled = {name: unroll_program(name, upper, workload, blocks, frames=frames) for name in layout.programs}
     used = max(
         [p.frames for p in unrolled.values()] + [r.stop for regions in layout.regions.values() for r in regions] + [0]
     )
+    staged: dict[str, Staging] = {}
+    if host_frames is not None:
+        lasting = lasting_blocks(layout, blocks)
+        for name, program in unrolled.items():
+            cyclic = program.uses.cyclic
+            staged[name] = stage_below(
+                program,
+                frames=host_frames,
+                lasting=lasting,
+                cyclic=cyclic,
+                spare_writes=layout.spare_writes,
+                nbytes=blocks.nbytes,
+            )
     return Plan(
         rows=workload.rows,
         tile_rows=workload.tile_rows,
@@ -351,6 +378,8 @@ def build_plan(
         fixed_host_bytes=workload.fixed_host_bytes,
         device_limit_bytes=device_limit_bytes,
         host_limit_bytes=host_limit_bytes,
+        host_frames=max([IN_TRANSFER, *(s.frames for s in staged.values())]) if staged else 0,
+        staged=staged,
     )
 
 
@@ -372,6 +401,7 @@ def unroll_program(name: str, layout: Layout, workload: Workload, blocks: BlockT
         capacity=capacity_of(passes, layout, workload, bounds, available, cyclic=name == "train"),
         lasting=lasting_blocks(layout, blocks),
         cyclic=name == "train",
+        spare_writes=layout.spare_writes,
     )
     return unroll(steps, bounds, uses, available=available, nbytes=blocks.nbytes)
 

@@ -3,12 +3,17 @@
 
 Every program is replayed, instruction by instruction: no region overlaps another or a block in use, no block is
 used before it is in its frame, none is dropped that is needed again and not on the SSD, no frame lies outside the
-arena, and the arena with all beside it keeps both budgets. The trainer runs nothing that fails this.
+arena, and the arena with all beside it keeps both budgets. Where the device has memory of its own, so is the program
+of the host's frames, and what it hands over is, in order, what the device's asks for. The trainer runs nothing that
+fails this.
 """
 
-from ooc.plan.plan import ColumnPass, Plan
+from collections.abc import Sequence
+
+from ooc.plan.plan import ColumnPass, Plan, Region
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
+from ooc.plan.staging import Staging, Transfer, Way
 from ooc.plan.workload import Kind
 
 
@@ -18,8 +23,12 @@ def verify_plan(plan: Plan) -> None:
     _verify_order(plan)
     for name, program in plan.unrolled.items():
         _verify_regions(plan, name)
-        read, written = _Replay(plan, name, program).run()
-        _claim((read, written) == (program.read_bytes, program.write_bytes), f"{name}: its bytes are not as stated")
+        _replay(plan, name, program, plan.frames, plan.regions[name])
+    if plan.has_tiers:
+        _claim(plan.staged.keys() == plan.unrolled.keys(), "not every program has its program of host frames")
+    for name, staging in plan.staged.items():
+        _verify_transfers(plan, name, staging)
+        _replay(plan, f"{name}, host", staging.program, plan.host_frames, ())
 
 
 def _claim(true: bool, otherwise: str) -> None:
@@ -35,7 +44,8 @@ def _verify_budgets(plan: Plan) -> None:
         _claim(peak <= limit, f"{what}: {peak} bytes planned, {limit} allowed")
     beside = plan.fixed_device_bytes + plan.fixed_host_bytes + plan.scratch_bytes
     total = plan.device_peak_bytes + plan.host_peak_bytes
-    _claim(total == beside + plan.frames * plan.frame_bytes, "the peaks leave something out")
+    frames = plan.frames + plan.host_frames
+    _claim(total == beside + frames * plan.frame_bytes, "the peaks leave something out")
 
 
 def _verify_order(plan: Plan) -> None:
@@ -69,11 +79,44 @@ def _verify_regions(plan: Plan, program: str) -> None:
             _claim(enough, f"{program}: {name} is not in memory during pass {item.index}")
 
 
-class _Replay:
-    """One run of a program, counted: which block each frame holds, and which blocks are on the SSD."""
+def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
+    """What goes over the wire is what the device's program asks for, no later and no earlier than it does."""
+    program = plan.unrolled[name]
+    last = {stop - 1 for _, stop in program.bounds}
+    before = 0
+    moved: dict[tuple[int, Way], list[int]] = {}
+    for step, block, way in staging.transfers:
+        moved.setdefault((step, way), []).append(block)
+        # Loads of step t, then stores of step t - 1, then loads of step t + 1; at a pass's end the stores come first.
+        order = 2 * step if way is Way.TO_DEVICE else 2 * step + (1 if step in last else 3)
+        _claim(order >= before, f"{name}: a transfer of step {step} comes too late")
+        before = order
+    for t in range(len(program.steps)):
+        asked = [a.block for a in program.acquire[t] if a.load]
+        asked += [block for block, in_frame in program.fill.get(t, ()) if not in_frame]
+        for way, blocks in ((Way.TO_DEVICE, asked), (Way.TO_HOST, list(program.store[t]))):
+            _claim(moved.pop((t, way), []) == blocks, f"{name}: step {t} does not get what it asks for {way.value}")
+    _claim(not moved, f"{name}: something is transferred that no step asks for")
+    expected = [Transfer(s.first, s.block, _way(s.use)) for s in staging.program.uses.spans if s.first == s.last]
+    done = [Transfer(i, t.block, t.way) for i, t in enumerate(staging.transfers)]
+    _claim(expected == done, f"{name}: its host frames are used otherwise than by its transfers")
 
-    def __init__(self, plan: Plan, name: str, program: Program) -> None:
-        self.plan, self.name, self.program = plan, name, program
+
+def _way(use: Use) -> Way:
+    return Way.TO_HOST if use is Use.WRITE else Way.TO_DEVICE
+
+
+def _replay(plan: Plan, name: str, program: Program, frames: int, regions: Sequence[Region]) -> None:
+    read, written = _Replay(plan, name, program, frames, regions).run()
+    _claim((read, written) == (program.read_bytes, program.write_bytes), f"{name}: its bytes are not as stated")
+
+
+class _Replay:
+    """One run of a program, counted: which block each frame holds, and which blocks are on the SSD (or, to the device's
+    program where the host has one of its own: below)."""
+
+    def __init__(self, plan: Plan, name: str, program: Program, frames: int, regions: Sequence[Region]) -> None:
+        self.plan, self.name, self.program, self.frames, self.regions = plan, name, program, frames, regions
         self.content: dict[int, int] = dict((frame, block) for block, frame in program.warm)
         self.where: dict[int, int] = dict(program.warm)
         self.stored: set[int] = set()
@@ -128,8 +171,9 @@ class _Replay:
         return block in self.stored or block not in self.written
 
     def _put(self, block: int, frame: int, p: int) -> None:
-        _claim(0 <= frame < self.plan.frames, f"{self._named(block)} lies outside the arena")
-        taken = [r for r in self.plan.regions[self.name] if r.frame <= frame < r.stop and r.first <= p <= r.last]
+        _claim(0 <= frame < self.frames, f"{self._named(block)} lies outside the arena")
+        _claim(self.plan.blocks.nbytes(block) <= self.plan.frame_bytes, f"{self._named(block)} is larger than a frame")
+        taken = [r for r in self.regions if r.frame <= frame < r.stop and r.first <= p <= r.last]
         _claim(not taken, f"{self._named(block)} lies in a region")
         before = self.content.get(frame)
         if before is not None and self.where.get(before) == frame:
@@ -149,6 +193,7 @@ class _Replay:
                 _claim(span.block in self.filled, f"{self._named(span.block)} is used before it is read")
             else:
                 self.filled.add(span.block)
+                self.stored.discard(span.block)  # what lies below is out of date
             self.busy[span.block] = self.busy.get(span.block, 0) + 1
 
     def _end(self, t: int) -> None:
@@ -169,7 +214,7 @@ class _Replay:
 
     def _enter(self, p: int) -> None:
         self._move(p)
-        for region in self.plan.regions[self.name]:
+        for region in self.regions:
             if region.first == p:
                 for frame in range(region.frame, region.stop):
                     block = self.content.pop(frame, None)

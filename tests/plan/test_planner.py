@@ -9,45 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
-from ooc.plan import Direction, Kind, Limits, Matrix, Plan, Pull, Stage, Topology, Workload, make_plan
+from ooc.plan import Limits, Plan, Workload, make_plan
 from ooc.plan.program import Program
 from ooc.plan.replacement import Policy, count_hits
 from ooc.plan.sequence import Use
 from ooc.plan.verifier import verify_plan
 from ooc.sizes import parse_size
-
-
-def workload(rows: int = 40_000, width: int = 64, layers: int = 3, degree: int = 10) -> Workload:
-    """A forward and backward chain like a GraphSAGE's: z kept, m and dp pulled."""
-    tile = 1024
-    edges = [min(rows, r) * degree for r in range(0, rows + tile, tile)]
-    matrices = {"x": Matrix("x", rows, width, 4, Kind.STORE)}
-    forward, backward = [], []
-    for k in range(1, layers + 1):
-        for name in (f"z{k}", f"m{k}", f"dp{k}"):
-            matrices[name] = Matrix(name, rows, width, 4, Kind.SCRATCH)
-    forward.append(Stage("first", rows, ("x",), None, ("z1", "m1"), 1000))
-    for k in range(1, layers):
-        pull = Pull(f"m{k}", f"p{k}", Direction.IN)
-        forward.append(Stage(f"forward {k}", rows, (f"z{k}",), pull, (f"z{k + 1}", f"m{k + 1}"), 1000))
-    loss = Stage(
-        "loss", rows, (f"z{layers}",), Pull(f"m{layers}", f"p{layers}", Direction.IN), (f"dp{layers}",), 1000, True
-    )
-    for k in range(layers - 1, 0, -1):
-        pull = Pull(f"dp{k + 1}", f"dm{k + 1}", Direction.OUT)
-        backward.append(Stage(f"backward {k}", rows, (f"z{k}",), pull, (f"dp{k}",), 1000, True))
-    return Workload(
-        rows=rows,
-        tile_rows=tile,
-        matrices=matrices,
-        programs={"prepare": (), "train": (*forward, loss, *backward), "evaluate": (*forward,)},
-        topologies={d: Topology(d, 4, edges) for d in Direction},
-        fixed_host_bytes=100_000,
-        fixed_device_bytes=10_000,
-        pulled_itemsize=4,
-        threads=2,
-    )
-
+from tests.plan.workloads import workload
 
 WORK = workload()
 EVERYTHING = 1 << 32
@@ -84,6 +52,13 @@ def test_less_than_the_least_does_not_plan() -> None:
         plan(exact.device_peak_bytes - exact.frame_bytes, host)
     with pytest.raises(BudgetError):
         plan(device, WORK.fixed_host_bytes - 1)
+
+
+def test_a_hundredth_less_than_the_least_does_not_plan() -> None:
+    device, host = least()
+    for less in ((device * 99 // 100, host), (device, host * 99 // 100)):
+        with pytest.raises(BudgetError):
+            plan(*less)
 
 
 def test_what_one_budget_lacks_the_other_may_give() -> None:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for the largest public graphs take seconds and little memory: their blocks grow with them."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ooc.errors import BudgetError
+from ooc.plan import UNMEASURED, Limits, make_plan
+from ooc.plan.planner import FEW_STEPS, MOST_STEPS
+from ooc.sizes import parse_size
+from tests.plan.workloads import WITH_DEVICE_MEMORY, large_gcn
+
+IGB260M = (269_346_174, 3_995_777_033, 1024, 19)
+
+MEASURE = f"""
+import json, resource, time
+from ooc.plan import Limits, make_plan
+from ooc.plan.verifier import verify_plan
+from tests.plan.workloads import WITH_DEVICE_MEMORY, large_gcn
+work = large_gcn(*{IGB260M})
+start = time.process_time()
+made = make_plan(work, Limits(80 * 10**9, 512 * 10**9), WITH_DEVICE_MEMORY)
+seconds = time.process_time() - start
+verify_plan(made)
+fates = {{row["matrix"]: row["fate"] for row in made.summary()}}
+moved = [made.ssd_write_bytes, made.ssd_read_bytes, made.to_device_bytes]
+print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, made.step_rows, moved, fates]))
+"""
+
+
+def test_igb260m_plans_in_ten_seconds_and_500_megabytes() -> None:
+    """In a process of its own, whose peak memory is the planner's and the verifier's. All three tiers hold some."""
+    done = subprocess.run([sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True, timeout=120)
+    seconds, peak_bytes, step_rows, (written, read, lifted), fates = json.loads(done.stdout)
+    assert seconds < 10
+    assert peak_bytes < 500_000_000
+    assert IGB260M[0] / step_rows <= FEW_STEPS
+    assert 0 < written < read < lifted
+    assert fates["m3"] == "device", "narrow enough to stay whole"
+    assert "host" in fates["z2"] and "ssd" in fates["ax"]
+
+
+@pytest.mark.parametrize("rows", [3_000_000, 100_000_000])
+def test_no_pass_has_more_steps_than_it_takes_to_unroll_it_soon(rows: int) -> None:
+    """On the CPU as well, where blocks are small as long as there are few."""
+    work = large_gcn(rows, 10 * rows, 64, 16, hidden=64)
+    made = make_plan(work, Limits(100 * 10**9, 60 * 10**9), UNMEASURED)
+    assert rows / made.step_rows <= FEW_STEPS
+
+
+def test_where_memory_is_scarcest_blocks_are_lower_again() -> None:
+    """The least budget is not that of the few steps that are usual."""
+    rows = 12_000_000
+    work = large_gcn(rows, 10 * rows, 32, 8, hidden=32)
+    with pytest.raises(BudgetError) as error:
+        make_plan(work, Limits(1, 10**9), WITH_DEVICE_MEMORY)
+    named = re.search(r"--gpu-budget (\w+)", str(error.value))
+    assert named is not None
+    made = make_plan(work, Limits(parse_size(named[1]), 10**9), WITH_DEVICE_MEMORY)
+    assert FEW_STEPS < rows / made.step_rows <= MOST_STEPS

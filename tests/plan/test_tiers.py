@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for a device with memory of its own: two arenas, one program on top of the other, and the SSD below both."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooc.errors import BudgetError
+from ooc.plan import UNMEASURED, Limits, Plan, Workload, make_plan
+from ooc.plan.forecast import forecast_seconds
+from ooc.plan.program import Program
+from ooc.plan.replacement import Policy, count_hits
+from ooc.plan.schedule import Layout
+from ooc.plan.staging import Staging, Way
+from ooc.plan.verifier import verify_plan
+from ooc.sizes import parse_size
+from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
+
+WORK = workload()
+EVERYTHING = 1 << 32
+
+
+def plan(device: int, host: int, work: Workload = WORK) -> Plan:
+    return make_plan(work, Limits(device, host), WITH_DEVICE_MEMORY)
+
+
+@pytest.fixture(scope="module")
+def scarce() -> Plan:
+    """Neither the device nor the host holds it all."""
+    return plan(20_000_000, 30_000_000)
+
+
+def test_with_plenty_nothing_moves() -> None:
+    made = plan(EVERYTHING, EVERYTHING)
+    assert made.has_tiers
+    assert made.to_device_bytes == made.to_host_bytes == made.ssd_bytes == 0
+    assert all(row["device"] == 100 for row in made.summary() if row["matrix"] != "dp1"), "which nobody reads"
+
+
+def test_what_the_host_holds_never_touches_the_disk() -> None:
+    made = plan(20_000_000, EVERYTHING)
+    verify_plan(made)
+    assert made.ssd_bytes == 0
+    assert made.to_device_bytes > made.to_host_bytes > 0
+
+
+def test_every_byte_of_the_disk_goes_over_the_wire(scarce: Plan) -> None:
+    verify_plan(scarce)
+    assert 0 < scarce.ssd_read_bytes <= scarce.to_device_bytes
+    assert 0 < scarce.ssd_write_bytes <= scarce.to_host_bytes
+    assert scarce.spilled
+
+
+def test_shares_add_up_and_say_which_tiers(scarce: Plan) -> None:
+    for row in scarce.summary():
+        shares = {tier: row[tier] for tier in ("device", "host", "ssd")}
+        assert sum(int(share) for share in shares.values()) == 100
+        assert row["fate"] == " + ".join(tier for tier, share in shares.items() if share)
+    assert {row["fate"] for row in scarce.summary()} & {"host + ssd", "device + host + ssd", "host"}
+
+
+def test_the_arenas_take_what_the_peaks_say(scarce: Plan) -> None:
+    beside = scarce.fixed_device_bytes + scarce.scratch_bytes
+    assert scarce.device_peak_bytes == beside + scarce.device_frames * scarce.frame_bytes <= 20_000_000
+    assert scarce.host_peak_bytes == scarce.fixed_host_bytes + scarce.host_frames * scarce.frame_bytes <= 30_000_000
+
+
+def test_the_host_keeps_what_comes_back_soonest(scarce: Plan) -> None:
+    """Fewest blocks read again: no other policy finds more in the same frames."""
+    uses = replace(scarce.staged["train"].program.uses, spare_writes=False)
+    found = {policy: count_hits(uses, policy).hits for policy in Policy}
+    assert found[Policy.BELADY] == max(found.values()) > found[Policy.LRU]
+
+
+def test_without_memory_of_its_own_a_device_has_no_second_arena() -> None:
+    made = make_plan(WORK, Limits(20_000_000, 30_000_000), UNMEASURED)
+    assert not made.has_tiers
+    assert made.host_frames == made.to_device_bytes == made.to_host_bytes == 0
+
+
+# ---- any workload, any budgets -----------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 60_000),
+    width=st.sampled_from([1, 8, 64, 100]),
+    layers=st.integers(1, 4),
+    device_part=st.floats(0, 1),
+    host_part=st.floats(0, 1),
+    block_rows=st.sampled_from([None, 1024, 4096]),
+    slab_columns=st.sampled_from([None, 7, 16]),
+    write_part=st.sampled_from([None, 0.1, 1.0]),
+    tiers=st.booleans(),
+)
+def test_every_plan_passes_the_verifier(
+    rows: int,
+    width: int,
+    layers: int,
+    device_part: float,
+    host_part: float,
+    block_rows: int | None,
+    slab_columns: int | None,
+    write_part: float | None,
+    tiers: bool,
+) -> None:
+    """On both kinds of hardware; whatever is returned keeps all its budgets."""
+    work = workload(rows=rows, width=width, layers=layers)
+    device = int(1_000_000 + device_part**3 * 60_000_000)
+    host = int(100_000 + host_part**3 * 60_000_000)
+    writes = None if write_part is None else int(write_part * rows * width * 4)
+    limits = Limits(device, host, block_rows, slab_columns, writes)
+    try:
+        made = make_plan(work, limits, WITH_DEVICE_MEMORY if tiers else UNMEASURED)
+    except BudgetError:
+        return
+    verify_plan(made)
+    assert made.has_tiers is tiers
+    assert made.device_peak_bytes <= device and made.host_peak_bytes <= host
+    assert writes is None or made.ssd_write_bytes <= writes
+
+
+def seconds_of(made: Plan, work: Workload = WORK) -> float:
+    spare = any(staging.program.uses.spare_writes for staging in made.staged.values())
+    layout = Layout(
+        made.step_rows, made.frame_bytes, made.matrices, made.programs, made.regions, made.scratch_bytes, spare
+    )
+    host_frames = made.host_frames if made.has_tiers else None
+    return forecast_seconds(work, layout, WITH_DEVICE_MEMORY, frames=made.frames, host_frames=host_frames)
+
+
+def test_more_host_memory_never_means_more_traffic_or_time() -> None:
+    made = [plan(20_000_000, 12_000_000 * 2**i) for i in range(5)]
+    assert all(more.ssd_bytes <= less.ssd_bytes for less, more in pairwise(made))
+    assert all(seconds_of(more) <= seconds_of(less) for less, more in pairwise(made))
+    assert made[-1].ssd_bytes == 0 < made[0].ssd_bytes
+
+
+def test_more_device_memory_never_means_more_time() -> None:
+    """Bytes over the wire may be more: what is hidden behind the computing costs nothing."""
+    made = [plan(12_000_000 * 2**i, 60_000_000) for i in range(5)]
+    assert all(seconds_of(more) <= seconds_of(less) for less, more in pairwise(made))
+    assert made[-1].to_device_bytes < made[0].to_device_bytes / 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    device=st.integers(2_000_000, 40_000_000),
+    host=st.integers(500_000, 40_000_000),
+    more_device=st.integers(0, 40_000_000),
+    more_host=st.integers(0, 40_000_000),
+)
+def test_larger_budgets_never_mean_a_much_longer_epoch(
+    device: int, host: int, more_device: int, more_host: int
+) -> None:
+    """The search is greedy, and may end a quarter above where it ended with less."""
+    work = workload(rows=9000, layers=2)
+    try:
+        less = plan(device, host, work)
+    except BudgetError:
+        return
+    more = plan(device + more_device, host + more_host, work)
+    assert seconds_of(more, work) <= 1.25 * seconds_of(less, work)
+
+
+# ---- too little --------------------------------------------------------------------------------------------
+
+
+def least(device: int, host: int, work: Workload = WORK) -> tuple[int, int]:
+    """The budgets named where those given do not do."""
+    with pytest.raises(BudgetError) as error:
+        plan(device, host, work)
+    named = dict(re.findall(r"--(gpu|host)-budget (\w+)", str(error.value)))
+    return parse_size(named.get("gpu", device)), parse_size(named.get("host", host))
+
+
+@pytest.mark.parametrize(("device", "host"), [(1, 1), (1, EVERYTHING), (EVERYTHING, 1)])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_budgets_named_do_plan_and_a_hundredth_less_does_not(device: int, host: int, layers: int) -> None:
+    work = workload(layers=layers)
+    needed_device, needed_host = least(device, host, work)
+    verify_plan(plan(needed_device, needed_host, work))
+    if device == 1:
+        with pytest.raises(BudgetError, match=r"of which .* hold 8 columns of m1|of which .* are blocks of"):
+            plan(needed_device * 99 // 100, needed_host, work)
+    if host == 1:
+        with pytest.raises(BudgetError, match="two blocks on their way"):
+            plan(needed_device, needed_host * 99 // 100, work)
+
+
+@pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["one memory", "tiers"])
+def test_the_least_writes_named_do_plan_and_a_hundredth_less_does_not(hardware) -> None:  # type: ignore[no-untyped-def]
+    free = make_plan(WORK, Limits(12_000_000, 8_000_000), hardware)
+    assert free.ssd_write_bytes > 0
+    with pytest.raises(BudgetError, match=r"the plan that writes least writes .* of which .* are") as error:
+        make_plan(WORK, Limits(12_000_000, 8_000_000, ssd_write_bytes=0), hardware)
+    named = re.search(r"--max-ssd-writes (\w+)", str(error.value))
+    assert named is not None
+    limit = parse_size(named[1])
+    made = make_plan(WORK, Limits(12_000_000, 8_000_000, ssd_write_bytes=limit), hardware)
+    verify_plan(made)
+    assert made.ssd_write_bytes <= limit
+    with pytest.raises(BudgetError, match="max-ssd-writes"):
+        make_plan(WORK, Limits(12_000_000, 8_000_000, ssd_write_bytes=limit * 99 // 100), hardware)
+
+
+def test_a_limit_that_is_kept_anyway_changes_nothing(scarce: Plan) -> None:
+    limits = Limits(20_000_000, 30_000_000, ssd_write_bytes=scarce.ssd_write_bytes)
+    assert make_plan(WORK, limits, WITH_DEVICE_MEMORY) == scarce
+
+
+# ---- what the verifier sees --------------------------------------------------------------------------------
+
+
+def with_program(made: Plan, program: Program) -> Plan:
+    return with_staging(made, replace(made.staged["train"], program=program))
+
+
+def with_staging(made: Plan, staging: Staging) -> Plan:
+    return replace(made, staged={**made.staged, "train": staging})
+
+
+def test_the_verifier_sees_a_host_program_that_cannot_run(scarce: Plan) -> None:
+    program = scarce.staged["train"].program
+    busiest = max(range(len(program.acquire)), key=lambda i: len(program.acquire[i]))
+    fewer = (*program.acquire[:busiest], program.acquire[busiest][1:], *program.acquire[busiest + 1 :])
+    with pytest.raises(AssertionError, match=r"host.*(has no frame|before it is read|out of no frame)"):
+        verify_plan(with_program(scarce, replace(program, acquire=fewer)))
+    with pytest.raises(AssertionError, match=r"host.*is not there"):
+        verify_plan(with_program(scarce, replace(program, store=tuple(() for _ in program.store))))
+    unread = tuple(tuple(a._replace(load=False) for a in step) for step in program.acquire)
+    with pytest.raises(AssertionError, match=r"host.*before it is read"):
+        verify_plan(with_program(scarce, replace(program, acquire=unread)))
+    outside = tuple(tuple(a._replace(frame=scarce.host_frames) for a in step) for step in program.acquire)
+    with pytest.raises(AssertionError, match=r"host.*outside the arena"):
+        verify_plan(with_program(scarce, replace(program, acquire=outside)))
+    with pytest.raises(AssertionError, match=r"host.*not as stated"):
+        verify_plan(with_program(scarce, replace(program, read_bytes=program.read_bytes + 1)))
+
+
+def test_the_verifier_sees_transfers_that_are_not_what_the_device_asks_for(scarce: Plan) -> None:
+    staging = scarce.staged["train"]
+    with pytest.raises(AssertionError, match="does not get what it asks for"):
+        verify_plan(with_staging(scarce, replace(staging, transfers=staging.transfers[1:])))
+    lifted = [i for i, t in enumerate(staging.transfers) if t.way is Way.TO_DEVICE]
+    swapped = list(staging.transfers)
+    swapped[lifted[0]], swapped[lifted[-1]] = swapped[lifted[-1]], swapped[lifted[0]]
+    with pytest.raises(AssertionError, match="comes too late"):
+        verify_plan(with_staging(scarce, replace(staging, transfers=tuple(swapped))))
+    again = (*staging.transfers, staging.transfers[-1])
+    with pytest.raises(AssertionError, match=r"asks for|otherwise than"):
+        verify_plan(with_staging(scarce, replace(staging, transfers=again)))
+
+
+def test_the_verifier_sees_a_budget_passed_and_a_program_missing(scarce: Plan) -> None:
+    for short in (
+        {"host_limit_bytes": scarce.host_peak_bytes - 1},
+        {"device_limit_bytes": scarce.device_peak_bytes - 1},
+    ):
+        with pytest.raises(AssertionError, match="allowed"):
+            verify_plan(replace(scarce, **short))
+    with pytest.raises(AssertionError, match="not every program"):
+        verify_plan(replace(scarce, staged={"train": scarce.staged["train"]}))
