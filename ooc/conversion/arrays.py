@@ -4,7 +4,7 @@
 Names (see ``docs/formats.md``): ``edge_index`` [2, E] or [E, 2] (``edges``: [E, 2] or [2, E]); ``x`` [N, F]
 or CSR ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N] or [N, L]; ``train_mask``, ``val_mask``
 (``valid_mask``), ``test_mask`` [N] or [N, splits], or ``train_idx``, ``valid_idx`` (``val_idx``),
-``test_idx``; ``num_nodes`` and ``num_classes`` if they cannot be inferred.
+``test_idx``; ``edge_weight`` [E], ``edge_attr`` [E, F]; ``num_nodes`` and ``num_classes`` if they cannot be inferred.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,16 +15,15 @@ import numpy as np
 
 from ooc.conversion.label_form import LabelForm, label_form, only_answers
 from ooc.conversion.shuffle import Shuffle
-from ooc.conversion.source import EdgeBlock, LabelBlock, Mask, Source, ranges
+from ooc.conversion.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges
 from ooc.conversion.sparse_rows import SparseRows
 from ooc.conversion.streams import check_truth_values
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
 
-REFUSED_NAMES = ("edge_weight", "edge_attr")
-"""What would change a model's results and cannot be stored yet: refused unless it may be dropped."""
+EDGE_DATA_NAMES = ("edge_weight", "edge_attr")
 ARRAY_NAMES = (
-    *REFUSED_NAMES,
+    *EDGE_DATA_NAMES,
     *(
         "edge_index",
         "edges",
@@ -71,12 +70,8 @@ class ArrayOptions:
 
 def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Source:
     """A source of ``arrays``; SourceError where they are missing or do not fit one another."""
-    for name in REFUSED_NAMES:
-        if name in arrays and not options.drop_edge_data:
-            raise SourceError(
-                f"{options.name} has {name}, which cannot be used yet; "
-                f"give --drop-edge-data (drop_edge_data=True) to convert without"
-            )
+    if options.drop_edge_data:
+        arrays = {name: array for name, array in arrays.items() if name not in EDGE_DATA_NAMES}
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise SourceError(f"{options.name}: {name} holds {array.dtype} values, not plain numbers")
@@ -87,10 +82,13 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     if not 0 < nodes <= 2**32 or num_features < 1:
         raise SourceError(f"{options.name}: {nodes} nodes with {num_features} features cannot be converted")
     columns, num_edges = _edge_columns(arrays, options.name)
+    carried = _edge_data(arrays, num_edges, options.name)
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         for start, stop in ranges(num_edges, size):
-            yield EdgeBlock(*(column[start:stop].astype(np.int64) for column in columns))
+            sources, targets = (column[start:stop].astype(np.int64) for column in columns)
+            parts = (None if array is None else np.array(array[start:stop]) for array in carried)
+            yield EdgeBlock(sources, targets, EdgeData(*parts))
             options.release()
 
     labels, form, note = _labels(arrays, nodes, options)
@@ -107,6 +105,8 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         num_features=num_features,
         num_classes=classes,
         edges=edges,
+        has_edge_weight=carried.weight is not None,
+        num_edge_features=0 if carried.features is None else carried.features.shape[1],
         features=lambda size: features_from(size, 0),
         features_from=features_from,
         labels=labels,
@@ -142,6 +142,20 @@ def _edge_columns(arrays: Mapping[str, AnyArray], source: str) -> tuple[tuple[An
     if two == 0:
         return (array[0], array[1]), int(array.shape[1])
     return (array[:, 0], array[:, 1]), int(array.shape[0])
+
+
+def _edge_data(arrays: Mapping[str, AnyArray], edges: int, source: str) -> EdgeData:
+    """Views of what the edges carry. An ``edge_attr`` [E] is a weight where there is no other."""
+    weight, features = (arrays.get(name) for name in EDGE_DATA_NAMES)
+    if weight is None and features is not None and features.ndim == 1:
+        weight, features = features, None
+    if weight is not None and weight.shape not in ((edges,), (edges, 1)):
+        raise SourceError(f"{source}: the edges' weights have the shape {weight.shape}, one for each of {edges} wanted")
+    if features is not None and features.ndim == 1:
+        features = features[:, None]
+    if features is not None and (features.ndim != 2 or len(features) != edges or not features.shape[1]):
+        raise SourceError(f"{source}: edge_attr has the shape {features.shape}, not [{edges} edges, features]")
+    return EdgeData(weight=None if weight is None else weight.reshape(-1), features=features)
 
 
 def _features(

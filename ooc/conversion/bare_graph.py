@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ooc.conversion.edge_options import EdgeFiles, asked_files
 from ooc.conversion.node_features import RANDOM, NodeFeatures, node_features
 from ooc.conversion.node_ids import Numbering, Same, collect, numbering, sorted_with_rows, write_ids
 from ooc.conversion.node_labels import NodeLabels, node_labels
@@ -30,6 +31,7 @@ from ooc.storage.array import AnyArray, flush
 NODE_OPTIONS = frozenset(
     {"features", "labels", "task", "id_column", "feature_columns", "label_column", "split_column", SPLIT}
 )
+"""What any such graph takes of nodes; ``EDGE_OPTIONS`` are those of edges."""
 _BLOCK_ROWS = 1 << 18
 _IDS, _COUNTED, _COUNTS = "ids.npy", "counted.npy", "counts.json"
 _LEAST_NODES = 1
@@ -43,6 +45,9 @@ class BareGraph:
     ``edges(n)``: blocks as a source's, of ids as in ``files``. ``num_edges`` may be an estimate where it is not
     ``counted``. ``num_nodes``: None where any ids may come. ``said``: the numbers of ``nodes`` and ``edges`` that
     the files claim, compared with what is found. ``features``, ``labels``: files of theirs beside the edges.
+
+    ``carrying(n)``: the same edges with what they carry, as ``has_edge_weight``, ``num_edge_features`` and
+    ``weight_unless_ones`` say (see ``Source``); None where that is nothing.
     """
 
     name: str
@@ -57,6 +62,25 @@ class BareGraph:
     resident_bytes: int = 0
     features: Path | None = None
     labels: Path | None = None
+    carrying: Callable[[int], Iterator[EdgeBlock]] | None = None
+    has_edge_weight: bool = False
+    num_edge_features: int = 0
+    weight_unless_ones: bool = False
+
+    def with_files(self, found: EdgeFiles) -> "BareGraph":
+        """With what edges have in npy files of their own besides."""
+        if not found:
+            return self
+        if (self.has_edge_weight and found.weight) or (self.num_edge_features and found.features):
+            raise SourceError(f"{self.name} has edge data of its own; {found.paths[0]} would replace it")
+        edges = self.carrying or self.edges
+        return replace(
+            self,
+            files=(*self.files, *found.paths),
+            carrying=lambda size: found.joined(edges, size),
+            has_edge_weight=self.has_edge_weight or found.weight is not None,
+            num_edge_features=self.num_edge_features or found.num_features,
+        )
 
 
 def bare_source(graph: BareGraph, request: Request) -> Source:
@@ -64,6 +88,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
 
     SourceError, with the remedy, where it asks for none, or for those of another number of nodes.
     """
+    graph = graph.with_files(asked_files(request, graph.num_edges if graph.counted else None))
     texts = {}
     for part, path, example in (
         ("features", graph.features, "random:COLUMNS"),
@@ -96,7 +121,10 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         num_features=features.columns,
         num_classes=labels.num_classes,
         task=labels.task,
-        edges=graph.edges,
+        edges=graph.carrying or graph.edges,
+        has_edge_weight=graph.has_edge_weight,
+        num_edge_features=graph.num_edge_features,
+        weight_unless_ones=graph.weight_unless_ones,
         features=lambda size: features.blocks(0, size, 0),
         labels=lambda size: labels.blocks(0, size),
         symmetrize=graph.symmetrize,
@@ -162,7 +190,7 @@ class _Joined:
             source,
             num_nodes=nodes,
             num_edges=edges,
-            edges=self.graph.edges if numbers is None else lambda size: self._numbered(numbers, size),
+            edges=source.edges if numbers is None else lambda size: self._numbered(source.edges(size), numbers),
             features=feature_blocks,
             features_from=later_features if features.seeks else None,
             labels=label_blocks,
@@ -216,9 +244,9 @@ class _Joined:
         in_order, rows = sorted_with_rows(ids, name=self.graph.name)
         return numbering(in_order, rows=rows)
 
-    def _numbered(self, numbers: Numbering, size: int) -> Iterator[EdgeBlock]:
+    def _numbered(self, blocks: Iterator[EdgeBlock], numbers: Numbering) -> Iterator[EdgeBlock]:
         done = 0
-        for block in self.graph.edges(size):
+        for block in blocks:
             sources, targets = numbers.numbers(block.sources), numbers.numbers(block.targets)
             absent = (sources < 0) | (targets < 0)
             if absent.any():
@@ -226,7 +254,7 @@ class _Joined:
                 edge = f"{block.sources[at]} → {block.targets[at]}"
                 raise SourceError(f"{self.graph.name}: edge {done + at} ({edge}) has an end that is no node")
             done += len(sources)
-            yield EdgeBlock(sources, targets)
+            yield EdgeBlock(sources, targets, block.data)
 
 
 class _Tally:

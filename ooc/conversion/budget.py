@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ooc.conversion.ahead import cores
+from ooc.conversion.edge_sort import sort_bytes
 from ooc.conversion.order import order_bytes
 from ooc.conversion.source import Source
 from ooc.errors import BudgetError, SourceError
@@ -21,9 +22,12 @@ _FLOOR_BYTES = 32 << 20
 _SORT_KEYS = 1 << 22  # Fewer sort no faster, more leave the processor's caches, ...
 _SORT_PARTS = 48  # ... unless that many more buckets would need a second level.
 _EDGE_BYTES = 256  # A block being read, one waiting, one being spread, and what comes of it on the way.
+_EDGE_NUMBER_BYTES = 128  # More for each number that an edge carries: up to 16 copies of 8 bytes, as those above.
 _FEATURE_BYTES = 48  # Three such blocks of float64, and up to three copies of the one at work.
 _LEAST_FEATURE_ROWS = 16
+_LEAST_EDGES = 16
 _LABEL_ROWS = 1 << 16
+_MOST_NUMBER_BYTES = 8  # Of what edges carry.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +46,10 @@ def default_budget_bytes() -> int:
     return available_memory_bytes() // 2
 
 
-def least_budget_bytes(*, num_features: int, resident_bytes: int) -> int:
-    """The least budget that does: what is resident, some room, and a few rows of features."""
-    return resident_bytes + max(_FLOOR_BYTES, 4 * _LEAST_FEATURE_ROWS * num_features * _FEATURE_BYTES)
+def least_budget_bytes(*, num_features: int, resident_bytes: int, edge_numbers: int = 0) -> int:
+    """The least budget that does: what is resident, some room, and a few rows of features, of nodes or edges."""
+    rows, edges = _LEAST_FEATURE_ROWS * num_features * _FEATURE_BYTES, _LEAST_EDGES * edge_numbers * _EDGE_NUMBER_BYTES
+    return resident_bytes + max(_FLOOR_BYTES, 4 * rows, 4 * edges)
 
 
 def divide(source: Source, budget_bytes: int) -> Shares:
@@ -54,13 +59,21 @@ def divide(source: Source, budget_bytes: int) -> Shares:
         budget_bytes,
         num_edges=source.num_edges,
         num_features=source.num_features,
+        edge_numbers=source.num_edge_numbers,
         resident_bytes=source.resident_bytes,
         resident="the source",
     )
 
 
 def divide_for_order(
-    name: str, budget_bytes: int, *, num_nodes: int, num_edges: int, num_features: int, resident_bytes: int = 0
+    name: str,
+    budget_bytes: int,
+    *,
+    num_nodes: int,
+    num_edges: int,
+    num_features: int,
+    edge_numbers: int = 0,
+    resident_bytes: int = 0,
 ) -> Shares:
     """The same for putting a store's rows in order, beside ``resident_bytes`` that somebody else holds."""
     return _divide(
@@ -68,17 +81,25 @@ def divide_for_order(
         budget_bytes,
         num_edges=num_edges,
         num_features=num_features,
+        edge_numbers=edge_numbers,
         resident_bytes=resident_bytes + order_bytes(num_nodes),
         resident="the order" + " and the source" * (resident_bytes > 0),
     )
 
 
 def _divide(
-    work: str, budget_bytes: int, *, num_edges: int, num_features: int, resident_bytes: int, resident: str
+    work: str,
+    budget_bytes: int,
+    *,
+    num_edges: int,
+    num_features: int,
+    edge_numbers: int,
+    resident_bytes: int,
+    resident: str,
 ) -> Shares:
     feature_row_bytes = num_features * _FEATURE_BYTES
     # A block of features takes no more than a quarter of all.
-    least = least_budget_bytes(num_features=num_features, resident_bytes=resident_bytes)
+    least = least_budget_bytes(num_features=num_features, edge_numbers=edge_numbers, resident_bytes=resident_bytes)
     if budget_bytes < least:
         held = f", {format_size(resident_bytes)} of it to hold {resident}" * (resident_bytes > 0)
         raise BudgetError(
@@ -87,10 +108,11 @@ def _divide(
         )
     free = budget_bytes - resident_bytes
     workers = cores()
+    key_bytes = sort_bytes(edge_numbers * _MOST_NUMBER_BYTES)
     return Shares(
-        sort_keys=min(max(_SORT_KEYS, 2 * num_edges // _SORT_PARTS), free // 2 // 8 // (workers + 1)),
+        sort_keys=min(max(_SORT_KEYS, 2 * num_edges // _SORT_PARTS), free // 2 // key_bytes // (workers + 1)),
         sort_workers=workers,
-        edges=min(1 << 20, free // 4 // _EDGE_BYTES),
+        edges=min(1 << 20, free // 4 // (_EDGE_BYTES + edge_numbers * _EDGE_NUMBER_BYTES)),
         feature_rows=min(1 << 16, free // 4 // feature_row_bytes),
     )
 
@@ -126,6 +148,7 @@ def disk_bytes(source: Source, *, dtype: str, symmetrize: bool, self_loops: bool
         self_loops=self_loops,
         twice=twice,
         prepare_bytes=source.prepare_bytes,
+        edge_row_bytes=source.num_edge_numbers * max(4, np.dtype(dtype).itemsize),
     )
 
 
@@ -139,15 +162,17 @@ def disk_bytes_for(
     self_loops: bool,
     twice: bool,
     prepare_bytes: int,
+    edge_row_bytes: int = 0,
 ) -> int:
     """The same of a source that is not opened."""
     nodes, keys, sides = num_nodes, 2 * num_edges, 1 if symmetrize else 2
     entries = keys // sides + (nodes if self_loops else 0)
     index_bytes = 4 if nodes <= 2**31 else 8
-    topology = sides * (_stored(nodes + 1, 8) + _stored(nodes, 4) + _stored(entries, index_bytes))
+    carried = _stored(entries, edge_row_bytes) if edge_row_bytes else 0
+    topology = sides * (_stored(nodes + 1, 8) + _stored(nodes, 4) + _stored(entries, index_bytes) + carried)
     labels = _stored(nodes, 8) + _stored(nodes, label_row_bytes) + 3 * _stored(nodes, 1)
     features = _stored(nodes, feature_row_bytes)
-    need = labels + max(keys * 8 + topology // 2, topology + features)
+    need = labels + max(keys * (8 + edge_row_bytes) + topology // 2, topology + features)
     if twice:
         need += labels + topology + features
     return need + prepare_bytes
@@ -158,7 +183,8 @@ def check_disk_for_order(store: Store, folder: Path, *, written_bytes: int = 0) 
     sizes = {name: store.array(name).num_chunks * store.array(name).chunk_bytes for name in store.arrays()}
     rows = sum(size for name, size in sizes.items() if not name.startswith(("in/", "out/")))
     topology = sum(sizes.values()) - rows
-    need = topology + max(rows, store.num_edges * 8)
+    carried = sum(array.row_bytes for array in store.edge_data("in"))
+    need = topology + max(rows, store.num_edges * (8 + carried))
     _check_room(f"ordering the rows of {store.name}", need - written_bytes, folder)
 
 

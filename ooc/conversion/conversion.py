@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ooc.conversion.budget import Shares, check_disk, check_folder, default_budget_bytes, divide, divide_for_order
+from ooc.conversion.edge_values import ValueForm
 from ooc.conversion.features import write_features
 from ooc.conversion.formats import open_source
 from ooc.conversion.journal import Journal
@@ -22,7 +23,7 @@ from ooc.conversion.topology import Edges, write_topology
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.sizes import parse_size
-from ooc.storage.store import FORMAT_VERSION, Store, open_store, write_group
+from ooc.storage.store import FORMAT_VERSION, VERSION_WITHOUT_EDGE_DATA, Store, open_store, write_group
 from ooc.version import __version__
 
 _DTYPES = ("float32", "float64", "float16")
@@ -179,6 +180,7 @@ def _ordering_shares(graph: Source, budget_bytes: int) -> Shares:
         num_nodes=graph.num_nodes,
         num_edges=2 * graph.num_edges,
         num_features=graph.num_features,
+        edge_numbers=graph.num_edge_numbers,
         resident_bytes=graph.resident_bytes,
     )
 
@@ -201,6 +203,7 @@ def _write(
         store,
         scratch=scratch,
         edges=options,
+        values=ValueForm.of_source(graph, options.dtype),
         shares=shares,
         journal=journal,
         listener=listener,
@@ -216,8 +219,16 @@ def _write(
     )
     for group in ("split", "in") if topology.undirected else ("split", "in", "out"):
         write_group(store / group, {})
+    edge_data = {
+        name: found
+        for name, found in (
+            ("has_edge_weight", topology.has_edge_weight),
+            ("num_edge_features", topology.num_edge_features),
+        )
+        if found
+    }
     attributes = {
-        "ooc_format": FORMAT_VERSION,
+        "ooc_format": FORMAT_VERSION if edge_data else VERSION_WITHOUT_EDGE_DATA,
         "name": name,
         "num_nodes": graph.num_nodes,
         "num_edges": topology.num_edges,
@@ -225,6 +236,7 @@ def _write(
         "num_classes": labels.num_classes,
         "task": graph.task.value,
         "has_ids": graph.ids is not None,
+        **edge_data,
         "undirected": topology.undirected,
         "num_self_loops": topology.num_self_loops,
         "split_sizes": labels.split_sizes,

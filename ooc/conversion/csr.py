@@ -1,164 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ascending edge keys (``row << bits | column``) → the arrays of one direction of the topology."""
+"""Ascending edges (keys ``row << bits | column`` and what they carry) → the arrays of one direction."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ooc.conversion.edge_sort import Keys
-from ooc.storage.array import Array, create_array, resume_array
+from ooc.conversion.edge_runs import KeyForm, Run
+from ooc.conversion.edge_values import ValueForm
+from ooc.storage.array import create_array, resume_array
 
 _WINDOW_ROWS = 1 << 18
+_TOPOLOGY = ("indptr", "indices", "self_loops")
 _STATE = ("row", "row_edges", "row_loops", "edges", "self_loops_found")
 
 
-@dataclass(frozen=True)
-class KeyForm:
-    """How an edge among ``nodes`` nodes is packed: row and column in ``bits`` bits each."""
-
-    nodes: int
-
-    @property
-    def bits(self) -> int:
-        return max(1, (self.nodes - 1).bit_length())
-
-    @property
-    def largest(self) -> int:
-        return (self.nodes - 1) << self.bits | (self.nodes - 1)
-
-    def pack(self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> Keys:
-        """Keys of the edges, a new array; ids must be in range."""
-        keys = rows.astype(np.uint64)
-        keys <<= np.uint64(self.bits)
-        keys |= columns.view(np.uint64)
-        return keys
-
-    def rows(self, keys: Keys) -> npt.NDArray[np.int64]:
-        return (keys >> np.uint64(self.bits)).view(np.int64)
-
-    def columns(self, keys: Keys) -> npt.NDArray[np.int64]:
-        return (keys & np.uint64((1 << self.bits) - 1)).view(np.int64)
-
-    def loops(self, start: int, stop: int) -> Keys:
-        """The keys of the self-loops of nodes ``start:stop``."""
-        return np.arange(start, stop, dtype=np.uint64) * np.uint64((1 << self.bits) + 1)
-
-
-def cut(blocks: Iterable[Keys], size: int) -> Iterator[Keys]:
-    """The same keys in views of at most ``size``, so that what is derived from a block stays small."""
-    for block in blocks:
-        for start in range(0, len(block), size):
-            yield block[start : start + size]
-
-
-def distinct(blocks: Iterable[Keys]) -> Iterator[Keys]:
-    """Ascending keys without repetitions."""
-    last: int | None = None
-    for block in blocks:
-        if not len(block):
-            continue
-        fresh = np.empty(len(block), dtype=np.bool_)
-        fresh[0] = last is None or int(block[0]) != last
-        np.not_equal(block[1:], block[:-1], out=fresh[1:])
-        last = int(block[-1])
-        yield block[fresh]
-
-
-class SelfLoops:
-    """Puts a self-loop for every node that lacks one into ascending keys. ``node``: the first still to be seen to."""
-
-    def __init__(self, form: KeyForm, node: int = 0) -> None:
-        self._form = form
-        self.node = node
-
-    def among(self, blocks: Iterable[Keys]) -> Iterator[Keys]:
-        """``blocks`` and, between their keys, the loops that were lacking; none below the keys of earlier calls."""
-        form = self._form
-        for block in blocks:
-            if not len(block):
-                continue
-            # Loops up to the block's last key belong here; later ones may still come in later blocks.
-            stop = min(form.nodes, int(block[-1]) // ((1 << form.bits) + 1) + 1)
-            done = 0
-            while stop - self.node > _WINDOW_ROWS:  # A sparse graph: many rows in few keys.
-                loops = form.loops(self.node, self.node + _WINDOW_ROWS)
-                here = int(np.searchsorted(block, loops[-1], side="right"))
-                yield _merged(block[done:here], loops)
-                self.node, done = self.node + _WINDOW_ROWS, here
-            yield _merged(block[done:], form.loops(self.node, stop)) if stop > self.node else block[done:]
-            self.node = max(self.node, stop)
-
-    def remaining(self) -> Iterator[Keys]:
-        """The loops of the nodes after the last key."""
-        while self.node < self._form.nodes:
-            stop = min(self._form.nodes, self.node + _WINDOW_ROWS)
-            yield self._form.loops(self.node, stop)
-            self.node = stop
-
-
-def _merged(keys: Keys, loops: Keys) -> Keys:
-    at = np.searchsorted(keys, loops)
-    lacking = np.ones(len(loops), dtype=np.bool_)
-    inside = at < len(keys)
-    lacking[inside] = keys[at[inside]] != loops[inside]
-    return np.insert(keys, at[lacking], loops[lacking])
-
-
 class CsrWriter:
-    """Writes ``indptr`` [N+1], ``indices`` [E] and ``self_loops`` [N] of a direction from ascending keys.
+    """Writes ``indptr`` [N+1], ``indices`` [E] and ``self_loops`` [N] of a direction from ascending edges, and
+    ``edge_weight`` [E] and ``edge_features`` [E, F] where ``values`` says that they have them.
 
-    ``most_edges`` bounds E, which is known only at the end. ``progress``: another process's to go on from.
+    ``most_edges`` bounds E, which is known only at the end. ``only_ones``: whether every value is 1.
+    ``progress``: another process's to go on from.
     """
 
     def __init__(
-        self, store: Path, direction: str, form: KeyForm, *, most_edges: int, progress: dict[str, Any] | None = None
+        self,
+        store: Path,
+        direction: str,
+        form: KeyForm,
+        *,
+        most_edges: int,
+        values: ValueForm | None = None,
+        progress: dict[str, Any] | None = None,
     ) -> None:
         self._form = form
         self._index_dtype = np.dtype(np.int32 if form.nodes <= 2**31 else np.int64)
-        shapes: dict[str, tuple[int, npt.DTypeLike]] = {
-            "indptr": (form.nodes + 1, np.int64),
-            "indices": (most_edges, self._index_dtype),
-            "self_loops": (form.nodes, np.int32),
+        shapes: dict[str, tuple[tuple[int, ...], npt.DTypeLike]] = {
+            "indptr": ((form.nodes + 1,), np.int64),
+            "indices": ((most_edges,), self._index_dtype),
+            "self_loops": ((form.nodes,), np.int32),
         }
+        for name, kind, width in values.columns if values is not None else ():
+            shapes[name] = ((most_edges,) if width is None else (most_edges, width), kind)
         state = progress or dict.fromkeys(_STATE, 0)
         # The first row that is not complete yet, and what came of it so far.
         self._row, self._row_edges, self._row_loops = (int(state[name]) for name in _STATE[:3])
         self.edges, self.self_loops = (int(state[name]) for name in _STATE[3:])
+        self.only_ones = bool(progress["only_ones"]) if progress is not None else True
         self._writers = {
-            name: create_array(store, f"{direction}/{name}", (rows,), dtype)
+            name: create_array(store, f"{direction}/{name}", shape, dtype)
             if progress is None
-            else resume_array(store, f"{direction}/{name}", (rows,), dtype, progress[name])
-            for name, (rows, dtype) in shapes.items()
+            else resume_array(store, f"{direction}/{name}", shape, dtype, progress[name])
+            for name, (shape, dtype) in shapes.items()
         }
-        self._indptr, self._indices, self._loops = self._writers.values()
+        self._indptr, self._indices, self._loops = (self._writers[name] for name in _TOPOLOGY)
+        self._values = {name: writer for name, writer in self._writers.items() if name not in _TOPOLOGY}
         if progress is None:
             self._indptr.append(np.zeros(1, dtype=np.int64))
 
     @property
     def appended(self) -> int:
-        """Keys so far."""
+        """Edges so far."""
         return self._indices.rows
 
     def progress(self) -> dict[str, Any]:
         """How far it has come, as JSON; see ``ArrayWriter.progress``."""
         state = (self._row, self._row_edges, self._row_loops, self.edges, self.self_loops)
-        return dict(zip(_STATE, state, strict=True)) | {
-            name: writer.progress() for name, writer in self._writers.items()
-        }
+        arrays = {name: writer.progress() for name, writer in self._writers.items()}
+        return dict(zip(_STATE, state, strict=True)) | arrays | {"only_ones": self.only_ones}
 
     def flush(self) -> None:
-        """Have all keys so far on the disk."""
+        """Have all edges so far on the disk."""
         for writer in self._writers.values():
             writer.flush()
 
-    def append(self, keys: Keys) -> None:
-        """Add ascending ``keys``, none below those before."""
+    def append(self, run: Run) -> None:
+        """Add edges, none below those before."""
+        keys = run.keys
         if not len(keys):
             return
+        if run.values is not None:
+            for name, writer in self._values.items():
+                column = run.values[name]
+                self.only_ones = self.only_ones and bool((column == 1).all())
+                writer.append(column)
         rows, columns = self._form.rows(keys), self._form.columns(keys)
         self._indices.append(columns.astype(self._index_dtype))
         looping = rows[rows == columns]
@@ -173,12 +99,13 @@ class CsrWriter:
         self._row_edges += len(rows) - done
         self._row_loops += len(looping) - done_loops
 
-    def close(self) -> tuple[Array, Array, Array]:
-        """Complete the remaining rows; ``(indptr, indices, self_loops)``."""
+    def close(self) -> None:
+        """Complete the remaining rows, and the arrays."""
         nothing = np.empty(0, dtype=np.int64)
         for start in range(self._row, self._form.nodes, _WINDOW_ROWS):
             self._complete(min(start + _WINDOW_ROWS, self._form.nodes), nothing, nothing)
-        return self._indptr.close(), self._indices.close(shrink=True), self._loops.close()
+        for writer in self._writers.values():
+            writer.close(shrink=writer not in (self._indptr, self._loops))
 
     def abandon(self) -> None:
         """Close the open files."""

@@ -4,17 +4,27 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from ooc.conversion.bare_graph import NODE_OPTIONS, BareGraph, bare_source
+from ooc.conversion.edge_options import (
+    EDGE_COLUMNS_REMEDY,
+    EDGE_OPTIONS,
+    EdgeColumns,
+    asked_columns,
+    asks_for_edge_data,
+)
 from ooc.conversion.node_tables import chosen_column
 from ooc.conversion.reading import Reader, Request
 from ooc.conversion.snap import whole_ids
-from ooc.conversion.source import EdgeBlock, Source
+from ooc.conversion.source import EdgeBlock, EdgeData, Source
 from ooc.conversion.tables import TABLE_SUFFIXES, Cells, Table, is_table, open_table
 from ooc.errors import SourceError
 
 _SOURCES, _TARGETS = ("source", "src"), ("target", "dst")
 _COMPRESSIONS = ("", ".gz", ".zst")
 _LEAST_LINE_BYTES = 4
+_NOTHING = EdgeColumns(None, ())
 
 
 def _open(path: Path, request: Request) -> Source:
@@ -46,18 +56,19 @@ def _graph(
         raise SourceError(
             f"{table.path} has the columns {columns}; say with --source-column and --target-column which edges are in"
         )
-    other = [column for column in table.columns if column not in (source, target)]
-    if other and not request.drop_edge_data:
-        raise SourceError(
-            f"{table.path} has edges with data ({', '.join(other[:20])}), which cannot be used yet; "
-            f"give --drop-edge-data (drop_edge_data=True) to convert without"
-        )
+    other = tuple(column for column in table.columns if column not in (source, target))
+    carried = asked_columns(request, other, str(table.path))
+    if other and not (asks_for_edge_data(request) or request.drop_edge_data):
+        raise SourceError(f"{table.path} has edges with data ({', '.join(other[:20])}); {EDGE_COLUMNS_REMEDY}")
 
     return BareGraph(
         name=name,
         format="table",
         files=(table.path,),
         edges=lambda size: column_edges(table, source, target, size),
+        carrying=(lambda size: column_edges(table, source, target, size, carried)) if carried else None,
+        has_edge_weight=carried.weight is not None,
+        num_edge_features=_width(table, carried.features),
         num_edges=max(1, table.path.stat().st_size // _LEAST_LINE_BYTES) if table.rows is None else table.rows,
         counted=table.rows is not None,
         features=features,
@@ -65,10 +76,24 @@ def _graph(
     )
 
 
-def column_edges(table: Table, source: str, target: str, size: int) -> Iterator[EdgeBlock]:
-    """Edges from the ids in the column ``source`` to those in ``target``."""
-    for block in table.blocks({source: Cells.WHOLE, target: Cells.WHOLE}, size):
-        yield EdgeBlock(*(whole_ids(block[column], table.path) for column in (source, target)))
+def column_edges(
+    table: Table, source: str, target: str, size: int, carried: EdgeColumns = _NOTHING
+) -> Iterator[EdgeBlock]:
+    """Edges from the ids in the column ``source`` to those in ``target``, with the columns they carry."""
+    wanted = {source: Cells.WHOLE, target: Cells.WHOLE} | dict.fromkeys(carried.names, Cells.REAL)
+    for block in table.blocks(wanted, size):
+        sources, targets = (whole_ids(block[column], table.path) for column in (source, target))
+        data = EdgeData(
+            weight=block[carried.weight] if carried.weight is not None else None,
+            features=np.column_stack([block[name] for name in carried.features]) if carried.features else None,
+        )
+        yield EdgeBlock(sources, targets, data if carried else None)
+
+
+def _width(table: Table, names: tuple[str, ...]) -> int:
+    """How many features the columns are: a column of lists is as many as its first row tells."""
+    first = next(table.blocks(dict.fromkeys(names, Cells.REAL), 1), None) if names else None
+    return sum(column[:1].size for column in first.values()) if first is not None else len(names)
 
 
 def _beside(folder: Path, stem: str) -> Path | None:
@@ -86,5 +111,5 @@ READER = Reader(
     folder=None,
     recognises=lambda path: _beside(path, "edges") is not None if path.is_dir() else is_table(path),
     open=_open,
-    takes=NODE_OPTIONS | {"source_column", "target_column"},
+    takes=NODE_OPTIONS | EDGE_OPTIONS | {"source_column", "target_column"},
 )

@@ -4,7 +4,8 @@
 ``metadata.yaml`` (https://www.dgl.ai/dgl_docs/stochastic_training/ondisk-dataset-specification.html) says where
 edges (CSV without a header, or npy [2, E]), features and the splits' nodes and labels are. What preprocessing
 makes is a pickled object of DGL's, which is never loaded. The nodes' features are those called ``feat``, or the
-only ones; the task is the first that classifies nodes.
+only ones; the edges' likewise, in the order of the edges, where ``weight`` or ``edge_weight`` is one number for each.
+The task is the first that classifies nodes.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ooc.conversion.edge_options import EdgeFiles, edge_files
 from ooc.conversion.edge_table import column_edges
 from ooc.conversion.npy_files import NpyFile
 from ooc.conversion.optional import optional
@@ -30,6 +32,7 @@ _PREPROCESSED = "graph_topology"
 _MOST_METADATA_BYTES = 1 << 20
 _SETS = {"train": "train_set", "valid": "validation_set", "test": "test_set"}
 _SEED_NAMES = ("seeds", "seed_nodes", "nodes")
+_WEIGHTS = ("weight", "edge_weight")
 _LABELLED_BYTES = 24  # Of memory for each node of a split: its id, twice while sorted, and its label.
 _LEAST_LINE_BYTES = 4
 _NO_HEADER = ("0", "1")
@@ -49,6 +52,7 @@ class _Edges:
 def _open(path: Path, request: Request) -> Source:
     metadata = _Metadata(path)
     nodes, edges = metadata.nodes(), _edges(metadata, request)
+    carried = metadata.edge_data(request, edges.count if edges.counted else None)
     features = NpyFile(metadata.features())
     rows, columns = features.matrix("[nodes, features]")
     if rows != nodes:
@@ -62,12 +66,14 @@ def _open(path: Path, request: Request) -> Source:
         num_edges=edges.count,
         num_features=columns,
         num_classes=classes,
-        edges=edges.blocks,
+        edges=(lambda size: carried.joined(edges.blocks, size)) if carried else edges.blocks,
+        has_edge_weight=carried.weight is not None,
+        num_edge_features=carried.num_features,
         features=features.row_blocks,
         features_from=features.row_blocks,
         labels=labels.blocks,
         resident_bytes=labels.nbytes,
-        fingerprint=fingerprint_of(metadata.path, edges.path, features.path, *labels.paths),
+        fingerprint=fingerprint_of(metadata.path, edges.path, features.path, *carried.paths, *labels.paths),
     )
 
     def prepare(folder: Path, listener: Listener) -> Source:
@@ -117,13 +123,32 @@ class _Metadata:
 
     def features(self) -> Path:
         """The npy file of the nodes' features."""
-        entries = self._found.get("feature_data") or []
-        found = [entry for entry in entries if isinstance(entry, dict) and entry.get("domain") == "node"]
+        found = self._entries("node")
         named = [entry for entry in found if entry.get("name") == "feat"] or found
         if len(named) != 1:
             names = ", ".join(str(entry.get("name")) for entry in found) or "none"
             raise SourceError(f"{self.path} has the features {names} for nodes; one, or one called feat, is wanted")
         return self._numpy(named[0])
+
+    def edge_data(self, request: Request, edges: int | None) -> EdgeFiles:
+        """The npy files of the edges' data, of so many ``edges`` where that is known; none where it is dropped."""
+        found = [] if request.drop_edge_data else self._entries("edge")
+        weights = [entry for entry in found if entry.get("name") in _WEIGHTS]
+        features = [entry for entry in found if entry.get("name") not in _WEIGHTS]
+        features = [entry for entry in features if entry.get("name") == "feat"] or features
+        if len(weights) > 1 or len(features) > 1:
+            names = ", ".join(str(entry.get("name")) for entry in found)
+            raise SourceError(
+                f"{self.path} has the features {names} for edges; one, or one called feat, is wanted; "
+                f"give --drop-edge-data (drop_edge_data=True) to convert without"
+            )
+        weight, features_file = (self._numpy(entries[0]) if entries else None for entries in (weights, features))
+        return edge_files(weight, features_file, edges)
+
+    def _entries(self, domain: str) -> list[dict[str, Any]]:
+        """What ``feature_data`` lists for nodes or edges."""
+        entries = self._found.get("feature_data") or []
+        return [entry for entry in entries if isinstance(entry, dict) and entry.get("domain") == domain]
 
     def task(self) -> tuple[int | None, dict[str, tuple[Path, Path]]]:
         """``(number of classes if given, {split: (npy file of nodes, npy file of labels)})``."""

@@ -2,7 +2,7 @@
 """Matrix Market files (https://math.nist.gov/MatrixMarket/formats.html): the adjacency matrix of a graph.
 
 The entry (i, j) is the edge from node i - 1 to node j - 1. Of a symmetric matrix the file has one triangle.
-Values other than 1 are weights.
+Values are weights, unless all are 1.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from ooc.conversion.bare_graph import NODE_OPTIONS, BareGraph, bare_source
 from ooc.conversion.lines import Kind, line_blocks, plain_suffix, rows_of_numbers, text_block_bytes
 from ooc.conversion.reading import Reader, Request
 from ooc.conversion.snap import whole_ids
-from ooc.conversion.source import EdgeBlock, Source, ranges
+from ooc.conversion.source import EdgeBlock, EdgeData, Source, ranges
 from ooc.errors import SourceError
 
 _BANNER = "%%matrixmarket"
@@ -36,6 +36,7 @@ def _open(path: Path, request: Request) -> Source:
     header = _header(path)
     block_bytes = text_block_bytes(request.budget_bytes)
     kind = Kind.WHOLE if header.columns == 2 else Kind.REAL
+    weighted = header.columns == 3 and not request.drop_edge_data
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         done = 0
@@ -44,19 +45,14 @@ def _open(path: Path, request: Request) -> Source:
         )
         for rows in rows_of:
             done += len(rows)
-            if header.columns == 3 and not request.drop_edge_data and (rows[:, 2] != 1).any():
-                raise SourceError(
-                    f"{path} has values other than 1: edges with weights, which cannot be used yet; "
-                    f"give --drop-edge-data (drop_edge_data=True) to convert without"
-                )
             for start, stop in ranges(len(rows), size):
-                ends = [whole_ids(rows[start:stop, side], path) - 1 for side in (0, 1)]
+                ends = (whole_ids(rows[start:stop, 0], path) - 1, whole_ids(rows[start:stop, 1], path) - 1)
                 for side, column in enumerate(ends):
                     outside = (column < 0) | (column >= header.nodes)
                     if outside.any():
                         place = f"{'row' if side == 0 else 'column'} {column[int(outside.argmax())] + 1}"
                         raise SourceError(f"{path} has an entry in {place} of a matrix of {header.nodes}")
-                yield EdgeBlock(*ends)
+                yield EdgeBlock(*ends, EdgeData(weight=rows[start:stop, 2]) if weighted else None)
         if done != header.entries:
             raise SourceError(f"{path} has {done} entries, its header says {header.entries}: it is incomplete")
 
@@ -70,6 +66,8 @@ def _open(path: Path, request: Request) -> Source:
             counted=True,
             num_nodes=header.nodes,
             symmetrize=header.symmetric,
+            has_edge_weight=weighted,
+            weight_unless_ones=weighted,
         ),
         request,
     )

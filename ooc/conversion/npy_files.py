@@ -74,7 +74,8 @@ class NpyFile:
                 yield EdgeBlock(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
             else:
                 ends = (self._values(offset + start, stop - start) for offset in (0, total))
-                yield EdgeBlock(*(ids.astype(np.int64) for ids in ends))
+                first, second = (ids.astype(np.int64) for ids in ends)
+                yield EdgeBlock(first, second)
 
     def _values(self, first: int, count: int) -> AnyArray:
         stream = self._blob.at(self._header.bytes + first * self.dtype.itemsize)

@@ -18,6 +18,8 @@ from ooc.conversion.splits import whole_labels
 from ooc.conversion.zip_members import Archive
 from ooc.errors import SourceError
 
+_EDGE_FEATURES = "edge_feat"
+
 
 def binary_source(files: OgbFiles, request: Request) -> Source:
     """The graph in ``files``; its splits are held in memory, the rest is streamed."""
@@ -25,8 +27,10 @@ def binary_source(files: OgbFiles, request: Request) -> Source:
     kept = Archive(files.blob("raw/node-label.npz"))
     labels = PackedArray.find(kept, "node_label", files.label("raw/node-label.npz"))
     of_edges = [name.removesuffix(".npy") for name in data.names() if name.startswith("edge_")]
-    if others := [name for name in of_edges if name != "edge_index"]:
+    if others := [name for name in of_edges if name not in ("edge_index", _EDGE_FEATURES)]:
         refuse_edge_data(f"{where} has {', '.join(others)}", request)
+    taken = _EDGE_FEATURES in of_edges and not request.drop_edge_data
+    edge_features = PackedArray.find(data, _EDGE_FEATURES, where) if taken else None
     edges, features = (PackedArray.find(data, name, where) for name in ("edge_index", "node_feat"))
     nodes, num_features = features.matrix("[nodes, features]")
     if labels.shape not in ((nodes,), (nodes, 1)):
@@ -55,7 +59,7 @@ def binary_source(files: OgbFiles, request: Request) -> Source:
         resident_bytes=splits.nbytes,
         fingerprint=files.fingerprint,
     )
-    return unpacking(source, edges)
+    return unpacking(source, edges, edge_features)
 
 
 def _check_count(data: Archive, name: str, count: int, where: str) -> None:

@@ -6,7 +6,7 @@ file has each edge once for both directions. Then every edge is followed by its 
 ``read_csv_graph_raw`` has it: nothing is dropped, a self-loop comes twice.
 
 ogbn-proteins has no node features. What stands in for them is the species of each protein, one-hot in
-ascending order of the species' ids; its edge features cannot be used yet.
+ascending order of the species' ids. Its edges have features, which an edge's reverse has too.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ooc.conversion.csv_rows import CsvForm, csv_columns, csv_rows
-from ooc.conversion.ogb_files import OgbFiles, refuse_edge_data
+from ooc.conversion.edge_values import with_data
+from ooc.conversion.ogb_files import OgbFiles
 from ooc.conversion.reading import Request
-from ooc.conversion.source import EdgeBlock, LabelBlock, Mask, Source, ranges
+from ooc.conversion.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges
 from ooc.conversion.splits import IndexSplits, whole_labels
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
@@ -24,6 +25,7 @@ from ooc.storage.store import Task
 
 _ADD_INVERSE_EDGE = frozenset(("sales_ranking", "species"))
 """The kinds of split of ogbn-products and ogbn-proteins."""
+_EDGE_FEATURES = "raw/edge-feat.csv.gz"
 _SPECIES = ("raw/node_species.csv.gz", "raw/species.csv.gz")
 _MOST_SPECIES = 1 << 16
 _MOST_GRAPHS = 1 << 16
@@ -34,8 +36,9 @@ def csv_source(files: OgbFiles, request: Request) -> Source:
     nodes, listed_edges = (_single(files, f"raw/num-{what}-list.csv.gz") for what in ("node", "edge"))
     if not 0 < nodes <= 2**32 or listed_edges < 0:
         raise SourceError(f"{files.label('raw')}: {nodes} nodes with {listed_edges} edges cannot be converted")
-    if files.has("raw/edge-feat.csv.gz"):
-        refuse_edge_data(f"{files.name} has edge features ({files.label('raw/edge-feat.csv.gz')})", request)
+    edge_features = 0
+    if files.has(_EDGE_FEATURES) and not request.drop_edge_data:
+        edge_features = csv_columns(files.text(_EDGE_FEATURES), files.label(_EDGE_FEATURES))
     kind = files.only_split()
     both_ways = kind in _ADD_INVERSE_EDGE
     splits = files.splits(kind, nodes)
@@ -45,8 +48,13 @@ def csv_source(files: OgbFiles, request: Request) -> Source:
     def edges(size: int) -> Iterator[EdgeBlock]:
         form = CsvForm(rows=listed_edges, columns=2, dtype=np.int64)
         rows = max(1, size // 2 if both_ways else size)
-        for pairs in _pieces(_read(files, "raw/edge.csv.gz", form), rows):
-            yield _with_reverse(pairs) if both_ways else EdgeBlock(pairs[:, 0].copy(), pairs[:, 1].copy())
+        pairs = _pieces(_read(files, "raw/edge.csv.gz", form), rows)
+        blocks: Iterator[EdgeBlock] = (EdgeBlock(ends[:, 0].copy(), ends[:, 1].copy()) for ends in pairs)
+        if edge_features:
+            carried = CsvForm(rows=listed_edges, columns=edge_features, dtype=np.float64)
+            features = _pieces(_read(files, _EDGE_FEATURES, carried), rows)
+            blocks = with_data(blocks, features=features, name=files.label(_EDGE_FEATURES))
+        yield from map(_with_reverse, blocks) if both_ways else blocks
 
     return Source(
         name=files.name,
@@ -57,6 +65,7 @@ def csv_source(files: OgbFiles, request: Request) -> Source:
         num_classes=None if tasks == 1 else tasks,
         task=Task.CLASSES if tasks == 1 else Task.MULTILABEL,
         edges=edges,
+        num_edge_features=edge_features,
         features=features.blocks,
         labels=lambda size: _labels(files, splits, CsvForm(rows=nodes, columns=tasks, dtype=np.float64), size),
         resident_bytes=splits.nbytes,
@@ -115,8 +124,12 @@ def _pieces(blocks: Iterator[AnyArray], rows: int) -> Iterator[AnyArray]:
             yield block[start:stop]
 
 
-def _with_reverse(pairs: AnyArray) -> EdgeBlock:
-    return EdgeBlock(pairs.reshape(-1), pairs[:, ::-1].reshape(-1))
+def _with_reverse(block: EdgeBlock) -> EdgeBlock:
+    """Each edge, followed by its reverse, which has the same features."""
+    pairs = np.stack([block.sources, block.targets], axis=1)
+    features = block.data.features if block.data is not None else None
+    data = EdgeData(features=features.repeat(2, axis=0)) if features is not None else None
+    return EdgeBlock(pairs.reshape(-1), pairs[:, ::-1].reshape(-1), data)
 
 
 def _labels(files: OgbFiles, splits: IndexSplits, form: CsvForm, size: int) -> Iterator[LabelBlock]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ooc.conversion.ahead import ahead
+from ooc.conversion.edge_values import with_data
 from ooc.conversion.npy_stream import NpyHeader, read_header, row_blocks, value_blocks
 from ooc.conversion.source import EdgeBlock, Source, ranges
 from ooc.conversion.streams import Stream
@@ -82,9 +83,12 @@ def unpacked_bytes(edges: PackedArray) -> int:
     return 2 * edges.num_edges() * _ID.itemsize
 
 
-def unpacking(source: Source, edges: PackedArray) -> Source:
-    """``source`` with the ``edges``, which its ``prepare`` puts on the disk."""
+def unpacking(source: Source, edges: PackedArray, features: PackedArray | None = None) -> Source:
+    """``source`` with the ``edges``, which its ``prepare`` puts on the disk, and their ``features`` [E, F]."""
     num_edges = edges.num_edges()
+    if features is not None and (len(features.shape) != 2 or features.shape[0] != num_edges or not features.shape[1]):
+        raise SourceError(f"{features.name} has the shape {list(features.shape)}, not [{num_edges} edges, features]")
+    source = replace(source, num_edge_features=features.shape[1] if features is not None else 0)
 
     def unprepared(size: int) -> Iterator[EdgeBlock]:
         raise AssertionError("the edges are read after prepare")
@@ -93,7 +97,12 @@ def unpacking(source: Source, edges: PackedArray) -> Source:
         paths = tuple(folder / name for name in _ROW_FILES)
         if any(not path.exists() or path.stat().st_size != num_edges * _ID.itemsize for path in paths):
             _write_ids(edges, paths, source.num_nodes, listener)
-        return replace(source, edges=_reading(paths, num_edges))
+        unpacked = _reading(paths, num_edges)
+        if features is None:
+            return replace(source, edges=unpacked)
+        return replace(
+            source, edges=lambda size: with_data(unpacked(size), features=features.rows(size), name=features.name)
+        )
 
     return replace(source, edges=unprepared, prepare=prepare, prepare_bytes=unpacked_bytes(edges))
 
@@ -138,6 +147,7 @@ def _reading(paths: tuple[Path, ...], num_edges: int) -> Callable[[int], Iterato
                 ends = [np.fromfile(file, dtype=_ID, count=stop - start) for file in (sources, targets)]
                 if any(len(ids) != stop - start for ids in ends):
                     raise SpillError(f"{paths[0].parent}: the edges that were put there end before edge {stop}")
-                yield EdgeBlock(*(ids.astype(np.int64) for ids in ends))
+                first, second = (ids.astype(np.int64) for ids in ends)
+                yield EdgeBlock(first, second)
 
     return edges

@@ -6,7 +6,7 @@ The only module of conversion that knows torch, and only when used.
 
 from typing import Any
 
-from ooc.conversion.arrays import REFUSED_NAMES, ArrayOptions, array_source
+from ooc.conversion.arrays import EDGE_DATA_NAMES, ArrayOptions, array_source
 from ooc.conversion.label_form import TASK_OPTION
 from ooc.conversion.reading import Request
 from ooc.conversion.source import Source
@@ -16,7 +16,7 @@ from ooc.storage.array import AnyArray
 _TAKEN = (
     *("edge_index", "x", "y", "train_mask", "val_mask", "valid_mask", "test_mask"),
     *("train_idx", "val_idx", "valid_idx", "test_idx"),
-    *REFUSED_NAMES,
+    *EDGE_DATA_NAMES,
 )
 
 

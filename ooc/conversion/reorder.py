@@ -23,8 +23,9 @@ from ooc.conversion.budget import (
     default_budget_bytes,
     divide_for_order,
 )
-from ooc.conversion.csr import KeyForm
-from ooc.conversion.edge_sort import Bucket, Keys, Spreader, parts_for
+from ooc.conversion.edge_runs import KeyForm, Run
+from ooc.conversion.edge_sort import Bucket, Spreader, parts_for
+from ooc.conversion.edge_values import ValueForm, Values
 from ooc.conversion.journal import Journal, flush_all
 from ooc.conversion.order import HopOrder, Order, Places, hop_order, parse_order
 from ooc.conversion.output import parse_on_cancel, resolved, workplace
@@ -72,6 +73,7 @@ def reorder(
         num_nodes=opened.num_nodes,
         num_edges=opened.num_edges,
         num_features=opened.num_features,
+        edge_numbers=opened.has_edge_weight + opened.num_edge_features,
     )
     cancel = parse_on_cancel(on_cancel)
     # Where the store's path is a link, what it leads to is replaced.
@@ -168,20 +170,20 @@ def _write_edges(
     journal: Journal,
     listener: Listener,
 ) -> None:
-    form = KeyForm(store.num_nodes)
+    form, values = KeyForm(store.num_nodes), ValueForm.of_store(store)
     spread_stage, stage = f"moved {direction}-edges", f"ordered {direction}-edges"
     buckets_folder = scratch / spread_stage  # Not that of the conversion before, which tidies up whenever it is called.
     if (spread := journal.result(spread_stage)) is None:
         rmtree(buckets_folder, ignore_errors=True)
         parts = parts_for(store.num_edges, shares.sort_keys)
-        spreader = Spreader(buckets_folder, low=0, high=form.largest, parts=parts)
+        spreader = Spreader(buckets_folder, low=0, high=form.largest, parts=parts, with_values=values is not None)
         task, done = f"reading {direction}-edges", 0
         listener(TaskStarted(task, store.num_edges, "edges"))
         try:
-            with ahead(_moved(store, direction, places, form, shares.edges)) as blocks:
-                for keys in blocks:
+            with ahead(_moved(store, direction, places, form, values, shares.edges)) as runs:
+                for keys, carried in runs:
                     done += len(keys)
-                    spreader.add(keys)
+                    spreader.add(keys, carried)
                     listener(TaskAdvanced(task, done))
         finally:
             buckets = spreader.close()
@@ -196,6 +198,7 @@ def _write_edges(
         scratch=buckets_folder,
         drop_duplicates=False,
         self_loops=False,
+        values=values,
         shares=shares,
         stage=stage,
         journal=journal,
@@ -205,8 +208,10 @@ def _write_edges(
         rmtree(folder / direction / "self_loops", ignore_errors=True)
 
 
-def _moved(store: Store, direction: str, places: Places, form: KeyForm, size: int) -> Iterator[Keys]:
-    """The edges of a direction as keys of their ends' new places, about ``size`` at a time."""
+def _moved(
+    store: Store, direction: str, places: Places, form: KeyForm, values: ValueForm | None, size: int
+) -> Iterator[Run]:
+    """The edges of a direction as keys of their ends' new places, with what they carry, about ``size`` at a time."""
     indptr, indices = store.topology(direction)
     # As many rows as have one block of edges: sparse rows then do not come as many small blocks.
     window = min(_WINDOW_ROWS, max(1, size * store.num_nodes // max(1, store.num_edges)))
@@ -221,7 +226,15 @@ def _moved(store: Store, direction: str, places: Places, form: KeyForm, size: in
             columns = indices.read(start, stop)
             check_range(indices, columns, store.num_nodes)
             keys |= places.take(columns).view(unsigned)
-            yield keys
+            yield Run(keys, None if values is None else _carried(store, direction, values, start, stop))
+
+
+def _carried(store: Store, direction: str, form: ValueForm, start: int, stop: int) -> Values:
+    """What the edges ``start:stop`` of a direction carry."""
+    values: Values = np.empty(stop - start, dtype=form.dtype)
+    for name, array in zip(form.names, store.edge_data(direction), strict=True):
+        values[name] = array.read(start, stop)
+    return values
 
 
 def _write_rows(

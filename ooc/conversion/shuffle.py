@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ooc.conversion.edge_sort import Keys
+from ooc.conversion.edge_runs import Keys
 from ooc.conversion.source import Ids
 
 _ROUNDS = 3

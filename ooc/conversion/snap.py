@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SNAP's edge lists (https://snap.stanford.edu/data): two ids a line, tab or spaces, comments with ``#``.
 
-The ids are sparse; the comments at the start say how many nodes and edges there are and whether the graph is
-undirected, in which case each edge is listed once.
+More numbers on a line are data of
+the edge, in columns counted from 0. The ids are sparse; the comments at the start say how many nodes and edges there
+are and whether the graph is undirected, in which case each edge is listed once.
 """
 
 import re
@@ -12,9 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from ooc.conversion.bare_graph import NODE_OPTIONS, BareGraph, bare_source
+from ooc.conversion.edge_options import (
+    EDGE_COLUMNS_REMEDY,
+    EDGE_OPTIONS,
+    EdgeColumns,
+    asked_columns,
+    asks_for_edge_data,
+)
 from ooc.conversion.lines import Kind, leading_comments, plain_suffix, rows_of_numbers, text_block_bytes
 from ooc.conversion.reading import Reader, Request
-from ooc.conversion.source import EdgeBlock, Source, ranges
+from ooc.conversion.source import EdgeBlock, EdgeData, Source, ranges
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
 
@@ -28,19 +36,22 @@ def _open(path: Path, request: Request) -> Source:
     comments, _ = leading_comments(path)
     said = {word.lower(): int(number) for line in comments for word, number in _COUNTS.findall(line)}
     block_bytes = text_block_bytes(request.budget_bytes)
-    dropping = request.drop_edge_data
+    carried = asked_columns(request, tuple(str(column) for column in range(2, _MOST_COLUMNS)), str(path))
+    expected = asks_for_edge_data(request) or request.drop_edge_data
 
     def edges(size: int) -> Iterator[EdgeBlock]:
-        # Weights, where they may be dropped, need not be whole numbers.
-        kind, columns = (Kind.REAL if dropping else Kind.WHOLE), tuple(range(2, _MOST_COLUMNS + 1))
+        # Weights, where there may be some, need not be whole numbers.
+        kind, columns = (Kind.REAL if expected else Kind.WHOLE), tuple(range(2, _MOST_COLUMNS + 1))
         for rows in rows_of_numbers(path, columns=columns, kind=kind, block_bytes=block_bytes):
-            if rows.shape[1] > 2 and not dropping:
+            if rows.shape[1] > 2 and not expected:
                 raise SourceError(
-                    f"{path} has {rows.shape[1]} numbers a line: edges with data, which cannot be used yet; "
-                    f"give --drop-edge-data (drop_edge_data=True) to convert without"
+                    f"{path} has {rows.shape[1]} numbers a line, counted from 0: edges with data; {EDGE_COLUMNS_REMEDY}"
                 )
+            if carried and rows.shape[1] <= max(int(name) for name in carried.names):
+                raise SourceError(f"{path} has {rows.shape[1]} numbers a line; there is no column {carried.names[-1]}")
             for start, stop in ranges(len(rows), size):
-                yield EdgeBlock(*(whole_ids(rows[start:stop, side], path) for side in (0, 1)))
+                sources, targets = (whole_ids(rows[start:stop, side], path) for side in (0, 1))
+                yield EdgeBlock(sources, targets, _data(rows[start:stop], carried))
 
     return bare_source(
         BareGraph(
@@ -48,12 +59,24 @@ def _open(path: Path, request: Request) -> Source:
             format="snap",
             files=(path,),
             edges=edges,
+            carrying=edges if carried else None,
+            has_edge_weight=carried.weight is not None,
+            num_edge_features=len(carried.features),
             num_edges=said.get("edges") or max(1, path.stat().st_size // _LEAST_LINE_BYTES),
             counted=False,
             said=said,
             symmetrize=any(line.lower().startswith("undirected") for line in comments),
         ),
         request,
+    )
+
+
+def _data(rows: AnyArray, carried: EdgeColumns) -> EdgeData | None:
+    if not carried:
+        return None
+    return EdgeData(
+        weight=rows[:, int(carried.weight)] if carried.weight is not None else None,
+        features=rows[:, [int(name) for name in carried.features]] if carried.features else None,
     )
 
 
@@ -81,5 +104,5 @@ READER = Reader(
     folder=False,
     recognises=_recognises,
     open=_open,
-    takes=NODE_OPTIONS,
+    takes=NODE_OPTIONS | EDGE_OPTIONS,
 )

@@ -20,11 +20,19 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
+class EdgeData(NamedTuple):
+    """What some edges carry: ``weight`` [n], ``features`` [n, F], numbers of any type; not yet checked."""
+
+    weight: AnyArray | None = None
+    features: AnyArray | None = None
+
+
 class EdgeBlock(NamedTuple):
-    """Some edges: node ids ``sources`` and ``targets``, [n] each; not yet checked."""
+    """Some edges: node ids ``sources`` and ``targets``, [n] each, and what they carry; not yet checked."""
 
     sources: Ids
     targets: Ids
+    data: EdgeData | None = None
 
 
 class LabelBlock(NamedTuple):
@@ -47,6 +55,9 @@ class Source:
     ``num_classes`` None: one more than the largest label; for tasks other than ``CLASSES`` it is the number
     of columns of ``y`` and must be given. ``resident_bytes`` is what the source itself holds in memory, to
     be counted against the budget. ``description`` goes into the store's ``source``.
+
+    ``has_edge_weight``, ``num_edge_features`` (0: none): what every block of edges has in its ``data``. With
+    ``weight_unless_ones`` weights that all come out as 1 are none.
 
     ``symmetrize``, ``drop_duplicates`` (None: just when symmetrising): what is usual for the format; the caller
     may choose otherwise.
@@ -77,6 +88,9 @@ class Source:
     labels: Callable[[int], Iterator[LabelBlock]]
     features_from: Callable[[int, int], Iterator[AnyArray]] | None = None
     ids: Callable[[int], Iterator[Ids]] | None = None
+    has_edge_weight: bool = False
+    num_edge_features: int = 0
+    weight_unless_ones: bool = False
     task: Task = Task.CLASSES
     symmetrize: bool = False
     drop_duplicates: bool | None = None
@@ -87,6 +101,11 @@ class Source:
     fingerprint: dict[str, Any] = field(default_factory=dict)
     description: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def num_edge_numbers(self) -> int:
+        """How many numbers an edge carries."""
+        return self.has_edge_weight + self.num_edge_features
 
 
 def fingerprint_of(*paths: Path) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source's edges → ``in/`` and ``out/`` of the store, sorted on disk.
+"""A source's edges, with what they carry → ``in/`` and ``out/`` of the store, sorted on disk.
 
 Stages: the edges are spread over buckets of keys, both directions at once; the buckets of each direction, in
 turn, are sorted and written; the directions are compared. Each leaves a mark, and one within for every few buckets.
@@ -16,20 +16,27 @@ import numpy as np
 
 from ooc.conversion.ahead import ahead
 from ooc.conversion.budget import Shares
-from ooc.conversion.csr import CsrWriter, KeyForm, SelfLoops, cut, distinct
-from ooc.conversion.edge_sort import Bucket, Keys, Sorter, Spreader, parts_for
+from ooc.conversion.csr import CsrWriter
+from ooc.conversion.edge_runs import KeyForm, Keys, Run, SelfLoops, cut, distinct, merged
+from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
+from ooc.conversion.edge_values import ValueForm, Values, taken
 from ooc.conversion.journal import Journal, flush_all
 from ooc.conversion.source import EdgeBlock, Source
 from ooc.errors import SourceError
 from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.storage.array import Array, open_array
+from ooc.storage.store import EDGE_WEIGHT
 
-_COMPARED_ROWS = 1 << 17
+_COMPARED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """What is done to the edges: their reverse added, repetitions dropped, missing self-loops added."""
+    """What is done to the edges: their reverse added, repetitions dropped, missing self-loops added.
+
+    The reverse carries what the edge does. Of repetitions that carry something the sum is kept, and a self-loop is
+    its own reverse then. Added self-loops carry ones.
+    """
 
     symmetrize: bool
     drop_duplicates: bool
@@ -43,6 +50,8 @@ class Topology:
     num_edges: int
     num_self_loops: int
     undirected: bool
+    has_edge_weight: bool
+    num_edge_features: int
 
 
 def write_topology(
@@ -51,20 +60,22 @@ def write_topology(
     *,
     scratch: Path,
     edges: Edges,
+    values: ValueForm | None,
     shares: Shares,
     journal: Journal,
     listener: Listener,
 ) -> Topology:
-    """Write the topology of ``source`` to the store at ``store``; scratch files go to ``scratch``.
+    """Write the topology of ``source``, and ``values``, to the store at ``store``; scratch files go to ``scratch``.
 
-    SourceError for an edge that leaves the graph.
+    SourceError for an edge that leaves the graph, and for one without its values.
     """
     form = KeyForm(source.num_nodes)
     directions = ("in",) if edges.symmetrize else ("in", "out")
     most = source.num_edges * (2 if edges.symmetrize else 1)
     if (spread := journal.result("edges")) is None:
+        packing = _Packing(form, edges, values, drop_self_loops=source.drop_self_loops)
         spread = _spread(
-            source, form, directions, scratch=scratch, most=most, shares=shares, journal=journal, listener=listener
+            source, packing, directions, scratch=scratch, most=most, shares=shares, journal=journal, listener=listener
         )
     for direction in directions:
         write_direction(
@@ -75,6 +86,7 @@ def write_topology(
             scratch=scratch / direction,
             drop_duplicates=edges.drop_duplicates,
             self_loops=edges.self_loops,
+            values=values,
             shares=shares,
             stage=f"{direction}-edges",
             journal=journal,
@@ -82,19 +94,66 @@ def write_topology(
         )
     written = journal.result("in-edges")
     if (compared := journal.result("directions")) is None:
-        undirected = edges.symmetrize or _same(store)
+        undirected = edges.symmetrize or _same(store, values)
         compared = journal.finish("directions", {"undirected": undirected}, lambda: None)
     # Removed as often as this is reached: a process may have been killed between the mark and here.
     if "out" in directions:
         rmtree(store / "out" if compared["undirected"] else store / "out" / "self_loops", ignore_errors=True)
     if not written["self_loops"]:
         rmtree(store / "in" / "self_loops", ignore_errors=True)
-    return Topology(num_edges=written["edges"], num_self_loops=written["self_loops"], undirected=compared["undirected"])
+    weighted = source.has_edge_weight and values is not None
+    if weighted and source.weight_unless_ones and written["only_ones"]:
+        weighted = False
+        for direction in directions:
+            rmtree(store / direction / EDGE_WEIGHT, ignore_errors=True)
+    return Topology(
+        num_edges=written["edges"],
+        num_self_loops=written["self_loops"],
+        undirected=compared["undirected"],
+        has_edge_weight=weighted,
+        num_edge_features=source.num_edge_features if values is not None else 0,
+    )
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """Edges of a source → keys of each direction and what they carry."""
+
+    form: KeyForm
+    edges: Edges
+    values: ValueForm | None
+    drop_self_loops: bool
+
+    def add(self, block: EdgeBlock, first: int, spreaders: dict[str, Spreader]) -> None:
+        """Give the edges of ``block``, of which the ``first`` comes so far down the source, to the ``spreaders``."""
+        sources, targets, data = block
+        values = self.values.records(data, len(sources), first) if self.values is not None else None
+        if self.drop_self_loops:
+            kept = sources != targets
+            sources, targets = sources[kept], targets[kept]
+            values = values[kept] if values is not None else None
+        forward, reverse = self.form.pack(targets, sources), self.form.pack(sources, targets)
+        if values is not None and self.edges.symmetrize:
+            spreaders["in"].add(*self._both_ways(forward, reverse, values))
+            return
+        spreaders["in"].add(forward, values)
+        # By the reverse edge's target when symmetrising, which has no "out"; by source otherwise.
+        spreaders.get("out", spreaders["in"]).add(reverse, values)
+
+    def _both_ways(self, forward: Keys, reverse: Keys, values: Values) -> tuple[Keys, Values]:
+        """Each edge and its reverse one after the other: the order of equal keys must not depend on the blocks."""
+        keys = np.stack([forward, reverse], axis=1).reshape(-1)
+        edge = np.repeat(np.arange(len(values)), 2)
+        if self.edges.drop_duplicates:
+            once = np.ones(len(keys), dtype=np.bool_)
+            once[1::2] = forward != reverse  # A self-loop's own value, not twice that.
+            keys, edge = keys[once], edge[once]
+        return keys, taken(values, edge)
 
 
 def _spread(
     source: Source,
-    form: KeyForm,
+    packing: _Packing,
     directions: tuple[str, ...],
     *,
     scratch: Path,
@@ -107,23 +166,23 @@ def _spread(
     spreaders = {}
     for direction in directions:
         rmtree(scratch / direction, ignore_errors=True)
-        parts = parts_for(most, shares.sort_keys)
-        spreaders[direction] = Spreader(scratch / direction, low=0, high=form.largest, parts=parts)
+        spreaders[direction] = Spreader(
+            scratch / direction,
+            low=0,
+            high=packing.form.largest,
+            parts=parts_for(most, shares.sort_keys),
+            with_values=packing.values is not None,
+        )
     task, done = "reading edges", 0
     listener(TaskStarted(task, source.num_edges, "edges"))
     try:
         with ahead(source.edges(shares.edges)) as blocks:
             for block in blocks:
                 _check(block, done, source.num_nodes)
-                done += len(block.sources)
-                if done > source.num_edges:
+                if done + len(block.sources) > source.num_edges:
                     raise SourceError(f"{source.name} has more edges than the {source.num_edges} it says")
-                if source.drop_self_loops:
-                    kept = block.sources != block.targets
-                    block = EdgeBlock(block.sources[kept], block.targets[kept])
-                spreaders["in"].add(form.pack(block.targets, block.sources))
-                # By the reverse edge's target when symmetrising, which has no "out"; by source otherwise.
-                spreaders.get("out", spreaders["in"]).add(form.pack(block.sources, block.targets))
+                packing.add(block, done, spreaders)
+                done += len(block.sources)
                 listener(TaskAdvanced(task, done))
     finally:
         buckets = {direction: spreader.close() for direction, spreader in spreaders.items()}
@@ -136,9 +195,10 @@ def _spread(
 
 
 def _check(block: EdgeBlock, before: int, nodes: int) -> None:
-    for ids in block:
+    ends_of = block.sources, block.targets
+    for ids in ends_of:
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= nodes):
-            outside = [(ends < 0) | (ends >= nodes) for ends in block]
+            outside = [(ends < 0) | (ends >= nodes) for ends in ends_of]
             bad = int(np.flatnonzero(outside[0] | outside[1])[0])
             edge = f"{block.sources[bad]} → {block.targets[bad]}"
             raise SourceError(f"edge {before + bad} ({edge}) leaves the graph: its nodes are 0 to {nodes - 1}")
@@ -153,6 +213,7 @@ def write_direction(
     scratch: Path,
     drop_duplicates: bool,
     self_loops: bool,
+    values: ValueForm | None,
     shares: Shares,
     stage: str,
     journal: Journal,
@@ -160,7 +221,8 @@ def write_direction(
 ) -> None:
     """Sort ``buckets``, files in ``scratch``, into the arrays of ``direction``; removes ``scratch`` when done.
 
-    The result of ``stage``: ``edges`` and ``self_loops``, how many there are.
+    The result of ``stage``: ``edges`` and ``self_loops``, how many there are, and ``only_ones``: whether all values
+    are 1.
     """
     if journal.result(stage) is not None:
         rmtree(scratch, ignore_errors=True)
@@ -171,38 +233,57 @@ def write_direction(
         rmtree(store / direction, ignore_errors=True)
     else:
         buckets = [Bucket(**bucket) for bucket in progress["buckets"]]
-    csr = CsrWriter(store, direction, form, most_edges=most, progress=progress and progress["csr"])
-    loops = SelfLoops(form, progress["loops_to"] if progress else 0) if self_loops else None
-    sorter = Sorter(scratch, buckets, capacity=shares.sort_keys, block=shares.edges, workers=shares.sort_workers)
+    csr = CsrWriter(store, direction, form, most_edges=most, values=values, progress=progress and progress["csr"])
+    loops = SelfLoops(form, progress["loops_to"] if progress else 0, values=values) if self_loops else None
+    sorter = Sorter(
+        scratch,
+        buckets,
+        capacity=shares.sort_keys,
+        block=shares.edges,
+        workers=shares.sort_workers,
+        values=values.dtype if values is not None else None,
+    )
+    deriving = _Deriving(form, values, loops, drop_duplicates, shares.edges)
     task = f"writing {stage}"
     listener(TaskStarted(task, most, "edges"))
     spent: list[Path] = []
     try:
         for step in sorter.steps():
-            for keys in _derived(step.blocks, loops, drop_duplicates=drop_duplicates, size=shares.edges):
-                csr.append(keys)
+            for run in deriving.runs(step.runs):
+                csr.append(run)
                 listener(TaskAdvanced(task, csr.appended))
-            spent.append(step.spent)
+            spent.extend(step.spent)
             flushing = partial(_flush, csr, scratch, refined=step.refined)
             state = partial(_state, csr, loops, step.rest)
             if journal.advance(stage, flushing, state, now=step.refined):
                 _unlink(spent)
-        for keys in loops.remaining() if loops is not None else ():
-            csr.append(keys)
+        for run in loops.remaining() if loops is not None else ():
+            csr.append(run)
             listener(TaskAdvanced(task, csr.appended))
         csr.close()
     finally:
         csr.abandon()
-    journal.finish(stage, {"edges": csr.edges, "self_loops": csr.self_loops}, csr.flush)
+    found = {"edges": csr.edges, "self_loops": csr.self_loops, "only_ones": csr.only_ones}
+    journal.finish(stage, found, csr.flush)
     rmtree(scratch, ignore_errors=True)
     listener(TaskFinished(task))
 
 
-def _derived(blocks: Iterable[Keys], loops: SelfLoops | None, *, drop_duplicates: bool, size: int) -> Iterator[Keys]:
-    blocks = cut(blocks, size)
-    if drop_duplicates:
-        blocks = distinct(blocks)
-    return iter(blocks) if loops is None else loops.among(blocks)
+@dataclass(frozen=True)
+class _Deriving:
+    """Sorted edges → those of the store. All with equal keys must be in one iterable."""
+
+    form: KeyForm
+    values: ValueForm | None
+    loops: SelfLoops | None
+    drop_duplicates: bool
+    size: int
+
+    def runs(self, runs: Iterable[Run]) -> Iterator[Run]:
+        runs = cut(runs, self.size)
+        if self.drop_duplicates:
+            runs = distinct(runs) if self.values is None else merged(runs, self.values, self.form)
+        return runs if self.loops is None else self.loops.among(runs)
 
 
 def _state(csr: CsrWriter, loops: SelfLoops | None, rest: tuple[Bucket, ...]) -> dict[str, Any]:
@@ -225,9 +306,10 @@ def _unlink(files: list[Path]) -> None:
     files.clear()
 
 
-def _same(store: Path) -> bool:
+def _same(store: Path, values: ValueForm | None) -> bool:
     """Whether the in-edges are the out-edges: checksums tell at once in nearly every case, bytes for sure."""
-    pairs = [tuple(open_array(store, f"{side}/{name}") for side in ("in", "out")) for name in ("indptr", "indices")]
+    names = ("indptr", "indices", *(values.names if values is not None else ()))
+    pairs = [tuple(open_array(store, f"{side}/{name}") for side in ("in", "out")) for name in names]
     if any(not np.array_equal(first.checksums(), second.checksums()) for first, second in pairs):
         return False
     return all(_equal(first, second) for first, second in pairs)
@@ -235,5 +317,6 @@ def _same(store: Path) -> bool:
 
 def _equal(first: Array, second: Array) -> bool:
     return all(
-        np.array_equal(rows, second.read(start, start + len(rows))) for start, rows in first.blocks(_COMPARED_ROWS)
+        np.array_equal(rows, second.read(start, start + len(rows)))
+        for start, rows in first.blocks(max(1, _COMPARED_BYTES // first.row_bytes))
     )

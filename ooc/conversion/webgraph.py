@@ -16,6 +16,7 @@ import numpy as np
 
 from ooc.conversion.bare_graph import NODE_OPTIONS, BareGraph, bare_source
 from ooc.conversion.bit_codes import Code, Family
+from ooc.conversion.edge_options import EDGE_OPTIONS
 from ooc.conversion.reading import Reader, Request
 from ooc.conversion.source import EdgeBlock, Source
 from ooc.conversion.successors import Layout, Successors
@@ -250,5 +251,5 @@ READER = Reader(
     folder=None,
     recognises=lambda path: bool(_graphs(path)) if path.is_dir() else path.suffix in (".graph", ".properties"),
     open=_open,
-    takes=NODE_OPTIONS,
+    takes=NODE_OPTIONS | EDGE_OPTIONS,
 )

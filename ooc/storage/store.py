@@ -12,9 +12,11 @@ import numpy.typing as npt
 from ooc.errors import StoreError
 from ooc.storage.array import METADATA_FILE, AnyArray, Array, open_array
 
-FORMAT_VERSION = 1
+FORMAT_VERSION, VERSION_WITHOUT_EDGE_DATA = 2, 1
+"""The newest knows edge data. Stores without stay as they were, so that every ooc reads those it understands."""
 PARTIAL_SUFFIX = ".partial"
 SPLITS = ("train", "valid", "test")
+EDGE_WEIGHT, EDGE_FEATURES = "edge_weight", "edge_features"
 _COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_self_loops")
 
 
@@ -84,7 +86,8 @@ class Store:
 
     Attributes: ``path``, ``name``, ``num_nodes``, ``num_edges`` (entries of ``in/indices``),
     ``num_features``, ``num_classes``, ``task`` (what its labels are), ``undirected``, ``num_self_loops``,
-    ``source`` (what was converted and how), ``attributes`` (everything in the group's metadata).
+    ``has_edge_weight``, ``num_edge_features`` (0: none), ``source`` (what was converted and how), ``attributes``
+    (everything in the group's metadata). ``undirected``: each edge is there both ways, with the same data.
     """
 
     def __init__(self, path: Path, attributes: dict[str, Any], arrays: dict[str, Array]) -> None:
@@ -98,6 +101,8 @@ class Store:
         self.task = task_of(attributes)
         self.num_self_loops = int(attributes["num_self_loops"])
         self.undirected = bool(attributes["undirected"])
+        self.has_edge_weight = bool(attributes.get("has_edge_weight", False))
+        self.num_edge_features = int(attributes.get("num_edge_features", 0))
         self.source: dict[str, Any] = dict(attributes["source"])
         self._arrays = arrays
 
@@ -121,10 +126,26 @@ class Store:
 
     def topology(self, direction: str) -> tuple[Array, Array]:
         """``(indptr, indices)`` by ``"in"`` or ``"out"`` edges; the same arrays where undirected."""
+        folder = self._folder(direction)
+        return self.array(f"{folder}/indptr"), self.array(f"{folder}/indices")
+
+    def edge_weight(self, direction: str) -> Array:
+        """The weights [E] of the edges, in the order of that direction's indices. StoreError if they have none."""
+        return self.array(f"{self._folder(direction)}/{EDGE_WEIGHT}")
+
+    def edge_features(self, direction: str) -> Array:
+        """The features [E, F] of the edges, in the order of that direction's indices. StoreError if they have none."""
+        return self.array(f"{self._folder(direction)}/{EDGE_FEATURES}")
+
+    def edge_data(self, direction: str) -> list[Array]:
+        """All there is of that direction besides topology: weights, then features; empty for most stores."""
+        folder = self._folder(direction)
+        return [self.array(f"{folder}/{name}") for name in edge_data_shapes(self.attributes)]
+
+    def _folder(self, direction: str) -> str:
         if direction not in ("in", "out"):
             raise ValueError(f"direction {direction!r} is neither 'in' nor 'out'")
-        folder = "in" if self.undirected else direction
-        return self.array(f"{folder}/indptr"), self.array(f"{folder}/indices")
+        return "in" if self.undirected else direction
 
     @property
     def nbytes(self) -> int:
@@ -142,6 +163,17 @@ def task_of(attributes: dict[str, Any]) -> Task:
     return Task(attributes.get("task", Task.CLASSES.value))
 
 
+def edge_data_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The arrays of edge data in each direction of a store of these attributes, and their shapes."""
+    edges, features = int(attributes["num_edges"]), int(attributes.get("num_edge_features", 0))
+    shapes: dict[str, tuple[int, ...]] = {}
+    if attributes.get("has_edge_weight", False):
+        shapes[EDGE_WEIGHT] = (edges,)
+    if features:
+        shapes[EDGE_FEATURES] = (edges, features)
+    return shapes
+
+
 def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The arrays that a store of these attributes must have, and their shapes."""
     nodes, edges = int(attributes["num_nodes"]), int(attributes["num_edges"])
@@ -151,6 +183,8 @@ def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes |= {"in/indptr": (nodes + 1,), "in/indices": (edges,), "perm": (nodes,)}
     if not attributes["undirected"]:
         shapes |= {"out/indptr": (nodes + 1,), "out/indices": (edges,)}
+    for direction in ("in",) if attributes["undirected"] else ("in", "out"):
+        shapes |= {f"{direction}/{name}": shape for name, shape in edge_data_shapes(attributes).items()}
     if attributes["num_self_loops"]:
         shapes["in/self_loops"] = (nodes,)
     if attributes.get("has_ids", False):

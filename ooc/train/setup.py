@@ -120,6 +120,15 @@ class Setup:
     plan: Plan
 
 
+def _refuse_edge_data(store: Store) -> None:
+    """ModelError where edges carry something: to leave it out unasked would be another result."""
+    if store.has_edge_weight or store.num_edge_features:
+        raise ModelError(
+            f"the edges of {store.path} carry weights or features, which training does not use yet; "
+            f"convert with --drop-edge-data to train without"
+        )
+
+
 def make_setup(
     network: Network,
     store: Store,
@@ -137,6 +146,7 @@ def make_setup(
     ``extra_host_bytes`` and ``extra_device_bytes`` are needed besides. Raises BudgetError with the least budgets
     that would do.
     """
+    _refuse_edge_data(store)
     fixed = admit_rows(network, store, resources.limits, extra_host_bytes=extra_host_bytes)
     rows = load_rows(store, network.scaling, network.dtype)
     drafts = Drafts(

@@ -185,15 +185,6 @@ def test_wrong_synthetic_parameters_are_named(tmp_path: Path, text: str, message
     _assert_refused(f"synthetic:{text}", tmp_path, message)
 
 
-@pytest.mark.parametrize("name", ["edge_weight", "edge_attr"])
-def test_what_would_change_results_is_refused_rather_than_dropped(tmp_path: Path, name: str) -> None:
-    arrays = random_arrays(nodes=20, edges=40)
-    arrays[name] = np.ones(40, dtype=np.float32)
-    with pytest.raises(SourceError, match=f"has {name}, which cannot be used yet"):
-        ooc.convert(arrays, tmp_path / "w.ooc")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_array_whose_name_is_damaged_is_not_overlooked(tmp_path: Path) -> None:
     """An optional one: without it there would be another split, and no error."""
     path = tmp_path / "g.npz"

@@ -80,7 +80,7 @@ def test_an_undirected_list_is_made_symmetric_unless_asked_not_to(tmp_path: Path
         ("# Nodes: 2 Edges: 2\n0 1\n", _MADE_UP, "says that it has 2 edges, 1 are in it"),
         ("# nothing\n", _MADE_UP, "of no known format"),
         ("# nothing\n", _MADE_UP | {"format": "snap"}, "no edge|cannot be converted"),
-        ("0 1 5\n", _MADE_UP, "3 numbers a line: edges with data"),
+        ("0 1 5\n", _MADE_UP, "3 numbers a line, counted from 0: edges with data; say with --edge-weight"),
         ("0 1\n", {"labels": "random:3"}, "no features of its own; give --features FILE"),
         ("0 1\n", {"features": "random:3"}, "no labels of its own; give --labels FILE"),
         ("0 1\n", _MADE_UP | {"features": "random:0"}, "not random:NUMBER"),
@@ -257,7 +257,6 @@ _BANNER = "%%MatrixMarket matrix coordinate pattern general\n"
         (_BANNER + "2 2 2\n1 1\n3 2\n", "an entry in row 3 of a matrix of 2"),
         (_BANNER + "2 2 2\n1 1\n1 0\n", "an entry in column 0"),
         (_BANNER + "2 2 1\n1 1 1\n", "line 3: '1 1 1' where 2 whole numbers"),
-        (_BANNER.replace("pattern", "real") + "2 2 1\n1 2 0.5\n", "values other than 1: edges with weights"),
     ],
 )
 def test_matrices_that_are_no_graph_are_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -2,6 +2,7 @@
 """The external sort equals numpy's, whatever the keys and however little memory."""
 
 import os
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.conversion.csr import KeyForm, SelfLoops, cut, distinct
-from ooc.conversion.edge_sort import Bucket, Keys, Sorter, Spreader, parts_for
+from ooc.conversion.edge_runs import KeyForm, Keys, Run, SelfLoops, cut, distinct, merged
+from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for, values_path
+from ooc.conversion.edge_values import ValueForm, Values
+from ooc.errors import SourceError
 from tests.conversion.arrays import open_descriptors
 
 
@@ -26,6 +29,7 @@ from tests.conversion.arrays import open_descriptors
     block=st.integers(1, 500),
     workers=st.integers(1, 3),
     stop=st.integers(0, 20),
+    width=st.sampled_from([None, 0, 3]),
 )
 def test_any_keys_come_back_sorted(
     tmp_path_factory: pytest.TempPathFactory,
@@ -38,34 +42,61 @@ def test_any_keys_come_back_sorted(
     block: int,
     workers: int,
     stop: int,
+    width: int | None,
 ) -> None:
-    """Skewed keys and repeated ones too, which must be split more than once or cannot be split at all."""
+    """Skewed keys and repeated ones too, which must be split more than once or cannot be split at all.
+
+    What they carry comes with them, that of equal keys in the order it was given.
+    """
     folder = tmp_path_factory.mktemp("sort") / "keys"
     rng = np.random.default_rng(seed)
     keys = rng.integers(0, largest, count, dtype=np.uint64, endpoint=True)
     keys[rng.random(count) < hub] = rng.integers(0, min(largest, 3), dtype=np.uint64, endpoint=True)
+    values = None if width is None else _numbered(count, width)
     before = open_descriptors()
-    buckets = _spread(folder, keys, largest=largest, parts=parts_for(count, capacity, fan_out))
-    blocks, rest = [], tuple(buckets)
+    buckets = _spread(folder, keys, largest=largest, parts=parts_for(count, capacity, fan_out), values=values)
+    runs, rest = list[Run](), tuple(buckets)
     # A process is killed after some steps, and another goes on with what the last one on record left.
     for steps in (stop, 10**9):
-        sorter = Sorter(folder, rest, capacity=capacity, block=block, workers=workers, fan_out=fan_out)
+        sorter = Sorter(
+            folder,
+            rest,
+            capacity=capacity,
+            block=block,
+            workers=workers,
+            values=None if values is None else values.dtype,
+            fan_out=fan_out,
+        )
         running = sorter.steps()
         for step in islice(running, steps):
-            for found in step.blocks:
-                assert 0 < len(found) <= max(2, capacity, block)
-                blocks.append(found.copy())
+            for found in step.runs:
+                assert 0 < len(found.keys) <= max(2, capacity, block)
+                runs.append(Run(found.keys.copy(), found.values))
             rest = step.rest
-            step.spent.unlink()
+            for path in step.spent:
+                path.unlink()
         running.close()
-    np.testing.assert_array_equal(np.concatenate([np.empty(0, dtype=np.uint64), *blocks]), np.sort(keys))
+    np.testing.assert_array_equal(np.concatenate([keys[:0], *(run.keys for run in runs)]), np.sort(keys))
+    if values is not None:
+        carried = [run.values for run in runs if run.values is not None]
+        np.testing.assert_array_equal(np.concatenate([values[:0], *carried]), values[np.argsort(keys, kind="stable")])
     assert not list(folder.iterdir()) and open_descriptors() == before
 
 
-def _spread(folder: Path, keys: Keys, *, largest: int, parts: int) -> list[Bucket]:
-    spreader = Spreader(folder, low=0, high=largest, parts=parts)
+def _numbered(count: int, width: int) -> Values:
+    """Records that say where they came."""
+    columns = (("edge_weight", "float64", None), *((("edge_features", "float32", width),) if width else ()))
+    values = ValueForm(columns=columns).added(count)
+    for name in values.dtype.names or ():
+        values[name] += np.arange(count).reshape(-1, *[1] * (values[name].ndim - 1))
+    return values
+
+
+def _spread(folder: Path, keys: Keys, *, largest: int, parts: int, values: Values | None = None) -> list[Bucket]:
+    spreader = Spreader(folder, low=0, high=largest, parts=parts, with_values=values is not None)
     for start in range(0, len(keys), 97):
-        spreader.add(keys[start : start + 97])
+        piece = slice(start, start + 97)
+        spreader.add(keys[piece], None if values is None else values[piece])
     buckets = spreader.close()
     assert len(buckets) <= parts and sum(bucket.count for bucket in buckets) == len(keys)
     return buckets
@@ -83,16 +114,59 @@ def test_blocks_lose_duplicates_and_gain_self_loops(nodes: int, pairs: list[tupl
         np.sort(form.rows(keys) * nodes + form.columns(keys)), np.sort(rows * nodes + columns)
     )
 
-    def joined(blocks: object) -> list[int]:
-        return [int(key) for found in blocks for key in found]  # type: ignore[attr-defined]
+    def joined(runs: Iterable[Run]) -> list[int]:
+        return [int(key) for run in runs for key in run.keys]
 
-    assert joined(distinct(cut([keys], size))) == np.unique(keys).tolist()
+    assert joined(distinct(cut([Run(keys)], size))) == np.unique(keys).tolist()
     loops = {int(key) for key in form.loops(0, nodes)}
     wanted = sorted([*keys.tolist(), *(loops - set(keys.tolist()))])
     loops_to = SelfLoops(form)
-    found = joined(loops_to.among(cut([keys], size)))
+    found = joined(loops_to.among(cut([Run(keys)], size)))
     # What is left is told by one number, as it is after a process was killed.
     assert [*found, *joined(SelfLoops(form, loops_to.node).remaining())] == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.floats(-(2.0**90), 2.0**90, width=32)), max_size=60),
+    st.integers(1, 9),
+    st.booleans(),
+)
+def test_values_of_equal_keys_are_summed_the_same_however_they_are_cut(
+    pairs: list[tuple[int, float]], size: int, loops: bool
+) -> None:
+    """One after another in double precision: to the last bit what a loop over them gives. Added loops carry ones."""
+    keys_form = KeyForm(4)
+    form = ValueForm(columns=(("edge_weight", "float32", None), ("edge_features", "float64", 2)))
+    pairs = sorted(pairs, key=lambda pair: pair[0])
+    keys = np.array([key for key, _ in pairs], dtype=np.uint64)
+    values = form.added(len(pairs))
+    values["edge_weight"] = [value for _, value in pairs]
+    values["edge_features"][:, 1] = [value for _, value in pairs]
+    sums: dict[int, float] = {}
+    for key, value in pairs:
+        sums[key] = sums.get(key, 0.0) + value
+    runs = merged(cut([Run(keys, values)], size), form, keys_form)
+    loops_to = SelfLoops(keys_form, values=form)
+    found = [*loops_to.among(runs), *loops_to.remaining()] if loops else list(runs)
+    wanted = dict.fromkeys(keys_form.loops(0, 4).tolist() if loops else [], 1.0) | sums
+    got = {}
+    for run in found:
+        assert run.values is not None
+        for key, value in zip(run.keys.tolist(), run.values, strict=True):
+            got[key] = float(value["edge_features"][1])
+            assert float(value["edge_weight"]) == float(np.float32(got[key]))
+            assert value["edge_features"][0] == max(1, sum(key == other for other, _ in pairs))
+    assert list(got) == sorted(wanted) and got == wanted
+
+
+def test_a_sum_that_does_not_fit_is_named() -> None:
+    form = ValueForm(columns=(("edge_features", "float16", 1),))
+    values = form.added(2)
+    values["edge_features"] = 60_000
+    key = KeyForm(8).pack(np.array([5, 5]), np.array([3, 3]))
+    with pytest.raises(SourceError, match="between the nodes 3 and 5 have data whose sum cannot be stored"):
+        list(merged([Run(key, values)], form, KeyForm(8)))
 
 
 def test_a_full_disk_while_sorting_closes_every_file(tmp_path: Path) -> None:
@@ -104,9 +178,14 @@ def test_a_full_disk_while_sorting_closes_every_file(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_a_bucket_that_lost_keys_is_an_error(tmp_path: Path) -> None:
-    buckets = _spread(tmp_path / "keys", np.arange(100, dtype=np.uint64), largest=99, parts=4)
-    os.truncate(tmp_path / "keys" / buckets[1].file, 8)
-    sorter = Sorter(tmp_path / "keys", buckets, capacity=100, block=10, workers=2)
-    with pytest.raises(OSError, match="has 8 bytes of"):
-        list(sorter.steps())
+@pytest.mark.parametrize("capacity", [100, 5], ids=["sorted", "spread again"])
+@pytest.mark.parametrize("lost", ["keys", "values"])
+def test_a_bucket_that_lost_some_is_an_error(tmp_path: Path, capacity: int, lost: str) -> None:
+    values = _numbered(100, 0)
+    buckets = _spread(tmp_path / "keys", np.arange(100, dtype=np.uint64), largest=99, parts=4, values=values)
+    path = tmp_path / "keys" / buckets[1].file
+    os.truncate(path if lost == "keys" else values_path(path), 8)
+    sorter = Sorter(tmp_path / "keys", buckets, capacity=capacity, block=10, workers=2, values=values.dtype)
+    with pytest.raises(OSError, match=f"{buckets[1].file[:-5]}.{lost} has 8 bytes of"):
+        for step in sorter.steps():
+            list(step.runs)

@@ -18,6 +18,7 @@ from ooc.conversion.source import Source
 from ooc.errors import OptionError, SourceError
 from ooc.events import ignore
 from ooc.storage.store import Task
+from ooc.storage.verification import verify
 from tests.conversion.arrays import edges_of, in_order
 from tests.conversion.fixtures import FIXTURES, Graph, Made, random_graph
 from tests.conversion.fixtures.ogb import write_csv, write_split_dict
@@ -94,7 +95,7 @@ def test_edges_once_unpacked_are_not_unpacked_again(tmp_path: Path) -> None:
     again = source.prepare(tmp_path / "work", lambda event: pytest.fail("unpacked again"))
     assert prepared.prepare is None is again.prepare
     for one in (prepared, again):
-        edges = np.hstack([np.stack(block) for block in one.edges(333)])
+        edges = np.hstack([np.stack(block[:2]) for block in one.edges(333)])
         np.testing.assert_array_equal(edges, made.graph.edge_index)
 
 
@@ -111,7 +112,8 @@ def test_edges_once_unpacked_are_not_unpacked_again(tmp_path: Path) -> None:
         ({"node_feat": np.zeros((100, 4), np.float32)}, "a label for each of 100 nodes wanted"),
         ({"node_feat": np.asfortranarray(np.zeros((200, 4), np.float32))}, "lies column by column"),
         ({"node_feat": np.full((200, 4), None)}, "holds an array of Python objects"),
-        ({"edge_feat": np.zeros((1000, 2))}, "has edge_feat, which cannot be used yet; give --drop-edge-data"),
+        ({"edge_feat": np.zeros((999, 2))}, r"has the shape \[999, 2\], not \[1000 edges, features\]"),
+        ({"edge_reltype": np.zeros((1000, 1))}, "has edge_reltype, which cannot be used yet; give --drop-edge-data"),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
@@ -120,13 +122,38 @@ def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, Any
     _refused(made.source, tmp_path, message)
 
 
-def test_edge_features_are_left_out_when_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("budget", ["64M", "2G"])
+def test_edge_features_are_taken_or_left_out_when_asked(tmp_path: Path, budget: str) -> None:
     made = _made(tmp_path / "s", "ogb-papers100m", nodes=200, edges=1000)
-    _rewrite(made.source / "raw" / "data.npz", edge_feat=np.zeros((1000, 2)))
+    carried = np.arange(2000, dtype=np.float32).reshape(1000, 2)
+    _rewrite(made.source / "raw" / "data.npz", edge_feat=carried)
     store = ooc.convert(made.source, tmp_path / "g.ooc", drop_edge_data=True)
     np.testing.assert_array_equal(edges_of(store), in_order(made.graph.edge_index))
+    assert store.num_edge_features == 0
+    store = ooc.convert(made.source, store.path, force=True, host_budget=budget)
+    edges = made.graph.edge_index
+    for side, order in (("in", np.lexsort((edges[0], edges[1]))), ("out", np.lexsort((edges[1], edges[0])))):
+        np.testing.assert_array_equal(edges_of(store, side), edges[:, order])
+        np.testing.assert_array_equal(store.edge_features(side).read(), carried[order])
+
+
+def test_both_ways_of_an_edge_of_proteins_have_its_features(tmp_path: Path) -> None:
+    """As ``read_csv_graph_raw`` repeats them; duplicates keep their order."""
     made = _made(tmp_path / "p", "ogb-proteins")
-    _refused(made.source, tmp_path, "has edge features .* give --drop-edge-data")
+    columns = {}
+    for name in ("edge", "edge-feat"):
+        with gzip.open(made.source / "raw" / f"{name}.csv.gz", "rt") as file:
+            columns[name] = np.repeat(np.loadtxt(file, delimiter=",", dtype=np.float64), 2, axis=0)
+    edges = columns["edge"].astype(np.int64)
+    edges[1::2] = edges[1::2, ::-1].copy()
+    store = ooc.convert(made.source, tmp_path / "g.ooc")
+    order = np.lexsort((edges[:, 0], edges[:, 1]))
+    np.testing.assert_array_equal(edges_of(store), edges[order].T)
+    np.testing.assert_array_equal(store.edge_features("in").read(), columns["edge-feat"][order].astype(np.float32))
+    assert store.num_edge_features == 8 and verify(store) == []
+    write_csv(made.source / "raw" / "edge-feat.csv.gz", np.ones((len(edges) // 2 - 1, 8)))
+    with pytest.raises(SourceError, match=r"edge-feat\.csv\.gz"):
+        ooc.convert(made.source, tmp_path / "h.ooc")
 
 
 def test_proteins_are_multilabel_and_get_their_species_as_features(tmp_path: Path) -> None:
@@ -366,7 +393,7 @@ def _graph_of(source: Source) -> Graph:
     blocks = list(source.labels(17))
     columns = [np.concatenate(column) for column in zip(*blocks, strict=True)]
     return Graph(
-        edge_index=np.hstack([np.stack(block) for block in source.edges(13)]),
+        edge_index=np.hstack([np.stack(block[:2]) for block in source.edges(13)]),
         x=np.vstack(list(source.features(7))),
         y=columns[0],
         train=columns[1],

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ascending edges on their way from the sort to the store: cut, without repetitions, with self-loops added."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc.conversion.edge_values import ValueForm, Values
+from ooc.errors import SourceError
+
+Keys = npt.NDArray[np.uint64]
+
+_WINDOW_ROWS = 1 << 18
+
+
+class Run(NamedTuple):
+    """Ascending ``keys`` [n] and, where edges carry any, their ``values`` [n]; equal keys in the source's order."""
+
+    keys: Keys
+    values: Values | None = None
+
+
+@dataclass(frozen=True)
+class KeyForm:
+    """How an edge among ``nodes`` nodes is packed: row and column in ``bits`` bits each."""
+
+    nodes: int
+
+    @property
+    def bits(self) -> int:
+        return max(1, (self.nodes - 1).bit_length())
+
+    @property
+    def largest(self) -> int:
+        return (self.nodes - 1) << self.bits | (self.nodes - 1)
+
+    def pack(self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> Keys:
+        """Keys of the edges, a new array; ids must be in range."""
+        keys = rows.astype(np.uint64)
+        keys <<= np.uint64(self.bits)
+        keys |= columns.view(np.uint64)
+        return keys
+
+    def rows(self, keys: Keys) -> npt.NDArray[np.int64]:
+        return (keys >> np.uint64(self.bits)).view(np.int64)
+
+    def columns(self, keys: Keys) -> npt.NDArray[np.int64]:
+        return (keys & np.uint64((1 << self.bits) - 1)).view(np.int64)
+
+    def loops(self, start: int, stop: int) -> Keys:
+        """The keys of the self-loops of nodes ``start:stop``."""
+        return np.arange(start, stop, dtype=np.uint64) * np.uint64((1 << self.bits) + 1)
+
+
+def cut(runs: Iterable[Run], size: int) -> Iterator[Run]:
+    """The same edges in views of at most ``size``, so that what is derived from a run stays small."""
+    for keys, values in runs:
+        for start in range(0, len(keys), size):
+            piece = slice(start, start + size)
+            yield Run(keys[piece], None if values is None else values[piece])
+
+
+def distinct(runs: Iterable[Run]) -> Iterator[Run]:
+    """Ascending keys without repetitions, of edges that carry nothing."""
+    last: int | None = None
+    for keys, _ in runs:
+        if not len(keys):
+            continue
+        fresh = _fresh(keys, last)
+        last = int(keys[-1])
+        yield Run(keys[fresh])
+
+
+def merged(runs: Iterable[Run], form: ValueForm, keys_form: KeyForm) -> Iterator[Run]:
+    """Each key once, with the sum of its values, as PyG's ``coalesce`` has it by default.
+
+    Summed in double precision, one after another in the source's order, so that no cut changes a bit.
+    SourceError where a sum does not fit the type it is stored in.
+    """
+    # The last key, of which more may come, and its sums [1, numbers].
+    held: tuple[int, npt.NDArray[np.float64]] | None = None
+    for keys, values in runs:
+        if not len(keys):
+            continue
+        assert values is not None, "edges that carry nothing are made distinct"
+        wide = form.wide(values)
+        if held is not None:
+            keys = np.concatenate([np.array([held[0]], dtype=np.uint64), keys])
+            wide = np.concatenate([held[1], wide])
+        fresh = _fresh(keys, None)
+        group = np.cumsum(fresh) - 1
+        sums = np.stack([np.bincount(group, weights=column) for column in wide.T], axis=1).astype(
+            np.float64, copy=False
+        )
+        keys = keys[fresh]
+        held = int(keys[-1]), sums[-1:]
+        if len(keys) > 1:
+            yield _narrowed(keys[:-1], sums[:-1], form, keys_form)
+    if held is not None:
+        yield _narrowed(np.array([held[0]], dtype=np.uint64), held[1], form, keys_form)
+
+
+def _narrowed(keys: Keys, sums: npt.NDArray[np.float64], form: ValueForm, keys_form: KeyForm) -> Run:
+    values = form.narrow(sums)
+    fits = np.isfinite(form.wide(values)).all(axis=1)
+    if not fits.all():
+        at = keys[int(fits.argmin())][None]
+        ends = sorted((int(keys_form.rows(at)[0]), int(keys_form.columns(at)[0])))
+        raise SourceError(
+            f"the edges between the nodes {ends[0]} and {ends[1]} have data whose sum cannot be stored; "
+            f"give --duplicates keep, or a --dtype that holds more"
+        )
+    return Run(keys, values)
+
+
+def _fresh(keys: Keys, last: int | None) -> npt.NDArray[np.bool_]:
+    """Which ``keys`` differ from the one before; ``last``: before the first."""
+    fresh = np.empty(len(keys), dtype=np.bool_)
+    fresh[0] = last is None or int(keys[0]) != last
+    np.not_equal(keys[1:], keys[:-1], out=fresh[1:])
+    return fresh
+
+
+class SelfLoops:
+    """Puts a self-loop for every node that lacks one into ascending keys. ``node``: the first still to be seen to."""
+
+    def __init__(self, form: KeyForm, node: int = 0, *, values: ValueForm | None = None) -> None:
+        self._form, self._values = form, values
+        self.node = node
+
+    def among(self, runs: Iterable[Run]) -> Iterator[Run]:
+        """``runs`` and, between their keys, the loops that were lacking; none below the keys of earlier calls."""
+        form = self._form
+        for run in runs:
+            keys = run.keys
+            if not len(keys):
+                continue
+            # Loops up to the run's last key belong here; later ones may still come in later runs.
+            stop = min(form.nodes, int(keys[-1]) // ((1 << form.bits) + 1) + 1)
+            done = 0
+            while stop - self.node > _WINDOW_ROWS:  # A sparse graph: many rows in few keys.
+                loops = form.loops(self.node, self.node + _WINDOW_ROWS)
+                here = int(np.searchsorted(keys, loops[-1], side="right"))
+                yield self._with(_part(run, done, here), loops)
+                self.node, done = self.node + _WINDOW_ROWS, here
+            rest = _part(run, done, len(keys))
+            yield self._with(rest, form.loops(self.node, stop)) if stop > self.node else rest
+            self.node = max(self.node, stop)
+
+    def remaining(self) -> Iterator[Run]:
+        """The loops of the nodes after the last key."""
+        while self.node < self._form.nodes:
+            stop = min(self._form.nodes, self.node + _WINDOW_ROWS)
+            loops = self._form.loops(self.node, stop)
+            yield Run(loops, None if self._values is None else self._values.added(len(loops)))
+            self.node = stop
+
+    def _with(self, run: Run, loops: Keys) -> Run:
+        keys = run.keys
+        at = np.searchsorted(keys, loops)
+        lacking = np.ones(len(loops), dtype=np.bool_)
+        inside = at < len(keys)
+        lacking[inside] = keys[at[inside]] != loops[inside]
+        places = at[lacking]
+        found = np.insert(keys, places, loops[lacking])
+        if self._values is None or run.values is None:
+            return Run(found)
+        return Run(found, np.insert(run.values, places, self._values.added(len(places))))
+
+
+def _part(run: Run, start: int, stop: int) -> Run:
+    return Run(run.keys[start:stop], None if run.values is None else run.values[start:stop])
