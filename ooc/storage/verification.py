@@ -15,6 +15,7 @@ from ooc.storage.store import SPLITS, Store
 _ROWS = 1 << 14
 _EDGES = 1 << 18
 _BLOCK_BYTES = 8 << 20
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 Ids = npt.NDArray[np.int64]
 
@@ -23,8 +24,9 @@ def verify(store: Store, listener: Listener = ignore) -> list[str]:
     """What is wrong with ``store``, a line each; empty when it is sound.
 
     Checks checksums and completeness of all arrays, labels, splits and original ids, finite features, and
-    of each direction: row offsets, sorted indices in range, self-loop counts, and that the two directions
-    have the same edges (by two sums of hashes over all edges, which do not depend on their order).
+    of each direction: row offsets, sorted indices in range, finite edge data, self-loop counts, and that the two
+    directions have the same edges with the same data (by two sums of hashes over all edges, which do not depend on
+    their order).
     """
     problems = _chunks(store, listener)
     if problems:
@@ -115,8 +117,11 @@ class _EdgeSum:
     first: int = 0
     second: int = 0
 
-    def add(self, left: AnyArray, right: AnyArray) -> None:
-        mixed = _mixed(left.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) + right.astype(np.uint64)
+    def add(self, left: AnyArray, right: AnyArray, carried: npt.NDArray[np.uint64] | None = None) -> None:
+        """Add pairs; ``carried``: a hash of what each has besides."""
+        mixed = _mixed(left.astype(np.uint64) * _GOLDEN) + right.astype(np.uint64)
+        if carried is not None:
+            mixed = _mixed(mixed * _GOLDEN) + carried
         for name, seed in (("first", 0xD1B54A32D192ED03), ("second", 0x8CB92BA72F3D8DD7)):
             total = int(_mixed(mixed ^ np.uint64(seed)).sum(dtype=np.uint64))
             setattr(self, name, (getattr(self, name) + total) % 2**64)
@@ -145,6 +150,8 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
         result.problems.append(problem)
         return result
     found: dict[str, str] = {}
+    data = store.edge_data(side)
+    most = min(_EDGES, *(max(1, _BLOCK_BYTES // array.row_bytes) for array in data)) if data else _EDGES
     last: tuple[int, int] = (-1, -1)
     counted = store.array("in/self_loops") if side == "in" and store.num_self_loops else None
     loops_total = done = 0
@@ -153,7 +160,7 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
     for start in range(0, store.num_nodes, _ROWS):
         stop = min(start + _ROWS, store.num_nodes)
         loops = np.zeros(stop - start, dtype=np.int64)
-        for rows, columns in _pieces(indptr.read(start, stop + 1), indices, start):
+        for rows, columns in _pieces(indptr.read(start, stop + 1), indices, start, most):
             if ((columns < 0) | (columns >= store.num_nodes)).any():
                 found.setdefault("range", f"{indices.name}: there are indices outside 0 to {store.num_nodes - 1}")
             falls = (columns[1:] < columns[:-1]) & (rows[1:] == rows[:-1])
@@ -161,8 +168,9 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
                 found.setdefault("sorted", f"{indices.name}: there are rows whose indices are not sorted")
             last = (int(rows[-1]), int(columns[-1]))
             loops += np.bincount(rows[rows == columns] - start, minlength=len(loops))
-            result.edges.add(rows, columns)
-            result.reversed_edges.add(columns, rows)
+            carried = _carried(data, done, done + len(rows), found) if data else None
+            result.edges.add(rows, columns, carried)
+            result.reversed_edges.add(columns, rows, carried)
             done += len(rows)
             listener(TaskAdvanced(task, done))
         loops_total += int(loops.sum())
@@ -188,10 +196,23 @@ def _offsets_problem(store: Store, indptr: Array) -> str | None:
     return None
 
 
-def _pieces(offsets: Ids, indices: Array, first_row: int) -> Iterator[tuple[Ids, Ids]]:
-    """``(rows, columns)`` of the edges between the ``offsets``, at most ``_EDGES`` at a time."""
+def _carried(data: list[Array], start: int, stop: int, found: dict[str, str]) -> npt.NDArray[np.uint64]:
+    """A hash [n] of what each of the edges ``start:stop`` carries; numbers that are none go to ``found``."""
+    mixed = np.zeros(stop - start, dtype=np.uint64)
+    for array in data:
+        values = array.read(start, stop)
+        if not (finite := np.isfinite(values)).all():
+            at = np.argwhere(~finite)[0]
+            found.setdefault(array.name, f"{array.name}: edge {start + at[0]} has {values[tuple(at)]}")
+        for bits in values.view(f"u{array.itemsize}").reshape(len(values), -1).T:
+            mixed = _mixed(mixed * _GOLDEN + bits.astype(np.uint64))
+    return mixed
+
+
+def _pieces(offsets: Ids, indices: Array, first_row: int, most: int) -> Iterator[tuple[Ids, Ids]]:
+    """``(rows, columns)`` of the edges between the ``offsets``, at most ``most`` at a time."""
     row_ids = np.arange(first_row, first_row + len(offsets) - 1)
-    for start in range(int(offsets[0]), int(offsets[-1]), _EDGES):
-        stop = min(start + _EDGES, int(offsets[-1]))
+    for start in range(int(offsets[0]), int(offsets[-1]), most):
+        stop = min(start + most, int(offsets[-1]))
         ends = np.clip(offsets, start, stop)
         yield np.repeat(row_ids, ends[1:] - ends[:-1]), indices.read(start, stop).astype(np.int64)

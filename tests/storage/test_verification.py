@@ -15,7 +15,7 @@ from ooc.events import Event, TaskFinished, TaskStarted
 from ooc.storage import verification
 from ooc.storage.store import Store
 from ooc.storage.verification import verify
-from tests.conversion.arrays import random_arrays
+from tests.conversion.arrays import edges_of, random_arrays
 
 
 @pytest.fixture(params=[False, True], ids=["directed", "undirected"])
@@ -109,3 +109,28 @@ def test_a_wrong_number_of_self_loops_is_found(store: Store) -> None:
     metadata["attributes"]["num_self_loops"] += 1
     path.write_text(json.dumps(metadata))
     assert any("are said to be" in problem for problem in verify(ooc.open(store.path)))
+
+
+@pytest.mark.parametrize("symmetrize", [False, True])
+@pytest.mark.parametrize("name", ["edge_weight", "edge_features"])
+def test_what_edges_carry_is_the_same_in_both_directions(
+    tmp_path: Path, symmetrize: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = random_arrays(nodes=50, edges=200)
+    rng = np.random.default_rng(0)
+    arrays["edge_index"][:, 0] = (0, 1)
+    arrays |= {"edge_weight": rng.random(200) + 1, "edge_attr": rng.random((200, 2)) + 1}
+    store = ooc.convert(arrays, tmp_path / "g.ooc", symmetrize=symmetrize)
+    side = "in" if symmetrize else "out"
+    first = edges_of(store, side)[:, 0]
+    assert not symmetrize or first[0] != first[1], "an edge that is its own reverse would agree with itself"
+    monkeypatch.setattr(verification, "_BLOCK_BYTES", 64)
+    assert verify(store) == []
+
+    def change(value: float) -> None:
+        _change(store, f"{side}/{name}", lambda values: np.put(values, 0, value))
+
+    change(0.5)
+    assert [problem.split(":")[0] for problem in verify(store)] == ["topology"]
+    change(float("nan"))
+    assert verify(store) == [f"{side}/{name}: edge 0 has nan"]
