@@ -3,7 +3,8 @@
 
 Nodes are named by their original ids, whatever the order of the rows. Features, labels and masks are read from
 the disk, the rows asked for and nothing else. The edges are handed over whole, as PyG's samplers want them:
-8 bytes an edge and 8 a node. N nodes, E edges, n rows asked for.
+8 bytes an edge and 8 a node. What edges carry is read like features, by their places among these edges. N nodes,
+E edges, n rows asked for.
 """
 
 from itertools import pairwise
@@ -17,7 +18,7 @@ from torch_geometric.data.graph_store import EdgeLayout
 
 from ooc.errors import StoreError
 from ooc.storage.array import AnyArray, Array
-from ooc.storage.store import Store
+from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store
 
 ATTRIBUTES = {
     "x": "x",
@@ -26,7 +27,9 @@ ATTRIBUTES = {
     "val_mask": "split/valid",
     "test_mask": "split/test",
 }
-"""The tensors there are, and the arrays of the store that they are."""
+"""The tensors of nodes, and the arrays of the store that they are."""
+EDGE_ATTRIBUTES = {"edge_weight": EDGE_WEIGHT, "edge_attr": EDGE_FEATURES}
+"""The tensors of edges that there may be."""
 _GAP_BYTES = 1 << 16  # Rows nearer than this are read in one go: about what a disk reads in the time of a request.
 _READ_BYTES = 4 << 20
 _BLOCK_EDGES = 1 << 16
@@ -44,6 +47,8 @@ def remote_backend(store: Store) -> tuple["StoreFeatures", "StoreGraph"]:
 class StoreFeatures(FeatureStore):  # type: ignore[misc]
     """``x``, ``y``, ``train_mask``, ``val_mask`` and ``test_mask`` of the one kind of node there is (group None).
 
+    Where the edges have them, ``edge_weight`` and ``edge_attr`` too, by an edge's place among the graph's edges (CSC),
+    which is what a loader's batch has as ``e_id``. They are not listed, since loaders ask for the listed ones by node.
     Reading is thread-safe. What is put or removed raises StoreError: a store does not change.
     """
 
@@ -59,11 +64,14 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]
         array = self._array(attr)
         if array is None:
             return None
-        nodes = self._store.num_nodes
-        ids = _ids(attr.index, nodes)
-        if len(ids) and not (ids.min() >= 0 and ids.max() < nodes):
-            raise IndexError(f"{attr.attr_name} of the node {ids.min() if ids.min() < 0 else ids.max()} of {nodes}")
-        return torch.from_numpy(read_rows(array, ids if self._places is None else self._places[ids]))
+        of_edges = attr.attr_name in EDGE_ATTRIBUTES
+        ids, count = _ids(attr.index, array.shape[0]), array.shape[0]
+        if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+            what = f"{attr.attr_name} of the {'edge' if of_edges else 'node'}"
+            raise IndexError(f"{what} {ids.min() if ids.min() < 0 else ids.max()} of {count}")
+        if self._places is not None:
+            ids = _edge_places(self._store, self._places, ids) if of_edges else self._places[ids]
+        return torch.from_numpy(read_rows(array, ids))
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
         array = self._array(attr)
@@ -76,9 +84,10 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]
         raise _unchanging(self._store)
 
     def _array(self, attr: TensorAttr) -> Array | None:
-        if attr.group_name is not None or attr.attr_name not in ATTRIBUTES:
+        if attr.group_name is not None:
             return None
-        found: Array = self._store.array(ATTRIBUTES[attr.attr_name])
+        name = ATTRIBUTES.get(attr.attr_name) or f"in/{EDGE_ATTRIBUTES.get(attr.attr_name)}"
+        found: Array | None = self._store.array(name) if self._store.has(name) else None
         return found
 
     def __len__(self) -> int:
@@ -135,6 +144,21 @@ def _places(store: Store) -> AnyArray | None:
     return places
 
 
+def _edge_places(store: Store, places: AnyArray, edges: AnyArray) -> AnyArray:
+    """Where in the store the ``edges`` [n] lie, given by their places among those by original targets."""
+    starts = store.array("in/indptr").read()
+    ordered = _starts_by_id(starts, places)
+    targets = np.searchsorted(ordered, edges, side="right") - 1
+    found: AnyArray = starts[places[targets]] + edges - ordered[targets]
+    return found
+
+
+def _starts_by_id(starts: AnyArray, places: AnyArray) -> AnyArray:
+    """Where the in-edges of each original id begin [N + 1], if they lie in that order."""
+    found: AnyArray = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.diff(starts)[places])])
+    return found
+
+
 def _by_target(store: Store, places: AnyArray | None) -> tuple[AnyArray, AnyArray]:
     """``(sources [E], starts [N + 1])``, both int64 and by original ids."""
     indptr, indices = store.topology("in")
@@ -146,7 +170,7 @@ def _by_target(store: Store, places: AnyArray | None) -> tuple[AnyArray, AnyArra
         return sources, starts
     perm = store.array("perm").read()
     degrees = np.diff(starts)
-    ordered = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(degrees[places])])
+    ordered = _starts_by_id(starts, places)
     row = 0
     while row < store.num_nodes:
         # As many rows as make a block of edges, one at the least.

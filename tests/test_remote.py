@@ -188,3 +188,29 @@ def test_importing_ooc_imports_no_torch() -> None:
 
     code = "import ooc, sys; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(ooc.__file__).parent.parent)
+
+
+@pytest.mark.parametrize("order", ["none", "hop"])
+def test_what_edges_carry_is_found_by_their_places(tmp_path: Path, order: str) -> None:
+    """``e_id`` of a batch is a place among the edges as the graph hands them over: each carries its own there."""
+    arrays = random_arrays(nodes=200, edges=900)
+    number = np.arange(900)
+    store = ooc.convert(
+        arrays | {"edge_weight": number + 0.5, "edge_attr": np.stack([number, -number], axis=1)},
+        tmp_path / "g.ooc",
+        order=order,
+    )
+    features, graph = ooc.remote_backend(store)
+    row, starts = graph.get_edge_index(None, "csc")
+    column = np.repeat(np.arange(200), np.diff(starts.numpy()))
+    places = torch.from_numpy(np.random.default_rng(0).integers(0, 900, 300))
+    weight = features.get_tensor(None, "edge_weight", places).numpy()
+    of_source = (weight - 0.5).astype(np.int64)
+    found = np.stack([row.numpy(), column])[:, places.numpy()]
+    np.testing.assert_array_equal(found, arrays["edge_index"][:, of_source])
+    attr = features.get_tensor(None, "edge_attr", places).numpy()
+    np.testing.assert_array_equal(attr, np.stack([of_source, -of_source], axis=1))
+    assert len(np.unique(features.get_tensor(None, "edge_weight", None).numpy())) == 900
+    with pytest.raises(IndexError, match="edge_attr of the edge 900 of 900"):
+        features.get_tensor(None, "edge_attr", torch.tensor([900]))
+    assert "edge_attr" not in [attr.attr_name for attr in features.get_all_tensor_attrs()]
