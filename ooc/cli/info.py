@@ -60,6 +60,7 @@ def describe(store: "Store") -> dict[str, Any]:
         "undirected": store.undirected,
         "num_self_loops": store.num_self_loops,
         "dtype": str(store.array("x").dtype),
+        **_edge_data(store),
         "split_sizes": dict(store.split_sizes),
         "bytes": store.nbytes,
         "order": store.attributes["order"],
@@ -68,6 +69,16 @@ def describe(store: "Store") -> dict[str, Any]:
         if name in store.attributes:
             facts[name] = store.attributes[name]
     facts["source"] = store.source
+    return facts
+
+
+def _edge_data(store: "Store") -> dict[str, Any]:
+    """What edges carry, where they do."""
+    facts: dict[str, Any] = {}
+    if store.has_edge_weight:
+        facts["edge_weight"] = str(store.edge_weight("in").dtype)
+    if store.num_edge_features:
+        facts |= {"edge_features": store.num_edge_features, "edge_dtype": str(store.edge_features("in").dtype)}
     return facts
 
 

@@ -39,10 +39,11 @@ class Subject:
     label_bytes: int = 8
     resident_bytes: int = 0
     prepares: bool = False
+    edge_numbers: int = 0
 
     @property
     def raw_bytes(self) -> int:
-        edges = 2 * _ID_BYTES * self.num_edges
+        edges = (2 * _ID_BYTES + 4 * self.edge_numbers) * self.num_edges
         return edges + self.num_nodes * (self.num_features * self.feature_bytes + self.label_columns * 4)
 
     @property
@@ -65,6 +66,7 @@ def subject_of(source: Source) -> Subject:
         label_bytes=source.task.dtype.itemsize,
         resident_bytes=source.resident_bytes,
         prepares=source.prepare is not None,
+        edge_numbers=source.num_edge_numbers,
     )
     return subject if subject.input_bytes else _with_input(subject, subject.raw_bytes)
 
@@ -136,12 +138,15 @@ def forecast(subject: Subject, rates: Rates, chosen: Chosen) -> Forecast:
         self_loops=chosen.self_loops,
         twice=chosen.ordered,
         prepare_bytes=_prepared_bytes(subject),
+        edge_row_bytes=_carried_bytes(subject, chosen),
     )
     resident = subject.resident_bytes + (order_bytes(subject.num_nodes) if chosen.ordered else 0)
     return Forecast(
         stages=stages,
         disk_bytes=disk,
-        least_memory_bytes=least_budget_bytes(num_features=subject.num_features, resident_bytes=resident),
+        least_memory_bytes=least_budget_bytes(
+            num_features=subject.num_features, resident_bytes=resident, edge_numbers=subject.edge_numbers
+        ),
         store_bytes=sum(stage.written_bytes for stage in stages if stage.name in _IN_THE_STORE),
     )
 
@@ -153,13 +158,20 @@ def _prepared_bytes(subject: Subject) -> int:
     return 2 * subject.num_edges * _index_bytes(subject) if subject.prepares else 0
 
 
+def _carried_bytes(subject: Subject, chosen: Chosen) -> int:
+    """Of what an edge carries, in the store and on the way."""
+    return subject.edge_numbers * max(4, np.dtype(chosen.dtype).itemsize)
+
+
 def _index_bytes(subject: Subject) -> int:
     return 4 if subject.num_nodes <= 2**31 else 8
 
 
 def _stages(subject: Subject, rates: Rates, chosen: Chosen) -> Iterator[Stage]:
     nodes, edges, index = subject.num_nodes, subject.num_edges, _index_bytes(subject)
-    raw_edges = 2 * _ID_BYTES * edges
+    carried = _carried_bytes(subject, chosen)
+    raw_edges = (2 * _ID_BYTES + 4 * subject.edge_numbers) * edges
+    key_bytes = _KEY_BYTES + carried
     raw_features = nodes * subject.num_features * subject.feature_bytes
     share = subject.input_bytes / subject.raw_bytes
     stored_features = nodes * subject.num_features * np.dtype(chosen.dtype).itemsize
@@ -183,14 +195,14 @@ def _stages(subject: Subject, rates: Rates, chosen: Chosen) -> Iterator[Stage]:
     else:
         read, unpacked = int(raw_edges * share), float(raw_edges)
     spreading = keys / rates.spread_keys_per_s + 4 * raw_edges / rates.copy_bytes_per_s
-    yield stage("reading edges", read, keys * _KEY_BYTES, inflating(unpacked), spreading)
+    yield stage("reading edges", read, keys * key_bytes, inflating(unpacked), spreading)
     directions = ("in",) if chosen.symmetrize else ("in", "out")
     each = keys // len(directions) + nodes * chosen.self_loops
-    written = each * index + nodes * (8 + 4 * chosen.self_loops)
+    written = each * (index + carried) + nodes * (8 + 4 * chosen.self_loops)
     sorting = each / rates.sort_keys_per_s / max(1, cores() - 1)
-    deriving = 5 * each * _KEY_BYTES / rates.copy_bytes_per_s
+    deriving = 5 * each * key_bytes / rates.copy_bytes_per_s
     for direction in directions:
-        yield stage(f"writing {direction}-edges", each * _KEY_BYTES, written, sorting, deriving)
+        yield stage(f"writing {direction}-edges", each * key_bytes, written, sorting, deriving)
     copying = raw_features / rates.copy_bytes_per_s
     if chosen.row_normalize:
         yield stage("scanning features", int(raw_features * share), 0, inflating(raw_features), copying)
@@ -198,6 +210,6 @@ def _stages(subject: Subject, rates: Rates, chosen: Chosen) -> Iterator[Stage]:
     if chosen.ordered:
         yield stage("following in-edges", 2 * written, 0, 2 * deriving)
         for direction in directions:
-            moved = written + each * _KEY_BYTES
+            moved = written + each * key_bytes
             yield stage(f"reordering {direction}-edges", moved, moved, sorting)
         yield stage("moving rows", stored_features + labels, stored_features + labels, 2 * copying)
