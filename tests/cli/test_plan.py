@@ -2,6 +2,7 @@
 """``ooc plan`` says what training would take, writes nothing, and can be held to it afterwards."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ from tests.cli.test_run import record
 GRAPH = "nodes=20000,edges=200000,features=32,classes=4"
 SMALL = ("--hidden", "16", "--layers", "2", "--threads", "1")
 BUDGETS = ("--gpu-budget", "2M", "--host-budget", "1M")
+
+
+@pytest.fixture
+def graph(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of this test's own: training keeps the first aggregation in it, and others count on its absence."""
+    return Path(shutil.copytree(graph, tmp_path_factory.mktemp("own") / "graph.ooc"))
 
 
 def planned(run: RunCommand, *arguments: str | Path) -> dict[str, Any]:
