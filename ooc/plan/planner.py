@@ -29,7 +29,7 @@ BLOCK_BYTES_OF_TIERS = 64 << 20
 FEW_STEPS = 4096
 """Steps of a row pass beyond which blocks grow with the matrix, whatever their size: planning takes time by the block,
 and what it unrolls memory. Where nothing else fits, blocks are lower again."""
-MOST_STEPS = 2 * FEW_STEPS
+MOST_STEPS = 4 * FEW_STEPS
 """Steps of a row pass beyond which no lower blocks are tried: frames then take little beside the narrowest slab."""
 NARROW_COLUMNS = 8
 """Columns of the narrowest slab: 32 bytes of float32, half a cache line a gathered row."""
