@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from memory import peak_resident_bytes, reset_peak, resident_bytes
 from torch import Tensor
-from torch_geometric.nn.models import GCN, GraphSAGE
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import to_torch_csr_tensor
 
@@ -41,6 +41,7 @@ class Job:
     epochs: int = 4
     threads: int = 2
     seed: int = 0
+    heads: int = 4
 
     def to_json(self) -> str:
         """The argument this script takes."""
@@ -50,7 +51,9 @@ class Job:
 def build_model(job: Job, store: Store, **options: Any) -> BasicGNN:
     """The same model, with the same initial weights, for either side of a benchmark."""
     torch.manual_seed(job.seed)
-    kind: type[BasicGNN] = {"gcn": GCN, "sage": GraphSAGE}[job.model]
+    kind: type[BasicGNN] = {"gcn": GCN, "sage": GraphSAGE, "gat": GAT, "gatv2": GAT}[job.model]
+    if kind is GAT:
+        options |= {"heads": job.heads, "v2": job.model == "gatv2"}
     return kind(store.num_features, job.hidden, job.layers, store.num_classes, dropout=job.dropout, **options)
 
 

@@ -4,10 +4,12 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch_geometric.nn.models import GCN, GIN, GraphSAGE
+from torch_geometric.nn import MessagePassing, TransformerConv
+from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
+from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.cli.settings import TrainSettings
-from ooc.errors import BudgetError, RunError
+from ooc.errors import BudgetError, OptionError, RunError
 from ooc.memory import available_memory_bytes
 from ooc.sizes import format_size
 
@@ -15,7 +17,33 @@ if TYPE_CHECKING:
     from ooc.storage.store import Store
     from ooc.train.run import RunFolder
 
-_MODELS = {"gcn": GCN, "sage": GraphSAGE, "gin": GIN}
+
+class Transformer(BasicGNN):  # type: ignore[misc]  # PyG is not typed
+    """``TransformerConv`` in the frame of PyG's other models: heads side by side, averaged where a layer's output is
+    the model's."""
+
+    supports_edge_weight = False
+    supports_edge_attr = False
+
+    def init_conv(self, in_channels: int | tuple[int, int], out_channels: int, **kwargs: Any) -> MessagePassing:
+        """A convolution of ``out_channels`` columns, whatever ``heads`` are."""
+        heads = int(kwargs.pop("heads", 1))
+        concat = not getattr(self, "_is_conv_to_out", False)
+        channels = out_channels // heads if concat else out_channels
+        return TransformerConv(in_channels, channels, heads, concat=concat, dropout=self.dropout.p, **kwargs)
+
+
+_MODELS: dict[str, tuple[type[BasicGNN], dict[str, Any]]] = {
+    "gcn": (GCN, {}),
+    "sage": (GraphSAGE, {}),
+    "gin": (GIN, {}),
+    # ELU is what the paper of GAT puts between layers.
+    "gat": (GAT, {"act": "elu"}),
+    "gatv2": (GAT, {"act": "elu", "v2": True}),
+    "transformer": (Transformer, {}),
+}
+MODELS_WITH_HEADS = frozenset(("gat", "gatv2", "transformer"))
+MODELS_WITH_AGGREGATION = frozenset(("sage", "gin"))
 _NORMS: dict[str, dict[str, Any]] = {
     "none": {},
     # PyG's default mode takes its statistics over the whole graph.
@@ -58,7 +86,8 @@ def admit_parameters(settings: TrainSettings, store: "Store") -> None:
 
 
 def _model(settings: TrainSettings, features: int, outputs: int) -> torch.nn.Module:
-    model = _MODELS[settings.model](
+    kind, options = _MODELS[settings.model]
+    model = kind(
         in_channels=features,
         hidden_channels=settings.hidden,
         num_layers=settings.layers,
@@ -66,6 +95,24 @@ def _model(settings: TrainSettings, features: int, outputs: int) -> torch.nn.Mod
         dropout=settings.dropout,
         jk=None if settings.jk == "none" else settings.jk,
         **_NORMS[settings.norm],
+        **options,
+        **_edge_options(settings),
     )
     assert isinstance(model, torch.nn.Module)
     return model
+
+
+def _edge_options(settings: TrainSettings) -> dict[str, Any]:
+    """Heads or the aggregation, for the models that have them. OptionError for those that have not."""
+    options: dict[str, Any] = {}
+    if settings.model in MODELS_WITH_HEADS:
+        if settings.hidden % settings.heads:
+            raise OptionError(f"--hidden {settings.hidden} is not a multiple of --heads {settings.heads}")
+        options["heads"] = settings.heads
+    elif settings.heads != 1:
+        raise OptionError(f"--heads is of {', '.join(sorted(MODELS_WITH_HEADS))}; {settings.model} has none")
+    if settings.aggr != "auto":
+        if settings.model not in MODELS_WITH_AGGREGATION:
+            raise OptionError(f"--aggr is of {', '.join(sorted(MODELS_WITH_AGGREGATION))}, not of {settings.model}")
+        options["aggr"] = settings.aggr
+    return options

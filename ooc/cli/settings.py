@@ -59,6 +59,8 @@ class TrainSettings:
     block_rows: int | None
     slab_columns: int | None
     spill_dtype: str = "float32"
+    heads: int = 1
+    aggr: str = "auto"
     jk: str = "none"
     loss: str = "auto"
     label_smoothing: float = 0.0

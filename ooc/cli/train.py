@@ -49,7 +49,24 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
     option = click.option
     choice = click.Choice
     options = [
-        option("--model", type=choice(["gcn", "sage", "gin"]), default="gcn", help="GCN, GraphSAGE (mean) or GIN."),
+        option(
+            "--model",
+            type=choice(["gcn", "sage", "gin", "gat", "gatv2", "transformer"]),
+            default="gcn",
+            help="GCN, GraphSAGE, GIN, GAT, GATv2 or graph transformer.",
+        ),
+        option(
+            "--heads",
+            type=COUNT,
+            default=1,
+            help="Attention heads of gat, gatv2 and transformer; --hidden is that of all of them together.",
+        ),
+        option(
+            "--aggr",
+            type=choice(["auto", "mean", "sum", "max"]),
+            default="auto",
+            help="How sage (auto: mean) and gin (auto: sum) take neighbours together.",
+        ),
         option("--layers", type=COUNT, default=3, help="Convolutions."),
         option("--hidden", type=WIDTH, default=128, help="Width of the hidden layers."),
         option("--dropout", type=PROBABILITY, default=0.5, help="On every hidden layer."),
@@ -127,7 +144,18 @@ class _TrainCommand(GroupedCommand):
     """``ooc train``, its many options in groups."""
 
     groups: Mapping[str, Sequence[str]] = {
-        "Model": ("model", "layers", "hidden", "dropout", "input_dropout", "norm", "jk", "spill_dtype"),
+        "Model": (
+            "model",
+            "heads",
+            "aggr",
+            "layers",
+            "hidden",
+            "dropout",
+            "input_dropout",
+            "norm",
+            "jk",
+            "spill_dtype",
+        ),
         "Loss and optimizer": (
             *("loss", "label_smoothing", "class_weights"),
             *("optimizer", "lr", "weight_decay", "clip", "epochs", "seed"),

@@ -11,9 +11,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from ooc.cli.models import build_model
 from ooc.cli.recipe import build_loss, build_optimizer, build_schedule
 from ooc.cli.settings import TrainSettings
 from ooc.cli.train import command
+from ooc.errors import OptionError
 from ooc.events import EpochFinished
 from ooc.storage.store import open_store
 from ooc.train.logs import CsvLog, TensorBoardLog
@@ -217,3 +219,49 @@ def test_without_tensorboard_it_is_said_before_training(
     code, _, err = run("train", graph, *SMALL, "--log", "tensorboard")
     assert code == 2 and "pip install tensorboard" in err
     assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("gat", {"heads": 4}),
+        ("gatv2", {"heads": 2}),
+        ("transformer", {"heads": 4}),
+        ("sage", {"aggr": "max"}),
+        ("gin", {"aggr": "max"}),
+    ],
+)
+def test_models_over_edges(model: str, options: dict[str, Any], graph: Path) -> None:
+    """``--hidden`` is the width of a layer whatever its heads, and the output is one column a class."""
+    store = open_store(graph)
+    built = build_model(settings(model=model, hidden=8, layers=2, **options), store)
+    first, last = built.convs
+    for name, value in options.items():
+        assert getattr(first, name) == value
+    rows = torch.randn(5, store.num_features)
+    edges = torch.tensor([[0, 1], [1, 2]])
+    assert first(rows, edges).shape == (5, 8)
+    assert built.eval()(rows, edges).shape == (5, store.num_classes)
+    assert type(last) is type(first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "gat", "heads": 3, "hidden": 16}, "not a multiple of --heads 3"),
+        ({"model": "gcn", "heads": 2}, "gcn has none"),
+        ({"model": "gat", "aggr": "max"}, "not of gat"),
+    ],
+)
+def test_options_of_other_models_are_refused(changes: dict[str, Any], said: str, graph: Path) -> None:
+    """By name, before anything is made."""
+    with pytest.raises(OptionError, match=said):
+        build_model(settings(**changes), open_store(graph))
+
+
+@pytest.mark.parametrize("options", [["--model", "gat", "--heads", "4"], ["--model", "transformer", "--heads", "2"]])
+def test_attention_trains_and_predicts(run: RunCommand, graph: Path, here: Path, options: list[str]) -> None:
+    """From the command line to logits."""
+    run("train", graph, *options, *SMALL, "--epochs", "2", "--out", "run")
+    run("predict", "run", "--what", "logits", "--out", "logits.npy", "--gpu-budget", "32M", "--host-budget", "32M")
+    assert (here / "logits.npy").exists()
