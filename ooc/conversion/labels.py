@@ -17,6 +17,8 @@ from ooc.storage.store import SPLITS, Task
 
 _STAGE = "labels"
 _WRITTEN = ("y", "perm", "split")
+_COUNTED_CLASSES = 65_536
+"""Classes that a graph may have of fewer nodes, where nobody says how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +80,17 @@ def _write_ids(source: Source, store: Path, block_rows: int) -> None:
 
 def _checked(source: Source, block_rows: int) -> Iterator[tuple[int, LabelBlock]]:
     row, task = 0, source.task
-    # Where nobody says how many classes there are, a number past all nodes' is damage, and would be a model's width.
+    # Where nobody says how many classes there are, a number past any model's width is damage. (A part of a graph may
+    # well have labels past the number of its nodes.)
     counted = source.num_classes is None
-    most = source.num_nodes if source.num_classes is None else source.num_classes
+    most = max(source.num_nodes, _COUNTED_CLASSES) if source.num_classes is None else source.num_classes
     for block in source.labels(block_rows):
         if row + len(block.y) > source.num_nodes:
             raise SourceError(f"{source.name} has labels of more than its {source.num_nodes} nodes")
         sound = task.sound(block.y, most)
         if not sound.all():
             at = int(sound.argmin())
-            reason = " (as many as nodes at the most)" * counted
+            reason = " (where they are counted, as many as nodes or 65,536 at the most)" * counted
             raise SourceError(f"node {row + at} has the label {block.y[at]}; {task.meaning(most)}{reason}")
         labelled = task.labelled(block.y)
         twice = block.train.astype(np.int8) + block.valid + block.test > 1

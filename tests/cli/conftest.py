@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from ooc import cli
 
@@ -27,7 +28,9 @@ def run(capfd: pytest.CaptureFixture[str]) -> RunCommand:
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         capfd.readouterr()
+        threads = torch.get_num_threads()
         code = cli.main([str(argument) for argument in arguments])
+        torch.set_num_threads(threads)  # --threads holds for a command, which usually is a process; not for the tests after it
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

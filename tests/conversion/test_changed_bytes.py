@@ -52,12 +52,12 @@ def test_truth_values_of_answers_and_features_are_one_bit(tmp_path: Path) -> Non
         _refused(arrays | {name: wrong.view(np.bool_)}, tmp_path, f"{name} .*neither 0 nor 1")
 
 
-def test_a_class_past_the_number_of_nodes_is_none(tmp_path: Path) -> None:
+def test_a_class_past_all_sense_is_none(tmp_path: Path) -> None:
     """One high byte of a label would make a model of millions of classes."""
     arrays = {name: array for name, array in random_arrays().items() if name != "num_classes"}
     arrays["y"] = arrays["y"].astype(np.int64)
     arrays["y"][8] |= 3 << 16
-    _refused(arrays, tmp_path, r"node 8 has the label 19\d{4}; .* \(as many as nodes at the most\)")
+    _refused(arrays, tmp_path, r"node 8 has the label 19\d{4}; .* as many as nodes or 65,536 at the most\)")
     ooc.convert(arrays | {"num_classes": np.array(200_000)}, tmp_path / "g.ooc")
 
 
