@@ -284,6 +284,8 @@ def test_models_are_those_of_pyg(graph: Path) -> None:
         "optimizer": "adamw",
         "lr": 0.1,
         "weight_decay": 0.01,
+        "heads": 1,
+        "aggr": "auto",
     }
     chosen: Any = TrainSettings(**settings)  # type: ignore[arg-type]
     model: Any = build_model(chosen, open_store(graph))
