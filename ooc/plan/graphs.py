@@ -14,10 +14,11 @@ What the counts do not say is assumed, on the cautious side:
 - No self-loops.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil, exp, isqrt
-from typing import overload
 
 BIAS = 2
 """Times the mean degree that the rows have which are computed, where others are left out."""
@@ -71,35 +72,15 @@ def reach(graph: GraphStatistics) -> list[int]:
     return reached
 
 
-class SpreadEdges(Sequence[int]):
-    """``tile_edges`` of a graph that is not here: entry i counts the edges of tiles 0…i-1. Takes no memory.
+def spread_edges(graph: GraphStatistics, tile_rows: int) -> Sequence[int]:
+    """``tile_edges`` of a graph that is not here: entry i counts the edges of tiles 0…i-1. Eight bytes a tile.
 
     The first tile has the hub; the others have ``bias`` times the mean degree, for as long as there are edges.
     """
-
-    def __init__(self, graph: GraphStatistics, tile_rows: int) -> None:
-        self._edges = graph.edges
-        self._hub = graph.most_neighbours
-        self._tiles = -(-graph.nodes // tile_rows)
-        self._edges_of_tiles = graph.bias * graph.edges * tile_rows
-        self._nodes = graph.nodes
-
-    def __len__(self) -> int:
-        return self._tiles + 1
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        tiles = index + len(self) if index < 0 else index
-        if not 0 <= tiles <= self._tiles:
-            raise IndexError(f"tile {index} of {self._tiles}")
-        if tiles in (0, self._tiles):
-            return self._edges if tiles else 0
-        return min(self._edges, self._hub + self._edges_of_tiles * tiles // self._nodes)
+    tiles = -(-graph.nodes // tile_rows)
+    a_tile = graph.bias * graph.edges * tile_rows
+    between = (min(graph.edges, graph.most_neighbours + a_tile * i // graph.nodes) for i in range(1, tiles))
+    return array("q", chain((0,), between, (graph.edges,)))
 
 
 _OGB = "Hu et al., Open Graph Benchmark, NeurIPS 2020"

@@ -5,17 +5,24 @@ It follows the executor: reads are sent off when a step begins, in the program's
 when what it reads has arrived and the step before it is done; a step begins when the last but one is done; writes
 leave in the background, and share the drive with the reads; a pass ends when all its steps are done. One epoch in
 the steady state is timed: blocks that the epoch before has left in memory are there.
+
+Where the device has memory of its own, what is sent off goes over the wire, and ``ooc.plan.mover`` times what lies
+below.
 """
 
 from ooc.plan.cost import local_seconds, pull_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.link import Link
+from ooc.plan.mover import Mover, disk_link
 from ooc.plan.plan import ColumnPass, Pass, Plan, RowPass
 from ooc.plan.program import Program
 from ooc.plan.sequence import Step, Use
 from ooc.plan.timeline import Event, MemoryUse, PassTime, Resource, Timeline
 from ooc.plan.workload import Workload
 
+_READ, _WRITE = 0, 1
+_OF_DISK = (Resource.SSD_READ, Resource.SSD_WRITE)
+_OF_WIRE = (Resource.TO_DEVICE, Resource.TO_HOST)
 _TILES_AHEAD = 3
 """Tiles a thread that are put out before the executor waits for one: so far does a step begin before the last ends."""
 _WAITING_SHARE = 0.1
@@ -34,9 +41,9 @@ class _Run:
         self.plan, self.workload, self.hardware = plan, workload, hardware
         self.name = name
         self.program: Program = plan.unrolled[name]
-        disk = hardware.disk
-        rates = disk.read_bytes_per_s.at(plan.frame_bytes), disk.write_bytes_per_s.at(plan.frame_bytes)
-        self.disk = Link(rates, disk.both_ways_bytes_per_s, disk.latency_s)
+        self.mover = Mover(plan, plan.staged[name], hardware) if plan.has_tiers else None
+        self.link: Link = self.mover.wire if self.mover else disk_link(hardware, plan.frame_bytes)
+        self.ways = _OF_WIRE if self.mover else _OF_DISK
         self.sent: list[tuple[Resource, int, int, int]] = []  # (resource, ticket, pass, bytes)
         self.now = 0.0
         self.done: dict[int, float] = {}  # step → when it is computed
@@ -61,13 +68,25 @@ class _Run:
         for item in self.plan.programs[self.name]:
             self._pass(item)
         self._move(len(self.program.bounds))
-        epoch_s = max(self.now, self.disk.drain())
+        below_s = self.mover.drain() if self.mover else self.link.drain()
+        epoch_s = max(self.now, below_s)
         for resource, ticket, at, nbytes in self.sent:
-            self.events.append(Event(resource, self.disk.started[ticket], self.disk.served[ticket], at, nbytes))
+            self.events.append(Event(resource, self.link.started[ticket], self.link.served[ticket], at, nbytes))
+        if self.mover:
+            self.events += self.mover.events()
         self.events.sort(key=lambda event: (event.start_s, event.end_s))
-        limit = self.plan.device_limit_bytes + self.plan.host_limit_bytes
-        memory = (MemoryUse("memory", limit, tuple(self.samples)),)
+        memory = self._memory()
         return Timeline(self.name, epoch_s, tuple(self.events), tuple(self.passes), memory)
+
+    def _memory(self) -> tuple[MemoryUse, ...]:
+        plan, samples = self.plan, tuple(self.samples)
+        if self.mover is None:
+            return (MemoryUse("memory", plan.device_limit_bytes + plan.host_limit_bytes, samples),)
+        below = tuple(self.mover.samples)
+        return (
+            MemoryUse("device memory", plan.device_limit_bytes, samples),
+            MemoryUse("host memory", plan.host_limit_bytes, below or ((0.0, plan.fixed_host_bytes),)),
+        )
 
     # ---- passes and steps ---------------------------------------------------------------------------------
 
@@ -115,7 +134,7 @@ class _Run:
             self.where[block] = frame
             if load:
                 self._await(self.on_their_way.pop(block, None))
-                self.arriving[block] = self._send(Resource.SSD_READ, self.plan.blocks.nbytes(block), item.index)
+                self.arriving[block] = self._send(_READ, self.plan.blocks.nbytes(block), item.index)
         for block in self.starts.get(t, ()):
             self._await(self.arriving.pop(block, None))
         self._fill(t, item.index)
@@ -133,7 +152,7 @@ class _Run:
             name, slab, _ = self.plan.blocks.where(block)
             planned = self.plan.matrices[name]
             widened = nbytes if planned.region_itemsize > planned.matrix.itemsize else 0
-            self.filling.setdefault(slab, []).append((self._send(Resource.SSD_READ, nbytes, at), widened))
+            self.filling.setdefault(slab, []).append((self._send(_READ, nbytes, at), widened))
         for ticket, widened in self.filling.pop(self.program.steps[t].slab, ()):
             self._await(ticket)
             if widened:
@@ -142,7 +161,7 @@ class _Run:
     def _end(self, t: int, at: int) -> None:
         """Send off the writes due after step ``t``, and give back what was in use for the last time."""
         for block in self.program.store[t]:
-            ticket = self._send(Resource.SSD_WRITE, self.plan.blocks.nbytes(block), at)
+            ticket = self._send(_WRITE, self.plan.blocks.nbytes(block), at)
             self.leaving[self.where[block]] = ticket
             self.on_their_way[block] = ticket
         kept = self.program.kept.after
@@ -174,23 +193,33 @@ class _Run:
 
     # ---- what moves ---------------------------------------------------------------------------------------
 
-    def _send(self, resource: Resource, nbytes: int, at: int) -> int:
-        way = 1 if resource is Resource.SSD_WRITE else 0
-        ticket = self.disk.send(way, nbytes, self.now)
-        self.sent.append((resource, ticket, at, nbytes))
-        self.issued += nbytes / self.disk.rates[way]
+    def _send(self, way: int, nbytes: int, at: int) -> int:
+        if self.mover is None:
+            ticket = self.link.send(way, nbytes, self.now)
+        else:
+            before_s = self.mover.issued_s
+            ticket = self.mover.transfer(self.now, at)
+            self.issued += self.mover.issued_s - before_s
+        self.sent.append((self.ways[way], ticket, at, nbytes))
+        self.issued += nbytes / self.link.rates[way]
         self.now += self.hardware.seconds_per_block
         return ticket
 
     def _await(self, ticket: int | None) -> None:
         if ticket is not None:
-            waited = self.disk.wait(ticket) - self.now
+            waited = self.link.wait(ticket) - self.now
             if waited > 0:
                 resource = self.sent[ticket][0]
+                if self.mover is not None and ticket in self.mover.waited_for_disk:
+                    resource = Resource.SSD_READ
                 self.waits[resource] = self.waits.get(resource, 0.0) + waited
                 self.now += waited
 
     def _copy(self, nbytes: int, at: int) -> None:
+        """Within the memory that is computed in."""
+        if self.mover is not None:  # the device's, of which nothing else is drawn
+            self.now += 2 * nbytes / self.hardware.processor.stream_bytes_per_s
+            return
         seconds = nbytes / self.hardware.host_copy_bytes_per_s
         self.events.append(Event(Resource.HOST_COPY, self.now, self.now + seconds, at, nbytes))
         self.now += seconds
@@ -206,7 +235,8 @@ class _Run:
     def _sample(self, p: int) -> None:
         """Note the memory in use now."""
         regions = sum(r.count for r in self.plan.regions[self.name] if r.first <= p <= r.last)
-        beside = self.plan.scratch_bytes + self.plan.fixed_device_bytes + self.plan.fixed_host_bytes
+        beside = self.plan.scratch_bytes + self.plan.fixed_device_bytes
+        beside += 0 if self.mover else self.plan.fixed_host_bytes
         self.samples.append((self.now, beside + (regions + len(self.where)) * self.plan.frame_bytes))
 
 

@@ -5,13 +5,13 @@ Models are taken apart for it, and stages are described, by the same code as for
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ooc.plan.graphs import GraphStatistics, SpreadEdges, reach
-from ooc.plan.workload import Direction
+from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
 from ooc.train.workload import TileEdges
@@ -46,10 +46,11 @@ def hypothetical_store(graph: GraphStatistics) -> Store:
 def spread(graph: GraphStatistics) -> TileEdges:
     """The edges of its tiles, as ``ooc.plan.graphs`` assumes them; alike in both directions."""
 
-    def tile_edges(direction: Direction, tile_rows: int) -> Sequence[int]:
-        return SpreadEdges(graph, tile_rows)
+    @lru_cache(maxsize=1)
+    def counted(tile_rows: int) -> Sequence[int]:
+        return spread_edges(graph, tile_rows)
 
-    return tile_edges
+    return lambda direction, tile_rows: counted(tile_rows)
 
 
 def _array(name: str, path: Path, shape: tuple[int, ...], graph: GraphStatistics) -> Array:

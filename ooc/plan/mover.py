@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level below a device in simulated time: transfers over the wire, and the drive behind the host's frames.
+
+Transfers are asked for in the order of the lower program (``ooc.plan.staging``) and sent off in it: one to the device
+waits until its block is in its host frame, and those after it wait with it; a block that came to the host for the
+drive's sake is written when it has come. A frame is taken again when nothing moves through it any more.
+"""
+
+from collections import deque
+
+from ooc.plan.hardware import Hardware
+from ooc.plan.link import Link
+from ooc.plan.plan import Plan
+from ooc.plan.staging import Staging, Way
+from ooc.plan.timeline import Event, Resource
+
+
+def disk_link(hardware: Hardware, frame_bytes: int) -> Link:
+    """The drive, for requests of a frame."""
+    disk = hardware.disk
+    rates = disk.read_bytes_per_s.at(frame_bytes), disk.write_bytes_per_s.at(frame_bytes)
+    return Link(rates, disk.both_ways_bytes_per_s, disk.latency_s)
+
+
+class Mover:
+    """``now`` is its clock, which may be ahead of that of the level above, and never goes back.
+
+    ``waited_for_disk``: the tickets of the wire that had to wait for a read.
+    """
+
+    def __init__(self, plan: Plan, staging: Staging, hardware: Hardware) -> None:
+        assert hardware.wire is not None
+        rates = hardware.wire.to_device_bytes_per_s, hardware.wire.to_host_bytes_per_s
+        self.wire = Link(rates, sum(rates), 0.0)
+        self.disk = disk_link(hardware, plan.frame_bytes)
+        self.now = 0.0
+        self.waited_for_disk: set[int] = set()
+        self.issued_s = 0.0
+        self.samples: list[tuple[float, int]] = []
+        self._plan, self._staging = plan, staging
+        self._seconds_per_block = hardware.seconds_per_block
+        self._index = 0
+        self._sent: list[tuple[Resource, int, int, int]] = []  # (resource, ticket, pass, bytes)
+        self._where = dict(staging.program.warm)
+        self._arriving: dict[int, int] = {}  # block → ticket of its read
+        self._written: dict[int, int] = {}  # block → ticket of its write
+        self._passing: dict[int, int] = {}  # frame → ticket of the wire
+        self._leaving: dict[int, int] = {}  # frame → block that is written out of it
+        self._unsaved: deque[tuple[int, int, int]] = deque()  # (ticket of the wire, block, pass)
+
+    def transfer(self, now_s: float, at: int) -> int:
+        """Send off the next transfer, asked for at ``now_s`` in pass ``at``; its ticket of the wire."""
+        index, program = self._index, self._staging.program
+        self._index += 1
+        _, block, way = self._staging.transfers[index]
+        self.now = max(self.now, now_s)
+        self._write_what_has_come()
+        for taken, frame, load in program.acquire[index]:
+            self._free(frame)
+            self._where[taken] = frame
+            if load:
+                self._wait_written(taken)
+                self._arriving[taken] = self._send(Resource.SSD_READ, taken, at)
+        late = False
+        if block in self._arriving:
+            arrives = self.disk.wait(self._arriving.pop(block))
+            late, self.now = arrives > self.now, max(self.now, arrives)
+        ticket = self.wire.send(0 if way is Way.TO_DEVICE else 1, self._plan.blocks.nbytes(block), self.now)
+        if late:
+            self.waited_for_disk.add(ticket)
+        self._passing[self._where[block]] = ticket
+        for stored in program.store[index]:
+            self._leaving[self._where[stored]] = stored
+            self._unsaved.append((ticket, stored, at))
+        self._sample()
+        if not program.kept.after[index]:
+            del self._where[block]
+        return ticket
+
+    def drain(self) -> float:
+        """When everything is done."""
+        while self._unsaved:
+            self.now = max(self.now, self.wire.wait(self._unsaved[0][0]))
+            self._write_what_has_come()
+        return max(self.now, self.wire.drain(), self.disk.drain())
+
+    def events(self) -> list[Event]:
+        """What the drive did, once it is done."""
+        disk = self.disk
+        return [Event(what, disk.started[t], disk.served[t], at, nbytes) for what, t, at, nbytes in self._sent]
+
+    def _write_what_has_come(self) -> None:
+        self.wire.advance(self.now)
+        while self._unsaved and self._unsaved[0][0] in self.wire.served:
+            _, block, at = self._unsaved.popleft()
+            self._written[block] = self._send(Resource.SSD_WRITE, block, at)
+
+    def _free(self, frame: int) -> None:
+        """Wait until nothing moves through ``frame``."""
+        if frame in self._passing:
+            self.now = max(self.now, self.wire.wait(self._passing.pop(frame)))
+        if frame in self._leaving:
+            self._wait_written(self._leaving.pop(frame))
+
+    def _wait_written(self, block: int) -> None:
+        self._write_what_has_come()
+        if block in self._written:
+            self.now = max(self.now, self.disk.wait(self._written.pop(block)))
+
+    def _send(self, resource: Resource, block: int, at: int) -> int:
+        nbytes = self._plan.blocks.nbytes(block)
+        way = 1 if resource is Resource.SSD_WRITE else 0
+        ticket = self.disk.send(way, nbytes, self.now)
+        self._sent.append((resource, ticket, at, nbytes))
+        self.issued_s += nbytes / self.disk.rates[way]
+        self.now += self._seconds_per_block
+        return ticket
+
+    def _sample(self) -> None:
+        used = len(self._where) * self._plan.frame_bytes
+        self.samples.append((self.now, self._plan.fixed_host_bytes + used))

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated epoch of a device with memory of its own moves both programs' bytes, within both budgets."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ooc.errors import BudgetError
+from ooc.plan import Hardware, Limits, Plan, make_plan
+from ooc.plan.hardware import Curve, Disk, Wire
+from ooc.plan.simulator import simulate
+from ooc.plan.timeline import Resource, Timeline
+from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
+
+WORK = workload()
+SSD, WIRE = (Resource.SSD_READ, Resource.SSD_WRITE), (Resource.TO_DEVICE, Resource.TO_HOST)
+
+
+def a_machine(disk: float, wire: float) -> Hardware:
+    both = Disk(Curve(((1.0, disk),)), Curve(((1.0, disk),)), disk, 0.0)
+    return replace(WITH_DEVICE_MEMORY, disk=both, wire=Wire(wire, wire))
+
+
+def planned(device_bytes: int, host_bytes: int) -> Plan:
+    return make_plan(WORK, Limits(device_bytes, host_bytes), WITH_DEVICE_MEMORY)
+
+
+def moved(timeline: Timeline, *resources: Resource) -> list[int]:
+    return [timeline.moved_bytes.get(resource, 0) for resource in resources]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    device_bytes=st.integers(4 << 20, 128 << 20),
+    host_bytes=st.integers(2 << 20, 128 << 20),
+    disk=st.floats(1e7, 1e10),
+    wire=st.floats(1e8, 1e11),
+)
+def test_the_bytes_are_both_programs_and_no_resource_does_two_things_at_once(
+    device_bytes: int, host_bytes: int, disk: float, wire: float
+) -> None:
+    try:
+        plan = planned(device_bytes, host_bytes)
+    except BudgetError:
+        assume(False)
+    timeline = simulate(plan, WORK, a_machine(disk, wire))
+    assert moved(timeline, *SSD) == [plan.ssd_read_bytes, plan.ssd_write_bytes]
+    assert moved(timeline, *WIRE) == [plan.to_device_bytes, plan.to_host_bytes]
+    for resource in Resource:
+        own = [event for event in timeline.events if event.resource is resource]
+        assert all(b.start_s >= a.end_s - 1e-9 for a, b in pairwise(own))
+        assert timeline.busy_s.get(resource, 0.0) <= timeline.epoch_s * (1 + 1e-9)
+    device, host = timeline.memory
+    assert device.peak_bytes <= plan.device_peak_bytes <= device.limit_bytes
+    assert host.peak_bytes <= plan.host_peak_bytes <= host.limit_bytes
+
+
+def test_what_is_slow_is_what_the_epoch_takes() -> None:
+    """A slow drive, then a slow wire: the time is that of its bytes, and it is named."""
+    plan = planned(12 << 20, 4 << 20)
+    slow_disk, slow_wire = (simulate(plan, WORK, a_machine(*rates)) for rates in ((1e7, 1e11), (1e11, 1e7)))
+    assert slow_disk.bottleneck in SSD and slow_wire.bottleneck in WIRE
+    assert slow_disk.epoch_s == pytest.approx(sum(moved(slow_disk, *SSD)) / 1e7, rel=0.2)
+    assert slow_wire.epoch_s >= max(moved(slow_wire, *WIRE)) / 1e7
+    assert any(item.bound in SSD for item in slow_disk.passes)
+    assert any(item.bound in WIRE for item in slow_wire.passes)
+
+
+def test_a_host_that_holds_everything_leaves_the_drive_alone() -> None:
+    timeline = simulate(planned(12 << 20, 1 << 30), WORK, a_machine(1e7, 1e10))
+    assert moved(timeline, *SSD) == [0, 0]
+    assert min(moved(timeline, *WIRE)) > 0
