@@ -32,13 +32,17 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Fates:
-    """The cheapest choices, and what they mean phase by phase. ``states``: how many the search looked at."""
+    """The cheapest choices, and what they mean phase by phase. ``states``: how many the search looked at.
+
+    ``bound``: no choices cost less.
+    """
 
     chain: Chain
     budgets: Budgets
     choices: tuple[Choice, ...]
     ledger: Ledger
     states: int
+    bound: float
 
     def waiting(self) -> tuple[Waiting, ...]:
         """One an intermediate."""
@@ -58,13 +62,22 @@ def _shares(choice: Choice, blocks: int) -> dict[Fate, float]:
     return {fate: count / blocks for fate, count in by_fate.items() if count}
 
 
-def choose_fates(chain: Chain, budgets: Budgets) -> Fates:
-    """The fates of least cost. Raises BudgetError, naming what lacks how much and what would do, if there are none."""
+def choose_fates(chain: Chain, budgets: Budgets, *, tolerance: float = 0.0, most_states: int | None = None) -> Fates:
+    """The fates of least cost; with ``tolerance`` some that none undercut by more than that part, at times far sooner.
+
+    With ``most_states`` the search gives up after so many: the fates are the best found by then, and ``bound`` says how
+    far from the optimum they can be. The result depends on the arguments alone, never on the time it takes.
+    Raises BudgetError, naming what lacks how much and what would do, if no fates keep the budgets.
+    """
     known = feasible(chain, budgets)
     if known is None:
         raise shortage(chain, budgets)
-    found = cheapest(Levels(chain, budgets, Objective.COST), cost=account(chain, known, budgets).cost)
+    found = cheapest(
+        Levels(chain, budgets, Objective.COST, tolerance=tolerance),
+        cost=account(chain, known, budgets).cost,
+        most_states=most_states,
+    )
     choices = found.choices or known
     ledger = account(chain, choices, budgets)
     assert ledger.keeps(budgets), "fates over a budget"
-    return Fates(chain, budgets, choices, ledger, found.states)
+    return Fates(chain, budgets, choices, ledger, found.states, found.bound)

@@ -58,12 +58,13 @@ class Level:
 
 
 class Levels:
-    """All depths of ``chain`` under ``budgets``."""
+    """All depths of ``chain`` under ``budgets``. What is cheaper by less than the part ``tolerance`` is not sought."""
 
-    def __init__(self, chain: Chain, budgets: Budgets, objective: Objective) -> None:
+    def __init__(self, chain: Chain, budgets: Budgets, objective: Objective, *, tolerance: float = 0.0) -> None:
         self.chain = chain
         self.budgets = budgets
         self.objective = objective
+        self.tolerance = max(tolerance, _EXACTNESS)
         self.levels: list[Level] = []
         before: Level | None = None
         for depth in range(chain.depth):
@@ -166,7 +167,7 @@ class Levels:
         """Only what costs less than this is better than ``cost``."""
         match self.objective:
             case Objective.COST:
-                return cost * (1 - _EXACTNESS)
+                return cost * (1 - self.tolerance)
             case Objective.SSD_WRITES:  # whole units
                 return cost - 1 + 1e-6
             case _:

@@ -20,7 +20,7 @@ _BOUNDS = 6
 """Lower bounds that every state is held against; the more, the fewer states remain and the longer each takes."""
 _STEPS = 24
 """Subgradient steps before and after the first narrow search."""
-_WIDTHS = (20, 400, None)
+_WIDTHS = (20, 400, 4000, None)
 """States kept at each depth, search after search: a narrow one finds a good plan soon, which prunes the next."""
 _HEIRS = 3
 """States that one state leads to, of either kind, in a narrow search, so that those kept do not all come of a few."""
@@ -52,28 +52,37 @@ _ROOT = State(0.0, 0.0, 0, 0, 0, 0, -1, 0, 0, 0, None)
 
 
 class Found(NamedTuple):
-    """What a search came to: the cheapest choices (None: none cost less than asked), and the states it looked at."""
+    """What a search came to: the cheapest choices (None: none cost less than asked), and the states it looked at.
+
+    Nothing costs less than ``bound``.
+    """
 
     choices: tuple[Choice, ...] | None
     states: int
+    bound: float
 
 
-def cheapest(levels: Levels, *, cost: float, enough: float = 0.0) -> Found:
-    """The choices that cost least, if they cost less than ``cost``; any that cost no more than ``enough`` will do."""
+def cheapest(levels: Levels, *, cost: float, enough: float = 0.0, most_states: int | None = None) -> Found:
+    """The choices that cost least, if they cost less than ``cost``; any that cost no more than ``enough`` will do.
+
+    After ``most_states`` states the search gives up: then there may be cheaper ones, down to the bound.
+    """
     bounds = improve(levels, Bound(levels, Prices.free(levels.chain.depth)), cost=cost, steps=_STEPS)
     best: State | None = None
     states = 0
+    complete = False
     for width in _WIDTHS:
         bounds.sort(key=attrgetter("total"), reverse=True)
         search = _Search(levels, _different(bounds), cost)
-        state, complete = search.run(width)
+        state, complete = search.run(width, None if most_states is None else most_states - states)
         states += search.states
         if state is not None:
             best, cost = state, state.cost
-        if complete or cost <= enough:
+        if complete or cost <= enough or (most_states is not None and states >= most_states):
             break
         bounds += improve(levels, bounds[0], cost=cost, steps=_STEPS)[1:]
-    return Found(None if best is None else _choices(levels, best), states)
+    bound = levels.better(cost) if complete else max(bound.total for bound in bounds)
+    return Found(None if best is None else _choices(levels, best), states, min(bound, cost))
 
 
 def _different(bounds: Sequence[Bound]) -> list[Bound]:
@@ -114,14 +123,19 @@ class _Search:
         self.states = 0
         self.ordered: dict[tuple[int, int], list[tuple[float, int]]] = {}
 
-    def run(self, width: int | None) -> tuple[State | None, bool]:
-        """The best last state, and whether none was left out that could have been better."""
+    def run(self, width: int | None, most_states: int | None) -> tuple[State | None, bool]:
+        """The best last state, and whether none was left out that could have been better.
+
+        ``width`` states are kept at each depth; the search gives up after ``most_states``. None: no limit.
+        """
         complete, limited = True, self.levels.write_room is not None
         states = [_ROOT]
         for k in range(self.levels.chain.depth):
             last = k + 1 == self.levels.chain.depth
             groups: dict[object, list[State]] = {}
             for state in states:
+                if most_states is not None and self.states >= most_states:
+                    return None, False
                 children, all_of_them = self._children(state, k, None if width is None else _HEIRS)
                 complete = complete and all_of_them
                 for child in children:

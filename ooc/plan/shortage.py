@@ -7,6 +7,7 @@ written bytes are limited too, the fewest that the memory allows are found by th
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from ooc.errors import BudgetError
 from ooc.plan.chain import Budgets, Chain, Choice
@@ -16,6 +17,7 @@ from ooc.plan.search import cheapest
 from ooc.sizes import format_size
 
 
+@lru_cache(maxsize=64)
 def fewest_writes(chain: Chain, budgets: Budgets) -> tuple[Choice, ...]:
     """The choices that write least to the SSD, whatever the limit, where every phase fits the memory."""
     everything = tuple(Choice(0, 0, item.blocks) for item in chain.intermediates)
@@ -24,6 +26,7 @@ def fewest_writes(chain: Chain, budgets: Budgets) -> tuple[Choice, ...]:
     return found.choices or everything
 
 
+@lru_cache(maxsize=64)
 def feasible(chain: Chain, budgets: Budgets) -> tuple[Choice, ...] | None:
     """Some choices within the budgets; None if there are none."""
     if _floors(chain, budgets) != budgets:

@@ -61,6 +61,33 @@ def test_fates_cost_what_the_best_of_all_plans_costs(data: st.DataObject) -> Non
             assert keeps(play(chain, fates.choices, unit), limits)
 
 
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.sampled_from([1e-3, 0.05, 0.3]))
+def test_within_a_tolerance_fates_cost_at_most_that_part_more(data: st.DataObject, tolerance: float) -> None:
+    chain = data.draw(chains())
+    limits = data.draw(budgets(chain))
+    exact = chosen(chain, limits)
+    if exact is not None:
+        near = choose_fates(chain, limits, tolerance=tolerance)
+        assert near.ledger.keeps(limits)
+        assert near.ledger.cost * (1 - tolerance) <= exact.ledger.cost * (1 + 1e-9)
+        assert near.bound <= exact.ledger.cost * (1 + 1e-9)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.sampled_from([0, 3, 20]))
+def test_a_search_that_gives_up_keeps_the_budgets_and_says_how_good_it_is(data: st.DataObject, most: int) -> None:
+    chain = data.draw(chains())
+    limits = data.draw(budgets(chain))
+    exact = chosen(chain, limits)
+    if exact is not None:
+        assert exact.bound == pytest.approx(exact.ledger.cost, rel=1e-9)
+        early = choose_fates(chain, limits, most_states=most)
+        assert early.ledger.keeps(limits)
+        assert early.bound <= exact.ledger.cost * (1 + 1e-9)
+        assert early.ledger.cost >= exact.ledger.cost * (1 - 1e-9)
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_the_ledger_says_what_playing_the_epoch_through_shows(data: st.DataObject) -> None:
