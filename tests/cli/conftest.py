@@ -30,7 +30,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> RunCommand:
         capfd.readouterr()
         threads = torch.get_num_threads()
         code = cli.main([str(argument) for argument in arguments])
-        torch.set_num_threads(threads)  # --threads holds for a command, which usually is a process; not for the tests after it
+        torch.set_num_threads(threads)  # --threads is of one command, not of the tests after it
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
