@@ -68,8 +68,8 @@ def convert(
     ``self_loops``: add one to each node that has none. ``dtype`` of the features. ``split``: the column of
     two-dimensional masks, or ``"random[:SEED]"``. ``order`` of the rows: ``"none"`` (as in the source) or
     ``"hop"`` (see ``ooc.conversion.order``). ``host_budget``: bytes to work in (default: half of what is
-    available). ``drop_edge_data``: convert without the weights or features that edges have, instead of
-    refusing. ``force``: replace an existing store. ``on_cancel``: whether Ctrl-C keeps the work so far
+    available). ``drop_edge_data``: convert without the weights or features that edges have.
+    ``force``: replace an existing store. ``on_cancel``: whether Ctrl-C keeps the work so far
     (``"keep"``) or removes it (``"remove"``). ``reading``: options of single formats (``READING_OPTIONS``).
 
     Raises SourceError, BudgetError, OptionError or StoreError, each with one line. Until the end everything
@@ -99,13 +99,7 @@ def convert(
     check_folder(target.parent)
     for note in graph.notes:
         listener(Note(note))
-    key = {
-        "ooc": __version__,
-        "format": [FORMAT_VERSION, graph.format],
-        "input": graph.fingerprint,
-        "options": {**asdict(options), "order": wanted.value, "split": split, "drop_edge_data": drop_edge_data},
-        "reading": dict(request.options),
-    }
+    key = _key(graph, request, options, wanted)
     with workplace(target, key=key, force=force, on_cancel=cancel, listener=listener) as place:
         if not (place.done or place.written):
             check_disk(
@@ -121,6 +115,18 @@ def convert(
         if not place.done:
             place.finish(force=force)
     return open_store(target)
+
+
+def _key(graph: Source, request: Request, options: _Options, order: Order) -> dict[str, Any]:
+    """What a conversion that goes on must have in common with the one that began."""
+    chosen = {"order": order.value, "split": request.split, "drop_edge_data": request.drop_edge_data}
+    return {
+        "ooc": __version__,
+        "format": [FORMAT_VERSION, graph.format],
+        "input": graph.fingerprint,
+        "options": {**asdict(options), **chosen},
+        "reading": dict(request.options),
+    }
 
 
 def _edges(graph: Source, *, symmetrize: bool | None, drop_duplicates: bool | None, self_loops: bool) -> Edges:

@@ -154,9 +154,11 @@ def workplace(
             if place.continued:
                 stages = ", ".join(place.journal.stages()) or "nothing"
                 listener(Note(f"going on with the conversion in {folder} (done so far: {stages})"))
-        except BaseException:
+        except BaseException as error:
             if worthless:
                 rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _unwritable(error, folder) from error
             raise
         keep = False
         try:
@@ -170,11 +172,14 @@ def workplace(
             keep = place.continued
             raise
         except OSError as error:
-            where = error.filename or folder
-            raise StoreError(f"{where} cannot be written: {error.strerror or error}") from error
+            raise _unwritable(error, folder) from error
         finally:
             if not keep:
                 _clear(folder)
+
+
+def _unwritable(error: OSError, folder: Path) -> StoreError:
+    return StoreError(f"{error.filename or folder} cannot be written: {error.strerror or error}")
 
 
 def _clear(folder: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import ooc
 from ooc.conversion import budget
+from ooc.conversion.journal import Journal
 from ooc.conversion.reorder import reorder
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted
@@ -106,6 +107,16 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest
         return write(descriptor, data)
 
     monkeypatch.setattr(os, "write", filling)
+    with pytest.raises(StoreError, match="cannot be written: No space left"):
+        ooc.convert(_SYNTHETIC, tmp_path / "g.ooc")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_too_full_for_the_first_journal_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Journal, *, boot: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Journal, "_write", full)
     with pytest.raises(StoreError, match="cannot be written: No space left"):
         ooc.convert(_SYNTHETIC, tmp_path / "g.ooc")
     assert not list(tmp_path.iterdir())
