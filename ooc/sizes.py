@@ -10,10 +10,10 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
-def parse_size(text: str | int, *, name: str = "size") -> int:
+def parse_size(text: str | int, *, name: str = "size", zero: bool = False) -> int:
     """Bytes in ``text``: ``"40G"``, ``"1.5GiB"``, ``"800 MB"`` or a plain number. Rounds down.
 
-    Raises OptionError, naming the option ``name``, for anything else and for sizes of zero.
+    Raises OptionError, naming the option ``name``, for anything else and, but with ``zero``, for sizes of zero.
     """
     if isinstance(text, int):
         size = text
@@ -23,7 +23,7 @@ def parse_size(text: str | int, *, name: str = "size") -> int:
             raise OptionError(f"{name}: {text!r} is no size; write e.g. 800M, 40G or 512GiB")
         unit = match[2].upper()
         size = int(float(match[1]) * (_BINARY[unit] if match[3] else _DECIMAL[unit]))
-    if size <= 0:
+    if size < 0 or (size == 0 and not zero):
         raise OptionError(f"{name}: {text} is no size; it must be positive")
     return size
 

@@ -21,10 +21,13 @@ class SizeType(_IntType):
 
     name = "size"
 
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         label = param.opts[-1] if param is not None else "size"
         try:
-            return parse_size(value, name=label)
+            return parse_size(value, name=label, zero=self._zero)
         except OptionError as error:
             raise click.UsageError(str(error), ctx) from error
 
@@ -62,6 +65,7 @@ class GroupedCommand(click.Command):
 
 
 SIZE = SizeType()
+SIZE_OR_ZERO = SizeType(zero=True)
 PROBABILITY = RealType(min=0.0, max=1.0, max_open=True)
 FRACTION = RealType(min=0.0, max=1.0)
 PROPER_FRACTION = RealType(min=0.0, max=1.0, min_open=True, max_open=True)

@@ -63,7 +63,13 @@ class Planning:
                 whole -= on_device
             gpu = on_device if settings.gpu_budget is None else settings.gpu_budget
             host = whole if settings.host_budget is None else settings.host_budget
-        return Limits(gpu, host, block_rows=settings.block_rows, slab_columns=settings.slab_columns)
+        return Limits(
+            gpu,
+            host,
+            block_rows=settings.block_rows,
+            slab_columns=settings.slab_columns,
+            ssd_write_bytes=settings.max_ssd_writes,
+        )
 
     def outlook(
         self, limits: Limits | None = None, hardware: Hardware | None = None, *, narrow: bool = False

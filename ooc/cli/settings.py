@@ -19,6 +19,7 @@ CHANGEABLE = frozenset(
         "threads",
         "block_rows",
         "slab_columns",
+        "max_ssd_writes",
         "log",
     )
 )
@@ -59,6 +60,7 @@ class TrainSettings:
     block_rows: int | None
     slab_columns: int | None
     spill_dtype: str = "float32"
+    max_ssd_writes: int | None = None
     heads: int = 1
     aggr: str = "auto"
     jk: str = "none"

@@ -22,6 +22,7 @@ from ooc.cli.options import (
     PROBABILITY,
     PROPER_FRACTION,
     SIZE,
+    SIZE_OR_ZERO,
     WIDTH,
     GroupedCommand,
 )
@@ -104,6 +105,11 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
         ),
         option("--threads", type=COUNT, help="Compute threads. [default: as torch chooses]"),
         option("--spill-dir", type=click.Path(), help="Where scratch files go. [default: the disk of RUN]"),
+        option(
+            "--max-ssd-writes",
+            type=SIZE_OR_ZERO,
+            help="What training may write to the SSD an epoch, at most; 0: nothing. [default: any amount]",
+        ),
         option("--block-rows", type=COUNT, help="Rows of a block; by default as the budgets allow."),
         option("--slab-columns", type=COUNT, help="Columns of a slab; by default as the budgets allow."),
         option("--out", type=click.Path(), metavar="RUN", help="The run's folder. [default: a new one in runs/]"),
@@ -164,7 +170,16 @@ class _TrainCommand(GroupedCommand):
         "Averaged weights": ("average", "average_from", "average_decay"),
         "Evaluation": ("metric", "eval_every", "patience"),
         "Resources, which never change results": (
-            *("gpu_budget", "host_budget", "device", "threads", "spill_dir", "block_rows", "slab_columns"),
+            *(
+                "gpu_budget",
+                "host_budget",
+                "device",
+                "threads",
+                "spill_dir",
+                "max_ssd_writes",
+                "block_rows",
+                "slab_columns",
+            ),
         ),
         "The run": ("out", "resume", "log", "quiet"),
     }
@@ -277,6 +292,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         listener=_with_logs(settings, run.path, reporter),
         block_rows=settings.block_rows,
         slab_columns=settings.slab_columns,
+        max_ssd_writes=settings.max_ssd_writes,
         spill_dtype=settings.spill_dtype,
     ) as trainer:
         if not quiet:

@@ -72,6 +72,7 @@ class Resources:
         spill_dir: str | Path | None = None,
         block_rows: int | None = None,
         slab_columns: int | None = None,
+        max_ssd_writes: str | int | None = None,
         tile_rows: int = TILE_ROWS,
         threads: int | None = None,
         listener: Listener = ignore,
@@ -89,6 +90,9 @@ class Resources:
                 host_bytes=parse_size(host_budget, name="host budget"),
                 block_rows=block_rows,
                 slab_columns=_checked_positive(slab_columns, "slab columns"),
+                ssd_write_bytes=(
+                    None if max_ssd_writes is None else parse_size(max_ssd_writes, name="max ssd writes", zero=True)
+                ),
             ),
             tile_rows=tile_rows,
             threads=_checked_positive(threads, "threads") or torch.get_num_threads(),
@@ -229,19 +233,30 @@ class Drafts:
 
     def choose(self, limits: Limits, hardware: Hardware) -> tuple[Draft, Plan]:
         """The draft and plan that make the shortest epoch; verified."""
+        draft, plan = self._fastest(limits, hardware)
+        verify_plan(plan)
+        return draft, plan
+
+    def _fastest(self, limits: Limits, hardware: Hardware) -> tuple[Draft, Plan]:
         network, resources = self._network, self._resources
         draft = self.draft(recompute=False)
-        plan = make_plan(draft.workload, limits, hardware)
         # What is drawn again is not rounded to a narrower type as what is kept is: then the plan would change results.
         rounded = spill_dtype(resources, network) != network.dtype
-        if plan.ssd_write_bytes and network.aggregates_once and network.depth > 1 and not rounded:
+        may_draw_again = network.aggregates_once and network.depth > 1 and not rounded
+        try:
+            plan = make_plan(draft.workload, limits, hardware)
+        except BudgetError:
+            if limits.ssd_write_bytes is None or not may_draw_again:
+                raise
+            again = self.draft(recompute=True)  # what is drawn again is not written
+            return again, make_plan(again.workload, limits, hardware)
+        if plan.ssd_write_bytes and may_draw_again:
             with suppress(BudgetError):  # drawing it again may take more memory than there is
                 again = self.draft(recompute=True)
                 other = make_plan(again.workload, limits, hardware)
                 saved = plan.ssd_bytes - other.ssd_bytes
                 if recomputing_pays(hardware, multiplies=again.builder.recomputed_multiplies(), saved_ssd_bytes=saved):
                     draft, plan = again, other
-        verify_plan(plan)
         return draft, plan
 
     def draft(self, *, recompute: bool) -> Draft:

@@ -61,7 +61,8 @@ class Trainer:
     ``gpu_budget`` bounds the device arena (on the CPU: slabs, blocks and temporaries of the computation),
     ``host_budget`` what is kept besides; both are sizes like ``"4G"`` or bytes. ``spill_dir`` takes scratch data
     (default: the system's temporary folder); ``out`` a run folder. ``block_rows`` and ``slab_columns`` override
-    the planner; neither they nor the budgets change any result. ``spill_dtype="bfloat16"`` keeps intermediates in
+    the planner; neither they nor the budgets change any result. ``max_ssd_writes`` bounds what a training epoch may
+    write to the SSD (scoring comes on top). ``spill_dtype="bfloat16"`` keeps intermediates in
     half the bytes; sums are still taken in the model's own type, and results again do not depend on the budgets.
 
     ``loss`` is a torch loss or a callable on (outputs [r, C], labels) that gives one loss a row, [r], or a scalar
@@ -98,6 +99,7 @@ class Trainer:
         listener: Listener = ignore,
         block_rows: int | None = None,
         slab_columns: int | None = None,
+        max_ssd_writes: str | int | None = None,
         spill_dtype: str | None = None,
         tile_rows: int = TILE_ROWS,
         threads: int | None = None,
@@ -111,6 +113,7 @@ class Trainer:
             spill_dir=spill_dir,
             block_rows=block_rows,
             slab_columns=slab_columns,
+            max_ssd_writes=max_ssd_writes,
             spill_dtype=spill_dtype,
             tile_rows=tile_rows,
             threads=threads,

@@ -31,7 +31,7 @@ from tests.cli.conftest import RunCommand
         (["train", "--dropout", "1.0"], "1.0 is not in the range 0.0<=x<1.0"),
         (["train", "--layers", "0"], "0 is not in the range x>=1"),
         (["train", "--hidden", "100000000"], "100000000 is not in the range 1<=x<=1048576"),
-        (["train", "--model", "gat"], "'gat' is not one of 'gcn', 'sage'"),
+        (["train", "--model", "mlp"], "'mlp' is not one of 'gcn', 'sage'"),
         (["train"], "STORE is not given and no *.ooc is in the current folder"),
         (["train", "nowhere.ooc"], "there is no store at"),
         (["train", "--resume"], "--resume needs --out RUN"),

@@ -21,6 +21,7 @@ import ooc
 from ooc.cli.models import build_model
 from ooc.cli.recipe import build_optimizer
 from ooc.cli.settings import TrainSettings
+from ooc.sizes import parse_size
 from ooc.storage.store import open_store
 from ooc.train import session
 from ooc.train.record import EpochRecord
@@ -98,6 +99,19 @@ def test_budgets_blocks_and_threads_change_nothing(run: RunCommand, graph: Path,
     assert [[line[name] for name in scores] for line in metrics(here / "a")] == [
         [line[name] for name in scores] for line in metrics(here / "b")
     ]
+
+
+def test_writes_to_the_ssd_keep_to_their_limit(run: RunCommand, graph: Path, here: Path) -> None:
+    """At the cost of time, never of the result; where nothing keeps to it, the least limit that does is named."""
+    common = ["train", graph, "--hidden", "16", "--epochs", "2", "--eval-every", "0", "--quiet"]
+    assert run(*common, *TIGHT, "--out", "a")[0] == 0
+    assert metrics(here / "a")[-1]["ssd_write_bytes"] > 0
+    code, _, err = run(*common, *TIGHT, "--max-ssd-writes", "0", "--out", "b")
+    least = re.search(r"the limit is 0 B; give --max-ssd-writes (\w+), or a larger --host-budget", err)
+    assert code == 2 and least is not None and err.count("\n") == 1
+    assert run(*common, *TIGHT, "--max-ssd-writes", least[1], "--out", "b")[0] == 0
+    assert metrics(here / "b")[-1]["ssd_write_bytes"] <= parse_size(least[1])
+    assert losses(here / "a") == losses(here / "b")
 
 
 def test_the_only_store_and_a_numbered_run(run: RunCommand, graph: Path, here: Path) -> None:
