@@ -73,6 +73,7 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
 @click.option(
     "--split",
     metavar="COLUMN|random[:SEED]",
+    callback=lambda _context, _option, value: int(value) if value is not None and value.isdecimal() else value,
     help="Which of several splits, counted from 0, or a random one. [default: the source's only or first]",
 )
 @click.option(
@@ -120,7 +121,7 @@ def command(
     row_normalize: bool,
     self_loops: bool,
     dtype: str,
-    split: str | None,
+    split: int | str | None,
     order: str,
     drop_edge_data: bool,
     root: Path,

@@ -4,33 +4,18 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch_geometric.nn import MessagePassing, TransformerConv
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.cli.settings import TrainSettings
 from ooc.errors import BudgetError, OptionError, RunError
 from ooc.memory import available_memory_bytes
+from ooc.models import Residual, Transformer
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
     from ooc.train.run import RunFolder
-
-
-class Transformer(BasicGNN):  # type: ignore[misc]  # PyG is not typed
-    """``TransformerConv`` in the frame of PyG's other models: heads side by side, averaged where a layer's output is
-    the model's."""
-
-    supports_edge_weight = False
-    supports_edge_attr = False
-
-    def init_conv(self, in_channels: int | tuple[int, int], out_channels: int, **kwargs: Any) -> MessagePassing:
-        """A convolution of ``out_channels`` columns, whatever ``heads`` are."""
-        heads = int(kwargs.pop("heads", 1))
-        concat = not getattr(self, "_is_conv_to_out", False)
-        channels = out_channels // heads if concat else out_channels
-        return TransformerConv(in_channels, channels, heads, concat=concat, dropout=self.dropout.p, **kwargs)
 
 
 _MODELS: dict[str, tuple[type[BasicGNN], dict[str, Any]]] = {
@@ -87,17 +72,14 @@ def admit_parameters(settings: TrainSettings, store: "Store") -> None:
 
 def _model(settings: TrainSettings, features: int, outputs: int) -> torch.nn.Module:
     kind, options = _MODELS[settings.model]
-    model = kind(
-        in_channels=features,
-        hidden_channels=settings.hidden,
-        num_layers=settings.layers,
-        out_channels=outputs,
-        dropout=settings.dropout,
-        jk=None if settings.jk == "none" else settings.jk,
-        **_NORMS[settings.norm],
-        **options,
-        **_edge_options(settings),
-    )
+    common = {"num_layers": settings.layers, "dropout": settings.dropout, **options, **_edge_options(settings)}
+    width, norm = settings.hidden, _NORMS[settings.norm]
+    if settings.residual:
+        if settings.jk != "none":
+            raise OptionError(f"--residual is for models without jumping knowledge; --jk is {settings.jk}")
+        return Residual(kind(width, width, out_channels=width, **common), features, outputs, **norm)
+    jk = None if settings.jk == "none" else settings.jk
+    model = kind(features, width, out_channels=outputs, jk=jk, **norm, **common)
     assert isinstance(model, torch.nn.Module)
     return model
 

@@ -63,6 +63,7 @@ class TrainSettings:
     max_ssd_writes: int | None = None
     heads: int = 1
     aggr: str = "auto"
+    residual: bool = False
     jk: str = "none"
     loss: str = "auto"
     label_smoothing: float = 0.0

@@ -251,6 +251,7 @@ def test_models_over_edges(model: str, options: dict[str, Any], graph: Path) -> 
         ({"model": "gat", "heads": 3, "hidden": 16}, "not a multiple of --heads 3"),
         ({"model": "gcn", "heads": 2}, "gcn has none"),
         ({"model": "gat", "aggr": "max"}, "not of gat"),
+        ({"residual": True, "jk": "cat"}, "--residual is for models without jumping knowledge"),
     ],
 )
 def test_options_of_other_models_are_refused(changes: dict[str, Any], said: str, graph: Path) -> None:
@@ -259,8 +260,27 @@ def test_options_of_other_models_are_refused(changes: dict[str, Any], said: str,
         build_model(settings(**changes), open_store(graph))
 
 
-@pytest.mark.parametrize("options", [["--model", "gat", "--heads", "4"], ["--model", "transformer", "--heads", "2"]])
-def test_attention_trains_and_predicts(run: RunCommand, graph: Path, here: Path, options: list[str]) -> None:
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "transformer"])
+def test_residual_layers_add_to_their_input(model: str, graph: Path) -> None:
+    """Convolutions that give nothing leave two linear maps and the last norm."""
+    store = open_store(graph)
+    built = build_model(settings(model=model, hidden=8, layers=3, residual=True, norm="layer"), store).eval()
+    rows, edges = torch.randn(5, store.num_features), torch.tensor([[0, 1], [1, 2]])
+    out = built(rows, edges)
+    for parameter in built.convs.parameters():
+        torch.nn.init.zeros_(parameter)
+    linear = built.lin_out(built.norm_out(built.lin_in(rows)))
+    assert out.shape == (5, store.num_classes)
+    assert torch.equal(built(rows, edges), linear) and not torch.equal(out, linear)
+
+
+RESIDUAL = ["--model", "sage", "--residual", "--norm", "layer"]
+
+
+@pytest.mark.parametrize(
+    "options", [["--model", "gat", "--heads", "4"], ["--model", "transformer", "--heads", "2"], RESIDUAL]
+)
+def test_other_models_train_and_predict(run: RunCommand, graph: Path, here: Path, options: list[str]) -> None:
     """From the command line to logits."""
     run("train", graph, *options, *SMALL, "--epochs", "2", "--out", "run")
     run("predict", "run", "--what", "logits", "--out", "logits.npy", "--gpu-budget", "32M", "--host-budget", "32M")

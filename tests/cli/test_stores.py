@@ -72,6 +72,16 @@ def test_options_reach_the_store(run: RunCommand, here: Path, arrays: Path) -> N
     assert facts["num_self_loops"] == 3
 
 
+def test_one_of_several_splits_is_chosen_by_its_number(run: RunCommand, here: Path, arrays: Path) -> None:
+    for name in ("train", "valid", "test"):
+        (arrays / f"{name}_idx.npy").unlink()
+    np.save(arrays / "train_mask.npy", np.array([[1, 0], [0, 1], [0, 0]], dtype=np.bool_))
+    assert run("convert", arrays, "--split", "1", "--quiet")[0] == 0
+    assert open_store(here / "tiny.ooc").array("split/train").read().tolist() == [False, True, False]
+    code, _, err = run("convert", arrays, "other.ooc", "--split", "2", "--quiet")
+    assert code == 2 and "there is no split 2" in err
+
+
 def test_an_existing_store_is_kept_unless_forced(run: RunCommand, here: Path, arrays: Path) -> None:
     assert run("convert", arrays, "--quiet")[0] == 0
     code, out, err = run("convert", arrays)

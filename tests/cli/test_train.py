@@ -299,6 +299,7 @@ def test_models_are_those_of_pyg(graph: Path) -> None:
         "lr": 0.1,
         "weight_decay": 0.01,
         "heads": 1,
+        "residual": False,
         "aggr": "auto",
     }
     chosen: Any = TrainSettings(**settings)  # type: ignore[arg-type]

@@ -8,7 +8,10 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
+from ooc import models
+from ooc.models import Transformer
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of
 from tests.exactness.models import MODELS, Branches, Predicted, Residual
 from tests.exactness.reference import CustomCase
@@ -23,6 +26,19 @@ def test_chains(make: Callable[[int, int], nn.Module], undirected: bool, tmp_pat
     """Losses, gradients and scores are PyG's."""
     graph = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8, undirected=undirected)
     assert_agrees(CustomCase(make=make), random_data(graph), tmp_path, epochs=3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(GraphSAGE, {}), (GCN, {}), (GAT, {"heads": 2}), (Transformer, {"heads": 2})]
+)
+def test_residual_layers_of_any_kind(kind: type, options: dict[str, int], tmp_path: Path) -> None:
+    """Norms first, linear maps around."""
+
+    def make(features: int, classes: int) -> nn.Module:
+        gnn = kind(8, 8, num_layers=2, out_channels=8, dropout=0.3, **options)
+        return models.Residual(gnn, features, classes, norm="layer_norm", norm_kwargs={"mode": "node"})
+
+    assert_agrees(CustomCase(make=make), random_data(ROUGH), tmp_path, epochs=3)
 
 
 class OtherInTraining(nn.Module):
