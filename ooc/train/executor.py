@@ -98,11 +98,13 @@ class Executor:
     def _dtype(self, name: str, array: Array | None) -> torch.dtype:
         if array is not None:
             return _TORCH[array.dtype.name]
-        return self.spill_dtype if self.plan.matrices[name].matrix.kind is Kind.SCRATCH else self.dtype
+        return self.dtype if self.plan.matrices[name].matrix.itemsize == self.dtype.itemsize else self.spill_dtype
 
-    def rounded(self, values: Tensor) -> Tensor:
-        """As they would be had they been kept in between: a pass that keeps nothing gives the same results."""
-        return values if self.spill_dtype == self.dtype else values.to(self.spill_dtype).to(self.dtype)
+    def rounded(self, values: Tensor, source: str) -> Tensor:
+        """What was pulled of ``source``, as it would be had it been kept in between: a pass that keeps nothing gives
+        the same results."""
+        kept_as = self.matrices[source].dtype
+        return values if kept_as == self.dtype else values.to(kept_as).to(self.dtype)
 
     @property
     def counters(self) -> Counters:
@@ -377,12 +379,12 @@ class _RowPassRun:
         offsets = self.executor.rows.offsets[direction]
         indices = self.edges.take(int(offsets[start]), int(offsets[stop]))
         if self.kernel is None or pull.per_edge is None:
-            return self.executor.rounded(self.executor.pull_rows(self.source, indices, direction, start, stop))
+            pulled = self.executor.pull_rows(self.source, indices, direction, start, stop)
+            return self.executor.rounded(pulled, pull.source)
         own = next((tile.inputs[name] for name in pull.own), None)
         groups = range(pull.per_edge.groups)
-        return self.executor.rounded(
-            self.executor.run_kernel(self.kernel, self.source, own, indices, direction, start, stop, groups)
-        )
+        pulled = self.executor.run_kernel(self.kernel, self.source, own, indices, direction, start, stop, groups)
+        return self.executor.rounded(pulled, pull.source)
 
 
 class _ColumnPassRun:

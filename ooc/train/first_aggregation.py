@@ -25,6 +25,8 @@ from ooc.train.graph import Scaling
 
 GROUP = "agg"
 _STAMP = "stamp.json"
+_FORM = 1
+"""Of the stamp. Aggregations without one may have been rounded by a run that kept its intermediates in bfloat16."""
 _FREE_SHARE = 2
 """Free space asked for, in sizes of the array: a cache must not be what fills a disk."""
 
@@ -85,4 +87,5 @@ def _name(scaling: Scaling, dtype: torch.dtype) -> str:
 def _stamp(store: Store) -> dict[str, int]:
     """A checksum over the chunk checksums of each array that the aggregation is made from."""
     names = ["x", "in/indptr", "in/indices", *(["in/self_loops"] if store.num_self_loops else [])]
-    return {name: int(google_crc32c.value(store.array(name).checksums().tobytes())) for name in names}
+    sums = {name: int(google_crc32c.value(store.array(name).checksums().tobytes())) for name in names}
+    return {"form": _FORM, **sums}

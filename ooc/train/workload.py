@@ -45,13 +45,14 @@ def describe_workload(
     every = [stage for stages in programs.values() for stage in stages]
     used = {n for s in every for n in (*s.loads, *s.stores, *((s.pull.source,) if s.pull else ()))}
     height = {name: max(s.rows for s in every if name in s.stores) for s in every for name in s.stores}
+    lasting = {name for stage in programs.get("prepare", ()) for name in stage.stores}
     matrices = {}
     for name in sorted(used, key=_reading_order):
         if name in arrays:
             matrices[name] = Matrix(name, store.num_nodes, columns[name], arrays[name].itemsize, Kind.STORE)
         else:
             kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
-            stored = itemsize if kind is Kind.CONSTANT else spill_itemsize
+            stored = itemsize if name in lasting else spill_itemsize  # what outlives the run is never rounded
             matrices[name] = Matrix(name, height[name], columns[name], stored, kind)
     pulled = {s.pull.direction for s in every if s.pull}
     parameters = sum(p.numel() for p in network.parameters)

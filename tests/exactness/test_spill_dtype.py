@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import ooc
 from ooc.errors import OptionError
 from tests.exactness.comparison import least_budgets, make_trainer, store_of
 from tests.exactness.reference import ModelCase
@@ -63,6 +64,22 @@ def test_losses_and_gradients_are_near_those_in_full_precision(case: ModelCase, 
     assert half[0] == pytest.approx(full[0], rel=5e-3)
     for name, gradient in full[1].items():
         assert (half[1][name] - gradient).norm() <= 0.03 * gradient.norm(), name
+
+
+def test_what_is_kept_for_other_runs_is_not_rounded(tmp_path: Path) -> None:
+    """A run in full precision takes the first aggregation that one in bfloat16 has left in the store."""
+    case = ModelCase(kind="sage", layers=2, hidden=16)
+    full = {**HALF, "spill_dtype": None}
+    fresh, used = tmp_path / "fresh", tmp_path / "used"
+    fresh.mkdir()
+    used.mkdir()
+    outcome(case, used, epochs=1, **HALF, slab_columns=8, gpu_budget="1M", host_budget="1M")
+    assert (used / "graph.ooc" / "agg").is_dir()
+    again = ooc.open(used / "graph.ooc")
+    with make_trainer(case, again, used, **full) as trainer:
+        assert not trainer.plan.programs["prepare"]
+        losses = [record.loss for record in trainer.fit(epochs=2)]
+    assert losses == outcome(case, fresh, epochs=2, **full)[0]
 
 
 def test_half_the_bytes_are_written(tmp_path: Path) -> None:
