@@ -24,7 +24,7 @@ from ooc.plan.workload import Direction, Fate, Kind, Matrix, Pull, Stage, Topolo
 class MatrixPlan:
     """How one matrix is cut, and whether it waits whole in a region, never touching the SSD.
 
-    Regions hold values of ``region_itemsize`` bytes, those the kernels compute with; blocks may hold narrower ones.
+    Regions hold values of ``region_itemsize`` bytes, those that are pulled; blocks may hold narrower ones.
     """
 
     matrix: Matrix

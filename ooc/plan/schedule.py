@@ -83,6 +83,12 @@ def column_units(workload: Workload) -> dict[str, int]:
     return {p.source: workload.matrices[p.source].columns // p.per_edge.groups for p in pulls if p.per_edge}
 
 
+def summed_sources(workload: Workload) -> frozenset[str]:
+    """The matrices of which every pull is a plain sum."""
+    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
+    return frozenset(p.source for p in pulls) - {p.source for p in pulls if p.per_edge}
+
+
 def widest_row_bytes(workload: Workload) -> int:
     """Bytes of the widest row that a block may hold, what is pulled included."""
     stored = [m.columns * m.itemsize for m in workload.matrices.values()]
@@ -127,8 +133,8 @@ def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Wor
     cut = choice.cuts.get(matrix.name)
     height = block_height(step_rows=choice.step_rows, row_bytes=width * matrix.itemsize, frame_bytes=frame_bytes)
     grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
-    scratch = matrix.kind is Kind.SCRATCH
-    region_itemsize = max(matrix.itemsize, workload.pulled_itemsize) if scratch else matrix.itemsize
+    as_kept = matrix.kind is not Kind.SCRATCH or (workload.sums_as_kept and matrix.name in summed_sources(workload))
+    region_itemsize = matrix.itemsize if as_kept else max(matrix.itemsize, workload.pulled_itemsize)
     return MatrixPlan(matrix, grid, region_itemsize, whole=cut is not None and cut.columns == 0)
 
 

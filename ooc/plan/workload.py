@@ -136,7 +136,8 @@ class Workload:
     ``evaluate`` any number of times. ``fixed_host_bytes`` and ``fixed_device_bytes`` are always there
     (row offsets and scalings; parameters, their gradients and the optimizer's moments). ``threads`` tiles are
     computed at once, in ``dtype``. ``recomputed`` matrices are drawn again wherever they are needed, and take no
-    memory.
+    memory. Kernels take values of ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values as they are
+    kept, however narrow.
     """
 
     rows: int
@@ -148,5 +149,6 @@ class Workload:
     fixed_device_bytes: int
     pulled_itemsize: int
     threads: int
+    sums_as_kept: bool = False
     dtype: str = "float32"
     recomputed: tuple[Matrix, ...] = ()

@@ -27,7 +27,7 @@ from ooc.prefetch.frames import Frames
 from ooc.prefetch.spill import create_spill
 from ooc.storage.array import Array
 from ooc.storage.store import Store
-from ooc.train.aggregate import pull, within
+from ooc.train.aggregate import pull, with_self, within, without_self
 from ooc.train.graph import GraphRows, damaged
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.operands import Edges, Input, Output
@@ -82,7 +82,9 @@ class Executor:
             self.matrices: dict[str, BlockedMatrix] = {}
             for name, base, grid in zip(plan.blocks.names, plan.blocks.bases, plan.blocks.grids, strict=True):
                 array = self._array(name, arrays)
-                self.matrices[name] = matrix = BlockedMatrix(name, grid, self._dtype(name, array), base, array)
+                dtype = self._dtype(name, array)
+                region_dtype = self._region_dtype(name, dtype)
+                self.matrices[name] = matrix = BlockedMatrix(name, grid, dtype, region_dtype, base, array)
                 opening.callback(matrix.close)
                 if name in plan.spilled:
                     matrix.file = create_spill(spill_dir, name, grid.file_nbytes)
@@ -99,6 +101,11 @@ class Executor:
         if array is not None:
             return _TORCH[array.dtype.name]
         return self.dtype if self.plan.matrices[name].matrix.itemsize == self.dtype.itemsize else self.spill_dtype
+
+    def _region_dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """The type of a matrix in a region, whose blocks hold ``dtype``."""
+        planned = self.plan.matrices.get(name)
+        return dtype if planned is None or planned.region_itemsize == dtype.itemsize else self.dtype
 
     def rounded(self, values: Tensor, source: str) -> Tensor:
         """What was pulled of ``source``, as it would be had it been kept in between: a pass that keeps nothing gives
@@ -144,18 +151,26 @@ class Executor:
     def pull_rows(self, source: Tensor, indices: Tensor, direction: Direction, start: int, stop: int) -> Tensor:
         """Rows ``start:stop`` of the sum over neighbours, with the self term; ``indices`` are these rows' edges.
 
-        ``source`` may have fewer rows than the graph: the others are zero.
+        ``source`` may have fewer rows than the graph: the others are zero. Where it is narrower than what is computed
+        in, so is the result: a sum in float32, rounded once, which is why the self term is one of the summands.
         """
+        own = min(stop, len(source))
+        is_narrow = source.dtype != self.dtype
         offsets = relative_offsets(self.rows.offsets[direction], start, stop, indices.dtype)
         if len(source) < self.plan.rows:
             indices, offsets = within(indices, offsets, len(source))
+        if is_narrow and self.rows.self_term:
+            if self.rows.self_N1 is not None:
+                indices, offsets = without_self(indices, offsets, start)
+            indices, offsets = with_self(indices, offsets, start, own)
         try:
             pulled = pull(source, indices, offsets)
         except RuntimeError:
             if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.plan.rows:
                 raise damaged(self.store, f"{direction.value}/indices") from None
             raise
-        self.rows.add_self(pulled, source, start, min(stop, len(source)))
+        if not is_narrow:
+            self.rows.add_self(pulled, source, start, own)
         return pulled
 
     def run_kernel(
@@ -256,7 +271,7 @@ class ProgramRun:
             return None
         matrix = self.executor.matrices[name]
         memory = self.executor.frames.region(self.region(name, index).frame, self.plan.matrices[name].region_nbytes)
-        return as_matrix(memory, self.executor.dtype, matrix.grid.rows, matrix.grid.columns)
+        return as_matrix(memory, matrix.region_dtype, matrix.grid.rows, matrix.grid.columns)
 
     def slab_buffers(self, item: ColumnPass) -> list[Tensor]:
         """The slab buffers of a column pass, each of the width of its first slab."""
@@ -264,11 +279,9 @@ class ProgramRun:
         grid = planned.grid
         region = self.region(item.pull.source, item.index)
         stride = planned.slab_stride()
+        dtype = self.executor.matrices[item.pull.source].region_dtype
         memory = self.executor.frames.region(region.frame, item.slab_buffers * stride)
-        return [
-            as_matrix(memory[k * stride :], self.executor.dtype, grid.rows, grid.width(k))
-            for k in range(item.slab_buffers)
-        ]
+        return [as_matrix(memory[k * stride :], dtype, grid.rows, grid.width(k)) for k in range(item.slab_buffers)]
 
     def _where(self, block: int) -> tuple[BlockedMatrix, int, int]:
         name, slab, number = self.plan.blocks.where(block)

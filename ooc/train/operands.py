@@ -62,7 +62,7 @@ class Input:
         if start >= grid.rows:
             return self._none
         if self._whole is not None:
-            rows = self._whole[start:stop]
+            rows = self._whole[start:stop].to(self._dtype)
             return rows if self._all else rows[:, self._columns.start : self._columns.stop]
         block, first = divmod(start, grid.block_rows)
         pieces = [piece[first : first + stop - start] for piece in self._blocks[block]]

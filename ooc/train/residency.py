@@ -21,7 +21,7 @@ def as_matrix(memory: Bytes, dtype: torch.dtype, rows: int, columns: int, *, sta
 
 @dataclass(slots=True)
 class BlockedMatrix:
-    """One matrix at run time; its blocks are numbered from ``base``.
+    """One matrix at run time; its blocks are numbered from ``base``, of ``dtype``; in a region it is ``region_dtype``.
 
     ``file`` is its spill file; a matrix of the store has ``array`` instead.
     """
@@ -29,6 +29,7 @@ class BlockedMatrix:
     name: str
     grid: Grid
     dtype: torch.dtype
+    region_dtype: torch.dtype
     base: int
     array: Array | None = None
     file: OpenFile | None = None

@@ -286,7 +286,7 @@ class Drafts:
             self._tile_edges,
             tile_rows=self._resources.tile_rows,
             fixed_host_bytes=self._fixed_host_bytes,
-            spill_itemsize=spill_dtype(self._resources, self._network).itemsize,
+            spill_dtype=spill_dtype(self._resources, self._network),
             threads=self._resources.threads,
             steps=steps,
         )

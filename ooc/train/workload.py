@@ -8,6 +8,7 @@ import torch
 from ooc.plan.workload import Direction, Kind, Matrix, Topology, Workload
 from ooc.storage.array import Array
 from ooc.storage.store import Store
+from ooc.train.aggregate import sums_rows_of
 from ooc.train.graph import GraphRows
 from ooc.train.lowering import Network
 from ooc.train.stages import StageBuilder, Step
@@ -34,7 +35,7 @@ def describe_workload(
     *,
     tile_rows: int,
     fixed_host_bytes: int,
-    spill_itemsize: int,
+    spill_dtype: torch.dtype,
     threads: int,
     steps: Mapping[str, Sequence[Step]],
 ) -> Workload:
@@ -42,6 +43,7 @@ def describe_workload(
     programs = {name: tuple(step.spec for step in program) for name, program in steps.items()}
     columns = builder.columns
     itemsize = network.dtype.itemsize
+    sums_as_kept = sums_rows_of(spill_dtype, network.dtype)
     every = [stage for stages in programs.values() for stage in stages]
     used = {n for s in every for n in (*s.loads, *s.stores, *((s.pull.source,) if s.pull else ()))}
     height = {name: max(s.rows for s in every if name in s.stores) for s in every for name in s.stores}
@@ -52,7 +54,7 @@ def describe_workload(
             matrices[name] = Matrix(name, store.num_nodes, columns[name], arrays[name].itemsize, Kind.STORE)
         else:
             kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
-            stored = itemsize if name in lasting else spill_itemsize  # what outlives the run is never rounded
+            stored = itemsize if name in lasting else spill_dtype.itemsize  # what outlives the run is never rounded
             matrices[name] = Matrix(name, height[name], columns[name], stored, kind)
     pulled = {s.pull.direction for s in every if s.pull}
     parameters = sum(p.numel() for p in network.parameters)
@@ -70,6 +72,7 @@ def describe_workload(
         fixed_device_bytes=(4 + threads + 1) * parameters * itemsize + network.statistics_nbytes,
         pulled_itemsize=itemsize,
         threads=threads,
+        sums_as_kept=sums_as_kept,
         dtype=str(network.dtype).removeprefix("torch."),
         recomputed=tuple(
             Matrix(name, height, columns, itemsize, Kind.SCRATCH)

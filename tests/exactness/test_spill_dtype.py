@@ -32,14 +32,19 @@ def outcome(
         return [record.loss for record in records], gradients, records[-1].ssd_write_bytes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())
-def test_budgets_slabs_and_blocks_change_no_bit(case: ModelCase, tmp_path: Path) -> None:
-    """Rounding happens wherever a matrix waits: in a region, in a frame, on the SSD, or nowhere between two steps."""
+def test_budgets_slabs_and_blocks_change_no_bit(case: ModelCase, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Rounding happens wherever a matrix waits: in a region, in a frame, on the SSD, or nowhere between two steps.
+
+    In float32 what is pulled waits as bfloat16 in regions too; in float64 it is widened there.
+    """
+    half = HALF | {"dtype": dtype}
     store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
     gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **HALF)
+        lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **half)
     )
-    losses, gradients, written = outcome(case, tmp_path, **HALF)
+    losses, gradients, written = outcome(case, tmp_path, **half)
     assert written == 0
     wrote = []
     plans: list[dict[str, Any]] = [
@@ -49,7 +54,7 @@ def test_budgets_slabs_and_blocks_change_no_bit(case: ModelCase, tmp_path: Path)
         {"slab_columns": 16, "block_rows": 64},
     ]
     for options in plans:
-        other = outcome(case, tmp_path, **HALF, **options)
+        other = outcome(case, tmp_path, **half, **options)
         assert other[0] == losses, options
         assert all(torch.equal(other[1][name], gradients[name]) for name in gradients), options
         wrote.append(other[2])
