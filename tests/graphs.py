@@ -21,6 +21,8 @@ class GraphCase:
     isolated: int = 0
     duplicates: int = 0
     unlabelled: int = 0
+    weighted: bool = False
+    edge_features: int = 0
     train: float = 0.5
     seed: int = 0
 
@@ -45,7 +47,7 @@ def random_data(case: GraphCase, *, dtype: torch.dtype = torch.float64) -> Data:
     y_partial = torch.full_like(y, -1)
     y_partial[labelled] = y[labelled]
     train, valid, test = labelled.split([train_count, valid_count, labelled.numel() - train_count - valid_count])
-    return Data(
+    data = Data(
         x=x,
         edge_index=edge_index,
         y=y_partial,
@@ -53,6 +55,26 @@ def random_data(case: GraphCase, *, dtype: torch.dtype = torch.float64) -> Data:
         val_mask=_mask(case.nodes, valid),
         test_mask=_mask(case.nodes, test),
     )
+    if case.weighted:
+        weight = 0.1 + 2 * torch.rand(edge_index.size(1), generator=generator, dtype=dtype)
+        weight[torch.rand(edge_index.size(1), generator=generator) < 0.1] = 0.0
+        data.edge_weight = _alike_both_ways(edge_index, weight) if case.undirected else weight
+    if case.edge_features:
+        features = torch.randn(edge_index.size(1), case.edge_features, generator=generator, dtype=dtype)
+        data.edge_attr = _alike_both_ways(edge_index, features) if case.undirected else features
+    return data
+
+
+def _alike_both_ways(edge_index: Tensor, values: Tensor) -> Tensor:
+    """``values`` [E, …] such that the k-th edge between two nodes carries the same in either direction."""
+    seen: dict[tuple[int, int], int] = {}
+    first: dict[tuple[int, int, int], int] = {}
+    rows = []
+    for edge, (source, target) in enumerate(edge_index.t().tolist()):
+        repeat = seen.get((source, target), 0)
+        seen[source, target] = repeat + 1
+        rows.append(first.setdefault((min(source, target), max(source, target), repeat), edge))
+    return values[rows]
 
 
 def _edges(case: GraphCase, linked: Tensor, generator: torch.Generator) -> Tensor:

@@ -138,6 +138,7 @@ class Planning:
                 average=build_average(settings, model),
                 input_dropout=settings.input_dropout,
                 savings=self._savings,
+                ignore_edge_data=settings.ignore_edge_data,
             )
         return self._prospects[spill_dtype]
 

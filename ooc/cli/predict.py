@@ -93,6 +93,7 @@ def command(
                 what,
                 layer=layer,
                 nodes=None if nodes is None else read_nodes(nodes),
+                ignore_edge_data=settings.ignore_edge_data,
             )
         ) as prediction,
     ):

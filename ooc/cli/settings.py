@@ -64,6 +64,7 @@ class TrainSettings:
     heads: int = 1
     aggr: str = "auto"
     residual: bool = False
+    ignore_edge_data: str = "none"
     jk: str = "none"
     loss: str = "auto"
     label_smoothing: float = 0.0

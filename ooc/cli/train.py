@@ -68,6 +68,12 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
             default="auto",
             help="How sage (auto: mean) and gin (auto: sum) take neighbours together.",
         ),
+        option(
+            "--ignore-edge-data",
+            type=choice(["none", "weight", "features", "all"]),
+            default="none",
+            help="What to leave out of what the store's edges carry; a model that takes none of it is refused.",
+        ),
         option("--layers", type=COUNT, default=3, help="Convolutions."),
         option("--residual", is_flag=True, help="Layers add to their input, between two linear maps; norms go first."),
         option("--hidden", type=WIDTH, default=128, help="Width of the hidden layers."),
@@ -156,6 +162,7 @@ class _TrainCommand(GroupedCommand):
             "heads",
             "aggr",
             "residual",
+            "ignore_edge_data",
             "layers",
             "hidden",
             "dropout",
@@ -296,6 +303,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         slab_columns=settings.slab_columns,
         max_ssd_writes=settings.max_ssd_writes,
         spill_dtype=settings.spill_dtype,
+        ignore_edge_data=settings.ignore_edge_data,
     ) as trainer:
         if not quiet:
             on = "device" if device == "cuda" else "CPU"

@@ -135,7 +135,8 @@ class Room:
 def _blocks(layout: Layout, workload: Workload) -> int:
     """Frames that all there is would fill, regions aside."""
     count = sum(m.grid.blocks * m.grid.slabs for m in layout.matrices.values() if not m.whole)
-    return count + sum(t.nbytes // layout.frame_bytes + 1 for t in workload.topologies.values())
+    edges = ((t.edges, array) for t in workload.topologies.values() for array in t.arrays.values())
+    return count + sum(number * array.edge_bytes // layout.frame_bytes + 1 for number, array in edges)
 
 
 def _at_once(layout: Layout, workload: Workload) -> list[tuple[Pass, int]]:

@@ -83,7 +83,7 @@ def _statistics(stage: Stage, workload: Workload) -> StageStatistics:
         stage=stage.name,
         rows=stage.rows,
         edges=edges,
-        edge_bytes=edges * topology.index_itemsize if topology else 0,
+        edge_bytes=edges * topology.edge_bytes(stage.pull.edge_data) if topology and stage.pull else 0,
         loaded_bytes=sum(nbytes(name) for name in stage.loads),
         pulled_bytes=workload.matrices[stage.pull.source].nbytes if stage.pull else 0,
         stored_bytes=sum(nbytes(name) for name in stage.stores),

@@ -17,7 +17,7 @@ from ooc.plan.grid import Grid, align_up
 from ooc.plan.program import Program, found_in_memory
 from ooc.plan.sequence import BlockTable, Use
 from ooc.plan.staging import Staging
-from ooc.plan.workload import Direction, Fate, Kind, Matrix, Pull, Stage, Topology
+from ooc.plan.workload import Direction, EdgeData, Fate, Kind, Matrix, Pull, Stage, Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +241,10 @@ class Plan:
             line = self._line(matrix, matrix.rows, _ALL_BELOW, 1)
             table.append({**line, "fate": Fate.RECOMPUTE.value} | ({"ssd": 0} if self.has_tiers else {}))
         for direction, topology in self.topologies.items():
-            name = edges_name(direction)
-            matrix = Matrix(name, topology.edges, 1, topology.index_itemsize, Kind.STORE)
-            table.append(self._line(matrix, topology.edges, shares.get(name, _ALL_BELOW), 1))
+            for data, array in topology.arrays.items():
+                name = edges_name(direction, data)
+                matrix = Matrix(name, topology.edges, array.columns, array.itemsize, Kind.STORE)
+                table.append(self._line(matrix, topology.edges, shares.get(name, _ALL_BELOW), 1))
         return table
 
     def shares(self) -> dict[str, "Shares"]:
@@ -311,9 +312,10 @@ class Shares(NamedTuple):
 _ALL_BELOW = Shares(0, 0, 100)
 
 
-def edges_name(direction: Direction) -> str:
-    """What the topology of ``direction`` is called among the matrices: ``in-edges``, ``out-edges``."""
-    return f"{direction.value}-edges"
+def edges_name(direction: Direction, data: EdgeData | None = None) -> str:
+    """What the topology of ``direction`` is called among the matrices, ``in-edges``, ``out-edges``, and what edges
+    carry: ``in-weight``, ``in-features``, …"""
+    return f"{direction.value}-{'edges' if data is None else data.value}"
 
 
 def passes_using(passes: Sequence[Pass], name: str) -> list[int]:

@@ -21,13 +21,13 @@ from ooc.plan.sequence import (
     Use,
     column_steps,
     copy_spans,
+    edge_grid,
     edge_spans,
     row_spans,
     row_steps,
-    topology_grid,
 )
 from ooc.plan.staging import IN_TRANSFER, Staging, stage_below
-from ooc.plan.workload import Kind, Matrix, Pull, Stage, Topology, Workload
+from ooc.plan.workload import EdgeData, Kind, Matrix, Pull, Stage, Topology, Workload
 
 PULL_TILE_ROWS = 2048
 """Rows of a slab that one thread pulls at a time; sums of different rows are independent, so any number would do."""
@@ -103,8 +103,10 @@ def widest_row_bytes(workload: Workload) -> int:
 
 def lay_out(workload: Workload, choice: Choice) -> Layout:
     """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
-    indices = max((t.index_itemsize for t in workload.topologies.values()), default=1)
-    frame_bytes = align_up(choice.step_rows * max(widest_row_bytes(workload), indices))
+    arrays = [array for t in workload.topologies.values() for array in t.arrays.values()]
+    values = max((array.itemsize for array in arrays), default=1)
+    widest_edge = max((array.edge_bytes for array in arrays), default=1)
+    frame_bytes = align_up(max(choice.step_rows * max(widest_row_bytes(workload), values), widest_edge))
     units = column_units(workload)
     matrices = {
         name: _plan_matrix(matrix, choice, frame_bytes, workload, _width(matrix, choice, units.get(name, 1)))
@@ -236,11 +238,18 @@ def _scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workl
         nbytes = min(item.rows, tile) * item.stage.scratch_bytes_per_row
     if item.pull is not None:
         edges = _most_edges(workload.topologies[item.pull.direction], workload.tile_rows, item.rows, tile)
-        nbytes += _BYTES_PER_TILE_EDGE * edges
+        nbytes += (_BYTES_PER_TILE_EDGE + _edge_data_bytes(item.pull, workload)) * edges
         grid = matrices[item.pull.source].grid
         share = grid.slab_columns if isinstance(item, ColumnPass) else grid.columns
         nbytes += -(-_kernel_nbytes(item.pull, edges, min(item.rows, tile)) * share // grid.columns)
     return workload.threads * nbytes
+
+
+def _edge_data_bytes(pull: Pull, workload: Workload) -> int:
+    """What a tile's edges carry, put together from several frames, and converted weights with a part left out."""
+    topology = workload.topologies[pull.direction]
+    weights = 2 * workload.pulled_itemsize if EdgeData.WEIGHT in pull.edge_data else 0
+    return weights + topology.edge_bytes(pull.edge_data) - topology.index_itemsize
 
 
 def _kernel_nbytes(pull: Pull, edges: int, rows: int) -> int:
@@ -285,8 +294,10 @@ def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Seque
             count += 0 if planned.whole else 2 * len(stored_slabs(name, item.index, layout.matrices, passes))
     if item.pull is not None:
         topology = workload.topologies[item.pull.direction]
-        indices = layout.frame_bytes // topology.index_itemsize
-        count += 2 * (-(-_most_edges(topology, workload.tile_rows, item.rows, height) // indices) + 1)
+        most = _most_edges(topology, workload.tile_rows, item.rows, height)
+        for data in (None, *item.pull.edge_data):
+            grid = edge_grid(topology.arrays[data], topology.edges, layout.frame_bytes)
+            count += 2 * (-(-most // grid.block_rows) + 1)
     return count
 
 
@@ -390,9 +401,13 @@ def build_plan(
 
 
 def block_table(layout: Layout, workload: Workload) -> BlockTable:
-    """Numbers for the blocks of all matrices, then of the topologies."""
+    """Numbers for the blocks of all matrices, then of the topologies with what edges carry."""
     grids = {name: planned.grid for name, planned in layout.matrices.items()}
-    grids |= {edges_name(d): topology_grid(t, layout.frame_bytes) for d, t in workload.topologies.items()}
+    grids |= {
+        edges_name(direction, data): edge_grid(array, topology.edges, layout.frame_bytes)
+        for direction, topology in workload.topologies.items()
+        for data, array in topology.arrays.items()
+    }
     return BlockTable.of(grids)
 
 
@@ -530,5 +545,9 @@ def _edges(
     pull: Pull, first: int, steps: Sequence[Step], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> list[Span]:
     topology = workload.topologies[pull.direction]
-    grid = topology_grid(topology, layout.frame_bytes)
-    return edge_spans(topology, grid, blocks.base(edges_name(pull.direction)), workload.tile_rows, first, steps)
+    spans: list[Span] = []
+    for data in (None, *pull.edge_data):
+        grid = edge_grid(topology.arrays[data], topology.edges, layout.frame_bytes)
+        base = blocks.base(edges_name(pull.direction, data))
+        spans += edge_spans(topology, grid, base, workload.tile_rows, first, steps)
+    return spans

@@ -3,17 +3,18 @@
 
 A program is a sequence of *steps*: some rows of a row pass, or some rows of one slab of a column pass. A *span* is
 a block in use: from the first to the last step that reads it, or that adds rows to it. Blocks are numbered
-throughout a plan: slab by slab within a matrix, matrix by matrix, the topology's index arrays cut like matrices.
+throughout a plan: slab by slab within a matrix, matrix by matrix, the arrays of edges cut like matrices.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import gcd
 from typing import NamedTuple
 
 from ooc.plan.grid import ALIGNMENT_BYTES, Grid, align_up
-from ooc.plan.workload import Topology
+from ooc.plan.workload import EdgeArray, Topology
 
 
 class Use(IntEnum):
@@ -75,10 +76,12 @@ class BlockTable:
         return self.grids[at].block_nbytes(slab, row_block)
 
 
-def topology_grid(topology: Topology, frame_bytes: int) -> Grid:
-    """The index array of one direction, padding to whole pages included, cut into frames."""
-    rows = align_up(max(1, topology.nbytes), ALIGNMENT_BYTES) // topology.index_itemsize
-    return Grid(rows, 1, topology.index_itemsize, frame_bytes // topology.index_itemsize, 1)
+def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:
+    """An array of one direction's edges, padding to whole pages included, cut into frames at whole pages."""
+    paged_rows = ALIGNMENT_BYTES // gcd(ALIGNMENT_BYTES, array.edge_bytes)
+    height = frame_bytes // array.edge_bytes
+    height -= height % paged_rows if height > paged_rows else 0
+    return Grid(align_up(max(1, edges), paged_rows), array.columns, array.itemsize, height, array.columns)
 
 
 def row_steps(at: int, rows: int, step_rows: int, *, reverse: bool) -> list[Step]:
@@ -117,7 +120,7 @@ def row_spans(
 def edge_spans(
     topology: Topology, grid: Grid, base: int, tile_rows: int, first_step: int, steps: Sequence[Step]
 ) -> list[Span]:
-    """Reads of the index array's blocks by ``steps``, one sweep over the rows in one direction."""
+    """Reads of the blocks of an array of the edges by ``steps``, one sweep over the rows in one direction."""
     edges = topology.tile_edges
     last_tile = len(edges) - 1
     spans: list[Span] = []

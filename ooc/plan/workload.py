@@ -6,8 +6,8 @@ loads rows of some matrices, pulls rows of others over the graph's edges, and st
 each stage into one row pass, or into a column pass and a row pass where the pulled matrix does not fit.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -36,6 +36,13 @@ class Direction(Enum):
 
     IN = "in"
     OUT = "out"
+
+
+class EdgeData(Enum):
+    """What edges carry beside their two ends."""
+
+    WEIGHT = "weight"
+    FEATURES = "features"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +82,14 @@ class PerEdge:
 @dataclass(frozen=True, slots=True)
 class Pull:
     """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one;
-    or, with ``per_edge``, what a kernel makes of the neighbours' rows."""
+    or, with ``per_edge``, what a kernel makes of the neighbours' rows. ``edge_data`` is read along with the edges:
+    with weights it is ``Σ_j w_ij source[j]``."""
 
     source: str
     output: str
     direction: Direction
     per_edge: PerEdge | None = None
+    edge_data: tuple[EdgeData, ...] = ()
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -111,21 +120,41 @@ class Stage:
     multiplies_per_row: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class EdgeArray:
+    """``columns`` values of ``itemsize`` bytes for every edge, in the order of a direction's edges."""
+
+    columns: int
+    itemsize: int
+
+    @property
+    def edge_bytes(self) -> int:
+        return self.columns * self.itemsize
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Topology:
-    """One direction of the graph: ``tile_edges[i]`` is the number of edges of tiles 0…i-1 (a coarse indptr)."""
+    """One direction of the graph: ``tile_edges[i]`` is the number of edges of tiles 0…i-1 (a coarse indptr).
+    ``data``: what is read of that direction's edges besides."""
 
     direction: Direction
     index_itemsize: int
     tile_edges: Sequence[int]
+    data: Mapping[EdgeData, EdgeArray] = field(default_factory=dict)
 
     @property
     def edges(self) -> int:
         return self.tile_edges[-1]
 
     @property
-    def nbytes(self) -> int:
-        return self.edges * self.index_itemsize
+    def arrays(self) -> dict[EdgeData | None, EdgeArray]:
+        """All that is read of the edges: None is their indices."""
+        indices: dict[EdgeData | None, EdgeArray] = {None: EdgeArray(1, self.index_itemsize)}
+        return indices | dict(self.data)
+
+    def edge_bytes(self, data: Collection[EdgeData]) -> int:
+        """Bytes of an edge with ``data``."""
+        return self.index_itemsize + sum(self.data[kind].edge_bytes for kind in data)
 
 
 @dataclass(frozen=True, slots=True)

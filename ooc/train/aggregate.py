@@ -21,20 +21,24 @@ def sums_rows_of(kept: torch.dtype, computed: torch.dtype) -> bool:
     return kept == computed or (kept == torch.bfloat16 and computed == torch.float32)
 
 
-def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor) -> Tensor:
-    """Sum of ``source_NW[indices_E[offsets[i]:offsets[i+1]]]`` for each of R rows → [R, W].
+def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Tensor | None = None) -> Tensor:
+    """Sum of ``source_NW[indices_E[offsets[i]:offsets[i+1]]]`` for each of R rows, each times its weight → [R, W].
 
-    N nodes, W width of the slab, E edges of these rows, R rows; indices and offsets of one integer type. The result is
-    of the source's type.
+    N nodes, W width of the slab, E edges of these rows, R rows; indices and offsets of one integer type, weights of
+    the source's (None: all 1). The result is of the source's type.
     """
     if indices_E.numel() == 0:
         return source_NW.new_zeros(offsets_R1.numel() - 1, source_NW.shape[1])
-    return F.embedding_bag(indices_E, source_NW, offsets_R1, mode="sum", include_last_offset=True)
+    return F.embedding_bag(
+        indices_E, source_NW, offsets_R1, mode="sum", include_last_offset=True, per_sample_weights=weight_E
+    )
 
 
-def within(indices_E: Tensor, offsets_R1: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Indices and offsets without the neighbours at or beyond ``rows``."""
-    return _only(indices_E < rows, indices_E, offsets_R1)
+def within(
+    indices_E: Tensor, offsets_R1: Tensor, rows: int, weight_E: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Indices, offsets and weights without the neighbours at or beyond ``rows``."""
+    return _only(indices_E < rows, indices_E, offsets_R1, weight_E)
 
 
 def with_self(indices_E: Tensor, offsets_R1: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -57,11 +61,13 @@ def without_self(indices_E: Tensor, offsets_R1: Tensor, start: int) -> tuple[Ten
     """Indices and offsets of rows ``start…`` without edges from a row to itself."""
     rows = torch.arange(start, start + len(offsets_R1) - 1, dtype=indices_E.dtype)
     is_other = indices_E != torch.repeat_interleave(rows, offsets_R1.diff(), output_size=len(indices_E))
-    return _only(is_other, indices_E, offsets_R1)
+    return _only(is_other, indices_E, offsets_R1, None)[:2]
 
 
-def _only(is_kept_E: Tensor, indices_E: Tensor, offsets_R1: Tensor) -> tuple[Tensor, Tensor]:
+def _only(
+    is_kept_E: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """The edges that are kept."""
     before = torch.zeros(len(indices_E) + 1, dtype=offsets_R1.dtype)
     torch.cumsum(is_kept_E, 0, out=before[1:])
-    return indices_E[is_kept_E], before[offsets_R1.long()]
+    return indices_E[is_kept_E], before[offsets_R1.long()], None if weight_E is None else weight_E[is_kept_E]

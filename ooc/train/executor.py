@@ -20,7 +20,7 @@ from ooc.plan.program import Program
 from ooc.plan.schedule import direct_slabs, pull_tile_rows, stored_slabs
 from ooc.plan.sequence import Step as PlannedStep
 from ooc.plan.sequence import Use
-from ooc.plan.workload import Direction, Fate, Kind, Pull
+from ooc.plan.workload import Direction, EdgeData, Fate, Kind, Pull
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Counters, Ticket, choose_engine
 from ooc.prefetch.frames import Frames
@@ -34,6 +34,7 @@ from ooc.train.operands import Edges, Input, Output
 from ooc.train.residency import BlockedMatrix, as_matrix
 from ooc.train.stages import Kernel, Step, Tile
 from ooc.train.team import Flow, Team
+from ooc.train.workload import edge_array
 
 _TORCH = {
     "float16": torch.float16,
@@ -92,9 +93,12 @@ class Executor:
 
     def _array(self, name: str, arrays: Mapping[str, Array]) -> Array | None:
         """The store's array behind a matrix or an index array; None for what is the run's own."""
-        for direction in self.plan.topologies:
+        for direction, topology in self.plan.topologies.items():
             if name == edges_name(direction):
                 return self.store.topology(direction.value)[1]
+            for data in topology.data:
+                if name == edges_name(direction, data):
+                    return edge_array(self.store, direction, data)
         return arrays[name] if self.plan.matrices[name].matrix.kind is Kind.STORE else None
 
     def _dtype(self, name: str, array: Array | None) -> torch.dtype:
@@ -148,47 +152,38 @@ class Executor:
             self.frames.settle()
             raise
 
-    def pull_rows(self, source: Tensor, indices: Tensor, direction: Direction, start: int, stop: int) -> Tensor:
-        """Rows ``start:stop`` of the sum over neighbours, with the self term; ``indices`` are these rows' edges.
+    def pull_rows(self, source: Tensor, edges: TileEdges, direction: Direction) -> Tensor:
+        """The tile's rows of the sum over neighbours, with the self term.
 
         ``source`` may have fewer rows than the graph: the others are zero. Where it is narrower than what is computed
         in, so is the result: a sum in float32, rounded once, which is why the self term is one of the summands.
         """
-        own = min(stop, len(source))
+        own = min(edges.start + edges.rows, len(source))
         is_narrow = source.dtype != self.dtype
-        offsets = relative_offsets(self.rows.offsets[direction], start, stop, indices.dtype)
+        indices, offsets, weight = edges.indices_E, edges.offsets_R1, edges.weight_E
+        if weight is not None:
+            assert not is_narrow, "weights would be rounded to the source's type"
+            weight = weight.to(source.dtype)
         if len(source) < self.plan.rows:
-            indices, offsets = within(indices, offsets, len(source))
+            indices, offsets, weight = within(indices, offsets, len(source), weight)
         if is_narrow and self.rows.self_term:
             if self.rows.self_N1 is not None:
-                indices, offsets = without_self(indices, offsets, start)
-            indices, offsets = with_self(indices, offsets, start, own)
+                indices, offsets = without_self(indices, offsets, edges.start)
+            indices, offsets = with_self(indices, offsets, edges.start, own)
         try:
-            pulled = pull(source, indices, offsets)
+            pulled = pull(source, indices, offsets, weight)
         except RuntimeError:
             if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.plan.rows:
                 raise damaged(self.store, f"{direction.value}/indices") from None
             raise
         if not is_narrow:
-            self.rows.add_self(pulled, source, start, own)
+            self.rows.add_self(pulled, source, edges.start, own)
         return pulled
 
-    def run_kernel(
-        self,
-        kernel: Kernel,
-        source: Tensor,
-        own: Tensor | None,
-        indices: Tensor,
-        direction: Direction,
-        start: int,
-        stop: int,
-        groups: range,
-    ) -> Tensor:
-        """Rows ``start:stop`` of what ``kernel`` makes of the neighbours' rows of ``source``; ``own`` are these rows
-        of the pull's own matrix, None where the source stands for it."""
-        offsets = relative_offsets(self.rows.offsets[direction], start, stop, indices.dtype)
-        edges = TileEdges(indices, offsets, start, self.plan.rows)
-        return kernel(edges, source, source[start:stop] if own is None else own, groups)
+    def run_kernel(self, kernel: Kernel, source: Tensor, own: Tensor | None, edges: TileEdges, groups: range) -> Tensor:
+        """The tile's rows of what ``kernel`` makes of the neighbours' rows of ``source``; ``own`` are these rows of
+        the pull's own matrix, None where the source stands for it."""
+        return kernel(edges, source, source[edges.start : edges.start + edges.rows] if own is None else own, groups)
 
     def read_rows(self, name: str) -> Iterator[Tensor]:
         """A constant matrix, row block by row block, for those who want a copy of it. No program may be running."""
@@ -303,6 +298,37 @@ def relative_offsets(offsets: npt.NDArray[np.signedinteger], start: int, stop: i
     return (part - part[0]).to(dtype)
 
 
+class EdgeSweep:
+    """The edges of a pull's direction with what they carry for it, for one sweep over the rows."""
+
+    def __init__(self, executor: Executor, pull: Pull) -> None:
+        self._offsets = executor.rows.offsets[pull.direction]
+        self._nodes = executor.plan.rows
+        self._arrays: dict[EdgeData | None, Edges] = {
+            data: Edges(executor.matrices[edges_name(pull.direction, data)], executor.frames)
+            for data in (None, *pull.edge_data)
+        }
+
+    def open(self, start: int, stop: int) -> None:
+        """The edges of rows ``start:stop`` are about to be taken."""
+        for array in self._arrays.values():
+            array.open(int(self._offsets[start]), int(self._offsets[stop]))
+
+    def take(self, start: int, stop: int) -> TileEdges:
+        """The edges of rows ``start:stop``, on any thread."""
+        first, last = int(self._offsets[start]), int(self._offsets[stop])
+        taken = {data: array.take(first, last) for data, array in self._arrays.items()}
+        indices, weight = taken[None][:, 0], taken.get(EdgeData.WEIGHT)
+        return TileEdges(
+            indices,
+            relative_offsets(self._offsets, start, stop, indices.dtype),
+            start,
+            self._nodes,
+            weight_E=None if weight is None else weight[:, 0],
+            features_EK=taken.get(EdgeData.FEATURES),
+        )
+
+
 class _RowPassRun:
     """One execution of a row pass: steps in order, tiles within steps, both downwards where the stage says so."""
 
@@ -327,10 +353,10 @@ class _RowPassRun:
         }
         self.outputs = {name: self._output(name) for name in item.stage.stores}
         self.source: Tensor | None = None
-        self.edges: Edges | None = None
+        self.edges: EdgeSweep | None = None
         if item.pull is not None:
             self.source = run.whole(item.pull.source, item.index)
-            self.edges = Edges(executor.matrices[edges_name(item.pull.direction)], executor.frames)
+            self.edges = EdgeSweep(executor, item.pull)
 
     def _output(self, name: str) -> Output:
         run, item = self.program, self.item
@@ -366,9 +392,8 @@ class _RowPassRun:
             source.open(step.start, step.stop)
         for target in self.outputs.values():
             target.open(step.start, step.stop)
-        if self.edges is not None and self.item.pull is not None:
-            offsets = self.executor.rows.offsets[self.item.pull.direction]
-            self.edges.open(int(offsets[step.start]), int(offsets[step.stop]))
+        if self.edges is not None:
+            self.edges.open(step.start, step.stop)
         height = self.executor.plan.tile_rows
         firsts = range(step.start, step.stop, height)
         for start in reversed(firsts) if self.item.stage.reverse else firsts:
@@ -388,15 +413,12 @@ class _RowPassRun:
 
     def _pull(self, pull: Pull, tile: Tile) -> Tensor:
         assert self.source is not None and self.edges is not None
-        start, stop, direction = tile.start, tile.stop, pull.direction
-        offsets = self.executor.rows.offsets[direction]
-        indices = self.edges.take(int(offsets[start]), int(offsets[stop]))
+        edges = self.edges.take(tile.start, tile.stop)
         if self.kernel is None or pull.per_edge is None:
-            pulled = self.executor.pull_rows(self.source, indices, direction, start, stop)
-            return self.executor.rounded(pulled, pull.source)
+            return self.executor.rounded(self.executor.pull_rows(self.source, edges, pull.direction), pull.source)
         own = next((tile.inputs[name] for name in pull.own), None)
         groups = range(pull.per_edge.groups)
-        pulled = self.executor.run_kernel(self.kernel, self.source, own, indices, direction, start, stop, groups)
+        pulled = self.executor.run_kernel(self.kernel, self.source, own, edges, groups)
         return self.executor.rounded(pulled, pull.source)
 
 
@@ -411,7 +433,7 @@ class _ColumnPassRun:
         self.buffers = run.slab_buffers(item)
         self.filling: dict[int, list[tuple[Ticket, Tensor, Tensor | None]]] = {}
         self.slab = self.buffers[0]
-        self.edges: Edges | None = None
+        self.edges: EdgeSweep | None = None
         self.own: Input | None = None
         self.groups = range(0)
         self.out: dict[int, Tensor] = {}
@@ -443,7 +465,7 @@ class _ColumnPassRun:
     def _sweep(self, slab: int) -> None:
         """Make ``slab`` the one that is pulled."""
         grid = self.source.grid
-        self.edges = Edges(self.executor.matrices[edges_name(self.item.pull.direction)], self.executor.frames)
+        self.edges = EdgeSweep(self.executor, self.item.pull)
         self.slab = self._buffer(slab)
         self.out.clear()
         assert grid.rows == len(self.slab)
@@ -494,8 +516,8 @@ class _ColumnPassRun:
     def _open(self, step: PlannedStep) -> Iterator[tuple[int, int]]:
         """The rows of a step, cut for the threads."""
         assert self.edges is not None
-        grid, offsets = self.target.grid, self.executor.rows.offsets[self.item.pull.direction]
-        self.edges.open(int(offsets[step.start]), int(offsets[step.stop]))
+        grid = self.target.grid
+        self.edges.open(step.start, step.stop)
         if self.own is not None:
             self.own.open(step.start, step.stop)
         block = step.start // grid.block_rows
@@ -509,13 +531,11 @@ class _ColumnPassRun:
         """Pull some rows of the slab, on any thread."""
         start, stop = rows
         assert self.edges is not None
-        direction = self.item.pull.direction
-        offsets = self.executor.rows.offsets[direction]
-        indices = self.edges.take(int(offsets[start]), int(offsets[stop]))
+        edges = self.edges.take(start, stop)
         if self.kernel is None:
-            pulled = self.executor.pull_rows(self.slab, indices, direction, start, stop)
+            pulled = self.executor.pull_rows(self.slab, edges, self.item.pull.direction)
         else:
             own = None if self.own is None else self.own.tile(start, stop)
-            pulled = self.executor.run_kernel(self.kernel, self.slab, own, indices, direction, start, stop, self.groups)
+            pulled = self.executor.run_kernel(self.kernel, self.slab, own, edges, self.groups)
         block, first = divmod(start, self.target.grid.block_rows)
         self.out[block][first : first + stop - start].copy_(pulled)

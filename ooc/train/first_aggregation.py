@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """t · A(s · X), computed once and kept in the store under ``agg/`` for every later run.
 
-The array is stamped with checksums of all it depends on: features, in-edges and self-loops. One whose stamp
-does not fit is ignored and replaced. Written beside its place and renamed, so that a half-written one is never
-found; where the store cannot be written to, nothing is kept.
+The array is stamped with checksums of all it depends on: features, in-edges, self-loops and weights that count. One
+whose stamp does not fit is ignored and replaced. Written beside its place and renamed, so that a half-written one is
+never found; where the store cannot be written to, nothing is kept.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import torch
 from ooc.errors import StoreError
 from ooc.prefetch.spill import free_bytes
 from ooc.storage.array import Array, create_array, flush, open_array
-from ooc.storage.store import Store, write_group
+from ooc.storage.store import EDGE_WEIGHT, Store, write_group
 from ooc.train.executor import Executor
 from ooc.train.graph import Scaling
 
@@ -36,7 +36,7 @@ def find_aggregation(store: Store, scaling: Scaling, dtype: torch.dtype) -> Arra
     name = _name(scaling, dtype)
     try:
         stamp = json.loads((store.path / name / _STAMP).read_text())
-        if stamp != _stamp(store):
+        if stamp != _stamp(store, scaling):
             return None
         return open_array(store.path, name)
     except (OSError, ValueError, StoreError):
@@ -57,7 +57,7 @@ def keep_aggregation(store: Store, scaling: Scaling, executor: Executor, matrix:
         with create_array(store.path, temporary, (rows, columns), str(dtype).removeprefix("torch.")) as writer:
             for block in executor.read_rows(matrix):
                 writer.append(np.ascontiguousarray(block.numpy()))
-        (store.path / temporary / _STAMP).write_text(json.dumps(_stamp(store)))
+        (store.path / temporary / _STAMP).write_text(json.dumps(_stamp(store, scaling)))
         if find_aggregation(store, scaling, dtype) is not None:
             return True  # another run was faster, and a third may be reading what it kept
         for written in [*(store.path / temporary).rglob("*"), store.path / temporary]:
@@ -84,8 +84,10 @@ def _name(scaling: Scaling, dtype: torch.dtype) -> str:
     return f"{GROUP}/{scaling.name.lower()}_{str(dtype).removeprefix('torch.')}"
 
 
-def _stamp(store: Store) -> dict[str, int]:
+def _stamp(store: Store, scaling: Scaling) -> dict[str, int]:
     """A checksum over the chunk checksums of each array that the aggregation is made from."""
     names = ["x", "in/indptr", "in/indices", *(["in/self_loops"] if store.num_self_loops else [])]
+    if scaling.weighted:
+        names.append(f"in/{EDGE_WEIGHT}")
     sums = {name: int(google_crc32c.value(store.array(name).checksums().tobytes())) for name in names}
     return {"form": _FORM, **sums}

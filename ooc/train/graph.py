@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an aggregation knows of every row: where its edges start, how it is scaled, whether it counts itself.
 
-GCN's and mean's edge weights factor into a scaling of rows before and after a plain sum, so the topology on
+GCN's and mean's coefficients factor into a scaling of rows before and after a plain sum, so the topology on
 disk is column indices only:
 
     gcn   D^-1/2 (A + I) D^-1/2 M      mean   D^-1 A M      sum   A M
+
+Where edges have weights, A is a matrix of these, the sum a weighted one, and I what self-loops weigh (edge_weights).
 """
 
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from torch import Tensor
 from ooc.errors import StoreError
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
+from ooc.train.edge_weights import weighted_degrees
 
 _CHUNK_ROWS = 1 << 16
 
@@ -29,6 +32,46 @@ class Scaling(Enum):
     MEAN = "mean"
     GCN = "gcn"
     GCN_NO_LOOPS = "gcn without self-loops"
+    WEIGHTED_SUM = "weighted sum"
+    WEIGHTED_GCN = "weighted gcn"
+    WEIGHTED_GCN_IMPROVED = "weighted gcn with self-loops of weight 2"
+    WEIGHTED_GCN_NO_LOOPS = "weighted gcn without self-loops"
+
+    @property
+    def weighted(self) -> bool:
+        """By the weights of the store's edges."""
+        return self in _WEIGHTED
+
+    @property
+    def normalized(self) -> bool:
+        """By the degrees of both ends, before and after the sum."""
+        return self not in (Scaling.SUM, Scaling.MEAN, Scaling.WEIGHTED_SUM)
+
+    @property
+    def loop_weight(self) -> float | None:
+        """What a self-loop weighs that is added to a row without one; None: none is added."""
+        return _LOOP_WEIGHTS.get(self)
+
+    @property
+    def may_vanish(self) -> bool:
+        """Whether a row may be scaled with 0: without self-loops there are rows without edges, and weights may be 0."""
+        return self is Scaling.GCN_NO_LOOPS or (self.weighted and self.normalized)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is scaled."""
+        return self in (Scaling.SUM, Scaling.WEIGHTED_SUM)
+
+
+_WEIGHTED = frozenset(
+    (
+        Scaling.WEIGHTED_SUM,
+        Scaling.WEIGHTED_GCN,
+        Scaling.WEIGHTED_GCN_IMPROVED,
+        Scaling.WEIGHTED_GCN_NO_LOOPS,
+    )
+)
+_LOOP_WEIGHTS = {Scaling.GCN: 1.0, Scaling.WEIGHTED_GCN: 1.0, Scaling.WEIGHTED_GCN_IMPROVED: 2.0}
 
 
 @dataclass(slots=True)
@@ -36,7 +79,8 @@ class GraphRows:
     """Per-row facts in memory: ``offsets`` [N+1] by direction, ``scale_N1`` and ``self_N1`` in the compute dtype.
 
     ``before``: rows are scaled before the sum as well as after it. ``self_term``: every row counts itself once;
-    ``self_N1`` then holds 1 minus the self-loops already among its edges, ``None`` where that is 1 everywhere.
+    ``self_N1`` then holds what its self-loop weighs minus the self-loops already among its edges, ``None`` where that
+    is 1 everywhere.
     """
 
     offsets: dict[Direction, npt.NDArray[np.signedinteger]]
@@ -115,9 +159,9 @@ def offset_itemsize(store: Store) -> int:
 def rows_nbytes(store: Store, scaling: Scaling, itemsize: int) -> int:
     """Host bytes that ``load_rows`` will take, for admission beforehand."""
     per_row = len(directions(store)) * offset_itemsize(store)
-    if scaling is not Scaling.SUM:
+    if not scaling.plain:
         per_row += itemsize
-    if scaling is Scaling.GCN and store.num_self_loops:
+    if scaling.loop_weight is not None and (store.num_self_loops or scaling.loop_weight != 1.0):
         per_row += itemsize
     return (store.num_nodes + 1) * per_row
 
@@ -139,26 +183,38 @@ def load_rows(store: Store, scaling: Scaling, dtype: torch.dtype) -> GraphRows:
         if rows[n] != store.num_edges:
             raise damaged(store, f"{direction.value}/indptr")
         offsets[direction] = rows
-    loops = store.array("in/self_loops") if store.num_self_loops else None
-    gcn = scaling in (Scaling.GCN, Scaling.GCN_NO_LOOPS)
-    self_term = scaling is Scaling.GCN
-    scale = None if scaling is Scaling.SUM else torch.empty(n, 1, dtype=dtype)
-    own = torch.empty(n, 1, dtype=dtype) if self_term and loops is not None else None
+    if scaling.plain:
+        return GraphRows(offsets=offsets, scale_N1=None, before=False, self_term=False, self_N1=None)
+    fill = scaling.loop_weight
+    scale = torch.empty(n, 1, dtype=dtype)
+    own = torch.empty(n, 1, dtype=dtype) if fill is not None and (store.num_self_loops or fill != 1.0) else None
     for start in range(0, n, _CHUNK_ROWS):
         stop = min(n, start + _CHUNK_ROWS)
-        degree = torch.from_numpy(np.diff(offsets[Direction.IN][start : stop + 1]).astype(np.int64))
-        if self_term:
-            degree += 1
-        if self_term and loops is not None:
-            count = torch.from_numpy(loops.read(start, stop).astype(np.int64))
-            degree -= count
-            assert own is not None
-            own[start:stop, 0] = 1 - count
-        if scale is None:
-            continue
-        if gcn:
+        into_rows = offsets[Direction.IN][start : stop + 1]
+        degree, loop = (
+            weighted_degrees(store, into_rows, start, loop_weight=fill)
+            if scaling.weighted
+            else _degrees(store, into_rows, start, self_term=fill is not None)
+        )
+        if own is not None:
+            own[start:stop, 0] = loop
+        if scaling.normalized:
             inverse = degree.to(dtype).pow(-0.5)
             scale[start:stop, 0] = inverse.masked_fill(degree == 0, 0.0)
         else:
             scale[start:stop, 0] = 1.0 / degree.clamp(min=1).to(dtype)
-    return GraphRows(offsets=offsets, scale_N1=scale, before=gcn, self_term=self_term, self_N1=own)
+    return GraphRows(
+        offsets=offsets, scale_N1=scale, before=scaling.normalized, self_term=fill is not None, self_N1=own
+    )
+
+
+def _degrees(
+    store: Store, into_rows: npt.NDArray[np.signedinteger], start: int, *, self_term: bool
+) -> tuple[Tensor, Tensor]:
+    """In-degrees [R] of the rows from ``start`` whose edges begin at ``into_rows`` [R+1], with ``self_term`` one for
+    all their self-loops together; and what it takes to make these one."""
+    degree = torch.from_numpy(np.diff(into_rows).astype(np.int64))
+    missing = torch.ones_like(degree)
+    if store.num_self_loops:
+        missing -= torch.from_numpy(store.array("in/self_loops").read(start, start + len(degree)).astype(np.int64))
+    return (degree + missing if self_term else degree), missing

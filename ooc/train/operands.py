@@ -114,7 +114,7 @@ class Output:
 
 
 class Edges:
-    """The index array of one direction, for one sweep over the rows."""
+    """An array of the edges of one direction, their indices or what they carry, for one sweep over the rows."""
 
     def __init__(self, matrix: BlockedMatrix, frames: Frames) -> None:
         self._matrix = matrix
@@ -125,17 +125,17 @@ class Edges:
         """Edges ``start:stop`` are about to be taken."""
         grid = self._matrix.grid
 
-        def indices(block: int) -> Tensor:
+        def rows(block: int) -> Tensor:
             memory = self._frames.view(self._matrix.number(0, block), grid.block_nbytes(0, block))
-            return self._matrix.rows(memory, 0, block)[:, 0]
+            return self._matrix.rows(memory, 0, block)
 
-        self._blocks.open(_blocks(grid, start, stop), indices)
+        self._blocks.open(_blocks(grid, start, stop), rows)
 
     def take(self, start: int, stop: int) -> Tensor:
-        """The neighbours that edges ``start:stop`` lead to; a copy only where they lie in several frames."""
+        """What the array has of edges ``start:stop`` [E, columns]; a copy only where it lies in several frames."""
         height = self._matrix.grid.block_rows
         if stop <= start:
-            return torch.empty(0, dtype=self._matrix.dtype)
+            return torch.empty(0, self._matrix.grid.columns, dtype=self._matrix.dtype)
         pieces = [
             self._blocks[block][max(0, start - block * height) : stop - block * height]
             for block in _blocks(self._matrix.grid, start, stop)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Listener
 from ooc.plan import Limits
+from ooc.plan.workload import EdgeData
 from ooc.sizes import format_size
 from ooc.storage.reach import distances
 from ooc.storage.store import Store, Task
@@ -31,7 +32,7 @@ from ooc.train.metrics import Metric
 from ooc.train.objective import Objective
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
 from ooc.train.session import Session
-from ooc.train.setup import Resources, make_setup, whole_tiles
+from ooc.train.setup import Resources, edge_data_used, make_setup, whole_tiles
 from ooc.train.stages import Sink, StageBuilder, Step
 
 _SEARCH_BYTES_PER_NODE = 3
@@ -67,7 +68,8 @@ class Prediction:
     """A model's predictions on a store, planned. ``write`` or ``read`` computes them; ``close`` frees everything.
 
     ``layer`` counts the hidden layers from 1 (default: the last); ``nodes`` are the user's ids, without any all
-    nodes are predicted, in the order of their ids. Raises BudgetError with the least budgets that would do.
+    nodes are predicted, in the order of their ids. ``ignore_edge_data``: what was left out in training (see
+    ``Trainer``). Raises BudgetError with the least budgets that would do.
     """
 
     def __init__(
@@ -79,12 +81,13 @@ class Prediction:
         *,
         layer: int | None = None,
         nodes: npt.ArrayLike | None = None,
+        ignore_edge_data: str = "none",
     ) -> None:
         self._store = store
         self._what = _what(what, store.task)
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
-        network = _lower(model, store, whole=self._wanted is None)
+        network = _lower(model, store, whole=self._wanted is None, edge_data=edge_data_used(store, ignore_edge_data))
         self._layer = _layer(self._what, layer, network)
         self._sink: Sink | None = None
         reaching = _reaching(store, self._wanted, network.hops, resources.listener)
@@ -260,7 +263,7 @@ def _layer(what: What, layer: int | None, network: Network) -> int:
     return chosen
 
 
-def _lower(model: nn.Module, store: Store, *, whole: bool) -> Network:
+def _lower(model: nn.Module, store: Store, *, whole: bool, edge_data: frozenset[EdgeData]) -> Network:
     """The model's layers. Of some nodes' sake the features of all are not aggregated, but a kept aggregation used."""
 
     def attempt(*, once: bool) -> Network:
@@ -272,6 +275,7 @@ def _lower(model: nn.Module, store: Store, *, whole: bool) -> Network:
             aggregate_once=once,
             active=lambda depth: ActiveRows.everything(store.num_nodes, depth),
             edges_per_row=store.num_edges / store.num_nodes,
+            edge_data=edge_data,
         )
 
     network = attempt(once=True)

@@ -56,6 +56,7 @@ class Prospect:
         average: AveragedModel | None = None,
         input_dropout: float = 0.0,
         savings: Collection[Saving] = tuple(Saving),
+        ignore_edge_data: str = "none",
     ) -> None:
         store = graph if isinstance(graph, Store) else hypothetical_store(graph)
         check_trainable(store)
@@ -63,7 +64,14 @@ class Prospect:
         self._averaging = Averaging(model, average, 1)
         self._share_forward = Saving.SHARED_FORWARD in savings
         tile_rows = resources.tile_rows
-        network, active = take_apart(model, store, input_dropout=input_dropout, tile_rows=tile_rows, savings=savings)
+        network, active = take_apart(
+            model,
+            store,
+            input_dropout=input_dropout,
+            tile_rows=tile_rows,
+            savings=savings,
+            ignore_edge_data=ignore_edge_data,
+        )
         scored, dtype = active.scoring[0], network.dtype
         objective = Objective(
             store.task,

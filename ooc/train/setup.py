@@ -17,6 +17,7 @@ from ooc.events import Listener, ignore
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload, make_plan
 from ooc.plan.cost import recomputing_pays
 from ooc.plan.verifier import verify_plan
+from ooc.plan.workload import EdgeData
 from ooc.sizes import format_size, parse_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store
@@ -33,6 +34,9 @@ core's cache; it is also the unit in which gradients are summed, which makes res
 
 SPILL_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """What intermediates may be kept as."""
+
+IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
+"""What may be left out of what edges carry."""
 
 Programs = Callable[[StageBuilder], dict[str, list[Step]]]
 """The programs to be planned, by the names they are run by. The planner weighs ``train`` most."""
@@ -124,15 +128,6 @@ class Setup:
     plan: Plan
 
 
-def _refuse_edge_data(store: Store) -> None:
-    """ModelError where edges carry something: to leave it out unasked would be another result."""
-    if store.has_edge_weight or store.num_edge_features:
-        raise ModelError(
-            f"the edges of {store.path} carry weights or features, which training does not use yet; "
-            f"convert with --drop-edge-data to train without"
-        )
-
-
 def make_setup(
     network: Network,
     store: Store,
@@ -150,7 +145,6 @@ def make_setup(
     ``extra_host_bytes`` and ``extra_device_bytes`` are needed besides. Raises BudgetError with the least budgets
     that would do.
     """
-    _refuse_edge_data(store)
     fixed = admit_rows(network, store, resources.limits, extra_host_bytes=extra_host_bytes)
     rows = load_rows(store, network.scaling, network.dtype)
     drafts = Drafts(
@@ -316,9 +310,18 @@ def _arrays(network: Network, store: Store) -> dict[str, Array]:
 
 
 def take_apart(
-    model: nn.Module, store: Store, *, input_dropout: float, tile_rows: int, savings: Collection[Saving]
+    model: nn.Module,
+    store: Store,
+    *,
+    input_dropout: float,
+    tile_rows: int,
+    savings: Collection[Saving],
+    ignore_edge_data: str = "none",
 ) -> tuple[Network, ActiveRows]:
-    """The network that ``model`` is on the store, and the rows to compute for it. ModelError for what cannot be."""
+    """The network that ``model`` is on the store, and the rows to compute for it. ModelError for what cannot be.
+
+    ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``).
+    """
 
     def active_rows(hops: int) -> ActiveRows:
         if Saving.ACTIVE_ROWS not in savings:
@@ -333,8 +336,17 @@ def take_apart(
         aggregate_once=Saving.FIRST_AGGREGATION in savings,
         active=active_rows,
         edges_per_row=store.num_edges / store.num_nodes,
+        edge_data=edge_data_used(store, ignore_edge_data),
     )
     return network, active_rows(network.hops)
+
+
+def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:
+    """What the store's edges carry but for what is to be ignored; OptionError for what is none of ``IGNORABLE``."""
+    if ignore not in IGNORABLE:
+        raise OptionError(f"edge data to ignore, {ignore!r}, is not one of {', '.join(IGNORABLE)}")
+    carried = {EdgeData.WEIGHT: store.has_edge_weight, EdgeData.FEATURES: store.num_edge_features > 0}
+    return frozenset(data for data in EdgeData if carried[data] and ignore not in ("all", data.value))
 
 
 def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:

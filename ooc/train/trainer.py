@@ -71,7 +71,9 @@ class Trainer:
     is one of torch's, or several, stepped once an epoch; ``clip_norm`` bounds the norm of all gradients;
     ``average``, an ``AveragedModel(model)``, takes the weights in from epoch ``average_from`` on and is what is
     scored. ``input_dropout`` drops features before the first layer. ``threads`` compute tiles side by side
-    (default: torch's number). ``savings`` are on unless left out.
+    (default: torch's number). ``savings`` are on unless left out. Weights and features of the store's edges are given
+    to the model as ``edge_weight`` and ``edge_attr``; one that takes none of them is refused, unless
+    ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``.
 
     Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
     A context manager; ``close`` frees arenas, threads and spill files.
@@ -104,6 +106,7 @@ class Trainer:
         tile_rows: int = TILE_ROWS,
         threads: int | None = None,
         savings: Collection[Saving] = tuple(Saving),
+        ignore_edge_data: str = "none",
     ) -> None:
         check_device(device)
         check_trainable(store)
@@ -128,7 +131,14 @@ class Trainer:
         self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
         self._averaging = Averaging(model, average, average_from)
         self._share_forward = Saving.SHARED_FORWARD in savings
-        network, active = take_apart(model, store, input_dropout=input_dropout, tile_rows=tile_rows, savings=savings)
+        network, active = take_apart(
+            model,
+            store,
+            input_dropout=input_dropout,
+            tile_rows=tile_rows,
+            savings=savings,
+            ignore_edge_data=ignore_edge_data,
+        )
         self._objective = Objective(
             task,
             resolve_loss(loss, store, task, outputs=network.outputs, dtype=network.dtype),

@@ -2,10 +2,11 @@
 """What a network on a graph asks of memory, as plain data for the planner."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import assert_never
 
 import torch
 
-from ooc.plan.workload import Direction, Kind, Matrix, Topology, Workload
+from ooc.plan.workload import Direction, EdgeArray, EdgeData, Kind, Matrix, Topology, Workload
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.aggregate import sums_rows_of
@@ -43,7 +44,8 @@ def describe_workload(
     programs = {name: tuple(step.spec for step in program) for name, program in steps.items()}
     columns = builder.columns
     itemsize = network.dtype.itemsize
-    sums_as_kept = sums_rows_of(spill_dtype, network.dtype)
+    # Weights are of the type that is summed, and would be rounded to it.
+    sums_as_kept = sums_rows_of(spill_dtype, network.dtype) and not network.scaling.weighted
     every = [stage for stages in programs.values() for stage in stages]
     used = {n for s in every for n in (*s.loads, *s.stores, *((s.pull.source,) if s.pull else ()))}
     height = {name: max(s.rows for s in every if name in s.stores) for s in every for name in s.stores}
@@ -56,7 +58,10 @@ def describe_workload(
             kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
             stored = itemsize if name in lasting else spill_dtype.itemsize  # what outlives the run is never rounded
             matrices[name] = Matrix(name, height[name], columns[name], stored, kind)
-    pulled = {s.pull.direction for s in every if s.pull}
+    pulled: dict[Direction, set[EdgeData]] = {}
+    for stage in every:
+        if stage.pull is not None:
+            pulled.setdefault(stage.pull.direction, set()).update(stage.pull.edge_data)
     parameters = sum(p.numel() for p in network.parameters)
     return Workload(
         rows=store.num_nodes,
@@ -64,7 +69,12 @@ def describe_workload(
         matrices=matrices,
         programs=programs,
         topologies={
-            d: Topology(d, store.topology(d.value)[1].itemsize, tile_edges(d, tile_rows))
+            d: Topology(
+                d,
+                store.topology(d.value)[1].itemsize,
+                tile_edges(d, tile_rows),
+                {data: _edge_array(store, d, data) for data in EdgeData if data in pulled[d]},
+            )
             for d in Direction
             if d in pulled
         },
@@ -79,6 +89,22 @@ def describe_workload(
             for name, (height, columns) in builder.recomputed.items()
         ),
     )
+
+
+def edge_array(store: Store, direction: Direction, data: EdgeData) -> Array:
+    """What the store's edges carry, in the order of ``direction``."""
+    match data:
+        case EdgeData.WEIGHT:
+            return store.edge_weight(direction.value)
+        case EdgeData.FEATURES:
+            return store.edge_features(direction.value)
+        case _:
+            assert_never(data)
+
+
+def _edge_array(store: Store, direction: Direction, data: EdgeData) -> EdgeArray:
+    array = edge_array(store, direction, data)
+    return EdgeArray(array.columns, array.itemsize)
 
 
 def counted(rows: GraphRows) -> TileEdges:

@@ -286,7 +286,7 @@ def test_training_refuses_to_leave_them_out_unasked(tmp_path: Path) -> None:
     from torch_geometric.nn.models import GraphSAGE
 
     store = ooc.convert(carrying(), tmp_path / "g.ooc")
-    with pytest.raises(OocError, match="carry weights or features, which training does not use yet"):
+    with pytest.raises(OocError, match="edges carry weights, of which model GraphSAGE takes none"):
         ooc.Trainer(GraphSAGE(5, 8, 2, 3), store, gpu_budget="64M", host_budget="64M")
 
 

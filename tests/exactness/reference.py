@@ -153,7 +153,7 @@ class Reference:
         self.optimizer.zero_grad()
         with self.dropout.shared(self.epoch):
             x = self.dropout.drop(self.data.x, 0, self.input_dropout)
-            out = self.model(x, self.data.edge_index)
+            out = self.model(x, self.data.edge_index, **carried_by_edges(self.data))
         loss = F.cross_entropy(out[self.data.train_mask], self.data.y[self.data.train_mask])
         loss.backward()
         gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
@@ -171,13 +171,18 @@ class Reference:
 def accuracies(model: torch.nn.Module, data: Data) -> dict[str, float | None]:
     """Eval-mode accuracy of ``model`` on each split of ``data``, by PyG alone; None for an empty split."""
     model.eval()
-    predicted = model(data.x, data.edge_index).argmax(dim=1)
+    predicted = model(data.x, data.edge_index, **carried_by_edges(data)).argmax(dim=1)
     model.train()
     masks = {"train_acc": data.train_mask, "valid_acc": data.val_mask, "test_acc": data.test_mask}
     return {
         name: (predicted[mask] == data.y[mask]).double().mean().item() if bool(mask.any()) else None
         for name, mask in masks.items()
     }
+
+
+def carried_by_edges(data: Data) -> dict[str, Tensor]:
+    """What the edges of ``data`` carry, by the names of PyG's arguments."""
+    return {name: data[name] for name in ("edge_weight", "edge_attr") if name in data}
 
 
 def buffers_of(model: torch.nn.Module) -> dict[str, Tensor]:

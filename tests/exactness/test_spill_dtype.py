@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Intermediates in bfloat16: results close to those in full precision, and the same bits whatever the budgets."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,21 @@ def test_losses_and_gradients_are_near_those_in_full_precision(case: ModelCase, 
     assert half[0] == pytest.approx(full[0], rel=5e-3)
     for name, gradient in full[1].items():
         assert (half[1][name] - gradient).norm() <= 0.03 * gradient.norm(), name
+
+
+def test_weights_of_edges_are_not_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pulled is then widened first: sums of bfloat16 take weights of bfloat16."""
+    monkeypatch.setitem(globals(), "GRAPH", replace(GRAPH, weighted=True))
+    case = MODELS["gcn"]
+    losses, gradients, _ = outcome(case, tmp_path, **HALF)
+    tight = {"slab_columns": 7, "block_rows": 64, "gpu_budget": "2M", "host_budget": "1M"}
+    other = outcome(case, tmp_path, **HALF, **tight)
+    assert other[0] == losses and all(torch.equal(other[1][name], gradients[name]) for name in gradients)
+    with make_trainer(case, ooc.open(tmp_path / "graph.ooc"), tmp_path, **HALF) as trainer:
+        matrices = trainer.plan.matrices
+        assert {matrices[name].region_itemsize for name in matrices if name.startswith("m")} == {4}
+    full = outcome(case, tmp_path, epochs=1, **{**HALF, "spill_dtype": None})
+    assert losses[:1] == pytest.approx(full[0], rel=5e-3)
 
 
 def test_what_is_kept_for_other_runs_is_not_rounded(tmp_path: Path) -> None:

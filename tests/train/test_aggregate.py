@@ -85,7 +85,9 @@ def test_edges_left_out(case: tuple[Tensor, Tensor, int], rows: int) -> None:
     assert lists(*without_self(indices, offsets, start)) == [
         [n for n in neighbours if n != row] for row, neighbours in enumerate(given_lists, start)
     ]
-    assert lists(*within(indices, offsets, rows)) == [[n for n in neighbours if n < rows] for neighbours in given_lists]
+    assert lists(*within(indices, offsets, rows)[:2]) == [
+        [n for n in neighbours if n < rows] for neighbours in given_lists
+    ]
 
 
 def test_only_what_is_accumulated_in_the_models_own_type_is_summed_as_it_is() -> None:

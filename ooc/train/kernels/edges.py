@@ -38,7 +38,7 @@ class TileEdges:
 
     ``indices_E`` and ``offsets_R1`` (counted from the tile's first edge) are of one integer type. ``nodes`` is the
     number of rows of the graph; neighbours at or beyond the end of a shorter pulled matrix are absent: they add
-    nothing.
+    nothing. ``weight_E`` and ``features_EK`` are what the edges carry, in the store's types, where it was asked for.
     """
 
     indices_E: Tensor
@@ -46,6 +46,8 @@ class TileEdges:
     start: int
     nodes: int
     self_loops: SelfLoops = SelfLoops.AS_STORED
+    weight_E: Tensor | None = None
+    features_EK: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -59,7 +61,8 @@ class Piece:
 
     ``neighbours_E`` are rows of the pulled matrices, ``offsets_R1`` delimit the piece's rows. ``continues``: this
     is a further stretch of a row already begun, to be added to what there is. ``positions_E``: which of the tile's
-    edges these are, ``None`` where an added self-loop is among them, which has no place in the tile.
+    edges these are; an added self-loop of the tile's row i comes after them, i-th of its kind. ``None`` where such are
+    among edges that carry no features.
     ``repeats_before`` counts the edges before this stretch that equal its first one.
     """
 
@@ -91,9 +94,16 @@ class Piece:
     def _positions(self) -> Tensor:
         return torch.arange(self.edges, dtype=self.offsets_R1.dtype)
 
-    def sums(self, values_EW: Tensor) -> Tensor:
-        """Sum over every row's edges, in their order → [rows, W]."""
-        return F.embedding_bag(self._positions, values_EW, self.offsets_R1, mode="sum", include_last_offset=True)
+    def sums(self, values_EW: Tensor, weight_E: Tensor | None = None) -> Tensor:
+        """Sum over every row's edges, in their order, each times its weight → [rows, W]."""
+        return F.embedding_bag(
+            self._positions,
+            values_EW,
+            self.offsets_R1,
+            mode="sum",
+            include_last_offset=True,
+            per_sample_weights=weight_E,
+        )
 
     def maxima(self, values_EW: Tensor) -> Tensor:
         """Largest over every row's edges → [rows, W]; −∞ where there are none."""
@@ -145,7 +155,7 @@ def _piece(tile: TileEdges, rows: int, start: int, stop: int, first: int, last: 
     neighbours = tile.indices_E[first:last]
     offsets = (tile.offsets_R1[start : stop + 1] - first).clamp_(0, last - first)
     continues = first > int(tile.offsets_R1[start])
-    positions: Tensor | slice | None = slice(first, last)
+    positions: Tensor | slice = slice(first, last)
     repeats_before = _repeats_before(tile, start, first) if continues else 0
     keep = _kept(tile, rows, start, neighbours, offsets)
     if keep is not None:
@@ -156,8 +166,10 @@ def _piece(tile: TileEdges, rows: int, start: int, stop: int, first: int, last: 
         if not bool(keep[0]):
             repeats_before = 0
     if tile.self_loops is SelfLoops.EXACTLY_ONE and last == int(tile.offsets_R1[stop]):
-        neighbours, offsets = _with_self(neighbours, offsets, tile.start + start, rows)
-        positions = None
+        neighbours, offsets, is_own = _with_self(neighbours, offsets, tile.start + start, rows)
+        if tile.features_EK is None:
+            return Piece(start, stop, tile.start, neighbours, offsets, continues, None, repeats_before)
+        positions = _positions_with_self(tile, start, positions, is_own)
     return Piece(start, stop, tile.start, neighbours, offsets, continues, positions, repeats_before)
 
 
@@ -182,8 +194,9 @@ def _kept(tile: TileEdges, rows: int, start: int, neighbours_E: Tensor, offsets_
     return keep
 
 
-def _with_self(neighbours_E: Tensor, offsets_R1: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Every row below ``rows`` with itself as its last neighbour; the piece's rows begin at ``first``."""
+def _with_self(neighbours_E: Tensor, offsets_R1: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Every row below ``rows`` with itself as its last neighbour, and which edges that are; the piece's rows begin at
+    ``first``."""
     height = offsets_R1.numel() - 1
     present = max(0, min(height, rows - first))
     added = torch.arange(height + 1, dtype=offsets_R1.dtype).clamp_(max=present)
@@ -193,7 +206,18 @@ def _with_self(neighbours_E: Tensor, offsets_R1: Tensor, first: int, rows: int) 
     own[offsets[1 : present + 1].long() - 1] = True
     out[own] = torch.arange(first, first + present, dtype=out.dtype)
     out[~own] = neighbours_E
-    return out, offsets
+    return out, offsets, own
+
+
+def _positions_with_self(tile: TileEdges, start: int, positions_E: Tensor | slice, is_own_E: Tensor) -> Tensor:
+    """The places of a piece's edges in the tile, self-loops of rows from ``start`` on among them."""
+    if isinstance(positions_E, slice):
+        positions_E = torch.arange(positions_E.start, positions_E.stop)
+    out = torch.empty(is_own_E.numel(), dtype=torch.int64)
+    out[~is_own_E] = positions_E
+    first = tile.indices_E.numel() + start
+    out[is_own_E] = torch.arange(first, first + int(is_own_E.sum()))
+    return out
 
 
 def _repeats_before(tile: TileEdges, row: int, first: int) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.errors import ModelError
+from ooc.plan.workload import EdgeData
 from ooc.train.graph import Scaling
 from ooc.train.lowering.per_edge import (
     AttentionOptions,
@@ -39,26 +40,29 @@ _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a network is made for. ``sum_first(i, hops, weight)``: whether the i-th product with a weight comes after
-    its aggregation; ``training``: with dropout and the statistics of these rows."""
+    its aggregation; ``edge_data``: what edges carry for the model; ``training``: with dropout and the statistics of
+    these rows."""
 
     num_nodes: int
     num_features: int
     dtype: torch.dtype
     aggregate_once: bool
     input_dropout: float
+    edge_data: frozenset[EdgeData]
     sum_first: Callable[[int, int, nn.Parameter], bool]
     training: bool
 
 
 class Assembly:
     """Makes values, in order. ``sites`` counts the dropouts; ``products`` are the aggregations that commute with a
-    dense product, ``convolved`` what each convolution is given."""
+    dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.sites = 0
         self.products: list[Aggregate] = []
         self.convolved: list[Value] = []
+        self.edge_data: set[EdgeData] = set()
         self._count = 0
         self._aggregates: dict[tuple[Value, Scaling], Aggregate] = {}
 

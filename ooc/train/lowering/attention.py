@@ -90,8 +90,8 @@ def lower_transformer(conv: Any, call: Call) -> Value:
 def _options(conv: Any, call: Call) -> AttentionOptions:
     if conv.aggr not in ("add", "sum"):
         raise call.refuse(f"aggr={conv.aggr!r} is not supported; attention sums")
-    if conv.edge_dim is not None:
-        raise call.refuse("edge_dim is not supported: the store has no features of edges")
+    if conv.edge_dim is not None or call.arguments.get("edge_attr") is not None:
+        raise call.refuse("edge_dim is not supported")
     if call.arguments.get("return_attention_weights") is not None:
         raise call.refuse("return_attention_weights is not supported: nothing is kept for an edge")
     p = float(conv.dropout) if conv.training else 0.0

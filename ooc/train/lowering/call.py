@@ -8,8 +8,19 @@ from typing import Any
 from torch import nn
 
 from ooc.errors import ModelError
+from ooc.plan.workload import EdgeData
 from ooc.train.lowering.assembly import Assembly
 from ooc.train.lowering.values import Value
+
+ARGUMENTS = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
+"""What PyG's models call what edges carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeInput:
+    """Stands for what the store's edges carry: good for nothing but being given to a convolution."""
+
+    data: EdgeData
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,16 @@ class Call:
         if not isinstance(value, Value):
             raise ModelError(f"{self.where}: {name} must be one matrix of rows")
         return value
+
+    def takes(self, name: str, data: EdgeData) -> bool:
+        """Whether the argument ``name`` is what the store's edges carry of this kind; it may be nothing, too."""
+        given = self.arguments.get(name)
+        if given is None:
+            return False
+        if given != EdgeInput(data):
+            raise self.refuse(f"{name} must be the model's own {ARGUMENTS[data]}")
+        self.assembly.edge_data.add(data)
+        return True
 
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.where}: {reason}")

@@ -8,8 +8,9 @@
     GATConv, GATv2Conv, TransformerConv     attention: see attention.py
     SAGEConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
-A is the sum, the mean or the GCN-normalised sum over in-neighbours. With no weights on the edges PyG's
-``improved=True`` changes nothing: the value of added self-loops is only used where there are weights.
+A is the sum, the mean or the GCN-normalised sum over in-neighbours, weighted where GCNConv and its like are given the
+edges' weights. Without these PyG's ``improved=True`` changes nothing: the weight of added self-loops is only used where
+there are others.
 """
 
 import inspect
@@ -33,6 +34,7 @@ from torch_geometric.nn import (
 )
 
 from ooc.errors import ModelError
+from ooc.plan.workload import EdgeData
 from ooc.train.graph import Scaling
 from ooc.train.lowering.assembly import Assembly
 from ooc.train.lowering.attention import lower_gat, lower_gatv2, lower_transformer
@@ -62,9 +64,8 @@ def lower_convolution(
     arguments = bound.arguments
     if not is_graph(arguments["edge_index"]):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
-    for name in ("edge_weight", "edge_attr", "size"):
-        if arguments.get(name) is not None:
-            raise ModelError(f"{where}: {name} is not supported")
+    if arguments.get("size") is not None:
+        raise ModelError(f"{where}: size is not supported")
     if conv.flow != "source_to_target":
         raise ModelError(f"{where}: flow={conv.flow!r} is not supported")
     call = Call(where, arguments, assembly, apply)
@@ -75,9 +76,14 @@ def lower_convolution(
 def _gcn_scaling(conv: Any, call: Call) -> Scaling:
     """GCN's normalisation, as this convolution is told to apply it."""
     _check_sum(conv, call)
+    weighted = call.takes("edge_weight", EdgeData.WEIGHT)
     if not getattr(conv, "normalize", True):
-        return Scaling.SUM
-    return Scaling.GCN if conv.add_self_loops else Scaling.GCN_NO_LOOPS
+        return Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
+    if not conv.add_self_loops:
+        return Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
+    if not weighted:
+        return Scaling.GCN
+    return Scaling.WEIGHTED_GCN_IMPROVED if getattr(conv, "improved", False) else Scaling.WEIGHTED_GCN
 
 
 def _check_sum(conv: Any, call: Call) -> None:
@@ -145,10 +151,9 @@ def _appnp(conv: Any, call: Call) -> Value:
 
 
 def _sg(conv: Any, call: Call) -> Value:
-    _check_sum(conv, call)
+    scaling = _gcn_scaling(conv, call)
     if conv.cached and not call.assembly.is_constant(call.matrix("x")):
         raise call.refuse("cached=True keeps the first epoch's aggregation of an input that changes; it is not exact")
-    scaling = Scaling.GCN if conv.add_self_loops else Scaling.GCN_NO_LOOPS
     product = call.assembly.aggregate_product(call.matrix("x"), call.weight(conv.lin), scaling, hops=conv.K)
     return call.assembly.sum([(1.0, product)], () if conv.lin.bias is None else (conv.lin.bias,))
 

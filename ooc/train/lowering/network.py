@@ -4,7 +4,7 @@
 Parameters are shared with the user's model, not copied. What cannot be run exactly is refused by name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +12,10 @@ from torch import nn
 
 from ooc.errors import ModelError
 from ooc.plan.cost import aggregating_first_pays
+from ooc.plan.workload import EdgeData
 from ooc.train.graph import ActiveRows, Scaling
 from ooc.train.lowering.assembly import Assembly, Setting
+from ooc.train.lowering.call import ARGUMENTS
 from ooc.train.lowering.per_edge import Attention, EdgeAggregate
 from ooc.train.lowering.projection import Projection
 from ooc.train.lowering.tracing import trace
@@ -87,12 +89,13 @@ def lower(
     aggregate_once: bool,
     active: Callable[[int], ActiveRows],
     edges_per_row: float,
+    edge_data: frozenset[EdgeData] = frozenset(),
 ) -> Network:
     """The values of ``model``; ModelError names what cannot be run exactly.
 
     ``aggregate_once``: whether what is aggregated from constant features may be computed once. ``active`` gives the
     rows to be computed for a network of so many layers; with ``edges_per_row`` they decide the order of product and
-    sum in each layer.
+    sum in each layer. ``edge_data`` is what edges carry that has to have a part in the result.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     _check(model, num_features)
@@ -111,6 +114,7 @@ def lower(
                 dtype=parameters[0].dtype,
                 aggregate_once=once,
                 input_dropout=input_dropout,
+                edge_data=edge_data,
                 sum_first=sum_first,
                 training=training,
             )
@@ -118,6 +122,7 @@ def lower(
         return assembly, trace(model, assembly)
 
     draft, output = assembled(lambda place, hops, weight: True, training=True, once=aggregate_once)
+    _check_edge_data(model, edge_data - draft.edge_data)
     distances = hops(output)
     longest = max((h for h in distances.values() if h < EVERYWHERE), default=0)
     rows = active(longest)
@@ -210,6 +215,18 @@ def hops(output: Value) -> dict[Value, int]:
         for source in value.inputs:
             found[source] = max(below, found.get(source, 0))
     return found
+
+
+def _check_edge_data(model: nn.Module, left_out: Collection[EdgeData]) -> None:
+    """Refuse to leave out what edges carry unasked: it would be another result."""
+    for data in EdgeData:
+        if data in left_out:
+            what = "weights" if data is EdgeData.WEIGHT else "features"
+            raise ModelError(
+                f"the store's edges carry {what}, of which model {type(model).__name__} takes none; give "
+                f"--ignore-edge-data {data.value} (in Python ignore_edge_data={data.value!r}) to train without, or a "
+                f"model that gives {ARGUMENTS[data]} to its convolutions"
+            )
 
 
 def _check(model: nn.Module, num_features: int) -> None:

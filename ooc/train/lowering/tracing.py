@@ -8,7 +8,7 @@ none of these is refused by its name.
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import Sequential as GraphSequential
 from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
+from ooc.plan.workload import EdgeData
 from ooc.train.lowering.assembly import Assembly, first_line
+from ooc.train.lowering.call import ARGUMENTS, EdgeInput
 from ooc.train.lowering.convolutions import lower_convolution
 from ooc.train.lowering.norms import NORMS, lower_norm
 from ooc.train.lowering.rowwise import (
@@ -66,14 +69,16 @@ class Parts:
 
 
 class _Whole(nn.Module):
-    """A model called as every model here is: with features and edges."""
+    """A model called as every model here is: with features, edges, and what of ``edge_data`` it takes."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, edge_data: Collection[EdgeData]) -> None:
         super().__init__()
         self.model = model
+        self.edge_data = edge_data
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        output: Tensor = self.model(x, edge_index)
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor, edge_attr: Tensor) -> Tensor:
+        carried = {EdgeData.WEIGHT: edge_weight, EdgeData.FEATURES: edge_attr}
+        output: Tensor = self.model(x, edge_index, **{ARGUMENTS[data]: carried[data] for data in self.edge_data})
         return output
 
 
@@ -101,15 +106,20 @@ class _Tracer(fx.Tracer):
 def trace(model: nn.Module, assembly: Assembly) -> Value:
     """The output of ``model`` as a value; ModelError says what is in the way."""
     kind = type(model).__name__
+    taken = _edge_arguments(model, assembly.setting.edge_data)
     try:
-        inspect.signature(model.forward).bind(None, None)
+        inspect.signature(model.forward).bind(None, None, **{ARGUMENTS[data]: None for data in taken})
     except TypeError as error:
-        raise ModelError(f"model {kind} is not supported: its forward must take (x, edge_index)") from error
-    whole = _Whole(model)
+        raise ModelError(
+            f"model {kind} is not supported: its forward must take (x, edge_index), and edge_weight or edge_attr where "
+            "the store has them"
+        ) from error
+    whole = _Whole(model, taken)
     modes = [(module, module.training) for module in model.modules()]
     model.train(assembly.setting.training)
     try:
-        return _Interpreter(whole, assembly).run([assembly.features(), Graph()])
+        carried = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
+        return _Interpreter(whole, assembly).run([assembly.features(), Graph(), *carried])
     except ModelError:
         raise
     except Exception as error:
@@ -117,6 +127,15 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _edge_arguments(model: nn.Module, offered: Collection[EdgeData]) -> list[EdgeData]:
+    """What of ``offered`` the model's forward has an argument for."""
+    if isinstance(model, GraphSequential):
+        names = set(model.signature.param_dict)
+    else:
+        names = set(inspect.signature(model.forward).parameters)
+    return [data for data in EdgeData if data in offered and ARGUMENTS[data] in names]
 
 
 class _Interpreter:
@@ -171,7 +190,7 @@ class _Interpreter:
             return lower_convolution(
                 module, where, args, kwargs, assembly, is_graph=lambda a: isinstance(a, Graph), apply=self._apply_module
             )
-        if any(isinstance(a, Graph) for a in (*args, *kwargs.values())):
+        if any(isinstance(a, (Graph, EdgeInput)) for a in (*args, *kwargs.values())):
             raise ModelError(f"{where} is given the edges and is no graph convolution")
         if kind is JumpingKnowledge:
             return self._jump(module, where, args[0])
@@ -226,7 +245,7 @@ class _Interpreter:
         target = IN_PLACE.get(node.target, node.target)
         name = getattr(node.target, "__name__", str(node.target))
         args, kwargs = self._arguments(node)
-        if any(isinstance(a, Graph) for a in _leaves((args, kwargs))):
+        if any(isinstance(a, (Graph, EdgeInput)) for a in _leaves((args, kwargs))):
             raise ModelError(f"{name} is given the edges; only graph convolutions may look at them")
         self._check_in_place(node, name, target is not node.target or bool(kwargs.get("inplace")))
         if kwargs.get("inplace"):

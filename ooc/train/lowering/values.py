@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ooc.plan.workload import EdgeData
 from ooc.train.dropout import keep_scale
 from ooc.train.graph import Scaling
 from ooc.train.lowering.statistics import Statistics
@@ -121,6 +122,11 @@ class Aggregate(Value):
     def takes_gradient(self) -> bool:
         """Whether its gradient is of use to anybody."""
         return self.source.trains
+
+    @property
+    def edge_data(self) -> tuple[EdgeData, ...]:
+        """What it needs of edges beside their ends."""
+        return (EdgeData.WEIGHT,) if self.scaling.weighted else ()
 
 
 class Moments(Value):

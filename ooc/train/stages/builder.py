@@ -96,7 +96,7 @@ class StageBuilder(Ground):
                 rows = self.after(tile.inputs[sums], tile)
                 return {name: self.before(rows, tile) if name.startswith("m") else rows for name in stores}
 
-            pull = Pull(message, sums, Direction.IN)
+            pull = Pull(message, sums, Direction.IN, edge_data=wanted[max(wanted)].edge_data)
             title = "aggregate x" if hop == 1 else f"aggregate x again ({hop})"
             steps.append(Step(flow.spec(title, nodes, pull=pull, stores=stores), compute))
         return steps

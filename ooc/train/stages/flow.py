@@ -169,7 +169,7 @@ class Flow:
             if isinstance(above, EdgeAggregate):
                 per_edge = above.per_edge(above.source.columns, names.message(above), ground.network.dtype.itemsize)
                 kernel = partial(above.backward_sources, ground)
-            pull = Pull(sums, message, ground.backward_direction, per_edge)
+            pull = Pull(sums, message, ground.backward_direction, per_edge, above.edge_data)
 
         def compute(tile: Tile) -> Tensors:
             rows = self._rows(tile)
@@ -198,7 +198,8 @@ class Flow:
         name, target = names.target_gradient(aggregate), aggregate.target
         assert target is not None
         per_edge = aggregate.per_edge(aggregate.pulled_target_columns, names.sums_gradient(aggregate), itemsize)
-        pull = Pull(names.message(aggregate), names.pulled_target_gradient(aggregate), Direction.IN, per_edge)
+        pulled = names.pulled_target_gradient(aggregate)
+        pull = Pull(names.message(aggregate), pulled, Direction.IN, per_edge, aggregate.edge_data)
 
         def compute(tile: Tile) -> Tensors:
             gradient, parameters = aggregate.target_gradient(tile.inputs[pull.output])
@@ -368,10 +369,10 @@ class Flow:
             return None, None
         message, sums = names.message(pulled), names.sums(pulled)
         if not isinstance(pulled, EdgeAggregate):
-            return Pull(message, sums, Direction.IN), None
+            return Pull(message, sums, Direction.IN, edge_data=pulled.edge_data), None
         own = None if pulled.target is None else names.value(pulled.target)
         per_edge = pulled.per_edge(pulled.columns, own, self.ground.network.dtype.itemsize)
-        return Pull(message, sums, Direction.IN, per_edge), partial(pulled.forward, self.ground)
+        return Pull(message, sums, Direction.IN, per_edge, pulled.edge_data), partial(pulled.forward, self.ground)
 
     def _describe(
         self,

@@ -18,7 +18,6 @@ Pure: nothing here computes anything.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ooc.train.graph import Scaling
 from ooc.train.lowering.network import hops, values_of
 from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.values import Aggregate, Dropout, Features, Linear, Moments, Normalized, Rowwise, Sum, Value
@@ -138,7 +137,7 @@ class Schedule:
             return None
         user = later[0]
         pulled = self.pulled(self.stage[user])
-        if pulled is None or not pulled.source.trains or pulled.scaling is Scaling.GCN_NO_LOOPS:
+        if pulled is None or not pulled.source.trains or pulled.scaling.may_vanish:
             return None
         if isinstance(pulled, EdgeAggregate):
             return None
