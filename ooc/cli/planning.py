@@ -139,6 +139,7 @@ class Planning:
                 input_dropout=settings.input_dropout,
                 savings=self._savings,
                 ignore_edge_data=settings.ignore_edge_data,
+                compute_dtype=settings.dtype,
             )
         return self._prospects[spill_dtype]
 

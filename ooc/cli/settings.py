@@ -60,6 +60,7 @@ class TrainSettings:
     block_rows: int | None
     slab_columns: int | None
     spill_dtype: str = "float32"
+    dtype: str = "float32"
     max_ssd_writes: int | None = None
     heads: int = 1
     aggr: str = "auto"

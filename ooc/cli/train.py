@@ -79,6 +79,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
         option("--hidden", type=WIDTH, default=128, help="Width of the hidden layers."),
         option("--dropout", type=PROBABILITY, default=0.5, help="On every hidden layer."),
         option("--input-dropout", type=PROBABILITY, default=0.0, help="On the features."),
+        option("--dtype", type=choice(["float32", "bfloat16"]), default="float32", help=_DTYPE),
         option("--spill-dtype", type=choice(["float32", "bfloat16"]), default="float32", help=_SPILL_DTYPE),
         option("--norm", type=choice(["none", "layer", "batch", "graph"]), default="none", help=_NORM),
         option("--jk", type=choice(["none", "last", "cat", "max"]), default="none", help="Jumping knowledge."),
@@ -133,6 +134,7 @@ _NORM = (
     "After every convolution but the last (with --jk after that, too): LayerNorm of each node by itself, BatchNorm, "
     "GraphNorm. The latter two take statistics of all nodes: an epoch then computes all rows, and takes more passes."
 )
+_DTYPE = "What rows and weights are rounded to where they are multiplied; their sums and all else stay float32."
 _SPILL_DTYPE = "What intermediates are rounded to between passes; bfloat16 moves half the bytes. Sums stay float32."
 _LOSSES = ("bce", "mse", "l1", "smooth-l1")
 _LOSS = "By default cross-entropy for classes, bce (with logits) for several labels a node, mse for values."
@@ -169,6 +171,7 @@ class _TrainCommand(GroupedCommand):
             "input_dropout",
             "norm",
             "jk",
+            "dtype",
             "spill_dtype",
         ),
         "Loss and optimizer": (
@@ -303,6 +306,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         slab_columns=settings.slab_columns,
         max_ssd_writes=settings.max_ssd_writes,
         spill_dtype=settings.spill_dtype,
+        compute_dtype=settings.dtype,
         ignore_edge_data=settings.ignore_edge_data,
     ) as trainer:
         if not quiet:

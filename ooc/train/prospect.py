@@ -57,6 +57,7 @@ class Prospect:
         input_dropout: float = 0.0,
         savings: Collection[Saving] = tuple(Saving),
         ignore_edge_data: str = "none",
+        compute_dtype: str = "float32",
     ) -> None:
         store = graph if isinstance(graph, Store) else hypothetical_store(graph)
         check_trainable(store)
@@ -71,6 +72,7 @@ class Prospect:
             tile_rows=tile_rows,
             savings=savings,
             ignore_edge_data=ignore_edge_data,
+            compute_dtype=compute_dtype,
         )
         scored, dtype = active.scoring[0], network.dtype
         objective = Objective(

@@ -24,6 +24,7 @@ from ooc.storage.store import Store
 from ooc.train.first_aggregation import find_aggregation
 from ooc.train.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
 from ooc.train.lowering import Network, lower
+from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.objective import Objective
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.workload import STORE_MATRICES, TileEdges, counted, describe_workload, matrix_columns
@@ -317,10 +318,12 @@ def take_apart(
     tile_rows: int,
     savings: Collection[Saving],
     ignore_edge_data: str = "none",
+    compute_dtype: str = "float32",
 ) -> tuple[Network, ActiveRows]:
     """The network that ``model`` is on the store, and the rows to compute for it. ModelError for what cannot be.
 
-    ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``).
+    ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``). ``compute_dtype``: what
+    the factors of dense products are rounded to, if it is narrower than the model's own type.
     """
 
     def active_rows(hops: int) -> ActiveRows:
@@ -337,6 +340,7 @@ def take_apart(
         active=active_rows,
         edges_per_row=store.num_edges / store.num_nodes,
         edge_data=edge_data_used(store, ignore_edge_data),
+        product=_products(compute_dtype),
     )
     return network, active_rows(network.hops)
 
@@ -401,6 +405,12 @@ def check_trainable(store: Store) -> None:
     """StoreError for a store without training nodes."""
     if not store.split_sizes["train"]:
         raise StoreError(f"{store.path} has no training nodes; convert it with a split")
+
+
+def _products(name: str) -> Products:
+    if name not in ("float32", "bfloat16"):
+        raise OptionError(f"compute dtype {name!r} is not one of float32, bfloat16")
+    return Products(torch.bfloat16) if name == "bfloat16" else IN_FULL
 
 
 def _checked_dtype(name: str | None) -> torch.dtype | None:

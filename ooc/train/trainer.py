@@ -64,6 +64,7 @@ class Trainer:
     the planner; neither they nor the budgets change any result. ``max_ssd_writes`` bounds what a training epoch may
     write to the SSD (scoring comes on top). ``spill_dtype="bfloat16"`` keeps intermediates in
     half the bytes; sums are still taken in the model's own type, and results again do not depend on the budgets.
+    ``compute_dtype="bfloat16"`` rounds the factors of dense products, as autocast does.
 
     ``loss`` is a torch loss or a callable on (outputs [r, C], labels) that gives one loss a row, [r], or a scalar
     that is their mean; by default cross-entropy, for several labels a node BCE with logits, for values the mean
@@ -103,6 +104,7 @@ class Trainer:
         slab_columns: int | None = None,
         max_ssd_writes: str | int | None = None,
         spill_dtype: str | None = None,
+        compute_dtype: str = "float32",
         tile_rows: int = TILE_ROWS,
         threads: int | None = None,
         savings: Collection[Saving] = tuple(Saving),
@@ -138,6 +140,7 @@ class Trainer:
             tile_rows=tile_rows,
             savings=savings,
             ignore_edge_data=ignore_edge_data,
+            compute_dtype=compute_dtype,
         )
         self._objective = Objective(
             task,

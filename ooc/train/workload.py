@@ -62,6 +62,7 @@ def describe_workload(
     for stage in every:
         if stage.pull is not None:
             pulled.setdefault(stage.pull.direction, set()).update(stage.pull.edge_data)
+    narrow = 0 if network.product.dtype is None else threads  # of weights, rounded, one after the other
     parameters = sum(p.numel() for p in network.parameters)
     return Workload(
         rows=store.num_nodes,
@@ -79,7 +80,7 @@ def describe_workload(
             if d in pulled
         },
         fixed_host_bytes=fixed_host_bytes,
-        fixed_device_bytes=(4 + threads + 1) * parameters * itemsize + network.statistics_nbytes,
+        fixed_device_bytes=(4 + threads + 1 + narrow) * parameters * itemsize + network.statistics_nbytes,
         pulled_itemsize=itemsize,
         threads=threads,
         sums_as_kept=sums_as_kept,

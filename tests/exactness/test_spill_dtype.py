@@ -119,3 +119,29 @@ def test_what_would_not_be_right_is_refused_by_name(name: str, reason: str, tmp_
     store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
     with pytest.raises(OptionError, match=f"{name}.*{reason}"):
         make_trainer(MODELS["gcn"], store, tmp_path, dtype=torch.float32, spill_dtype=name)
+
+
+COMPUTED = MODELS | {"gat": ModelCase(kind="gat", layers=2, hidden=40, options={"heads": 2})}
+
+
+@pytest.mark.parametrize("case", COMPUTED.values(), ids=COMPUTED.keys())
+def test_products_in_bfloat16_are_near_those_in_full(case: ModelCase, tmp_path: Path) -> None:
+    """Their factors are rounded, their sums are not; and again budgets change no bit."""
+    full = {**HALF, "spill_dtype": None}
+    half = {**full, "compute_dtype": "bfloat16"}
+    losses, gradients, _ = outcome(case, tmp_path, epochs=1, **full)
+    found, near, _ = outcome(case, tmp_path, epochs=1, **half)
+    assert found != losses and found == pytest.approx(losses, rel=5e-3)
+    largest = max(float(gradient.norm()) for gradient in gradients.values())
+    for name, gradient in gradients.items():  # those that all but cancel out cannot be compared with themselves
+        bound = 0.05 * max(float(gradient.norm()), 0.1 * largest)
+        assert 0 < (near[name] - gradient).norm() <= bound, name
+    tight = {"slab_columns": 8, "block_rows": 64, "gpu_budget": "3M", "host_budget": "1M"}
+    again = outcome(case, tmp_path, epochs=1, **half, **tight)
+    assert again[0] == found and all(torch.equal(again[1][name], near[name]) for name in near)
+
+
+def test_the_type_of_products_is_refused_by_name(tmp_path: Path) -> None:
+    store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
+    with pytest.raises(OptionError, match="compute dtype 'float16' is not one of float32, bfloat16"):
+        make_trainer(MODELS["gcn"], store, tmp_path, dtype=torch.float32, compute_dtype="float16")

@@ -19,6 +19,7 @@ from ooc.train.lowering.per_edge import (
     Maximum,
     Result,
 )
+from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.projection import Projection, Weights
 from ooc.train.lowering.values import (
     Aggregate,
@@ -41,7 +42,7 @@ _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 class Setting:
     """What a network is made for. ``sum_first(i, hops, weight)``: whether the i-th product with a weight comes after
     its aggregation; ``edge_data``: what edges carry for the model; ``training``: with dropout and the statistics of
-    these rows."""
+    these rows; ``product``: how rows and weights are multiplied."""
 
     num_nodes: int
     num_features: int
@@ -51,6 +52,7 @@ class Setting:
     edge_data: frozenset[EdgeData]
     sum_first: Callable[[int, int, nn.Parameter], bool]
     training: bool
+    product: Products = IN_FULL
 
 
 class Assembly:
@@ -101,7 +103,7 @@ class Assembly:
     def linear(self, source: Value, weight: nn.Parameter) -> Value:
         """x Wᵀ."""
         self._check_columns(source, weight.shape[1])
-        return Linear(self._next(), source, weight)
+        return Linear(self._next(), source, weight, self.setting.product)
 
     def _check_columns(self, source: Value, columns: int) -> None:
         if source.tail == (columns,):
@@ -115,7 +117,7 @@ class Assembly:
     ) -> Value:
         """x W(θ)ᵀ + b(θ) for the ``features`` columns of x."""
         self._check_columns(source, features)
-        return Projection(self._next(), source, weights, parameters, label=label)
+        return Projection(self._next(), source, weights, parameters, label=label, product=self.setting.product)
 
     def maximum(self, source: Value) -> Value:
         """The largest of the neighbours' values, column by column."""

@@ -17,6 +17,7 @@ from ooc.train.graph import ActiveRows, Scaling
 from ooc.train.lowering.assembly import Assembly, Setting
 from ooc.train.lowering.call import ARGUMENTS
 from ooc.train.lowering.per_edge import Attention, EdgeAggregate
+from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.projection import Projection
 from ooc.train.lowering.tracing import trace
 from ooc.train.lowering.values import Aggregate, Dropout, Moments, Rowwise, Sum, Value
@@ -39,6 +40,8 @@ class Network:
     """In evaluation, what each convolution but the last leaves to the next one."""
     hops: int
     """Aggregations one behind the other, at most."""
+    product: Products = IN_FULL
+    """How rows and weights are multiplied."""
 
     @property
     def depth(self) -> int:
@@ -90,12 +93,14 @@ def lower(
     active: Callable[[int], ActiveRows],
     edges_per_row: float,
     edge_data: frozenset[EdgeData] = frozenset(),
+    product: Products = IN_FULL,
 ) -> Network:
     """The values of ``model``; ModelError names what cannot be run exactly.
 
     ``aggregate_once``: whether what is aggregated from constant features may be computed once. ``active`` gives the
     rows to be computed for a network of so many layers; with ``edges_per_row`` they decide the order of product and
     sum in each layer. ``edge_data`` is what edges carry that has to have a part in the result.
+    ``product`` multiplies rows and weights.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     _check(model, num_features)
@@ -117,6 +122,7 @@ def lower(
                 edge_data=edge_data,
                 sum_first=sum_first,
                 training=training,
+                product=product,
             )
         )
         return assembly, trace(model, assembly)
@@ -159,6 +165,7 @@ def lower(
         parameters=parameters,
         embeddings=evaluated.convolved[1:],
         hops=longest,
+        product=product,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.values import Gradients, Rows, Value
 
 Weights = Callable[[], tuple[Tensor, Tensor | None]]
@@ -26,7 +27,14 @@ class Projection(Value):
     heavy = True
 
     def __init__(
-        self, index: int, source: Value, weights: Weights, parameters: Sequence[nn.Parameter], *, label: str
+        self,
+        index: int,
+        source: Value,
+        weights: Weights,
+        parameters: Sequence[nn.Parameter],
+        *,
+        label: str,
+        product: Products = IN_FULL,
     ) -> None:
         with torch.no_grad():
             outputs = len(weights()[0])
@@ -34,22 +42,26 @@ class Projection(Value):
         self.weights = weights
         self.parameters = tuple(parameters)
         self.label = label
+        self.product = product
 
     def needs(self) -> tuple[Value, ...]:
         return self.inputs if self.own_trains else ()
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         weight, bias = self.weights()
-        return F.linear(inputs[0], weight.detach(), None if bias is None else bias.detach())
+        if self.product is IN_FULL:
+            return F.linear(inputs[0], weight.detach(), None if bias is None else bias.detach())
+        out = self.product(inputs[0], weight.detach().T)
+        return out if bias is None else out.add_(bias.detach())
 
     def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
         with torch.enable_grad():
             weight, bias = self.weights()
-        found = Gradients([gradient @ weight.detach() if self.inputs[0].trains else None])
+        found = Gradients([self.product(gradient, weight.detach()) if self.inputs[0].trains else None])
         source = inputs[0]
         if source is None or not self.own_trains:
             return found
-        outputs, gradients = [weight], [gradient.T @ source[: len(gradient)]]
+        outputs, gradients = [weight], [self.product(gradient.T, source[: len(gradient)])]
         if bias is not None:
             outputs.append(bias)
             gradients.append(gradient.sum(dim=0))

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ooc.plan.workload import EdgeData
 from ooc.train.dropout import keep_scale
 from ooc.train.graph import Scaling
+from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.statistics import Statistics
 
 RowFunction = Callable[..., Tensor]
@@ -154,9 +155,10 @@ class Linear(Value):
     affine = True
     heavy = True
 
-    def __init__(self, index: int, source: Value, weight: nn.Parameter) -> None:
+    def __init__(self, index: int, source: Value, weight: nn.Parameter, product: Products = IN_FULL) -> None:
         super().__init__(index, (source,), (weight.shape[0],))
         self.weight = weight
+        self.product = product
         self.parameters = (weight,)
 
     @property
@@ -167,13 +169,13 @@ class Linear(Value):
         return self.inputs if self.own_trains else ()
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        return inputs[0] @ self.weight.detach().T
+        return self.product(inputs[0], self.weight.detach().T)
 
     def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
         source = inputs[0]
-        found = Gradients([gradient @ self.weight.detach() if self.inputs[0].trains else None])
+        found = Gradients([self.product(gradient, self.weight.detach()) if self.inputs[0].trains else None])
         if source is not None and self.own_trains:
-            found.parameters.append((self.weight, gradient.T @ source[: len(gradient)]))
+            found.parameters.append((self.weight, self.product(gradient.T, source[: len(gradient)])))
         return found
 
 

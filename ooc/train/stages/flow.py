@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ooc.plan.workload import Direction, Pull, Stage
 from ooc.train.lowering.per_edge import EdgeAggregate
+from ooc.train.lowering.projection import Projection
 from ooc.train.lowering.statistics import tile_moments
-from ooc.train.lowering.values import Aggregate, Dropout, Moments, Normalized, Rows, Rowwise, Value
+from ooc.train.lowering.values import Aggregate, Dropout, Linear, Moments, Normalized, Rows, Rowwise, Value
 from ooc.train.stages.ground import Ground
 from ooc.train.stages.names import Names
 from ooc.train.stages.schedule import Recipe, Schedule, is_constant
@@ -395,6 +396,7 @@ class Flow:
         names = tuple(dict.fromkeys([*(self.names.value(leaf) for leaf in recipe.leaves), *loads]))
         taken_back = self.schedule.backward_of(backward) if backward is not None else []
         temporaries = [v.columns * _copies(v, v in taken_back) for v in recipe.order]
+        temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
         temporaries.append(_JUDGING_COPIES * self.schedule.output.columns if judged else 0)
         temporaries.append(2 * max((_columns_at(v) for v in taken_back), default=0))
         upstream = self.schedule.pulled(backward) if backward is not None else None
@@ -473,7 +475,14 @@ def _copies(value: Value, taken_back: bool) -> int:
 
 def _columns_at(value: Value) -> int:
     """Columns of the gradients at hand while that of ``value`` is taken to its inputs."""
-    return value.columns + sum(source.columns for source in value.inputs)
+    return value.columns + sum(source.columns for source in value.inputs) + 2 * _product_columns(value)
+
+
+def _product_columns(value: Value) -> int:
+    """Columns that multiplying with a weight takes besides."""
+    if not isinstance(value, (Linear, Projection)):
+        return 0
+    return value.product.columns(value.inputs[0].columns, value.columns)
 
 
 def _flat(rows: Tensor, value: Value) -> Tensor:
