@@ -10,17 +10,39 @@ PRODUCTS_PER_EPOCH = 3
 """Dense products of a linear map: forward, for its input's gradient, and for its weight's."""
 PULLS_PER_EPOCH = 2
 """Pulls of an aggregation: forward and backward."""
-SECONDS_PER_MULTIPLY = 1e-11
-"""Of a dense product with the element-wise work around it. An estimate: the 6.7e-12 measured above for the product
-alone, and half as much again."""
+SECONDS_AROUND_PRODUCT = 1.5
+"""Of a dense product with the element-wise work around it, to those of the product alone. An estimate."""
 
 
-def pull_seconds(hardware: Hardware, edges: int, columns: int, slab_columns: int, itemsize: int) -> float:
-    """Seconds to sum ``columns`` columns of ``itemsize`` bytes over ``edges`` edges, ``slab_columns`` at a time."""
+def pull_seconds(
+    hardware: Hardware,
+    edges: int,
+    columns: int,
+    slab_columns: int,
+    itemsize: int,
+    *,
+    rows: int = 0,
+    source_rows: int = 0,
+) -> float:
+    """Seconds to sum ``columns`` columns of ``itemsize`` bytes over ``edges`` edges, ``slab_columns`` at a time.
+
+    ``rows`` are the rows pulled, ``source_rows`` those of the slab (0: it is taken to be far larger than the cache).
+    """
     whole, rest = divmod(columns, slab_columns)
-    curve = hardware.processor.pull_seconds_per_edge
-    seconds = whole * curve.at(slab_columns * itemsize)
-    return edges * (seconds + (curve.at(rest * itemsize) if rest else 0.0))
+    seconds = whole * _edge_seconds(hardware, slab_columns * itemsize, source_rows)
+    seconds += _edge_seconds(hardware, rest * itemsize, source_rows) if rest else 0.0
+    return edges * seconds + rows * (whole + (rest > 0)) * hardware.processor.pull_seconds_per_row
+
+
+def _edge_seconds(hardware: Hardware, row_bytes: int, source_rows: int) -> float:
+    """Seconds to add one row: so often as the cache holds of the slab it comes from there."""
+    processor = hardware.processor
+    far = processor.pull_seconds_per_edge.at(row_bytes)
+    if processor.cached_pull_seconds_per_edge is None or not source_rows:
+        return far
+    near = min(far, processor.cached_pull_seconds_per_edge.at(row_bytes))
+    hits = min(1.0, processor.cache_bytes / (row_bytes * source_rows))
+    return hits * near + (1 - hits) * far
 
 
 def local_seconds(hardware: Hardware, *, moved_bytes: int, multiplies: int, dtype: str) -> float:
@@ -55,7 +77,8 @@ def together_seconds(hardware: Hardware, *seconds: float) -> float:
 
 def recomputing_pays(hardware: Hardware, *, multiplies: int, saved_ssd_bytes: int) -> bool:
     """Whether drawing a matrix again by so many multiply-adds beats moving so many bytes to and from the SSD."""
-    return multiplies * SECONDS_PER_MULTIPLY < saved_ssd_bytes / hardware.disk.both_ways_bytes_per_s
+    drawing = SECONDS_AROUND_PRODUCT * local_seconds(hardware, moved_bytes=0, multiplies=multiplies, dtype="float32")
+    return drawing < saved_ssd_bytes / hardware.disk.both_ways_bytes_per_s
 
 
 def aggregating_first_pays(

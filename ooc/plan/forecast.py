@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc.plan.cost import local_seconds, pull_seconds, ssd_seconds, together_seconds, wire_seconds
+from ooc.plan.computing import computing_seconds
+from ooc.plan.cost import ssd_seconds, together_seconds, wire_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.plan import ColumnPass, MatrixPlan, Pass
 from ooc.plan.program import blocks_to_write, found_in_memory
@@ -120,16 +121,14 @@ def _coarser(layout: Layout, times: int) -> Layout:
 
 def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:
     read_bytes, write_bytes = moved.ssd_read_bytes, moved.ssd_write_bytes
-    computing = 0.0
+    edges = columns = slab_columns = 0
     steps = -(-item.rows // layout.step_rows)
     stalled = 0.0
     if item.pull is not None:
         source = layout.matrices[item.pull.source]
-        edges = workload.topologies[item.pull.direction].tile_edges
-        count = edges[min(len(edges) - 1, -(-item.rows // workload.tile_rows))]
-        computing += pull_seconds(
-            hardware, count, source.matrix.columns, source.grid.slab_columns, source.region_itemsize
-        )
+        tile_edges = workload.topologies[item.pull.direction].tile_edges
+        edges = tile_edges[min(len(tile_edges) - 1, -(-item.rows // workload.tile_rows))]
+        columns, slab_columns = source.matrix.columns, source.grid.slab_columns
     if isinstance(item, ColumnPass):
         grid = layout.matrices[item.pull.source].grid
         steps = -(-item.rows // layout.matrices[item.pull.output].grid.block_rows) * grid.slabs
@@ -144,16 +143,18 @@ def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hard
                 ),
                 wire_seconds(hardware, to_device_bytes=min(slabs_bytes, moved.to_device_bytes), to_host_bytes=0),
             )
-    else:
-        columns = sum(layout.matrices[name].matrix.columns for name in (*item.loads, *item.stores))
-        computing += local_seconds(
-            hardware,
-            moved_bytes=item.rows * columns * workload.pulled_itemsize,
-            multiplies=item.rows * item.stage.multiplies_per_row,
-            dtype=workload.dtype,
-        )
-    blocks = (read_bytes + write_bytes) / layout.frame_bytes
-    computing += steps * hardware.processor.seconds_per_step + blocks * hardware.seconds_per_block
+    computing = computing_seconds(
+        item,
+        workload,
+        layout.matrices,
+        hardware,
+        rows=item.rows,
+        edges=edges,
+        columns=columns,
+        slab_columns=slab_columns,
+        steps=steps,
+    )
+    computing += (read_bytes + write_bytes) / layout.frame_bytes * hardware.seconds_per_block
     moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
     over_wire = wire_seconds(hardware, to_device_bytes=moved.to_device_bytes, to_host_bytes=moved.to_host_bytes)
     return together_seconds(hardware, computing + stalled, moving, over_wire)

@@ -60,17 +60,26 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What computes: the CPU, or a GPU.
+    """What computes: the CPU with all its threads, or a GPU.
 
-    ``pull_seconds_per_edge``: of one gathered and added row, by its bytes. ``multiplies_per_s``: multiply-adds of a
-    dense product, by dtype. ``stream_bytes_per_s``: bytes read and written by element-wise work.
-    ``seconds_per_step``: of what a step costs however few rows it has.
+    ``pull_seconds_per_edge``: of one gathered and added row, by its bytes, out of a slab far larger than the cache;
+    ``cached_pull_seconds_per_edge``: out of one that lies in it (None: no faster); ``cache_bytes``: how much of a slab
+    it holds. ``pull_seconds_per_row``: of a pulled row besides, however many edges it has. ``multiplies_per_s``:
+    multiply-adds of a dense product, by dtype. ``stream_bytes_per_s``: bytes read and written by element-wise work,
+    as ``Stage.streamed_bytes_per_row`` counts them. ``seconds_per_step``, ``seconds_per_tile`` and
+    ``seconds_per_operator``: of what a step, a tile of a row pass, and an operator on a tile cost however few rows they
+    have; the interpreter runs one at a time, so threads do not share these.
     """
 
     pull_seconds_per_edge: Curve
     multiplies_per_s: Mapping[str, float]
     stream_bytes_per_s: float
     seconds_per_step: float
+    seconds_per_tile: float = 0.0
+    seconds_per_operator: float = 0.0
+    pull_seconds_per_row: float = 0.0
+    cached_pull_seconds_per_edge: Curve | None = None
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,8 @@ class Hardware:
     """One machine. ``device_memory_bytes`` is 0 and ``wire`` None where the CPU computes: then both budgets are of the
     same memory, and no block is copied from one to the other.
 
-    ``seconds_per_block``: of the processor, for moving one block to or from the SSD, however small it is.
+    ``threads``: of the CPU, at which its rates were measured. ``seconds_per_block``: of the processor's time, all
+    threads sharing it, for moving one block to or from the SSD, however small it is.
     ``overlap``: the part of the time of the resources that are not the bottleneck which is hidden behind it (1: all).
     ``source``: where the figures are from, for people to read.
     """
@@ -110,7 +120,8 @@ class Hardware:
         disk = _part(data, "disk", where)
         processor = _part(data, "processor", where)
         wire = _part(data, "wire", where) if data.get("wire") is not None else None
-        _only_known(data, cls, where)
+        for given, kind in ((data, cls), (disk, Disk), (processor, Processor), (wire or {}, Wire)):
+            _only_known(given, kind, where)
         return cls(
             name=_text(data, "name", where),
             source=_text(data, "source", where),
@@ -122,6 +133,13 @@ class Hardware:
                 multiplies_per_s=_rates(processor, "multiplies_per_s", where),
                 stream_bytes_per_s=_number(processor, "stream_bytes_per_s", where),
                 seconds_per_step=_number(processor, "seconds_per_step", where, zero=True),
+                seconds_per_tile=_perhaps(processor, "seconds_per_tile", where),
+                seconds_per_operator=_perhaps(processor, "seconds_per_operator", where),
+                pull_seconds_per_row=_perhaps(processor, "pull_seconds_per_row", where),
+                cached_pull_seconds_per_edge=_curve(processor, "cached_pull_seconds_per_edge", where, proportional=True)
+                if processor.get("cached_pull_seconds_per_edge") is not None
+                else None,
+                cache_bytes=_whole({"cache_bytes": 0, **processor}, "cache_bytes", where, least=0),
             ),
             disk=Disk(
                 read_bytes_per_s=_curve(disk, "read_bytes_per_s", where),
@@ -148,13 +166,16 @@ UNMEASURED = Hardware(
     host_memory_bytes=1,
     device_memory_bytes=0,
     processor=Processor(
-        # 0.08 ns a gathered value of four bytes in wide slabs, and 24 values' worth for the row's random access:
-        # fitted to slabs of 8 to 128 columns of 500k nodes and 10M edges.
-        pull_seconds_per_edge=Curve(((0.0, 1.92e-9), (4096.0, 8.384e-8)), proportional=True),
-        multiplies_per_s={"float32": 1.5e11, "bfloat16": 3e11, "float64": 5e10},
-        # 2 ns a value of four bytes, the dense products and element-wise work of a 3-layer GraphSAGE included.
-        stream_bytes_per_s=2e9,
-        seconds_per_step=2e-4,
+        # Per edge and byte of a row, out of a slab of 134 MB and one of 17 MB: as ooc profile measured these cores.
+        pull_seconds_per_edge=Curve(((32.0, 5.5e-9), (128.0, 7.5e-9), (512.0, 2.8e-8), (1024.0, 5.6e-8)), True),
+        cached_pull_seconds_per_edge=Curve(((32.0, 3.3e-9), (128.0, 3.3e-9), (512.0, 1.05e-8), (1024.0, 1.8e-8)), True),
+        cache_bytes=32 << 20,
+        pull_seconds_per_row=2.5e-8,
+        multiplies_per_s={"float32": 7.5e10, "bfloat16": 1.5e11, "float64": 3.2e10},
+        stream_bytes_per_s=7.5e10,
+        seconds_per_step=4e-5,
+        seconds_per_tile=2e-5,
+        seconds_per_operator=4.5e-6,
     ),
     disk=Disk(
         read_bytes_per_s=Curve(((1048576.0, 2e9),)),
@@ -163,9 +184,8 @@ UNMEASURED = Hardware(
         latency_s=1e-4,
     ),
     host_copy_bytes_per_s=1.7e10,
-    # A third of it in the kernel: 8,000 blocks of 1 MiB in 3,400 steps took 3 s of one core.
-    seconds_per_block=2.5e-4,
-    overlap=1.0,
+    seconds_per_block=1.3e-4,
+    overlap=0.85,
 )
 """What the planner goes by where nobody has measured."""
 
@@ -208,6 +228,11 @@ def _text(data: Mapping[str, Any], name: str, where: str) -> str:
 
 def _number(data: Mapping[str, Any], name: str, where: str, *, zero: bool = False) -> float:
     return _checked(_entry(data, name, where), name, where, zero=zero)
+
+
+def _perhaps(data: Mapping[str, Any], name: str, where: str) -> float:
+    """A number that may be left out: then it is 0."""
+    return _number(data, name, where, zero=True) if name in data else 0.0
 
 
 def _checked(number: Any, name: str, where: str, *, zero: bool = False) -> float:

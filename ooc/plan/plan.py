@@ -55,6 +55,11 @@ class RowPass:
     pull: Pull | None
 
     @property
+    def title(self) -> str:
+        """What it is called in tables and drawings."""
+        return self.stage.name
+
+    @property
     def rows(self) -> int:
         """Rows that this pass computes."""
         return self.stage.rows
@@ -79,6 +84,11 @@ class ColumnPass:
     rows: int
     pull: Pull
     slab_buffers: int
+
+    @property
+    def title(self) -> str:
+        """What it is called in tables and drawings."""
+        return f"pull {self.pull.source}, slab by slab"
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ Where the device has memory of its own, what is sent off goes over the wire, and
 below.
 """
 
-from ooc.plan.cost import local_seconds, pull_seconds
+from ooc.plan.computing import computing_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.link import Link
 from ooc.plan.mover import Mover, disk_link
-from ooc.plan.plan import ColumnPass, Pass, Plan, RowPass
+from ooc.plan.plan import ColumnPass, Pass, Plan
 from ooc.plan.program import Program
 from ooc.plan.sequence import Step, Use
 from ooc.plan.timeline import Event, MemoryUse, PassTime, Resource, Timeline
@@ -125,7 +125,7 @@ class _Run:
         bound = Resource.COMPUTE
         if self.waits and waited > _WAITING_SHARE * (self.now - began):
             bound = max(self.waits, key=lambda resource: self.waits[resource])
-        self.passes.append(PassTime(item.index, title_of(item), began, self.now, waited, bound))
+        self.passes.append(PassTime(item.index, item.title, began, self.now, waited, bound))
 
     def _begin(self, t: int, item: Pass) -> None:
         """Send off the reads due before step ``t``, then wait for those it needs."""
@@ -172,24 +172,24 @@ class _Run:
 
     def _seconds(self, item: Pass, step: Step) -> float:
         """Of computing one step."""
-        hardware, rows = self.hardware, step.stop - step.start
-        seconds = hardware.processor.seconds_per_step
+        edges = width = 0
         if item.pull is not None:
             source = self.plan.matrices[item.pull.source]
             tile_edges, tile = self.workload.topologies[item.pull.direction].tile_edges, self.plan.tile_rows
             last = len(tile_edges) - 1
             edges = tile_edges[min(last, -(-step.stop // tile))] - tile_edges[min(last, step.start // tile)]
             width = source.grid.width(step.slab) if isinstance(item, ColumnPass) else source.matrix.columns
-            seconds += pull_seconds(hardware, edges, width, width, source.region_itemsize)
-        if isinstance(item, RowPass):
-            columns = sum(self.plan.matrices[name].matrix.columns for name in (*item.loads, *item.stores))
-            seconds += local_seconds(
-                hardware,
-                moved_bytes=rows * columns * self.workload.pulled_itemsize,
-                multiplies=rows * item.stage.multiplies_per_row,
-                dtype=self.workload.dtype,
-            )
-        return seconds
+        return computing_seconds(
+            item,
+            self.workload,
+            self.plan.matrices,
+            self.hardware,
+            rows=step.stop - step.start,
+            edges=edges,
+            columns=width,
+            slab_columns=width,
+            steps=1,
+        )
 
     # ---- what moves ---------------------------------------------------------------------------------------
 
@@ -238,8 +238,3 @@ class _Run:
         beside = self.plan.scratch_bytes + self.plan.fixed_device_bytes
         beside += 0 if self.mover else self.plan.fixed_host_bytes
         self.samples.append((self.now, beside + (regions + len(self.where)) * self.plan.frame_bytes))
-
-
-def title_of(item: Pass) -> str:
-    """What a pass is called in tables and drawings."""
-    return item.stage.name if isinstance(item, RowPass) else f"pull {item.pull.source}, slab by slab"

@@ -107,7 +107,9 @@ class Stage:
 
     A loaded or pulled matrix may have fewer rows than the stage: gradients of rows that are not there are zero.
     ``scratch_bytes_per_row`` bounds the temporaries alive at once while a tile of rows is computed;
-    ``multiplies_per_row`` are the multiply-adds of its dense products.
+    ``multiplies_per_row`` are the multiply-adds of its dense products, ``streamed_bytes_per_row`` what its element-wise
+    work reads and writes in memory, loads and stores included (0: not known; then loads and stores stand for it), and
+    ``operators`` how many operators run on a tile, however few rows it has.
     """
 
     name: str
@@ -118,6 +120,8 @@ class Stage:
     scratch_bytes_per_row: int
     reverse: bool = False
     multiplies_per_row: int = 0
+    streamed_bytes_per_row: int = 0
+    operators: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,11 @@ class Scaling(Enum):
         """Whether nothing is scaled."""
         return self in (Scaling.SUM, Scaling.WEIGHTED_SUM)
 
+    @property
+    def row_scalings(self) -> int:
+        """How often a row is scaled on its way to a sum."""
+        return (not self.plain) + self.normalized
+
 
 _WEIGHTED = frozenset(
     (

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ooc.errors import HardwareError
+from ooc.plan.cost import pull_seconds
 from ooc.plan.hardware import UNMEASURED, Curve, Hardware
 
 
@@ -56,3 +57,33 @@ def test_a_curve_is_linear_between_its_points() -> None:
     curve = Curve(((10.0, 1.0), (20.0, 3.0)))
     assert [curve.at(x) for x in (5, 10, 15, 20, 40)] == [1.0, 1.0, 2.0, 3.0, 3.0]
     assert Curve(curve.points, proportional=True).at(40) == 6.0
+
+
+def test_what_older_descriptions_lack_may_be_left_out() -> None:
+    described = _described()
+    for name in ("seconds_per_tile", "seconds_per_operator", "pull_seconds_per_row", "cached_pull_seconds_per_edge"):
+        del described["processor"][name]
+    del described["processor"]["cache_bytes"]
+    found = Hardware.from_dict(described).processor
+    assert found.cache_bytes == 0 and found.seconds_per_tile == 0
+    assert found.cached_pull_seconds_per_edge is None
+
+
+@pytest.mark.parametrize("part", ["disk", "processor"])
+def test_unknown_entries_are_named_wherever_they_are(part: str) -> None:
+    described = _described()
+    described[part]["colour"] = "red"
+    with pytest.raises(HardwareError, match=r"^hardware: colour is nothing that a machine has$"):
+        Hardware.from_dict(described)
+
+
+def test_pulls_out_of_the_cache_are_cheaper_the_more_of_the_slab_it_holds() -> None:
+    times = [pull_seconds(UNMEASURED, 10**6, 64, 64, 4, rows=10**4, source_rows=10**n) for n in range(3, 8)]
+    assert times == sorted(times) and times[0] < times[-1]
+    far = pull_seconds(UNMEASURED, 10**6, 64, 64, 4, rows=10**4)
+    assert times[-1] <= far == pytest.approx(times[-1], rel=0.02)
+
+
+def test_narrower_slabs_visit_every_row_more_often() -> None:
+    whole, halves = (pull_seconds(UNMEASURED, 0, 64, columns, 4, rows=10**6) for columns in (64, 32))
+    assert halves == pytest.approx(2 * whole)

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Limits, Plan, Workload, make_plan
-from ooc.plan.forecast import forecast_seconds
 from ooc.plan.program import Program
 from ooc.plan.replacement import Policy, count_hits
-from ooc.plan.schedule import Layout
+from ooc.plan.simulator import simulate
 from ooc.plan.staging import Staging, Way
 from ooc.plan.verifier import verify_plan
 from ooc.sizes import parse_size
@@ -125,12 +124,7 @@ def test_every_plan_passes_the_verifier(
 
 
 def seconds_of(made: Plan, work: Workload = WORK) -> float:
-    spare = any(staging.program.uses.spare_writes for staging in made.staged.values())
-    layout = Layout(
-        made.step_rows, made.frame_bytes, made.matrices, made.programs, made.regions, made.scratch_bytes, spare
-    )
-    host_frames = made.host_frames if made.has_tiers else None
-    return forecast_seconds(work, layout, WITH_DEVICE_MEMORY, frames=made.frames, host_frames=host_frames)
+    return simulate(made, work, WITH_DEVICE_MEMORY).epoch_s
 
 
 def test_more_host_memory_never_means_more_traffic_or_time() -> None:

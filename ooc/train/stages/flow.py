@@ -26,6 +26,7 @@ from ooc.train.stages.ground import Ground
 from ooc.train.stages.names import Names
 from ooc.train.stages.schedule import Recipe, Schedule, is_constant
 from ooc.train.stages.tile import Kernel, Sink, Step, Tensors, Tile
+from ooc.train.stages.work import JUDGING_OPERATORS, NO_WORK, Work, backward_work, forward_work, total
 
 Known = dict[Value, Tensor]
 """Rows of values, or of their gradients, at hand."""
@@ -413,7 +414,32 @@ class Flow:
             stores=tuple(stores or {}),
             reverse=reverse,
             temporary_columns=sum(temporaries) + sum(widths),
+            work=self._work(recipe, pull, names, tuple(stores or {}), taken_back, judged=judged),
         )
+
+    def _work(
+        self,
+        recipe: Recipe,
+        pull: Pull | None,
+        loads: Sequence[str],
+        stores: Sequence[str],
+        taken_back: Sequence[Value],
+        *,
+        judged: bool,
+    ) -> Work:
+        """Of one row. What is loaded is read once, what is stored read and written; what is pulled or stored to be
+        pulled is scaled by rows, and gradients that several values give are added up."""
+        columns, scaling = self.ground.columns, self.ground.network.scaling
+        values = sum(columns[name] for name in loads) + 2 * sum(columns[name] for name in stores)
+        if pull is not None and pull.per_edge is None:
+            values += (2 * scaling.row_scalings + 3 * (scaling.loop_weight is not None)) * columns[pull.source]
+        operators = 2 * (len(loads) + len(stores))
+        if judged:
+            operators += JUDGING_OPERATORS
+            values += 2 * _JUDGING_COPIES * self.schedule.output.columns
+        parts = [Work(0, values, operators), *map(forward_work, recipe.order), *map(backward_work, taken_back)]
+        shared = [v for v in taken_back if len(self.schedule.users[v]) > 1]
+        return total([*parts, *(Work(0, 3 * v.columns * (len(self.schedule.users[v]) - 1)) for v in shared)])
 
     def spec(
         self,
@@ -425,13 +451,26 @@ class Flow:
         stores: tuple[str, ...] = (),
         reverse: bool = False,
         temporary_columns: int | None = None,
+        work: Work = NO_WORK,
     ) -> Stage:
-        """A stage with room for ``temporary_columns`` numbers a row (default: twice what goes in and out)."""
+        """A stage of so much ``work`` with room for ``temporary_columns`` numbers a row (default: twice what goes in
+        and out)."""
         if temporary_columns is None:
             names = [*loads, *stores, *((pull.source,) if pull else ())]
             temporary_columns = 2 * sum(self.ground.columns[name] for name in names)
         itemsize = max(4, self.ground.network.dtype.itemsize)
-        return Stage(title, rows, loads, pull, stores, temporary_columns * itemsize, reverse)
+        return Stage(
+            title,
+            rows,
+            loads,
+            pull,
+            stores,
+            scratch_bytes_per_row=temporary_columns * itemsize,
+            reverse=reverse,
+            multiplies_per_row=work.multiplies,
+            streamed_bytes_per_row=work.values * self.ground.network.dtype.itemsize,
+            operators=work.operators,
+        )
 
     # ---- what is drawn again ---------------------------------------------------------------------------------
 

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long computing takes: of a step, for the simulator, and of a whole pass, for forecasts of layouts."""
+
+from collections.abc import Mapping
+
+from ooc.plan.cost import local_seconds, pull_seconds
+from ooc.plan.hardware import Hardware
+from ooc.plan.plan import MatrixPlan, Pass, RowPass
+from ooc.plan.workload import Pull, Workload
+
+_TIMES_STREAMED = 8
+"""How often a stage whose work has not been counted reads or writes a value for each that it loads or stores: what the
+counted stages of GCN and GraphSAGE come to."""
+
+
+def computing_seconds(
+    item: Pass,
+    workload: Workload,
+    matrices: Mapping[str, MatrixPlan],
+    hardware: Hardware,
+    *,
+    rows: int,
+    edges: int,
+    columns: int,
+    slab_columns: int,
+    steps: int,
+) -> float:
+    """Seconds to compute ``rows`` rows of a pass in ``steps`` steps, the SSD aside.
+
+    ``edges``: of these rows; ``columns`` are pulled over them, ``slab_columns`` at a time.
+    """
+    processor, tiles = hardware.processor, -(-rows // workload.tile_rows)
+    shared = alone = 0.0
+    if item.pull is not None:
+        source = matrices[item.pull.source]
+        shared += pull_seconds(
+            hardware,
+            edges,
+            columns,
+            slab_columns,
+            source.region_itemsize,
+            rows=rows,
+            source_rows=source.matrix.rows,
+        )
+        shared += _per_edge_seconds(item.pull, hardware, edges=edges, share=columns / source.matrix.columns)
+    if isinstance(item, RowPass):
+        stage = item.stage
+        shared += local_seconds(
+            hardware,
+            moved_bytes=rows * _streamed_bytes(item, matrices, workload),
+            multiplies=rows * stage.multiplies_per_row,
+            dtype=workload.dtype,
+        )
+        alone += tiles * (processor.seconds_per_tile + stage.operators * processor.seconds_per_operator)
+    if not hardware.has_device_memory:
+        shared *= max(1.0, hardware.threads / workload.threads)
+    return shared + alone + steps * processor.seconds_per_step
+
+
+def _per_edge_seconds(pull: Pull, hardware: Hardware, *, edges: int, share: float) -> float:
+    """Of what is computed for every edge, of ``share`` of the groups."""
+    if pull.per_edge is None:
+        return 0.0
+    return share * edges * pull.per_edge.bytes_per_edge / hardware.processor.stream_bytes_per_s
+
+
+def _streamed_bytes(item: RowPass, matrices: Mapping[str, MatrixPlan], workload: Workload) -> int:
+    """Bytes of memory a row that the pass's element-wise work reads and writes."""
+    if item.stage.streamed_bytes_per_row:
+        return item.stage.streamed_bytes_per_row
+    columns = sum(matrices[name].matrix.columns for name in (*item.loads, *item.stores))
+    return _TIMES_STREAMED * columns * workload.pulled_itemsize
