@@ -18,7 +18,7 @@ import click
 from ooc import __version__
 from ooc.errors import OocError
 
-COMMANDS = ("convert", "reorder", "info", "verify", "plan", "train", "predict", "export", "doctor")
+COMMANDS = ("convert", "reorder", "info", "verify", "plan", "train", "predict", "export", "profile", "doctor")
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,10 +12,11 @@ from ooc.cli.models import admit_parameters, build_model
 from ooc.cli.outlook import Outlook, program_of_epochs
 from ooc.cli.recipe import build_average, build_loss
 from ooc.cli.settings import TrainSettings, budgets
-from ooc.plan import UNMEASURED, Hardware, Limits
+from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
 from ooc.sizes import format_size
 from ooc.train.hypothetical import hypothetical_store
+from ooc.train.profiling import known_hardware
 from ooc.train.prospect import Prospect
 from ooc.train.setup import Resources, Saving, check_device
 from ooc.train.task import label_columns
@@ -31,7 +33,8 @@ NARROW = "bfloat16"
 
 
 class Planning:
-    """One training, planned for any machine and budgets. ``hardware`` None: the machine at hand."""
+    """One training, planned for any machine and budgets. ``hardware`` None: the machine at hand, as far as
+    it has been measured with the disk of the spill folder."""
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class Planning:
         check_device(settings.device if hardware is None else "auto")
         self.settings = settings
         self.graph = graph
-        self.hardware = UNMEASURED if hardware is None else hardware
+        self.hardware = known_hardware(Path(settings.spill_dir or ".")) if hardware is None else hardware
         self._described = hardware is not None
         self._savings = savings
         self._store = hypothetical_store(graph) if isinstance(graph, GraphStatistics) else graph
@@ -90,8 +93,7 @@ class Planning:
         lines = []
         if isinstance(self.graph, GraphStatistics):
             lines += _of_graph(self.graph, pruned=Saving.ACTIVE_ROWS in self._savings)
-        if self._described or self.hardware is UNMEASURED:
-            lines.append(f"{self.hardware.name}: {self.hardware.source}")
+        lines.append(f"{self.hardware.name}: {self.hardware.source}")
         if self.hardware.has_device_memory:
             lines.append(
                 "what goes between device and host is timed and counted here as if it went to the SSD: seconds and "

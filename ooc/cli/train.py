@@ -272,6 +272,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     from ooc.cli.models import admit_parameters, build_model
     from ooc.cli.recipe import build_average, build_loss, build_optimizer, build_schedule
     from ooc.cli.tables import print_outcome, print_plan
+    from ooc.plan import UNMEASURED
     from ooc.train.metrics import resolve_metric
     from ooc.train.trainer import Trainer
 
@@ -314,6 +315,9 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
             sizes = f"{format_size(gpu_budget)} for the {on}, {format_size(host_budget)} for the host"
             click.echo(f"{store.path} ({format_size(store.nbytes)}), budgets {sizes}")
             print_plan(trainer.plan, console)
+            if trainer.hardware is UNMEASURED:
+                spill = shlex.quote(str(settings.spill_dir or _existing_part(run.path)))
+                click.echo(f"planned by estimates; ooc profile --spill-dir {spill} measures this machine in 15 s")
         run.save_forecast(_forecast(trainer, run, settings))
         trainer.fit(
             epochs=settings.epochs,

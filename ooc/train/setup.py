@@ -26,6 +26,7 @@ from ooc.train.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
 from ooc.train.lowering import Network, lower
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.objective import Objective
+from ooc.train.profiling import known_hardware
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.workload import STORE_MATRICES, TileEdges, counted, describe_workload, matrix_columns
 
@@ -82,13 +83,19 @@ class Resources:
         threads: int | None = None,
         listener: Listener = ignore,
         spill_dtype: str | None = None,
-        hardware: Hardware = UNMEASURED,
+        hardware: Hardware | None = None,
     ) -> Self:
-        """As users give them; OptionError for what makes no sense."""
+        """As users give them; OptionError for what makes no sense.
+
+        Without ``hardware``: this machine as ``ooc profile`` has measured it with this spill folder, or UNMEASURED.
+        """
         if tile_rows < 1:
             raise OptionError(f"tile rows must be positive, not {tile_rows}")
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
             raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
+        folder = Path(spill_dir) if spill_dir is not None else Path(gettempdir())
+        if hardware is None:
+            hardware = known_hardware(folder)
         return cls(
             limits=Limits(
                 device_bytes=parse_size(gpu_budget, name="gpu budget"),
@@ -101,7 +108,7 @@ class Resources:
             ),
             tile_rows=tile_rows,
             threads=_checked_positive(threads, "threads") or torch.get_num_threads(),
-            spill_dir=Path(spill_dir) if spill_dir is not None else Path(gettempdir()),
+            spill_dir=folder,
             listener=listener,
             spill_dtype=_checked_dtype(spill_dtype),
             hardware=hardware,

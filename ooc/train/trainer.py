@@ -74,7 +74,8 @@ class Trainer:
     scored. ``input_dropout`` drops features before the first layer. ``threads`` compute tiles side by side
     (default: torch's number). ``savings`` are on unless left out. Weights and features of the store's edges are given
     to the model as ``edge_weight`` and ``edge_attr``; one that takes none of them is refused, unless
-    ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``.
+    ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``. ``hardware`` is the machine as the planner is to
+    see it (default: as ``ooc profile`` has measured it, if it has); it changes no result.
 
     Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
     A context manager; ``close`` frees arenas, threads and spill files.
@@ -109,6 +110,7 @@ class Trainer:
         threads: int | None = None,
         savings: Collection[Saving] = tuple(Saving),
         ignore_edge_data: str = "none",
+        hardware: Hardware | None = None,
     ) -> None:
         check_device(device)
         check_trainable(store)
@@ -123,6 +125,7 @@ class Trainer:
             tile_rows=tile_rows,
             threads=threads,
             listener=listener,
+            hardware=hardware,
         )
         task = store.task
         self.model, self.store = model, store

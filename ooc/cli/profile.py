@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc profile``: this machine measured, for the planner and for people."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ooc.cli.progress import Reporter
+from ooc.errors import OptionError
+from ooc.sizes import format_size
+
+if TYPE_CHECKING:
+    from ooc.train.profiling import Profile, Reading
+
+_PLAIN_WIDTH = 100
+
+
+@click.command(short_help="Measure this machine, for plans and forecasts that fit it.")
+@click.option(
+    "--spill-dir",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Measure the disk of this folder, where training is to spill.  [default: here]",
+)
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="What computes."
+)
+@click.option("--refresh", is_flag=True, help="Measure again, though there is a profile.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+def command(spill_dir: Path, device: str, refresh: bool, as_json: bool) -> None:
+    """Measure the disk, memory and processors of this machine, in about fifteen seconds.
+
+    What is found is kept in ~/.cache/ooc (or XDG_CACHE_HOME) by machine and disk, and ooc train plans by it. It changes
+    which plan is chosen and how long it is expected to take, never what is computed.
+    """
+    from ooc.train.profiling import cached, keep, measure
+
+    if not spill_dir.is_dir():
+        raise OptionError(f"--spill-dir: {spill_dir} is no folder")
+    device = _device(device)
+    profile = None if refresh else cached(spill_dir, device=device)
+    measured = profile is None
+    if profile is None:
+        with Reporter(quiet=as_json) as reporter:
+            profile = measure(spill_dir, reporter, device=device)
+        keep(profile, spill_dir, device=device)
+    if as_json:
+        click.echo(json.dumps(profile.as_dict(), indent=2))
+        return
+    _print(profile, measured=measured)
+
+
+def _device(name: str) -> str:
+    """``auto`` is the GPU where torch can use one."""
+    if name == "cpu":
+        return name
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if name == "cuda":
+        raise OptionError("--device cuda: torch finds no usable CUDA device")
+    return "cpu"
+
+
+def _print(profile: "Profile", *, measured: bool) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("what", "setting"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("measured", justify="right", no_wrap=True)
+    before = ""
+    for reading in profile.readings:
+        table.add_row(reading.what if reading.what != before else "", reading.setting, _readable(reading))
+        before = reading.what
+    hardware = profile.hardware
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console.print(table)
+    when = f"measured {profile.date}" if measured else f"measured {profile.date}; --refresh measures again"
+    memory = f"{format_size(hardware.host_memory_bytes)} of memory"
+    console.print(f"{hardware.name}, {hardware.threads} threads, {memory}; {when}", highlight=False, soft_wrap=True)
+
+
+def _readable(reading: "Reading") -> str:
+    """Three digits and a unit that suits them."""
+    match reading.unit:
+        case "B/s":
+            return f"{format_size(reading.value)}/s"
+        case "s":
+            return f"{1e6 * reading.value:,.1f} µs"
+        case "":
+            return f"{100 * reading.value:.0f} %"
+        case unit:
+            scale, letter = (1e9, "G") if reading.value >= 1e9 else (1e6, "M")
+            return f"{reading.value / scale:,.3g} {letter} {unit}"

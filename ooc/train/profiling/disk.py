@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disk of a folder, through the engine that training would use there.
+
+A nameless file is written once, so that what is read are bytes and not holes, then read and written in requests of
+several sizes at random places. Drives that write fast only until a cache is full look faster here than they are:
+seconds do not tell that.
+"""
+
+import random
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from ooc.errors import BudgetError
+from ooc.plan.hardware import Curve, Disk
+from ooc.prefetch.arena import Arena
+from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket, choose_engine
+from ooc.prefetch.spill import create_spill, free_bytes
+from ooc.sizes import format_size
+
+FILE_BYTES = 512 << 20
+READ_SIZES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+WRITE_SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+DEPTHS = (1, 2, 4, 8, 16, 32)
+_DEPTH_SIZE = 1 << 20
+_MEMORY_BYTES = 64 << 20
+_MOST_IN_FLIGHT = 64
+_WINDOW_S = 0.08
+_WINDOWS = 3
+_LABEL = "the profile"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskTimes:
+    """What the planner takes, and for people bytes a second of 1 MiB reads by how many are in flight."""
+
+    disk: Disk
+    by_depth: dict[int, float]
+    engine: str
+
+
+def measure_disk(folder: Path) -> DiskTimes:
+    """About four seconds; nothing stays in ``folder``. BudgetError where it has no room for the file."""
+    free = free_bytes(folder)
+    if free < 2 * FILE_BYTES:
+        raise BudgetError(
+            f"measuring the disk of {folder} needs a file of {format_size(FILE_BYTES)}, where {format_size(free)} are "
+            "free; give another --spill-dir"
+        )
+    with ExitStack() as stack:
+        engine, _ = choose_engine(folder)
+        stack.callback(engine.close)
+        file = create_spill(folder, _LABEL, FILE_BYTES)
+        stack.callback(file.close)
+        arena = Arena(_MEMORY_BYTES)
+        stack.callback(arena.close)
+        return _Probe(engine, file, arena).run()
+
+
+class _Probe:
+    """Requests kept in flight over one file."""
+
+    def __init__(self, engine: Engine, file: OpenFile, arena: Arena) -> None:
+        self._engine = engine
+        self._file = file
+        self._arena = arena
+        self._random = random.Random(0)
+        self._in_flight: deque[Ticket] = deque()
+
+    def run(self) -> DiskTimes:
+        self._fill()
+        depths = {depth: self._rate(_DEPTH_SIZE, depth, 1.0) for depth in DEPTHS}
+        reads = tuple((float(size), self._rate(size, _depth(size), 1.0)) for size in READ_SIZES)
+        writes = tuple((float(size), self._rate(size, _depth(size), 0.0)) for size in WRITE_SIZES)
+        both = self._rate(_DEPTH_SIZE, _depth(_DEPTH_SIZE), 0.5)
+        disk = Disk(
+            read_bytes_per_s=Curve(reads),
+            write_bytes_per_s=Curve(writes),
+            # Requests both ways take turns at the worst: more than the slower way alone is never taken away.
+            both_ways_bytes_per_s=max(both, min(reads[-1][1], writes[-1][1])),
+            latency_s=READ_SIZES[0] / self._rate(READ_SIZES[0], 1, 1.0),
+        )
+        return DiskTimes(disk, depths, self._engine.name)
+
+    def _fill(self) -> None:
+        memory = self._arena.view(0, _MEMORY_BYTES)
+        memory[:] = self._random.randbytes(1 << 20)[0]
+        size = READ_SIZES[-1]
+        for offset in range(0, FILE_BYTES, size):
+            self._send(offset, size, offset // size, writing=True)
+            self._collect(_depth(size) - 1)
+        self._collect(0)
+
+    def _rate(self, size: int, depth: int, reads: float) -> float:
+        """Bytes a second with ``depth`` requests in flight, of which a share ``reads`` read: the best of some times."""
+        return max(self._window(size, depth, reads) for _ in range(_WINDOWS))
+
+    def _window(self, size: int, depth: int, reads: float) -> float:
+        begun = perf_counter()
+        moved = number = 0
+        while perf_counter() - begun < _WINDOW_S:
+            offset = size * self._random.randrange(FILE_BYTES // size)
+            self._send(offset, size, number % depth, writing=self._random.random() >= reads)
+            self._collect(depth - 1)
+            moved += size
+            number += 1
+        self._collect(0)
+        return moved / (perf_counter() - begun)
+
+    def _send(self, offset: int, size: int, place: int, *, writing: bool) -> None:
+        memory = self._arena.view(place * size % _MEMORY_BYTES, size)
+        spans = [Span(self._file, offset, size, _LABEL)]
+        self._in_flight.append(self._engine.write(spans, memory) if writing else self._engine.read(spans, memory))
+
+    def _collect(self, left: int) -> None:
+        """Wait, first sent first, until only ``left`` requests are in flight."""
+        while len(self._in_flight) > left:
+            self._in_flight.popleft().wait()
+
+
+def _depth(size: int) -> int:
+    """As many requests of ``size`` as the engine keeps in flight, and the memory has room for."""
+    return max(1, min(_MOST_IN_FLIGHT, _MEMORY_BYTES // size))

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What computes: rates of aggregation, dense products and element-wise work, by the kernels that training uses."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ooc.plan.hardware import Curve
+from ooc.train.aggregate import pull
+from ooc.train.profiling.bench import Bench
+
+POOL_BYTES = 128 << 20
+"""Of the slab that is pulled from: several times what a cache holds."""
+ROW_BYTES = (32, 64, 128, 256, 512, 1024)
+DEGREES = (4, 64)
+DTYPES = ("float32", "bfloat16", "float64")
+_TILE_ROWS = 1024
+_EDGES = 1 << 19
+_FEW_DEGREE, _MANY_DEGREE = DEGREES
+_PRODUCT_COLUMNS = 128
+_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
+_SKEW = 2.5
+"""Ends of edges are drawn as u^2.5 · N: popularity falls as rank^-0.6, degrees follow a power law of exponent 2.7."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullTimes:
+    """Seconds of one pull: ``per_edge`` by bytes of a row and ``per_row``; ``by_degree``: edges a second of rows of
+    512 bytes."""
+
+    per_edge: Curve
+    per_row: float
+    by_degree: dict[int, float]
+
+
+def pull_times(bench: Bench, memory: Tensor) -> PullTimes:
+    """Pulls out of a slab that fills ``memory`` (float32).
+
+    Two degrees at the same number of edges tell what a row costs besides its edges.
+    """
+    few, many = ({b: _pull_seconds(bench, memory, b, degree) for b in ROW_BYTES} for degree in DEGREES)
+    more_rows = _EDGES // _FEW_DEGREE - _EDGES // _MANY_DEGREE
+    per_row = max(0.0, sum(few[b] - many[b] for b in ROW_BYTES) / len(ROW_BYTES) / more_rows)
+    rows = _EDGES // _MANY_DEGREE
+    points = tuple((float(b), max(many[b] - rows * per_row, 0.2 * many[b]) / _EDGES) for b in ROW_BYTES)
+    by_degree = {degree: _EDGES / times[512] for degree, times in zip(DEGREES, (few, many), strict=True)}
+    return PullTimes(Curve(points, proportional=True), per_row, by_degree)
+
+
+def _pull_seconds(bench: Bench, memory: Tensor, row_bytes: int, degree: int) -> float:
+    """Seconds of ``_EDGES`` edges, ``degree`` a row."""
+    columns = row_bytes // memory.itemsize
+    source = memory[: len(memory) // columns * columns].view(-1, columns)
+    generator = torch.Generator().manual_seed(row_bytes)
+    ranks = (len(source) * torch.rand(_EDGES, generator=generator) ** _SKEW).long()
+    indices = (ranks * 7919 % len(source)).int().to(memory.device)
+    rows = _TILE_ROWS if memory.device.type == "cpu" else _EDGES // degree
+    offsets = torch.arange(rows + 1, dtype=torch.int32, device=memory.device) * degree
+
+    def task(number: int) -> None:
+        first = number * rows * degree
+        pull(source, indices[first : first + rows * degree], offsets)
+
+    return bench.seconds(task, _EDGES // (rows * degree))
+
+
+def gather_rows_per_s(bench: Bench, memory: Tensor) -> float:
+    """Rows of 512 bytes a second, picked at random."""
+    source = memory.view(-1, 128)
+    count = 1 << 17
+    picked = torch.randint(len(source), (count,), generator=torch.Generator().manual_seed(0)).to(memory.device)
+    height = _TILE_ROWS if memory.device.type == "cpu" else count
+    return count / bench.seconds(lambda n: source[picked[n * height : (n + 1) * height]], count // height)
+
+
+def multiplies_per_s(bench: Bench) -> Iterator[tuple[str, float]]:
+    """Multiply-adds a second by dtype: as many forward as for a weight's gradient."""
+    rows = _TILE_ROWS if bench.device.type == "cpu" else 64 * _TILE_ROWS
+    for name in DTYPES:
+        dtype = getattr(torch, name)
+        left = torch.ones(rows, _PRODUCT_COLUMNS, dtype=dtype, device=bench.device)
+        weight = torch.ones(_PRODUCT_COLUMNS, _PRODUCT_COLUMNS, dtype=dtype, device=bench.device)
+
+        def task(number: int, left: Tensor = left, weight: Tensor = weight) -> Tensor:
+            return left @ weight.T if number % 2 else left.T @ left
+
+        tasks = 64
+        yield name, tasks * rows * _PRODUCT_COLUMNS**2 / bench.seconds(task, tasks)
+
+
+def stream_bytes_per_s(bench: Bench, memory: Tensor) -> float:
+    """Bytes a second that element-wise work reads and writes: rows scaled, a function, a sum, and stored."""
+    source, target = (half.view(-1, _PRODUCT_COLUMNS) for half in memory.chunk(2))
+    rows = _TILE_ROWS if bench.device.type == "cpu" else len(source)
+    scale = torch.ones(rows, 1, device=bench.device)
+
+    def task(number: int) -> None:
+        tile = slice(number * rows, (number + 1) * rows)
+        scaled = source[tile] * scale
+        target[tile].copy_(torch.relu(scaled) + scaled)
+
+    moves = 2 + 2 + 3 + 2
+    return moves * source.nbytes / bench.seconds(task, len(source) // rows)
+
+
+def operator_seconds(bench: Bench) -> float:
+    """Processor seconds of an operator on a part of next to nothing, of any one thread: they take turns."""
+    tiny = torch.ones(16, 16, device=bench.device)
+    count = 1000
+
+    def task(_: int) -> None:
+        for _ in range(count):
+            tiny[:8] * 2.0
+
+    return bench.seconds(task, bench.threads) * bench.cores / (count * bench.threads)
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Of the last cache before memory, as the system tells; 0 where it does not."""
+    if device.type == "cuda":
+        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
+    sizes = [0]
+    for path in _CACHE.glob("index*/size"):
+        text = path.read_text(encoding="ascii").strip()
+        scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        sizes.append(int(text.rstrip("KM")) * scale)
+    return max(sizes)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc profile`` measures once, shows what it knows, and training goes by it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ooc.events import Listener, Note
+from ooc.plan import UNMEASURED
+from ooc.train import profiling
+from ooc.train.profiling import Profile, Reading
+from tests.cli.conftest import RunCommand
+
+TRAIN = ["--hidden", "16", "--layers", "2", "--gpu-budget", "32M", "--host-budget", "32M", "--epochs", "1"]
+READINGS = (
+    Reading("SSD read", "1 MiB requests", 2.5e9, "B/s"),
+    Reading("SSD latency", "4 KiB", 1.5e-4, "s"),
+    Reading("dense product", "float32", 7.5e10, "multiply-adds/s"),
+    Reading("overlap", "of the SSD with computing", 0.83, ""),
+)
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """An empty cache, and the folders that were measured from here on, in no time."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folders: list[Path] = []
+
+    def measure(folder: Path, listener: Listener, *, device: str) -> Profile:
+        folders.append(folder)
+        listener(Note("measuring"))
+        hardware = replace(UNMEASURED, name="a machine", source=f"measurement {len(folders)}")
+        return Profile(hardware, "2026-01-02T03:04:05+00:00", READINGS)
+
+    monkeypatch.setattr(profiling, "measure", measure)
+    return folders
+
+
+def test_it_measures_once_and_shows_a_table(run: RunCommand, calls: list[Path], tmp_path: Path) -> None:
+    code, out, err = run("profile", "--spill-dir", tmp_path, "--device", "cpu")
+    assert (code, err) == (0, "measuring\n")
+    for text in ("2.50 GB/s", "150.0 µs", "75 G multiply-adds/s", "83 %", "a machine, 2 threads"):
+        assert text in out
+    code, again, err = run("profile", "--spill-dir", tmp_path, "--device", "cpu")
+    assert (code, err) == (0, "") and "--refresh measures again" in again
+    assert calls == [tmp_path]
+
+
+def test_refresh_measures_again(run: RunCommand, calls: list[Path], tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("profile", "--spill-dir", tmp_path, "--device", "cpu", "--refresh")[0] == 0
+    assert len(calls) == 2
+
+
+def test_json_is_the_profile_and_nothing_else(run: RunCommand, calls: list[Path], tmp_path: Path) -> None:
+    code, out, err = run("profile", "--spill-dir", tmp_path, "--device", "cpu", "--json")
+    assert (code, err) == (0, "")
+    found = Profile.from_dict(json.loads(out), where="here")
+    assert found.hardware.name == "a machine" and found.readings == READINGS
+
+
+def test_a_folder_that_is_not_there_is_one_line(run: RunCommand, calls: list[Path], tmp_path: Path) -> None:
+    code, out, err = run("profile", "--spill-dir", tmp_path / "missing", "--device", "cpu")
+    assert (code, out) == (2, "") and err == f"ooc: error: --spill-dir: {tmp_path / 'missing'} is no folder\n"
+    assert calls == []
+
+
+def test_training_says_how_to_measure_until_somebody_has(
+    run: RunCommand, calls: list[Path], graph: Path, tmp_path: Path
+) -> None:
+    spill = ["--spill-dir", str(tmp_path)]
+    code, out, _ = run("train", graph, *TRAIN, *spill, "--out", tmp_path / "a")
+    hint = f"planned by estimates; ooc profile --spill-dir {tmp_path} measures this machine in 15 s"
+    assert code == 0 and hint in out
+    assert calls == [], "training measures nothing by itself"
+    assert run("profile", *spill, "--device", "cpu")[0] == 0
+    code, out, _ = run("train", graph, *TRAIN, *spill, "--out", tmp_path / "b")
+    assert code == 0 and "planned by" not in out

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring gives figures that a plan can be made of, within its memory and disk, and leaves nothing behind."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ooc.errors import BudgetError, OptionError
+from ooc.events import Event, TaskAdvanced, TaskFinished, TaskStarted, ignore
+from ooc.plan import Hardware
+from ooc.train.profiling import Profile, disk, epoch, measure, processor, profile
+from ooc.train.profiling.bench import Bench
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sixteenth of everything: fast, and as wrong as that is."""
+    monkeypatch.setattr(disk, "FILE_BYTES", 32 << 20)
+    monkeypatch.setattr(disk, "_MEMORY_BYTES", 8 << 20)
+    monkeypatch.setattr(disk, "_WINDOW_S", 0.005)
+    monkeypatch.setattr(processor, "POOL_BYTES", 8 << 20)
+    monkeypatch.setattr(processor, "_EDGES", 1 << 16)
+    monkeypatch.setattr(processor, "cache_bytes", lambda device: 4 << 20)
+    monkeypatch.setattr(epoch, "_TILES", 16)
+    monkeypatch.setattr(epoch, "_ROWS", 16 * 1024)
+    monkeypatch.setattr(epoch, "_SCARCE", 3_000_000)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with Bench(torch.device("cpu"), 2) as made:
+        yield made
+
+
+@pytest.mark.usefixtures("small")
+def test_a_measured_machine_can_be_planned_by(tmp_path: Path) -> None:
+    events: list[Event] = []
+    threads = threading.active_count()
+    found = measure(tmp_path, events.append, threads=2)
+    assert Hardware.from_dict(found.hardware.as_dict()) == found.hardware, "every rate is a positive number"
+    assert Profile.from_dict(found.as_dict(), where="here") == found
+    assert found.hardware.threads == 2 and not found.hardware.has_device_memory
+    assert 0 <= found.hardware.overlap <= 1
+    assert found.date in found.hardware.source
+    assert {"SSD read", "SSD write", "SSD both ways", "host copy", "gather", "aggregation", "aggregation in cache"} <= {
+        reading.what for reading in found.readings
+    }
+    assert isinstance(events[0], TaskStarted) and isinstance(events[-1], TaskFinished)
+    assert [e.done for e in events if isinstance(e, TaskAdvanced)] == list(range(events[0].total))
+    assert list(tmp_path.iterdir()) == [] and threading.active_count() == threads
+
+
+@pytest.mark.usefixtures("small")
+def test_the_number_of_torch_s_threads_is_as_before_even_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise BudgetError("no")
+
+    monkeypatch.setattr(profile, "measure_epoch", fail)
+    with pytest.raises(BudgetError):
+        measure(tmp_path, ignore, threads=2)
+    assert torch.get_num_threads() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 1_000_000)
+    with pytest.raises(BudgetError, match=r"needs a file of 537 MB, where 1.00 MB are free; give another --spill-dir$"):
+        measure(tmp_path, ignore)
+
+
+def test_memory_too_scarce_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "available_memory_bytes", lambda: 100_000_000)
+    with pytest.raises(BudgetError, match=r"needs 300 MB of memory, 100 MB are free; end other programs$"):
+        measure(tmp_path, ignore)
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="does not exist"):
+        measure(tmp_path / "missing", ignore)
+
+
+def test_twice_the_work_takes_about_twice_as_long(bench: Bench) -> None:
+    values = torch.ones(1 << 18)
+    once, twice = (bench.seconds(lambda _: values * 2.0, tasks) for tasks in (200, 800))
+    assert 1.5 < twice / once < 10
+
+
+SECONDS = st.floats(1e-3, 1e3)
+
+
+@given(first=SECONDS, second=SECONDS, together=SECONDS)
+def test_the_hidden_share_is_a_share(first: float, second: float, together: float) -> None:
+    share = epoch.hidden_share(first, second, together)
+    assert 0 <= share <= 1
+    assert share == epoch.hidden_share(second, first, together)
+
+
+@given(first=SECONDS, second=SECONDS, share=st.floats(0, 1))
+def test_the_hidden_share_inverts_the_cost_model(first: float, second: float, share: float) -> None:
+    together = max(first, second) + (1 - share) * min(first, second)
+    rounding = 1e-5 * (1 + max(first, second) / min(first, second))
+    assert epoch.hidden_share(first, second, together) == pytest.approx(share, abs=rounding)
