@@ -31,8 +31,10 @@ from ooc.train.aggregate import pull, with_self, within, without_self
 from ooc.train.graph import GraphRows, damaged
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.operands import Edges, Input, Output
+from ooc.train.record import PassRecord
 from ooc.train.residency import BlockedMatrix, as_matrix
 from ooc.train.stages import Kernel, Step, Tile
+from ooc.train.stopwatch import Stopwatch
 from ooc.train.team import Flow, Team
 from ooc.train.workload import edge_array
 
@@ -70,6 +72,8 @@ class Executor:
         self.rows = rows
         self.dtype = dtype
         self.spill_dtype = spill_dtype or dtype
+        self.passes: list[PassRecord] = []
+        """What the passes of the program that ran last have taken."""
         self._resources = ExitStack()
         with ExitStack() as opening:
             self.engine, _ = choose_engine(spill_dir, store.path)
@@ -137,8 +141,10 @@ class Executor:
         functions = {step.spec.name: step.compute for step in steps}
         kernels = {step.spec.pull: step.kernel for step in steps if step.spec.pull is not None}
         run = ProgramRun(self, program)
+        self.passes = []
         try:
             run.warm_up()
+            watch = Stopwatch(self.counters, self.team)
             for done, item in enumerate(self.plan.programs[program], start=1):
                 run.enter(item.index)
                 if isinstance(item, RowPass):
@@ -146,6 +152,7 @@ class Executor:
                     _RowPassRun(run, item, functions[item.stage.name], kernel, commit).run()
                 else:
                     _ColumnPassRun(run, item, kernels[item.pull]).run()
+                self.passes.append(watch.lap(program, item.title))
                 progress(done)
             run.finish()
         except BaseException:

@@ -25,7 +25,8 @@ def several(*listeners: Listener) -> Listener:
 
 
 class CsvLog:
-    """One line an epoch in the file ``path``, whose columns are an `EpochRecord`'s fields; empty where not evaluated.
+    """One line an epoch in the file ``path``, whose columns are an `EpochRecord`'s fields but its passes; empty where
+    not evaluated.
 
     A file that is there already is gone on with: its lines from the first epoch heard of are dropped, which is
     what a resumed run computes again.
@@ -33,7 +34,7 @@ class CsvLog:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._names = [field.name for field in fields(EpochRecord)]
+        self._names = [field.name for field in fields(EpochRecord) if field.name != "passes"]
         self._begun = False
 
     def __call__(self, event: Event) -> None:
@@ -44,7 +45,7 @@ class CsvLog:
             self._begin(record.epoch)
             self._begun = True
         with self._path.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self._names).writerow(record.as_dict())
+            csv.DictWriter(file, self._names, extrasaction="ignore").writerow(record.as_dict())
 
     def _begin(self, epoch: int) -> None:
         """Keep the lines before ``epoch``; a torn or foreign one ends them."""
@@ -86,7 +87,7 @@ class TensorBoardLog:
         if self._writer is None:
             self._writer = self._writers.SummaryWriter(str(self._folder), purge_step=record.epoch)
         for name, value in record.as_dict().items():
-            if name != "epoch" and value is not None:
+            if name not in ("epoch", "passes") and value is not None:
                 self._writer.add_scalar(_tag(name), value, record.epoch)
         self._writer.flush()
 

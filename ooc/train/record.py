@@ -7,8 +7,28 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-_NEWER = {"io_busy_s", "hit_rate"}
+_NEWER = {"io_busy_s", "hit_rate", "passes"}
 """Fields that records written by earlier versions lack."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """One pass of an epoch's program, in the plan's order. ``name`` is its title there.
+
+    ``time_s`` is the clock's, ``compute_s`` what all threads together have spent on its tiles, ``cpu_s`` the processor
+    time of the whole process, moving blocks included, ``wait_s`` how long the thread that moves blocks waited for the
+    SSD. Bytes are those whose requests ended during the pass: reads ahead for the next pass and writes left by the one
+    before are among them.
+    """
+
+    program: str
+    name: str
+    time_s: float
+    compute_s: float
+    cpu_s: float
+    wait_s: float
+    read_bytes: int
+    write_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +39,7 @@ class EpochRecord:
     forward pass, ``eval_s`` is 0 and the next ``time_s`` has it. ``io_wait_s`` is the part of
     both spent waiting for the disk, ``io_busy_s`` the part of training in which the disk had something to do, and
     ``hit_rate`` the part of all reads of blocks that found them in memory. Peaks are those of the epoch, of the
-    memory under each budget.
+    memory under each budget. ``passes`` are those of the training program, one after the other.
     """
 
     epoch: int
@@ -36,6 +56,7 @@ class EpochRecord:
     io_wait_s: float
     io_busy_s: float = 0.0
     hit_rate: float = 1.0
+    passes: tuple[PassRecord, ...] = ()
 
     @property
     def bound(self) -> str:
@@ -56,7 +77,11 @@ class EpochRecord:
         names = {field.name for field in fields(cls)}
         if not names - _NEWER <= set(values) <= names:
             raise ValueError(f"fields {sorted(values)} are not those of an epoch's record")
-        return cls(**values)
+        try:
+            passes = tuple(PassRecord(**values_of_pass) for values_of_pass in values.get("passes", ()))
+        except TypeError as error:
+            raise ValueError(f"the passes are not those of an epoch's record: {error}") from None
+        return cls(**{**values, "passes": passes})
 
     def to_line(self) -> str:
         """One JSON object in one line. A loss that is no finite number, which JSON lacks, becomes null."""

@@ -13,6 +13,7 @@ from ooc.sizes import format_size
 from ooc.storage.store import Store
 from ooc.train.executor import Executor
 from ooc.train.first_aggregation import keep_aggregation
+from ooc.train.record import PassRecord
 from ooc.train.setup import Resources, Setup, spill_dtype
 
 
@@ -96,6 +97,10 @@ class Session:
     def peak_bytes(self, tier: Fate) -> int:
         """What has been used of a budget so far."""
         return self._running().peak_bytes(tier)
+
+    def passes(self) -> tuple[PassRecord, ...]:
+        """What each pass of the program that ran last has taken."""
+        return tuple(self._running().passes)
 
     def io(self) -> "Snapshot":
         """What has been read, written and waited for so far."""

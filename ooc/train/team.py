@@ -10,6 +10,8 @@ added in the order of the tiles, so the number of threads changes no result.
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from time import perf_counter
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -23,15 +25,27 @@ R = TypeVar("R")
 
 
 class Team:
-    """``workers`` threads for tiles."""
+    """``workers`` threads for tiles. ``busy_s``: what all of them together have spent on tasks."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+        self.busy_s = 0.0
+        self._lock = Lock()
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="ooc-tile") if workers > 1 else None
 
     def close(self) -> None:
         if self.pool is not None:
             self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def timed(self, compute: Callable[[T], R], task: T) -> R:
+        """``compute(task)``, its time added to ``busy_s``."""
+        begun = perf_counter()
+        try:
+            return compute(task)
+        finally:
+            spent = perf_counter() - begun
+            with self._lock:
+                self.busy_s += spent
 
 
 class Flow(Generic[T, R]):
@@ -50,9 +64,9 @@ class Flow(Generic[T, R]):
     def put(self, step: int, task: T) -> None:
         """Have ``task`` computed, and commit what is ready to make room."""
         if self._team.pool is None:
-            self._commit(self._compute(task))
+            self._commit(self._team.timed(self._compute, task))
             return
-        self._pending.append((step, self._team.pool.submit(_without_gradients, self._compute, task)))
+        self._pending.append((step, self._team.pool.submit(_without_gradients, self._team, self._compute, task)))
         if len(self._pending) > _AHEAD * self._team.workers:
             self._commit_first()
 
@@ -84,7 +98,7 @@ class Flow(Generic[T, R]):
         self._pending.clear()
 
 
-def _without_gradients(compute: Callable[[T], R], task: T) -> R:
+def _without_gradients(team: Team, compute: Callable[[T], R], task: T) -> R:
     """Gradient mode belongs to the thread: off here, on where a stage asks for it."""
     with torch.no_grad():
-        return compute(task)
+        return team.timed(compute, task)

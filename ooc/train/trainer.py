@@ -317,6 +317,7 @@ class Trainer:
             io_wait_s=now.io.wait_s - started.io.wait_s,
             io_busy_s=now.io.busy_s - started.io.busy_s,
             hit_rate=self.plan.hit_rate,
+            passes=self._session.passes(),
         )
 
     def _evaluated(self, record: EpochRecord) -> EpochRecord:
