@@ -94,11 +94,6 @@ class Planning:
         if isinstance(self.graph, GraphStatistics):
             lines += _of_graph(self.graph, pruned=Saving.ACTIVE_ROWS in self._savings)
         lines.append(f"{self.hardware.name}: {self.hardware.source}")
-        if self.hardware.has_device_memory:
-            lines.append(
-                "what goes between device and host is timed and counted here as if it went to the SSD: seconds and "
-                "SSD bytes are too high, and the bottleneck may be another; fates and peaks are the plan's"
-            )
         return lines
 
     def describe_graph(self) -> str:
