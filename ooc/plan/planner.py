@@ -30,7 +30,11 @@ FEW_STEPS = 4096
 """Steps of a row pass beyond which blocks grow with the matrix, whatever their size: planning takes time by the block,
 and what it unrolls memory. Where nothing else fits, blocks are lower again."""
 MOST_STEPS = 4 * FEW_STEPS
-"""Steps of a row pass beyond which no lower blocks are tried: frames then take little beside the narrowest slab."""
+"""Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is
+then the narrowest slab's."""
+LAST_STEPS = 4 * MOST_STEPS
+"""Steps of a row pass beyond which no lower blocks are tried: a plan takes a minute and more to make. Where rows are
+wide and slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
 NARROW_COLUMNS = 8
 """Columns of the narrowest slab: 32 bytes of float32, half a cache line a gathered row."""
 _ROUNDS = 3
@@ -190,6 +194,9 @@ class _Search:
         """The leanest arrangement, with the tallest blocks that leave three quarters of the memory for other things."""
         leanest = [self._leanest_of(height) for height in self._heights_asked()]
         fitting = [(choice, layout) for choice, layout in leanest if self.room.fits(layout)]
+        if not fitting and not self.limits.block_rows:
+            leanest = [self._leanest_of(height) for height in self._heights(LAST_STEPS)]
+            fitting = [(choice, layout) for choice, layout in leanest if self.room.fits(layout)]
         if not fitting:
             raise BudgetError(self.room.shortage([layout for _, layout in leanest]))
         usual = [c for c in fitting if c[0].step_rows in self._usual(self._heights_asked())] or fitting[:1]
@@ -228,7 +235,7 @@ class _Search:
     def _heights_asked(self) -> list[int]:
         return [self.limits.block_rows] if self.limits.block_rows else list(self._heights())
 
-    def _heights(self) -> Iterator[int]:
+    def _heights(self, most_steps: int = MOST_STEPS) -> Iterator[int]:
         """Heights of a step to try, tallest first: tiles times powers of two."""
         tile, rows = self.workload.tile_rows, self.workload.rows
         widest = max(m.columns * m.itemsize for m in self.workload.matrices.values())
@@ -236,6 +243,6 @@ class _Search:
         height = tile
         while height < rows and (height * widest * 2 <= largest or height * FEW_STEPS < rows):
             height *= 2
-        while height >= tile and height * MOST_STEPS >= rows:
+        while height >= tile and height * most_steps >= rows:
             yield height
             height //= 2
