@@ -14,7 +14,7 @@ class Transformer(BasicGNN):  # type: ignore[misc]  # PyG is not typed
     the model's."""
 
     supports_edge_weight = False
-    supports_edge_attr = False
+    supports_edge_attr = True
 
     def init_conv(self, in_channels: int | tuple[int, int], out_channels: int, **kwargs: Any) -> MessagePassing:
         """A convolution of ``out_channels`` columns, whatever ``heads`` are."""
@@ -59,13 +59,25 @@ class Residual(torch.nn.Module):
         self.convs = gnn.convs
         self.act = gnn.act
         self.dropout = gnn.dropout
+        self.supports_edge_weight, self.supports_edge_attr = gnn.supports_edge_weight, gnn.supports_edge_attr
         self.norm_out = norm_of_rows()
         self.lin_out = torch.nn.Linear(width, out_channels)
 
-    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
-        """``x`` [N, in], ``edge_index`` [2, E] → [N, out]."""
+    def forward(
+        self,
+        x: torch.Tensor,
+        edge_index: torch.Tensor,
+        edge_weight: torch.Tensor | None = None,
+        edge_attr: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``x`` [N, in], ``edge_index`` [2, E] → [N, out]; what edges carry goes to layers that take it."""
+        carried: dict[str, torch.Tensor | None] = {}
+        if self.supports_edge_weight:
+            carried["edge_weight"] = edge_weight
+        if self.supports_edge_attr:
+            carried["edge_attr"] = edge_attr
         x = self.lin_in(x)
         for norm, conv in zip(self.norms, self.convs, strict=True):
-            x = x + self.dropout(self.act(conv(norm(x), edge_index)))
+            x = x + self.dropout(self.act(conv(norm(x), edge_index, **carried)))
         out: torch.Tensor = self.lin_out(self.norm_out(x))
         return out

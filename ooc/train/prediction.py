@@ -276,6 +276,7 @@ def _lower(model: nn.Module, store: Store, *, whole: bool, edge_data: frozenset[
             active=lambda depth: ActiveRows.everything(store.num_nodes, depth),
             edges_per_row=store.num_edges / store.num_nodes,
             edge_data=edge_data,
+            num_edge_features=store.num_edge_features,
         )
 
     network = attempt(once=True)

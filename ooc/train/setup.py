@@ -348,6 +348,7 @@ def take_apart(
         edges_per_row=store.num_edges / store.num_nodes,
         edge_data=edge_data_used(store, ignore_edge_data),
         product=_products(compute_dtype),
+        num_edge_features=store.num_edge_features,
     )
     return network, active_rows(network.hops)
 

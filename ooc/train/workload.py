@@ -64,6 +64,7 @@ def describe_workload(
             pulled.setdefault(stage.pull.direction, set()).update(stage.pull.edge_data)
     narrow = 0 if network.product.dtype is None else threads  # of weights, rounded, one after the other
     parameters = sum(p.numel() for p in network.parameters)
+    idle = sum(p.numel() for p in network.idle)
     return Workload(
         rows=store.num_nodes,
         tile_rows=tile_rows,
@@ -80,7 +81,7 @@ def describe_workload(
             if d in pulled
         },
         fixed_host_bytes=fixed_host_bytes,
-        fixed_device_bytes=(4 + threads + 1 + narrow) * parameters * itemsize + network.statistics_nbytes,
+        fixed_device_bytes=((4 + threads + 1 + narrow) * parameters + idle) * itemsize + network.statistics_nbytes,
         pulled_itemsize=itemsize,
         threads=threads,
         sums_as_kept=sums_as_kept,
@@ -124,7 +125,9 @@ def _reading_order(name: str) -> tuple[bool, str]:
 
 
 def zero_gradients(network: Network) -> None:
-    """Give every parameter a zero gradient, allocated once."""
+    """Give every parameter that has a part in the output a zero gradient, allocated once, and the others none."""
+    for parameter in network.idle:
+        parameter.grad = None
     for parameter in network.parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

@@ -2,7 +2,7 @@
 """Edge functions under every reduction give the outputs and gradients of PyG's own layers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -18,6 +18,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from ooc.errors import ModelError
 from ooc.plan.workload import Direction
+from ooc.train.kernels import edge_function
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edge_function import (
     EdgeFunction,
@@ -30,6 +31,7 @@ from ooc.train.kernels.edge_function import (
     pull_target_gradients,
     upstream,
 )
+from ooc.train.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from ooc.train.kernels.functions import Gatv2, Gine, TransformerAttention
 from tests.train.kernel_cases import HEIGHTS, PIECES, KernelGraph, by_tiles, graphs, numbers, small_pieces
@@ -52,7 +54,7 @@ class Gated:
     def parameters(self) -> tuple[Tensor, ...]:
         return (self.weight,)
 
-    def __call__(self, source_EW: Tensor, target_EV: Tensor, edge_EK: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return torch.tanh(source_EW) * target_EV * self.weight, None
 
 
@@ -71,23 +73,46 @@ class GatedConv(MessagePassing):
 
 
 class Case:
-    """A function, and a layer of PyG's with the same parameters."""
+    """A function with what maps features of edges to its terms, and a layer of PyG's with the same parameters."""
 
     def __init__(
-        self, function: EdgeFunction, layer: MessagePassing, *, source: int, target: int, features: int = 0
+        self,
+        function: EdgeFunction,
+        layer: MessagePassing,
+        *,
+        source: int,
+        target: int,
+        features: int = 0,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> None:
         self.function, self.layer = function, layer.double()
         self.columns = (source, target, features)
+        self.map = tuple(part for part in (weight, bias) if part is not None)
+
+    def terms(self, groups: int, loop_RK: Tensor | None) -> EdgeTerms | None:
+        """The terms of all groups; a weight [T, K] as PyG has it."""
+        if not self.columns[2]:
+            return None
+        weight, bias = ([part.detach() for part in self.map] + [None, None])[:2]
+        return EdgeTerms(range(groups), torch.float64, None if weight is None else weight.t(), bias, loop_RK)
+
+    def map_gradient(self, map_RM: Tensor, groups: int) -> list[Tensor]:
+        """Of weight and bias."""
+        by_row = map_RM.sum(0).view(groups, -1, len(self.map[0]) // groups)
+        weight = by_row[:, : self.columns[2]].transpose(1, 2).flatten(0, 1)
+        return [weight, by_row[:, self.columns[2] :].flatten()][: len(self.map)]
 
     def expected(self, graph: KernelGraph, inputs: "Inputs", scale: Tensor | None) -> Tensor:
         """PyG's output, its dropout replaced by ``scale``."""
         ends = (inputs.source, inputs.target if inputs.target.shape[1] else None)
-        edges = () if inputs.edges is None else (inputs.edges,)
+        edge_index, edge_attr = with_loops(graph, inputs.edges)
+        edges = () if edge_attr is None else (edge_attr,)
         drop = SimpleNamespace(
             leaky_relu=F.leaky_relu, dropout=lambda alpha, **_: alpha if scale is None else alpha * scale
         )
         with mock.patch.object(gatv2_conv, "F", drop), mock.patch.object(transformer_conv, "F", drop):
-            out = self.layer(ends, with_loops(graph), *edges)
+            out = self.layer(ends, edge_index, *edges)
         assert isinstance(out, Tensor)
         return out
 
@@ -113,10 +138,13 @@ def make_inputs(case: Case, graph: KernelGraph, seed: int, scored: int, dtype: t
     )
 
 
-def with_loops(graph: KernelGraph) -> Tensor:
+def with_loops(graph: KernelGraph, edge_attr: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Edges and their features, those of added self-loops the mean of the others'."""
     if graph.self_loops is SelfLoops.AS_STORED:
-        return graph.edge_index
-    return add_self_loops(remove_self_loops(graph.edge_index)[0], num_nodes=graph.nodes)[0]
+        return graph.edge_index, edge_attr
+    others = remove_self_loops(graph.edge_index, edge_attr)
+    edges: tuple[Tensor, Tensor | None] = add_self_loops(*others, fill_value="mean", num_nodes=graph.nodes)
+    return edges
 
 
 def plant(module: nn.Module, name: str, value: Tensor) -> None:
@@ -137,7 +165,7 @@ def gatv2(*, features: int) -> Case:
     plant(layer.lin_r, "weight", torch.eye(WIDTH).double())
     if edge is not None:
         plant(layer.lin_edge, "weight", edge)
-    return Case(Gatv2(att, 0.2, edge), layer, source=WIDTH, target=WIDTH, features=features)
+    return Case(Gatv2(att, 0.2), layer, source=WIDTH, target=WIDTH, features=features, weight=edge)
 
 
 def transformer(*, features: int) -> Case:
@@ -151,19 +179,19 @@ def transformer(*, features: int) -> Case:
     plant(layer.lin_query, "weight", torch.eye(WIDTH).double())
     if edge is not None:
         plant(layer.lin_edge, "weight", edge)
-    return Case(TransformerAttention(HEADS, edge), layer, source=2 * WIDTH, target=WIDTH, features=features)
+    return Case(TransformerAttention(HEADS), layer, source=2 * WIDTH, target=WIDTH, features=features, weight=edge)
 
 
 def gine(reduction: Reduction) -> Case:
     layer = GINEConv(nn.Identity(), aggr=reduction.value)
-    return Case(Gine(None, reduction), layer, source=WIDTH, target=0, features=WIDTH)
+    return Case(Gine(reduction), layer, source=WIDTH, target=0, features=WIDTH)
 
 
 def gine_through_linear() -> Case:
     lin = nn.Linear(FEATURES, WIDTH).double()
     layer = GINEConv(nn.Linear(WIDTH, WIDTH), edge_dim=FEATURES)
     layer.nn, layer.lin = nn.Identity(), lin
-    return Case(Gine(lin), layer, source=WIDTH, target=0, features=FEATURES)
+    return Case(Gine(), layer, source=WIDTH, target=0, features=FEATURES, weight=lin.weight, bias=lin.bias)
 
 
 def gated(reduction: Reduction) -> Case:
@@ -186,11 +214,13 @@ CASES: dict[str, Callable[[], Case]] = {
 
 @dataclass(frozen=True)
 class Pulled:
-    """What the kernels make of a case, tiles put together; parameters' gradients as either direction sums them."""
+    """What the kernels make of a case, tiles put together; parameters' gradients as either direction sums them, and
+    those of what makes terms of features."""
 
     rows: tuple[Tensor, Tensor, Tensor]
     by_sources: list[Tensor]
     by_targets: list[Tensor]
+    of_map: list[Tensor]
 
 
 def pull(
@@ -204,41 +234,52 @@ def pull(
         for direction in Direction
     }
 
-    def features(direction: Direction, span: slice) -> Tensor | None:
+    loops = inputs.edges is not None and graph.self_loops is SelfLoops.EXACTLY_ONE
+    groups = HEADS if heads is not None else WIDTH
+
+    def carrying(direction: Direction, span: slice, tile: TileEdges) -> TileEdges:
         found = edges[direction]
-        return None if found is None else found[span]
+        return tile if found is None else replace(tile, features_EK=found[span])
+
+    def loop_features(tile: TileEdges) -> Tensor | None:
+        mean = LoopFeatures(Filling.MEAN)
+        return mean.of(tile, torch.float64, edge_function.EDGES_PER_PIECE) if loops else None
 
     def forward(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
+        tile = carrying(Direction.IN, span, tile)
+        loop_RK = loop_features(tile)
         reduced = pull_messages(
             function,
             tile,
             source_NW=source,
             target_RV=target[rows],
             columns=WIDTH,
-            edge_EK=features(Direction.IN, span),
+            terms=case.terms(groups, loop_RK),
             heads=heads,
         )
         above = upstream(function, gradient[rows], reduced.value_RO, reduced.kept)
-        return reduced.value_RO, above.gradient, gradient[rows] if above.statistics is None else above.statistics
+        statistics = gradient[rows] if above.statistics is None else above.statistics
+        return reduced.value_RO, above.gradient, statistics, gradient[rows] if loop_RK is None else loop_RK
 
-    value, shared, statistics = by_tiles(graph.tiles(Direction.IN, height, scored), forward, workers=workers)
+    value, shared, statistics, loop_NK = by_tiles(graph.tiles(Direction.IN, height, scored), forward, workers=workers)
     above = Upstream(shared, None if function.reduction is Reduction.SUM else statistics)
-    groups = HEADS if heads is not None else 1
+    packs = HEADS if heads is not None else 1
     sizes = (target.shape[1], WIDTH, 0 if above.statistics is None else above.statistics.shape[1])
-    layout = TargetLayout(groups, *(columns // groups for columns in sizes))
-    packed = layout.pack(target[:scored], above)
+    layout = TargetLayout(packs, *(columns // packs for columns in sizes), loop=loop_NK.shape[1] if loops else 0)
+    packed = layout.pack(target[:scored], above, loop_NK if loops else None)
     by_sources: list[tuple[Tensor, ...]] = []
     by_targets: list[tuple[Tensor, ...]] = []
+    of_map: list[Tensor] = []
 
     def sources(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
         found = pull_source_gradients(
             function,
-            tile,
+            carrying(Direction.OUT, span, tile),
             source_RW=source[rows],
             target_NP=packed,
             layout=layout,
             with_parameters=True,
-            edge_EK=features(Direction.OUT, span),
+            terms=case.terms(groups, layout.loops(packed[rows])),
             heads=heads,
         )
         by_sources.append(found.parameters)
@@ -248,26 +289,24 @@ def pull(
         own = Upstream(above.gradient[rows], None if above.statistics is None else above.statistics[rows])
         found = pull_target_gradients(
             function,
-            tile,
+            carrying(Direction.IN, span, tile),
             source_NW=source,
             target_RV=target[rows],
             upstream_R=own,
             with_parameters=True,
-            edge_EK=features(Direction.IN, span),
+            with_map=bool(case.map),
+            terms=case.terms(groups, layout.loops(packed[rows])),
             heads=heads,
         )
         by_targets.append(found.parameters)
+        if found.map_RM is not None:
+            of_map.append(found.map_RM)
         return (found.rows,)
 
     (d_source,) = by_tiles(graph.tiles(Direction.OUT, height), sources, workers=workers)
     (d_target,) = by_tiles(graph.tiles(Direction.IN, height, scored), targets, workers=workers)
     sums = ([torch.stack(parts).sum(0) for parts in zip(*tiles, strict=True)] for tiles in (by_sources, by_targets))
-    return Pulled((value, d_source, d_target), *sums)
-
-
-@st.composite
-def graphs_for(draw: st.DrawFn, case: Case) -> KernelGraph:
-    return draw(graphs(SelfLoops.AS_STORED if case.columns[2] else None))
+    return Pulled((value, d_source, d_target), *sums, case.map_gradient(torch.cat(of_map), groups) if case.map else [])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -285,14 +324,15 @@ def test_output_and_gradients_are_pyg_s(
 ) -> None:
     """Of both sides' rows and of parameters, in either direction, also where only some leading rows are scored."""
     case = CASES[name]()
-    graph = data.draw(graphs_for(case))
+    graph = data.draw(graphs())
     scored = max(1, graph.nodes - unscored)
     inputs = make_inputs(case, graph, seed, scored)
-    drops = p is not None and case.function.reduction is Reduction.SOFTMAX and inputs.edges is None
+    drops = case.function.reduction is Reduction.SOFTMAX
     dropout = EdgeDropout(p, 1, 2, 3) if p is not None and drops else None
-    scale = None if dropout is None else scale_of_edges(dropout, with_loops(graph), range(HEADS))
+    scale = None if dropout is None else scale_of_edges(dropout, with_loops(graph)[0], range(HEADS))
     out = case.expected(graph, inputs, scale).reshape(graph.nodes, WIDTH)[:scored]
-    wanted = [inputs.source, inputs.target, *case.function.parameters]
+    own = len(case.function.parameters)
+    wanted = [inputs.source, inputs.target, *case.function.parameters, *case.map]
     expected = torch.autograd.grad(out, wanted, inputs.gradient, allow_unused=True) if out.requires_grad else []
     with small_pieces(edges_per_piece):
         found = pull(case, graph, inputs, height, dropout)
@@ -302,20 +342,22 @@ def test_output_and_gradients_are_pyg_s(
     torch.testing.assert_close(d_source, reference[0], **CLOSE)
     torch.testing.assert_close(d_target, reference[1][:scored], **CLOSE)
     for sums in (found.by_sources, found.by_targets):
-        for one, other in zip(sums, reference[2:], strict=True):
+        for one, other in zip(sums, reference[2 : 2 + own], strict=True):
             torch.testing.assert_close(one, other, **CLOSE)
+    for one, other in zip(found.of_map, reference[2 + own :], strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["GATv2", "Transformer", "GINE", "GINE, max", "gated sum", "gated max"])
+@pytest.mark.parametrize("name", CASES)
 @given(st.data(), st.integers(0, 999), HEIGHTS, PIECES)
 @settings(max_examples=20, deadline=None)
 def test_tiles_and_threads_change_no_bit(
     name: str, data: st.DataObject, seed: int, height: int, edges_per_piece: int
 ) -> None:
-    """Where messages and scores are elementwise, so are all results of rows."""
+    """Where messages and scores are elementwise, so are all results of rows; terms of features are as good."""
     case = CASES[name]()
     assert case.function.same_bits
-    graph = data.draw(graphs_for(case))
+    graph = data.draw(graphs())
     inputs = make_inputs(case, graph, seed, graph.nodes)
     with small_pieces(edges_per_piece):
         whole = pull(case, graph, inputs, graph.nodes, None)
@@ -346,20 +388,12 @@ def test_gradients_of_parameters_row_by_row(graph: KernelGraph, seed: int, drops
     torch.testing.assert_close(d_att.sum(0), expected.by_targets[0], **CLOSE)
 
 
-def refused(function: EdgeFunction, self_loops: SelfLoops, dropout: EdgeDropout | None, message: str) -> None:
-    tile = TileEdges(torch.tensor([0]), torch.tensor([0, 1]), 0, 1, self_loops)
-    heads = Heads(range(HEADS), dropout) if function.reduction is Reduction.SOFTMAX else None
-    ones = torch.ones(1, WIDTH)
-    with pytest.raises(ModelError, match=message):
-        pull_messages(function, tile, source_NW=ones, target_RV=ones, columns=WIDTH, edge_EK=ones, heads=heads)
-
-
 def test_what_would_not_be_exact_is_refused_by_name() -> None:
-    dense = Gine(nn.Linear(FEATURES, WIDTH), Reduction.MAX)
-    refused(dense, SelfLoops.AS_STORED, None, "Gine: the maximum of messages made by dense products")
-    refused(Gine(None), SelfLoops.EXACTLY_ONE, None, "Gine: edge features of added self-loops")
-    attention = TransformerAttention(HEADS, torch.ones(WIDTH, WIDTH))
-    refused(attention, SelfLoops.AS_STORED, EdgeDropout(0.5, 0, 0, 0), "TransformerAttention: dropout")
+    dense = Gated(torch.ones(WIDTH), Reduction.MAX, same_bits=False)
+    tile = TileEdges(torch.tensor([0]), torch.tensor([0, 1]), 0, 1)
+    ones = torch.ones(1, WIDTH)
+    with pytest.raises(ModelError, match="Gated: the maximum of messages made by dense products"):
+        pull_messages(dense, tile, source_NW=ones, target_RV=ones, columns=WIDTH)
 
 
 def test_a_parameter_that_takes_no_gradient_gets_zeros() -> None:

@@ -3,6 +3,7 @@
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from ooc.train.kernels import edge_function, gat, maximum
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edge_function import Heads, TargetLayout, Upstream
+from ooc.train.kernels.edge_terms import EdgeTerms
 from ooc.train.kernels.edges import EDGES_PER_PIECE, SelfLoops, TileEdges
 from ooc.train.kernels.functions import Gatv2, TransformerAttention
 
@@ -82,21 +84,41 @@ def test_maximum(degree: int) -> None:
 
 @pytest.mark.parametrize("degree", [2, 20, 200])
 @pytest.mark.parametrize("function", [Gatv2(rows(CHANNELS)[:HEADS].requires_grad_(), 0.2), TransformerAttention(HEADS)])
-def test_edge_functions(degree: int, function: Gatv2 | TransformerAttention) -> None:
+@pytest.mark.parametrize("features", [0, 8])
+def test_edge_functions(degree: int, function: Gatv2 | TransformerAttention, features: int) -> None:
     edges, heads = tile(degree), Heads(range(HEADS))
+    terms = None
+    if features:
+        edges = replace(edges, features_EK=torch.ones(NODES * degree, features))
+        terms = EdgeTerms(range(HEADS), torch.float32, rows(WIDTH)[:features].clone(), None, rows(features))
     source = rows(WIDTH if isinstance(function, Gatv2) else 2 * WIDTH)
     target, above = rows(WIDTH, 1), Upstream(rows(WIDTH, 2), rows(2 * HEADS))
     layout = TargetLayout(HEADS, CHANNELS, CHANNELS, 2)
     packed = layout.pack(target, above)
     calls = [
         lambda: edge_function.pull_messages(
-            function, edges, source_NW=source, target_RV=target, columns=WIDTH, heads=heads
+            function, edges, source_NW=source, target_RV=target, columns=WIDTH, terms=terms, heads=heads
         ),
         lambda: edge_function.pull_source_gradients(
-            function, edges, source_RW=source, target_NP=packed, layout=layout, with_parameters=True, heads=heads
+            function,
+            edges,
+            source_RW=source,
+            target_NP=packed,
+            layout=layout,
+            with_parameters=True,
+            terms=terms,
+            heads=heads,
         ),
         lambda: edge_function.pull_target_gradients(
-            function, edges, source_NW=source, target_RV=target, upstream_R=above, with_parameters=True, heads=heads
+            function,
+            edges,
+            source_NW=source,
+            target_RV=target,
+            upstream_R=above,
+            with_parameters=True,
+            with_map=terms is not None,
+            terms=terms,
+            heads=heads,
         ),
     ]
     bounds = edge_function.scratch_bytes(
@@ -104,10 +126,11 @@ def test_edge_functions(degree: int, function: Gatv2 | TransformerAttention) -> 
         target=WIDTH,
         message=WIDTH,
         heads=HEADS,
-        features=0,
         itemsize=4,
         live=4,
+        features=features,
+        term=WIDTH if features else 0,
     )
     bound = bound_of(degree, edge_function.EDGES_PER_PIECE, bounds)
     peaks = [peak_bytes(call) for call in calls]
-    assert bound / 2.5 < max(peaks) <= bound
+    assert bound / (3 if features else 2.5) < max(peaks) <= bound

@@ -3,8 +3,9 @@
 
 Forward, targets pull over in-edges; backward, sources pull over out-edges. Neither knows where the other's lists
 hold an edge, so a mask is a pure function of what both know: seed, epoch, layer, head, the two rows, and how many
-edges between the same two rows come before (see ``Piece.repeats_E``). Edges between the same two rows carry the
-same score and message, so it does not matter which of them a dropped one is.
+edges between the same two rows come before (see ``Piece.repeats_E``). Where edges carry nothing, those between the
+same two rows have the same score and message, so it does not matter which of them a dropped one is. Where they have
+features, a store has them in the order of its source in both directions, so that both ends count alike.
 
 The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), computed
 here on arrays, since NumPy's own only counts upwards. One value of the counter serves four heads.
@@ -89,7 +90,7 @@ def _check_order(piece: Piece) -> None:
     """Repeated edges are told apart by their place among equals, which needs equals side by side."""
     falls = piece.neighbours_E[1:] < piece.neighbours_E[:-1]
     falls &= piece.row_E[1:] == piece.row_E[:-1]
-    if piece.positions_E is None:
+    if piece.has_added:
         falls &= piece.neighbours_E[1:] != piece.row_E[1:] + (piece.tile_start + piece.start)  # the added self-loop
     if bool(falls.any()):
         raise StoreError("neighbours of a row are not in ascending order, as dropout on edges needs; convert again")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any message and score per edge: gathered, computed as the user's torch code, and differentiated edge by edge.
 
-An ``EdgeFunction`` says what one edge gives, from the source's row, the target's row and the edge's own features;
+An ``EdgeFunction`` says what one edge gives, from the source's row, the target's row and a term made of the edge's own
+features (``edge_terms``);
 a ``Reduction`` says what a target makes of its edges. Forward, targets pull sources. Backward, every edge is
 computed again where its gradient is wanted: over out-edges for what belongs to sources, over in-edges for what
 belongs to targets; parameters' gradients come with either. The reduction's part is known without the other edges:
@@ -12,8 +13,8 @@ belongs to targets; parameters' gradients come with either. The reduction's part
 
 for message m, score s, dropout's scale k and D_i = dZ_i · Z_i; what lies between rows and (m, s) is autograd's.
 
-Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, W/V/K columns of sources, targets and
-edge features, O = H·C columns of messages, head after head where the reduction has heads.
+Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, W/V/T columns of sources, targets and
+edges' terms, O = H·C columns of messages, head after head where the reduction has heads.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ from torch import Tensor
 from ooc.errors import ModelError
 from ooc.plan.workload import Direction
 from ooc.train.kernels.edge_dropout import EdgeDropout
-from ooc.train.kernels.edges import Piece, SelfLoops, TileEdges, pieces
+from ooc.train.kernels.edge_terms import EdgeTerms
+from ooc.train.kernels.edges import Piece, TileEdges, pieces
 from ooc.train.kernels.maximum import RunningMaximum
 from ooc.train.kernels.softmax import RunningSoftmax
 
@@ -59,7 +61,7 @@ class EdgeFunction(Protocol):
     @property
     def same_bits(self) -> bool: ...
 
-    def __call__(self, source_EW: Tensor, target_EV: Tensor, edge_EK: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Messages [E, O], and scores [E, H] where the reduction is a softmax."""
         ...
 
@@ -102,23 +104,27 @@ class Upstream:
 @dataclass(frozen=True, slots=True)
 class TargetLayout:
     """What sources pull of a target, group after group (heads; one group where there are none): its own row, the
-    gradient, and the statistics, of so many columns a group. ``statistics`` is 0 for a sum."""
+    gradient, and the statistics, of so many columns a group. ``statistics`` is 0 for a sum. ``loop``: the features of
+    the row's added self-loop, if there is one, which every group has."""
 
     groups: int
     target: int
     message: int
     statistics: int
+    loop: int = 0
 
     @property
     def columns(self) -> int:
-        return self.groups * (self.target + self.message + self.statistics)
+        return self.groups * (self.target + self.message + self.statistics + self.loop)
 
-    def pack(self, target_RV: Tensor, upstream_R: Upstream) -> Tensor:
+    def pack(self, target_RV: Tensor, upstream_R: Upstream, loop_RK: Tensor | None = None) -> Tensor:
         """[R, columns]."""
         parts = [(target_RV, self.target), (upstream_R.gradient, self.message)]
         if upstream_R.statistics is not None:
             parts.append((upstream_R.statistics, self.statistics))
         by_group = [part.reshape(len(part), self.groups, columns) for part, columns in parts]
+        if loop_RK is not None:
+            by_group.append(loop_RK[:, None].expand(-1, self.groups, -1))
         return torch.cat(by_group, dim=2).view(len(target_RV), -1)
 
     def unpack(self, packed: Tensor) -> tuple[Tensor, Upstream]:
@@ -132,14 +138,22 @@ class TargetLayout:
         statistics = part(self.target + self.message, self.statistics) if self.statistics else None
         return part(0, self.target), Upstream(gradient, statistics)
 
+    def loops(self, packed: Tensor) -> Tensor | None:
+        """The features of the rows' added self-loops that were packed [R, loop]."""
+        if not self.loop:
+            return None
+        return packed.view(len(packed), self.groups, self.columns // self.groups)[:, 0, -self.loop :]
+
 
 @dataclass(frozen=True, slots=True)
 class RowGradient:
     """Gradient of the tile's own rows, and the tile's part of those of ``function.parameters``, if asked for: zeros
-    for those that take none. Parts are sums over tiles, which are added in the order of tiles to be reproducible."""
+    for those that take none. Parts are sums over tiles, which are added in the order of tiles to be reproducible.
+    ``map_RM``: row by row the gradient of the terms' linear map, if asked for (``EdgeTerms.map_gradient``)."""
 
     rows: Tensor
     parameters: tuple[Tensor, ...]
+    map_RM: Tensor | None = None
 
 
 def pull_messages(
@@ -149,11 +163,11 @@ def pull_messages(
     source_NW: Tensor,
     target_RV: Tensor,
     columns: int,
-    edge_EK: Tensor | None = None,
+    terms: EdgeTerms | None = None,
     heads: Heads | None = None,
 ) -> Reduced:
-    """Forward: targets pull sources over in-edges, O = ``columns``; ``edge_EK`` are features of the tile's edges."""
-    _check(function, tile, edge_EK, heads)
+    """Forward: targets pull sources over in-edges, O = ``columns``; ``terms`` of the tile's edges."""
+    _check(function, heads)
     rows, reduction = tile.rows, function.reduction
     out_RO = source_NW.new_zeros(rows, columns)
     maximum = RunningMaximum(rows, columns, source_NW) if reduction is Reduction.MAX else None
@@ -165,7 +179,8 @@ def pull_messages(
         source_EW = source_NW.index_select(0, piece.neighbours_E)
         target_EV = target_RV[piece.rows].index_select(0, piece.row_E)
         with torch.no_grad():
-            message_EO, score_EH = function(source_EW, target_EV, _features(edge_EK, piece))
+            term_ET = None if terms is None else terms.make(terms.features(tile, piece))
+            message_EO, score_EH = function(source_EW, target_EV, term_ET)
             match reduction:
                 case Reduction.SUM:
                     out_RO[piece.rows] += piece.sums(message_EO)
@@ -210,20 +225,19 @@ def pull_source_gradients(
     target_NP: Tensor,
     layout: TargetLayout,
     with_parameters: bool,
-    edge_EK: Tensor | None = None,
+    terms: EdgeTerms | None = None,
     heads: Heads | None = None,
 ) -> RowGradient:
-    """Backward over out-edges: the gradient of the tile's rows as sources; ``edge_EK`` in the order of out-edges.
+    """Backward over out-edges: the gradient of the tile's rows as sources.
 
     ``target_NP`` are the targets' rows with what flows back to them, as ``layout`` packs them.
     """
-    _check(function, tile, edge_EK, heads)
-    backward = _Backward(function, source_RW, with_parameters, heads, Direction.OUT)
+    _check(function, heads)
+    backward = _Backward(function, source_RW, with_parameters, heads, Direction.OUT, terms)
     for piece in pieces(tile, len(target_NP), EDGES_PER_PIECE):
         source_EW = source_RW[piece.rows].index_select(0, piece.row_E).requires_grad_()
         target_EV, upstream_E = layout.unpack(target_NP.index_select(0, piece.neighbours_E))
-        message_EO, score_EH = backward.compute(source_EW, target_EV, _features(edge_EK, piece))
-        backward.add(piece, source_EW, message_EO, score_EH, upstream_E)
+        backward.add(tile, piece, source_EW, target_EV, source_EW, upstream_E)
     return backward.finish()
 
 
@@ -235,33 +249,38 @@ def pull_target_gradients(
     target_RV: Tensor,
     upstream_R: Upstream,
     with_parameters: bool,
-    edge_EK: Tensor | None = None,
+    with_map: bool = False,
+    terms: EdgeTerms | None = None,
     heads: Heads | None = None,
 ) -> RowGradient:
-    """Backward over in-edges: the gradient of the tile's rows as targets; ``edge_EK`` in the order of in-edges."""
-    _check(function, tile, edge_EK, heads)
-    backward = _Backward(function, target_RV, with_parameters, heads, Direction.IN)
+    """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and of the terms' map."""
+    _check(function, heads)
+    backward = _Backward(function, target_RV, with_parameters, heads, Direction.IN, terms, with_map=with_map)
     for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
         own_E = piece.row_E + piece.start
         source_EW = source_NW.index_select(0, piece.neighbours_E)
         target_EV = target_RV.index_select(0, own_E).requires_grad_()
-        message_EO, score_EH = backward.compute(source_EW, target_EV, _features(edge_EK, piece))
-        backward.add(piece, target_EV, message_EO, score_EH, upstream_R.select(own_E))
+        backward.add(tile, piece, source_EW, target_EV, target_EV, upstream_R.select(own_E))
     return backward.finish()
 
 
 def scratch_bytes(
-    *, source: int, target: int, message: int, heads: int, features: int, itemsize: int, live: int
+    *, source: int, target: int, message: int, heads: int, itemsize: int, live: int, features: int = 0, term: int = 0
 ) -> tuple[int, int]:
     """Bounds on what one call allocates at a time, results included: for every edge of a piece and every row of the
     tile, and for every row beside that; widths in columns.
 
     ``live``: how many matrices of the wider side's width the function has alive at once per edge, forward and
-    backward together; for autograd that is about twice the number of its operators.
+    backward together; for autograd that is about twice the number of its operators. ``features`` of an edge make a
+    ``term`` of so many columns: they are gathered and numbered to be summed, and a row has its part of the map's
+    gradient, where it is put together three times.
     """
     widest = max(source, target, message)
-    per_edge = (2 * source + 3 * target + 5 * message + 5 * heads + features + live * widest) * itemsize + 200
+    per_edge = (2 * source + 3 * target + 5 * message + 5 * heads + live * widest) * itemsize + 200
     per_row = (2 * max(source, target) + 5 * message + 6 * heads) * itemsize + 32
+    if features:
+        per_edge += features * (3 * itemsize + 16) + 4 * term * itemsize + 64
+        per_row += (3 * (features + 1) * term + 3 * features) * itemsize
     return per_edge, per_row
 
 
@@ -269,39 +288,61 @@ class _Backward:
     """The gradient of one side's rows and of parameters, added to piece after piece."""
 
     def __init__(
-        self, function: EdgeFunction, own_RW: Tensor, with_parameters: bool, heads: Heads | None, direction: Direction
+        self,
+        function: EdgeFunction,
+        own_RW: Tensor,
+        with_parameters: bool,
+        heads: Heads | None,
+        direction: Direction,
+        terms: EdgeTerms | None,
+        *,
+        with_map: bool = False,
     ) -> None:
         self._function, self._heads, self._direction = function, heads, direction
         self._parameters = function.parameters if with_parameters else ()
         self._trained = [i for i, parameter in enumerate(self._parameters) if parameter.requires_grad]
         self._rows_RW = torch.zeros_like(own_RW)
         self._sums = tuple(torch.zeros_like(parameter) for parameter in self._parameters)
-
-    def compute(self, source_EW: Tensor, target_EV: Tensor, edge_EK: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        with torch.enable_grad():
-            return self._function(source_EW, target_EV, edge_EK)
+        self._terms, self._with_map = terms, with_map
+        self._map_RM = own_RW.new_zeros(len(own_RW), terms.map_columns) if terms is not None and with_map else None
 
     def add(
-        self, piece: Piece, leaf_EW: Tensor, message_EO: Tensor, score_EH: Tensor | None, upstream_E: Upstream
+        self,
+        tile: TileEdges,
+        piece: Piece,
+        source_EW: Tensor,
+        target_EV: Tensor,
+        leaf_EW: Tensor,
+        upstream_E: Upstream,
     ) -> None:
-        """Differentiate what ``compute`` gave with respect to ``leaf_EW``, the own side's rows at every edge."""
+        """Differentiate the function with respect to ``leaf_EW``, the own side's rows at every edge."""
+        features_EK = None if self._terms is None else self._terms.features(tile, piece)
+        term_ET = None if self._terms is None or features_EK is None else self._terms.make(features_EK)
+        if term_ET is not None and self._with_map:
+            term_ET.requires_grad_()
+        with torch.enable_grad():
+            message_EO, score_EH = self._function(source_EW, target_EV, term_ET)
         gradients = self._output_gradients(piece, message_EO.detach(), score_EH, upstream_E)
         outputs = [message_EO] if score_EH is None else [message_EO, score_EH]
         pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
         if not pairs:
             return
         tracked, upstream_gradients = zip(*pairs, strict=True)
-        inputs = (leaf_EW, *(self._parameters[i] for i in self._trained))
+        inputs = [leaf_EW, *(self._parameters[i] for i in self._trained)]
+        if self._map_RM is not None and term_ET is not None:
+            inputs.append(term_ET)
         found = torch.autograd.grad(tracked, inputs, upstream_gradients, allow_unused=True)
         with torch.no_grad():
             if found[0] is not None:
                 self._rows_RW[piece.rows] += piece.sums(found[0])
-            for i, gradient in zip(self._trained, found[1:], strict=True):
+            for i, gradient in zip(self._trained, found[1 : 1 + len(self._trained)], strict=True):
                 if gradient is not None:
                     self._sums[i].add_(gradient)
+            if self._map_RM is not None and self._terms is not None and features_EK is not None:
+                self._map_RM[piece.rows] += self._terms.map_gradient(piece, features_EK, found[-1])
 
     def finish(self) -> RowGradient:
-        return RowGradient(self._rows_RW, self._sums)
+        return RowGradient(self._rows_RW, self._sums, self._map_RM)
 
     @torch.no_grad()
     def _output_gradients(
@@ -335,14 +376,7 @@ def _weighted(matrix_EO: Tensor, weight_EH: Tensor) -> Tensor:
     return (matrix_EO.view(*weight_EH.shape, -1) * weight_EH[:, :, None]).view_as(matrix_EO)
 
 
-def _features(edge_EK: Tensor | None, piece: Piece) -> Tensor | None:
-    if edge_EK is None:
-        return None
-    assert piece.positions_E is not None
-    return edge_EK[piece.positions_E]
-
-
-def _check(function: EdgeFunction, tile: TileEdges, edge_EK: Tensor | None, heads: Heads | None) -> None:
+def _check(function: EdgeFunction, heads: Heads | None) -> None:
     """Refuse what would not be exact."""
     assert (heads is not None) == (function.reduction is Reduction.SOFTMAX)
     name = type(function).__name__
@@ -350,11 +384,4 @@ def _check(function: EdgeFunction, tile: TileEdges, edge_EK: Tensor | None, head
         raise ModelError(
             f"{name}: the maximum of messages made by dense products cannot be recomputed to the bit, so "
             "its gradient could go to another edge than in PyG; use sum, mean or softmax"
-        )
-    if edge_EK is not None and tile.self_loops is SelfLoops.EXACTLY_ONE:
-        raise ModelError(f"{name}: edge features of added self-loops are not supported; use add_self_loops=False")
-    if edge_EK is not None and heads is not None and heads.dropout is not None:
-        raise ModelError(
-            f"{name}: dropout of coefficients cannot tell repeated edges with features of their own "
-            "apart; use dropout=0 or remove edge features"
         )

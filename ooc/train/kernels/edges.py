@@ -63,7 +63,8 @@ class Piece:
     is a further stretch of a row already begun, to be added to what there is. ``positions_E``: which of the tile's
     edges these are; an added self-loop of the tile's row i comes after them, i-th of its kind. ``None`` where such are
     among edges that carry no features.
-    ``repeats_before`` counts the edges before this stretch that equal its first one.
+    ``repeats_before`` counts the edges before this stretch that equal its first one. ``has_added``: self-loops were
+    added at the ends of rows.
     """
 
     start: int
@@ -74,6 +75,7 @@ class Piece:
     continues: bool
     positions_E: Tensor | slice | None
     repeats_before: int
+    has_added: bool = False
 
     @property
     def rows(self) -> slice:
@@ -98,7 +100,7 @@ class Piece:
         """Sum over every row's edges, in their order, each times its weight → [rows, W]."""
         return F.embedding_bag(
             self._positions,
-            values_EW,
+            rows_in_line(values_EW),
             self.offsets_R1,
             mode="sum",
             include_last_offset=True,
@@ -126,6 +128,15 @@ class Piece:
         if self.repeats_before:
             repeats[run_E == 0] += self.repeats_before
         return repeats
+
+
+def rows_in_line(matrix: Tensor) -> Tensor:
+    """``matrix`` with the numbers of a row side by side.
+
+    A single column is contiguous whatever its stride, but ``embedding_bag`` goes by the stride, and rounds otherwise
+    where that is not 1.
+    """
+    return matrix if matrix.stride(1) == 1 else matrix.clone(memory_format=torch.contiguous_format)
 
 
 def pieces(tile: TileEdges, rows: int, edges_per_piece: int | None = None) -> Iterator[Piece]:
@@ -168,8 +179,9 @@ def _piece(tile: TileEdges, rows: int, start: int, stop: int, first: int, last: 
     if tile.self_loops is SelfLoops.EXACTLY_ONE and last == int(tile.offsets_R1[stop]):
         neighbours, offsets, is_own = _with_self(neighbours, offsets, tile.start + start, rows)
         if tile.features_EK is None:
-            return Piece(start, stop, tile.start, neighbours, offsets, continues, None, repeats_before)
+            return Piece(start, stop, tile.start, neighbours, offsets, continues, None, repeats_before, True)
         positions = _positions_with_self(tile, start, positions, is_own)
+        return Piece(start, stop, tile.start, neighbours, offsets, continues, positions, repeats_before, True)
     return Piece(start, stop, tile.start, neighbours, offsets, continues, positions, repeats_before)
 
 

@@ -10,12 +10,17 @@ from torch import Tensor, nn
 from ooc.errors import ModelError
 from ooc.plan.workload import EdgeData
 from ooc.train.graph import Scaling
+from ooc.train.lowering.edge_functions import (
+    DotAttention,
+    EdgeSum,
+    EdgeTerm,
+    Gatv2Attention,
+    GatWithFeaturesAttention,
+)
 from ooc.train.lowering.per_edge import (
     AttentionOptions,
-    DotAttention,
     EdgeAggregate,
     GatAttention,
-    Gatv2Attention,
     Maximum,
     Result,
 )
@@ -41,8 +46,8 @@ _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a network is made for. ``sum_first(i, hops, weight)``: whether the i-th product with a weight comes after
-    its aggregation; ``edge_data``: what edges carry for the model; ``training``: with dropout and the statistics of
-    these rows; ``product``: how rows and weights are multiplied."""
+    its aggregation; ``edge_data``: what edges carry for the model, so many features; ``training``: with dropout and
+    the statistics of these rows; ``product``: how rows and weights are multiplied."""
 
     num_nodes: int
     num_features: int
@@ -50,6 +55,7 @@ class Setting:
     aggregate_once: bool
     input_dropout: float
     edge_data: frozenset[EdgeData]
+    num_edge_features: int
     sum_first: Callable[[int, int, nn.Parameter], bool]
     training: bool
     product: Products = IN_FULL
@@ -131,19 +137,48 @@ class Assembly:
             GatAttention(self._next(), source, target, options, negative_slope=negative_slope, keep=keep)
         )
 
-    def gatv2(
-        self, source: Value, target: Value, options: AttentionOptions, *, att: nn.Parameter, negative_slope: float
+    def gat_with_features(
+        self, source: Value, target: Value, options: AttentionOptions, *, negative_slope: float, term: EdgeTerm
     ) -> Value:
-        """GATv2's attention."""
-        keep = self.setting.training and (source.trains or target.trains or att.requires_grad)
+        """GAT's attention where edges have features."""
+        keep = self._keeps(source, target, term)
         return self._result(
-            Gatv2Attention(self._next(), source, target, options, att=att, negative_slope=negative_slope, keep=keep)
+            GatWithFeaturesAttention(
+                self._next(), source, target, options, negative_slope=negative_slope, term=term, keep=keep
+            )
         )
 
-    def dot_attention(self, source: Value, target: Value, options: AttentionOptions) -> Value:
+    def gatv2(
+        self,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        att: nn.Parameter,
+        negative_slope: float,
+        term: EdgeTerm | None,
+    ) -> Value:
+        """GATv2's attention."""
+        keep = self._keeps(source, target, term) or (self.setting.training and att.requires_grad)
+        return self._result(
+            Gatv2Attention(
+                self._next(), source, target, options, att=att, negative_slope=negative_slope, term=term, keep=keep
+            )
+        )
+
+    def dot_attention(self, source: Value, target: Value, options: AttentionOptions, *, term: EdgeTerm | None) -> Value:
         """Attention by scaled dot products."""
-        keep = self.setting.training and (source.trains or target.trains)
-        return self._result(DotAttention(self._next(), source, target, options, keep=keep))
+        keep = self._keeps(source, target, term)
+        return self._result(DotAttention(self._next(), source, target, options, term=term, keep=keep))
+
+    def edge_sum(self, source: Value, term: EdgeTerm) -> Value:
+        """The sum of the neighbours' values with what edges add, rectified."""
+        _check_matrix(source)
+        return self._result(EdgeSum(self._next(), source, term, keep=self._keeps(source, source, term)))
+
+    def _keeps(self, source: Value, target: Value, term: EdgeTerm | None) -> bool:
+        """Whether an aggregation of these has a backward pass."""
+        return self.setting.training and (source.trains or target.trains or (term is not None and term.trains))
 
     def edge_site(self, p: float) -> int:
         """The site of a dropout on edges; none where nothing is dropped."""

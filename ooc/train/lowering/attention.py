@@ -7,6 +7,9 @@ What an edge needs of its source is one matrix, what it needs of its target anot
     GATv2Conv          lin_l(x)                                  lin_r(x)
     TransformerConv    lin_key(x), lin_value(x) of every head    lin_query(x)
 
+Features of edges add to that one linear map of theirs: GATConv's to the score, as ``lin_edge`` and ``att_edge`` make it
+together, GATv2Conv's before the score, TransformerConv's to key and value.
+
 Shapes: I columns of x, H heads of C channels.
 """
 
@@ -15,8 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ooc.plan.workload import EdgeData
+from ooc.train.kernels.edge_terms import Filling, LoopFeatures
 from ooc.train.kernels.edges import SelfLoops
 from ooc.train.lowering.call import Call
+from ooc.train.lowering.edge_functions import EdgeTerm, with_loops
 from ooc.train.lowering.per_edge import AttentionOptions
 from ooc.train.lowering.projection import Weights
 from ooc.train.lowering.values import Value
@@ -41,7 +47,19 @@ def lower_gat(conv: Any, call: Call) -> Value:
 
     source = _projection(call, sources, (weight, conv.att_src), "GAT sources")
     target = _projection(call, targets, (weight, conv.att_dst), "GAT targets")
-    attended = call.assembly.gat(source, target, options, negative_slope=float(conv.negative_slope))
+    slope = float(conv.negative_slope)
+    if not takes_features(conv, call):
+        attended = call.assembly.gat(source, target, options, negative_slope=slope)
+    else:
+        edge_weight, att_edge = call.weight(conv.lin_edge), conv.att_edge
+
+        def scores() -> tuple[Tensor, None]:
+            by_head = edge_weight.view(conv.heads, conv.out_channels, -1)
+            return torch.einsum("hc,hck->hk", att_edge[0], by_head), None
+
+        term = edge_term(call, scores, (edge_weight, att_edge), columns=1)
+        term = with_loops(term, options.self_loops, _loop_features(conv, call))
+        attended = call.assembly.gat_with_features(source, target, options, negative_slope=slope, term=term)
     return _with_residual(conv, call, _heads(conv, call, attended))
 
 
@@ -52,7 +70,15 @@ def lower_gatv2(conv: Any, call: Call) -> Value:
     target = source
     if conv.lin_r is not conv.lin_l:
         target = _projection(call, *_of_linear(conv.lin_r, call), "GATv2 targets")
-    attended = call.assembly.gatv2(source, target, options, att=conv.att, negative_slope=float(conv.negative_slope))
+    if call.arguments.get("edge_attr") is not None and conv.lin_edge is None:
+        raise call.refuse("it is given edge_attr without edge_dim")
+    term = None
+    if takes_features(conv, call):
+        term = edge_term(call, *_of_linear(conv.lin_edge, call), columns=conv.out_channels)
+        term = with_loops(term, options.self_loops, _loop_features(conv, call))
+    attended = call.assembly.gatv2(
+        source, target, options, att=conv.att, negative_slope=float(conv.negative_slope), term=term
+    )
     return _with_residual(conv, call, _heads(conv, call, attended))
 
 
@@ -72,7 +98,13 @@ def lower_transformer(conv: Any, call: Call) -> Value:
 
     source = _projection(call, sources, (*weights, *biases), "keys and values")
     target = _projection(call, *_of_linear(conv.lin_query, call), "queries")
-    out = _heads(conv, call, call.assembly.dot_attention(source, target, options))
+    if (call.arguments.get("edge_attr") is None) != (conv.lin_edge is None):
+        given = "without edge_attr" if conv.lin_edge is not None else "with edge_attr and no edge_dim"
+        raise call.refuse(f"it is called {given}")
+    term = None
+    if takes_features(conv, call):
+        term = edge_term(call, *_of_linear(conv.lin_edge, call), columns=conv.out_channels)
+    out = _heads(conv, call, call.assembly.dot_attention(source, target, options, term=term))
     if not conv.root_weight:
         return out
     skip = call.apply(conv.lin_skip, call.matrix("x"))
@@ -90,13 +122,35 @@ def lower_transformer(conv: Any, call: Call) -> Value:
 def _options(conv: Any, call: Call) -> AttentionOptions:
     if conv.aggr not in ("add", "sum"):
         raise call.refuse(f"aggr={conv.aggr!r} is not supported; attention sums")
-    if conv.edge_dim is not None or call.arguments.get("edge_attr") is not None:
-        raise call.refuse("edge_dim is not supported")
     if call.arguments.get("return_attention_weights") is not None:
         raise call.refuse("return_attention_weights is not supported: nothing is kept for an edge")
     p = float(conv.dropout) if conv.training else 0.0
     loops = SelfLoops.EXACTLY_ONE if getattr(conv, "add_self_loops", False) else SelfLoops.AS_STORED
     return AttentionOptions(conv.heads, conv.out_channels, loops, p, call.assembly.edge_site(p))
+
+
+def takes_features(conv: Any, call: Call) -> bool:
+    """Whether the convolution has a part for edges' features and is given them."""
+    return conv.lin_edge is not None and call.takes("edge_attr", EdgeData.FEATURES)
+
+
+def edge_term(call: Call, weights: Weights, parameters: tuple[nn.Parameter, ...], *, columns: int) -> EdgeTerm:
+    """What a linear map of the edges' features adds, ``columns`` numbers a group."""
+    features = call.assembly.setting.num_edge_features
+    if parameters[0].shape[1] != features:
+        raise call.refuse(f"it takes {parameters[0].shape[1]} features of edges, the store has {features}")
+    return EdgeTerm(features, columns, weights, parameters)
+
+
+def _loop_features(conv: Any, call: Call) -> LoopFeatures:
+    """What the convolution's ``fill_value`` makes of added self-loops."""
+    fill = conv.fill_value
+    if isinstance(fill, str):
+        fillings = {"mean": Filling.MEAN, "add": Filling.SUM, "sum": Filling.SUM}
+        if fill not in fillings:
+            raise call.refuse(f"fill_value={fill!r} is not supported; use 'mean', 'add' or numbers")
+        return LoopFeatures(fillings[fill])
+    return LoopFeatures(Filling.CONSTANT, torch.as_tensor(fill, dtype=torch.float64).detach().reshape(-1))
 
 
 def _projection(call: Call, weights: Weights, parameters: tuple[nn.Parameter, ...], label: str) -> Value:

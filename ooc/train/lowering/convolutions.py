@@ -4,6 +4,7 @@
     GCNConv     A (X Wᵀ) + b                            APPNP     K times: (1 - α) A X + α X₀
     SAGEConv    (A X) Wlᵀ + b + X Wrᵀ                    SGConv    (A^K X) Wᵀ + b
     GINConv     nn(A X + (1 + ε) X)                     GCN2Conv  (1 - β) U + β U W₁, U = (1 - α) A X + α X₀
+    GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
 
     GATConv, GATv2Conv, TransformerConv     attention: see attention.py
     SAGEConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
@@ -27,6 +28,7 @@ from torch_geometric.nn import (
     GCN2Conv,
     GCNConv,
     GINConv,
+    GINEConv,
     MessagePassing,
     SAGEConv,
     SGConv,
@@ -37,8 +39,9 @@ from ooc.errors import ModelError
 from ooc.plan.workload import EdgeData
 from ooc.train.graph import Scaling
 from ooc.train.lowering.assembly import Assembly
-from ooc.train.lowering.attention import lower_gat, lower_gatv2, lower_transformer
+from ooc.train.lowering.attention import edge_term, lower_gat, lower_gatv2, lower_transformer
 from ooc.train.lowering.call import Call
+from ooc.train.lowering.edge_functions import EdgeTerm
 from ooc.train.lowering.values import Value
 
 _SUMS = ("add", "sum")
@@ -126,9 +129,17 @@ def _gin(conv: Any, call: Call) -> Value:
     x = call.matrix("x")
     if conv.aggr == "max":
         aggregated = assembly.maximum(x)
+    elif conv.aggr == "mean":
+        aggregated = assembly.aggregate(x, Scaling.MEAN)
     else:
         _check_sum(conv, call)
         aggregated = assembly.aggregate(x, Scaling.SUM)
+    return _gin_update(conv, call, aggregated, x)
+
+
+def _gin_update(conv: Any, call: Call, aggregated: Value, x: Value) -> Value:
+    """nn(aggregated + (1 + ε) x)."""
+    assembly = call.assembly
     if isinstance(conv.eps, nn.Parameter):
         eps = conv.eps
         own = assembly.rowwise(call.where, lambda rows: (1 + eps) * rows, [x], (eps,))
@@ -136,6 +147,25 @@ def _gin(conv: Any, call: Call) -> Value:
     else:
         total = assembly.sum([(1.0, aggregated), (1.0 + float(conv.eps), x)])
     return call.apply(conv.nn, total)
+
+
+def _gine(conv: Any, call: Call) -> Value:
+    assembly = call.assembly
+    _check_sum(conv, call)
+    x = call.matrix("x")
+    if not call.takes("edge_attr", EdgeData.FEATURES):
+        raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
+    if conv.lin is not None:
+        weight, bias = call.weight(conv.lin), conv.lin.bias
+        term = edge_term(call, lambda: (weight, bias), (weight, bias), columns=1)
+    else:
+        term = EdgeTerm(assembly.setting.num_edge_features, 1)
+    into = x.columns if conv.lin is None else conv.lin.weight.shape[0]
+    if term.weights is None and into != term.features:
+        raise call.refuse(f"nodes have {into} features here, edges {term.features}; give edge_dim={term.features}")
+    if into != x.columns:
+        raise call.refuse(f"its edges add {into} columns to {x.columns}")
+    return _gin_update(conv, call, assembly.edge_sum(x, term), x)
 
 
 def _appnp(conv: Any, call: Call) -> Value:
@@ -182,6 +212,7 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Value]] = {
     GCNConv: _gcn,
     SAGEConv: _sage,
     GINConv: _gin,
+    GINEConv: _gine,
     GCN2Conv: _gcn2,
     APPNP: _appnp,
     SGConv: _sg,

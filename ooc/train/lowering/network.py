@@ -35,7 +35,9 @@ class Network:
     scaling: Scaling
     dtype: torch.dtype
     parameters: list[nn.Parameter]
-    """Those that are trained."""
+    """Those that are trained and have a part in the output."""
+    idle: list[nn.Parameter]
+    """Those that would be trained and have none: they have no gradient, as in PyG."""
     embeddings: list[Value]
     """In evaluation, what each convolution but the last leaves to the next one."""
     hops: int
@@ -94,13 +96,14 @@ def lower(
     edges_per_row: float,
     edge_data: frozenset[EdgeData] = frozenset(),
     product: Products = IN_FULL,
+    num_edge_features: int = 0,
 ) -> Network:
     """The values of ``model``; ModelError names what cannot be run exactly.
 
     ``aggregate_once``: whether what is aggregated from constant features may be computed once. ``active`` gives the
     rows to be computed for a network of so many layers; with ``edges_per_row`` they decide the order of product and
-    sum in each layer. ``edge_data`` is what edges carry that has to have a part in the result.
-    ``product`` multiplies rows and weights.
+    sum in each layer. ``edge_data`` is what edges carry that has to have a part in the result, among it so
+    many features. ``product`` multiplies rows and weights.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     _check(model, num_features)
@@ -120,6 +123,7 @@ def lower(
                 aggregate_once=once,
                 input_dropout=input_dropout,
                 edge_data=edge_data,
+                num_edge_features=num_edge_features,
                 sum_first=sum_first,
                 training=training,
                 product=product,
@@ -157,12 +161,14 @@ def lower(
         )
     if training.columns < num_classes:
         raise ModelError(f"the model has {training.columns} outputs, the store has {num_classes} classes")
+    taking_part = {id(parameter) for value in values_of(training) for parameter in value.parameters}
     return Network(
         training=training,
         evaluation=evaluation,
         scaling=next(iter(scalings), Scaling.SUM),
         dtype=parameters[0].dtype,
-        parameters=parameters,
+        parameters=[parameter for parameter in parameters if id(parameter) in taking_part],
+        idle=[parameter for parameter in parameters if id(parameter) not in taking_part],
         embeddings=evaluated.convolved[1:],
         hops=longest,
         product=product,

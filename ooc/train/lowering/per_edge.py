@@ -16,20 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from ooc.plan.workload import PerEdge
 from ooc.train.graph import Scaling
-from ooc.train.kernels import edge_function, edges, gat, maximum
+from ooc.train.kernels import edges, gat, maximum
 from ooc.train.kernels.edge_dropout import EdgeDropout
-from ooc.train.kernels.edge_function import EdgeFunction, Heads, TargetLayout
 from ooc.train.kernels.edges import SelfLoops, TileEdges
-from ooc.train.kernels.functions import Gatv2, TransformerAttention
 from ooc.train.lowering.values import Aggregate, Gradients, Rows, Value
-
-_LIVE_PER_EDGE = 8
-"""Matrices of a message's width that the attention functions and their gradients have alive for every edge."""
 
 
 class Key(Protocol):
@@ -211,151 +205,6 @@ class GatAttention(Attention):
             heads=self.groups, channels=self.result, itemsize=itemsize, dropout=self.options.p > 0
         )
         return (edges.EDGES_PER_PIECE, *bounds)
-
-
-class FunctionAttention(Attention):
-    """Attention whose scores are no sum of two scalars: an edge function, differentiated edge by edge.
-
-    Every row keeps its lse; the gradient of the target's own rows takes a pull of its own.
-    """
-
-    pulls_targets = True
-
-    def __init__(
-        self,
-        index: int,
-        source: Value,
-        target: Value,
-        options: AttentionOptions,
-        *,
-        keep: bool,
-    ) -> None:
-        super().__init__(index, source, target, options, kept=1, keep=keep)
-        self.target_columns = target.columns // options.heads
-
-    @property
-    def upstream_columns(self) -> int:
-        return self._layout(self.groups).columns
-
-    @property
-    def pulled_target_columns(self) -> int:
-        return self.groups * self.target_columns
-
-    def function(self, groups: range) -> EdgeFunction:
-        """Message and score of these heads."""
-        raise NotImplementedError
-
-    def _layout(self, groups: int) -> TargetLayout:
-        return TargetLayout(groups, self.target_columns, self.result, 2)
-
-    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        reduced = edge_function.pull_messages(
-            self.function(groups),
-            self._edges(tile),
-            source_NW=source,
-            target_RV=own,
-            columns=len(groups) * self.result,
-            heads=Heads(groups, self._dropout(key)),
-        )
-        if not self.keep:
-            return reduced.value_RO
-        assert reduced.kept is not None
-        value_RHC = reduced.value_RO.view(len(own), len(groups), -1)
-        return torch.cat((value_RHC, reduced.kept[:, :, None]), dim=2).view(len(own), -1)
-
-    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        assert target is not None
-        kept_RHK = kept.view(len(kept), self.groups, -1)
-        value, lse = kept_RHK[:, :, : self.result].reshape(len(kept), -1), kept_RHK[:, :, self.result]
-        every = range(self.groups)
-        above = edge_function.upstream(self.function(every), self.of_result(gradient), value, lse)
-        return self._layout(self.groups).pack(target, above), None
-
-    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        return edge_function.pull_source_gradients(
-            self.function(groups),
-            self._edges(tile),
-            source_RW=own.contiguous(),
-            target_NP=source,
-            layout=self._layout(len(groups)),
-            with_parameters=False,
-            heads=Heads(groups, self._dropout(key)),
-        ).rows
-
-    def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        target, above = self._layout(len(groups)).unpack(own.contiguous())
-        return edge_function.pull_target_gradients(
-            self.function(groups),
-            self._edges(tile),
-            source_NW=source,
-            target_RV=self._with_parameters(target, groups),
-            upstream_R=above,
-            with_parameters=False,
-            heads=Heads(groups, self._dropout(key)),
-        ).rows
-
-    def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
-        """The target's rows with what parameters add to them, so that their gradient comes row by row."""
-        return target
-
-    def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        return pulled, []
-
-    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        bounds = edge_function.scratch_bytes(
-            source=self.source.columns,
-            target=self.pulled_target_columns,
-            message=self.groups * self.result,
-            heads=self.groups,
-            features=0,
-            itemsize=itemsize,
-            live=_LIVE_PER_EDGE,
-        )
-        return (edge_function.EDGES_PER_PIECE, *bounds)
-
-
-class Gatv2Attention(FunctionAttention):
-    """GATv2's; ``att`` [1, H, C]."""
-
-    def __init__(
-        self,
-        index: int,
-        source: Value,
-        target: Value,
-        options: AttentionOptions,
-        *,
-        att: nn.Parameter,
-        negative_slope: float,
-        keep: bool,
-    ) -> None:
-        self.att = att
-        self.negative_slope = negative_slope
-        super().__init__(index, source, target, options, keep=keep)
-        self.parameters = (att,)
-
-    @property
-    def pulled_target_columns(self) -> int:
-        return 2 * super().pulled_target_columns
-
-    def function(self, groups: range) -> EdgeFunction:
-        return Gatv2(self.att.detach()[0, groups.start : groups.stop], self.negative_slope)
-
-    def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
-        target_RHC = target.view(len(target), len(groups), -1)
-        att_RHC = self.att.detach()[:, groups.start : groups.stop].expand_as(target_RHC)
-        return torch.cat((target_RHC, att_RHC), dim=2).view(len(target), -1)
-
-    def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        d_target, d_att = pulled.view(len(pulled), self.groups, -1).chunk(2, dim=2)
-        parameters = [(self.att, d_att.sum(0, keepdim=True))] if self.att.requires_grad else []
-        return d_target.reshape(len(pulled), -1), parameters
-
-
-class DotAttention(FunctionAttention):
-    """TransformerConv's scaled dot products: sources bring key and value, targets the query."""
-
-    def function(self, groups: range) -> EdgeFunction:
-        return TransformerAttention(len(groups))
 
 
 class Result(Value):

@@ -55,20 +55,31 @@ class Projection(Value):
         return out if bias is None else out.add_(bias.detach())
 
     def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        with torch.enable_grad():
+        with torch.no_grad():
             weight, bias = self.weights()
         found = Gradients([self.product(gradient, weight.detach()) if self.inputs[0].trains else None])
         source = inputs[0]
         if source is None or not self.own_trains:
             return found
-        outputs, gradients = [weight], [self.product(gradient.T, source[: len(gradient)])]
-        if bias is not None:
-            outputs.append(bias)
-            gradients.append(gradient.sum(dim=0))
-        pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
-        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        parts = torch.autograd.grad(
-            [output for output, _ in pairs], trained, [part for _, part in pairs], allow_unused=True
-        )
-        found.parameters = [(p, part) for p, part in zip(trained, parts, strict=True) if part is not None]
+        weight_gradient = self.product(gradient.T, source[: len(gradient)])
+        bias_gradient = None if bias is None else gradient.sum(dim=0)
+        found.parameters = through_weights(self.weights, self.parameters, weight_gradient, bias_gradient)
         return found
+
+
+def through_weights(
+    weights: Weights, parameters: Sequence[nn.Parameter], weight_gradient: Tensor, bias_gradient: Tensor | None
+) -> list[tuple[nn.Parameter, Tensor]]:
+    """The gradients of the parameters that are trained, from those of the weight [O, I] and bias [O] made of them."""
+    with torch.enable_grad():
+        weight, bias = weights()
+    outputs, gradients = [weight], [weight_gradient]
+    if bias is not None and bias_gradient is not None:
+        outputs.append(bias)
+        gradients.append(bias_gradient)
+    pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    parts = torch.autograd.grad(
+        [output for output, _ in pairs], trained, [part for _, part in pairs], allow_unused=True
+    )
+    return [(p, part) for p, part in zip(trained, parts, strict=True) if part is not None]

@@ -198,7 +198,7 @@ class Flow:
         """The gradient of what targets bring to ``aggregate``, with which ``stage`` begins."""
         names, itemsize = self.names, self.ground.network.dtype.itemsize
         name, target = names.target_gradient(aggregate), aggregate.target
-        assert target is not None
+        trained = target is not None and target.trains
         per_edge = aggregate.per_edge(aggregate.pulled_target_columns, names.sums_gradient(aggregate), itemsize)
         pulled = names.pulled_target_gradient(aggregate)
         pull = Pull(names.message(aggregate), pulled, Direction.IN, per_edge, aggregate.edge_data)
@@ -206,9 +206,9 @@ class Flow:
         def compute(tile: Tile) -> Tensors:
             gradient, parameters = aggregate.target_gradient(tile.inputs[pull.output])
             tile.gradients += parameters
-            return {name: gradient} if target.trains else {}
+            return {name: gradient} if trained else {}
 
-        stores = {name: target.columns} if target.trains else {}
+        stores = {name: target.columns} if target is not None and trained else {}
         spec = self._describe(
             f"targets {names.backward(stage).removeprefix('backward ')}",
             self.ground.active.training_rows(self.schedule.stage_hops[stage]),

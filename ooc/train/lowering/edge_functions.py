@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregations of any message per edge, differentiated edge by edge: attention that is no sum of scalars, and whatever
+takes the features of edges.
+
+Every row keeps its lse; the gradient of what targets bring, and of what parameters make of the edges, takes a pull of
+its own over in-edges. Gradients of parameters come row by row in the pulled matrix, so that they can be summed in one
+order however rows and columns were cut.
+
+Shapes: R rows of the tile, G groups, K features of an edge, T columns of its term in a group.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ooc.plan.workload import EdgeData
+from ooc.train.kernels import edge_function
+from ooc.train.kernels.edge_function import EdgeFunction, Heads, TargetLayout
+from ooc.train.kernels.edge_terms import EdgeTerms, LoopFeatures
+from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
+from ooc.train.lowering.per_edge import Attention, AttentionOptions, EdgeAggregate, Key
+from ooc.train.lowering.projection import Weights, through_weights
+from ooc.train.lowering.values import Value
+
+_LIVE_PER_EDGE = 8
+"""Matrices of a message's width that the functions and their gradients have alive for every edge."""
+
+Parameters = list[tuple[nn.Parameter, Tensor]]
+
+
+@dataclass(frozen=True)
+class EdgeTerm:
+    """What the ``features`` of an edge add to its message or score, ``columns`` numbers a group: a linear map made of
+    ``parameters``, or (None) the features themselves. ``loops``: those of added self-loops, where there are such."""
+
+    features: int
+    columns: int
+    weights: Weights | None = None
+    parameters: tuple[nn.Parameter, ...] = ()
+    loops: LoopFeatures | None = None
+
+    @property
+    def trains(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.parameters)
+
+    @property
+    def loop_columns(self) -> int:
+        """Columns that every group keeps of a row's self-loop."""
+        return self.features if self.loops is not None else 0
+
+    @property
+    def gradient_columns(self) -> int:
+        """Columns of the map's gradient in a group."""
+        if self.weights is None or not self.trains:
+            return 0
+        with torch.no_grad():
+            _, bias = self.weights()
+        return (self.features + (bias is not None)) * self.columns
+
+    def of(self, groups: range, dtype: torch.dtype, loop_RK: Tensor | None) -> EdgeTerms:
+        """The terms of a slab's groups."""
+        if self.weights is None:
+            return EdgeTerms(groups, dtype, loop_RK=loop_RK)
+        part = slice(groups.start * self.columns, groups.stop * self.columns)
+        with torch.no_grad():
+            weight, bias = self.weights()
+        bias_T = None if bias is None else bias.detach()[part]
+        return EdgeTerms(groups, dtype, weight.detach()[part].t().contiguous(), bias_T, loop_RK)
+
+    def gradients(self, pulled_RGM: Tensor) -> Parameters:
+        """Of the parameters, from that of the map row by row."""
+        if self.weights is None or not self.trains:
+            return []
+        by_row = pulled_RGM.sum(0).view(len(pulled_RGM[0]), -1, self.columns)
+        weight = by_row[:, : self.features].transpose(1, 2).reshape(-1, self.features)
+        bias = by_row[:, self.features].reshape(-1) if by_row.shape[1] > self.features else None
+        return through_weights(self.weights, self.parameters, weight, bias)
+
+
+class FunctionAttention(Attention):
+    """Attention by an edge function, which may take a term of the edge's features."""
+
+    pulls_targets = True
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        term: EdgeTerm | None,
+        keep: bool,
+    ) -> None:
+        self.term = term
+        loop = 0 if term is None else term.loop_columns
+        super().__init__(index, source, target, options, kept=1 + loop, keep=keep)
+        self.target_columns = target.columns // options.heads
+        if term is not None:
+            self.parameters = term.parameters
+
+    @property
+    def edge_data(self) -> tuple[EdgeData, ...]:
+        return () if self.term is None else (EdgeData.FEATURES,)
+
+    @property
+    def upstream_columns(self) -> int:
+        return self._layout(self.groups).columns
+
+    @property
+    def brought_columns(self) -> int:
+        """Columns of a group that have a gradient of the target's own: what it brings, and parameters with it."""
+        return self.target_columns
+
+    @property
+    def pulled_target_columns(self) -> int:
+        return self.groups * (self.brought_columns + (0 if self.term is None else self.term.gradient_columns))
+
+    def function(self, groups: range) -> EdgeFunction:
+        """Message and score of these heads."""
+        raise NotImplementedError
+
+    def _layout(self, groups: int) -> TargetLayout:
+        loop = 0 if self.term is None else self.term.loop_columns
+        return TargetLayout(groups, self.target_columns, self.result, 2, loop)
+
+    def _terms(self, groups: range, dtype: torch.dtype, loop_RK: Tensor | None) -> EdgeTerms | None:
+        return None if self.term is None else self.term.of(groups, dtype, loop_RK)
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        loop_RK = None
+        if self.term is not None and self.term.loops is not None:
+            loop_RK = self.term.loops.of(tile, source.dtype, edge_function.EDGES_PER_PIECE)
+        reduced = edge_function.pull_messages(
+            self.function(groups),
+            self._edges(tile),
+            source_NW=source,
+            target_RV=own,
+            columns=len(groups) * self.result,
+            terms=self._terms(groups, source.dtype, loop_RK),
+            heads=Heads(groups, self._dropout(key)),
+        )
+        if not self.keep:
+            return reduced.value_RO
+        assert reduced.kept is not None
+        parts = [reduced.value_RO.view(len(own), len(groups), -1), reduced.kept[:, :, None]]
+        if loop_RK is not None:
+            parts.append(loop_RK[:, None].expand(-1, len(groups), -1))
+        return torch.cat(parts, dim=2).view(len(own), -1)
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert target is not None
+        kept_RHK = kept.view(len(kept), self.groups, -1)
+        value, lse = kept_RHK[:, :, : self.result].reshape(len(kept), -1), kept_RHK[:, :, self.result]
+        every = range(self.groups)
+        above = edge_function.upstream(self.function(every), self.of_result(gradient), value, lse)
+        layout = self._layout(self.groups)
+        loop_RK = kept_RHK[:, 0, self.result + 1 :] if layout.loop else None
+        return layout.pack(target, above, loop_RK), None
+
+    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        layout = self._layout(len(groups))
+        loop_RK = layout.loops(source[tile.start : tile.start + tile.rows])
+        return edge_function.pull_source_gradients(
+            self.function(groups),
+            self._edges(tile),
+            source_RW=own.contiguous(),
+            target_NP=source,
+            layout=layout,
+            with_parameters=False,
+            terms=self._terms(groups, source.dtype, loop_RK),
+            heads=Heads(groups, self._dropout(key)),
+        ).rows
+
+    def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        layout = self._layout(len(groups))
+        target, above = layout.unpack(own.contiguous())
+        found = edge_function.pull_target_gradients(
+            self.function(groups),
+            self._edges(tile),
+            source_NW=source,
+            target_RV=self._with_parameters(target, groups),
+            upstream_R=above,
+            with_parameters=False,
+            with_map=self.term is not None and self.term.gradient_columns > 0,
+            terms=self._terms(groups, source.dtype, layout.loops(own.contiguous())),
+            heads=Heads(groups, self._dropout(key)),
+        )
+        return _side_by_side(found.rows, found.map_RM, len(groups))
+
+    def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
+        """The target's rows with what parameters add to them, so that their gradient comes row by row."""
+        return target
+
+    def target_gradient(self, pulled: Tensor) -> tuple[Tensor, Parameters]:
+        by_group = pulled.view(len(pulled), self.groups, -1)
+        rows, parameters = self._brought_gradient(by_group[:, :, : self.brought_columns])
+        if self.term is not None:
+            parameters += self.term.gradients(by_group[:, :, self.brought_columns :])
+        return rows, parameters
+
+    def _brought_gradient(self, pulled_RGV: Tensor) -> tuple[Tensor, Parameters]:
+        """Of the target's own rows and of parameters that came with them."""
+        return pulled_RGV.reshape(len(pulled_RGV), -1), []
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        bounds = edge_function.scratch_bytes(
+            source=self.source.columns,
+            target=self.groups * self.brought_columns,
+            message=self.groups * self.result,
+            heads=self.groups,
+            itemsize=itemsize,
+            live=_LIVE_PER_EDGE,
+            features=0 if self.term is None else self.term.features,
+            term=0 if self.term is None else self.groups * self.term.columns,
+        )
+        return (edge_function.EDGES_PER_PIECE, *bounds)
+
+
+class Gatv2Attention(FunctionAttention):
+    """GATv2's; ``att`` [1, H, C]."""
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        att: nn.Parameter,
+        negative_slope: float,
+        term: EdgeTerm | None,
+        keep: bool,
+    ) -> None:
+        self.att = att
+        self.negative_slope = negative_slope
+        super().__init__(index, source, target, options, term=term, keep=keep)
+        self.parameters = (att, *self.parameters)
+
+    @property
+    def brought_columns(self) -> int:
+        return 2 * self.target_columns
+
+    def function(self, groups: range) -> EdgeFunction:
+        return Gatv2(self.att.detach()[0, groups.start : groups.stop], self.negative_slope)
+
+    def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
+        target_RHC = target.view(len(target), len(groups), -1)
+        att_RHC = self.att.detach()[:, groups.start : groups.stop].expand_as(target_RHC)
+        return torch.cat((target_RHC, att_RHC), dim=2).view(len(target), -1)
+
+    def _brought_gradient(self, pulled_RGV: Tensor) -> tuple[Tensor, Parameters]:
+        d_target, d_att = pulled_RGV.chunk(2, dim=2)
+        parameters = [(self.att, d_att.sum(0, keepdim=True))] if self.att.requires_grad else []
+        return d_target.reshape(len(pulled_RGV), -1), parameters
+
+
+class DotAttention(FunctionAttention):
+    """TransformerConv's scaled dot products: sources bring key and value, targets the query."""
+
+    def function(self, groups: range) -> EdgeFunction:
+        return TransformerAttention(len(groups))
+
+
+class GatWithFeaturesAttention(FunctionAttention):
+    """GAT's where edges have features: sources bring z and a_src, targets a_dst, edges their share of the score."""
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        negative_slope: float,
+        term: EdgeTerm,
+        keep: bool,
+    ) -> None:
+        self.negative_slope = negative_slope
+        super().__init__(index, source, target, options, term=term, keep=keep)
+
+    def function(self, groups: range) -> EdgeFunction:
+        return GatWithFeatures(len(groups), self.negative_slope)
+
+
+class EdgeSum(EdgeAggregate):
+    """GINE's sum of relu(x_j + t), column by column. Targets bring nothing of their own."""
+
+    def __init__(self, index: int, source: Value, term: EdgeTerm, *, keep: bool) -> None:
+        super().__init__(index, source, None, groups=source.columns, result=1, kept=0, keep=keep)
+        self.term = term
+        self.parameters = term.parameters
+        self._function = Gine()
+
+    @property
+    def pulls_targets(self) -> bool:  # type: ignore[override]  # the others know it of their kind
+        return self.term.gradient_columns > 0
+
+    @property
+    def edge_data(self) -> tuple[EdgeData, ...]:
+        return (EdgeData.FEATURES,)
+
+    @property
+    def upstream_columns(self) -> int:
+        return self.groups
+
+    @property
+    def pulled_target_columns(self) -> int:
+        return self.groups * self.term.gradient_columns
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        return edge_function.pull_messages(
+            self._function,
+            tile,
+            source_NW=source,
+            target_RV=source.new_empty(tile.rows, 0),
+            columns=len(groups),
+            terms=self.term.of(groups, source.dtype, None),
+        ).value_RO
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return self.of_result(gradient), None
+
+    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        return edge_function.pull_source_gradients(
+            self._function,
+            tile,
+            source_RW=own.contiguous(),
+            target_NP=source,
+            layout=TargetLayout(len(groups), 0, 1, 0),
+            with_parameters=False,
+            terms=self.term.of(groups, source.dtype, None),
+        ).rows
+
+    def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        found = edge_function.pull_target_gradients(
+            self._function,
+            tile,
+            source_NW=source,
+            target_RV=own[:, :0],
+            upstream_R=edge_function.Upstream(own.contiguous(), None),
+            with_parameters=False,
+            with_map=True,
+            terms=self.term.of(groups, source.dtype, None),
+        )
+        assert found.map_RM is not None
+        return found.map_RM
+
+    def target_gradient(self, pulled: Tensor) -> tuple[Tensor, Parameters]:
+        return pulled[:, :0], self.term.gradients(pulled.view(len(pulled), self.groups, -1))
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        bounds = edge_function.scratch_bytes(
+            source=self.source.columns,
+            target=0,
+            message=self.groups,
+            heads=0,
+            itemsize=itemsize,
+            live=_LIVE_PER_EDGE,
+            features=self.term.features,
+            term=self.groups,
+        )
+        return (edge_function.EDGES_PER_PIECE, *bounds)
+
+
+def with_loops(term: EdgeTerm, self_loops: SelfLoops, loops: LoopFeatures) -> EdgeTerm:
+    """``term`` of edges with added self-loops, if there are such."""
+    return replace(term, loops=loops) if self_loops is SelfLoops.EXACTLY_ONE else term
+
+
+def _side_by_side(rows_RV: Tensor, map_RM: Tensor | None, groups: int) -> Tensor:
+    """Group after group the gradient of a row and its part of the map's."""
+    if map_RM is None:
+        return rows_RV
+    height = len(rows_RV)
+    return torch.cat((rows_RV.view(height, groups, -1), map_RM.view(height, groups, -1)), dim=2).view(height, -1)
