@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ooc.cli.outlook import Outlook
-from ooc.errors import BudgetError
+from ooc.errors import BudgetError, OptionError
 from ooc.plan import Hardware, Limits
 from ooc.plan.hardware import Curve, Disk
 
@@ -27,8 +27,8 @@ class Change:
 
 def changes(outlook: Outlook, plans: Plans, *, spilled_narrow: bool) -> list[Change]:
     """The changes there are, the most helpful first. ``spilled_narrow``: bfloat16 is what is spilled already."""
-    found = [_change(name, outlook, plan) for name, plan in _alternatives(outlook, plans, spilled_narrow)]
-    return sorted(found, key=lambda change: -change.saved_s)
+    tried = [_change(name, outlook, plan) for name, plan in _alternatives(outlook, plans, spilled_narrow)]
+    return sorted((change for change in tried if change is not None), key=lambda change: -change.saved_s)
 
 
 def _alternatives(outlook: Outlook, plans: Plans, spilled_narrow: bool) -> Iterator[tuple[str, Callable[[], Outlook]]]:
@@ -43,9 +43,12 @@ def _alternatives(outlook: Outlook, plans: Plans, spilled_narrow: bool) -> Itera
         yield "--spill-dtype bfloat16", lambda: plans(limits, hardware, True)
 
 
-def _change(name: str, outlook: Outlook, plan: Callable[[], Outlook]) -> Change:
+def _change(name: str, outlook: Outlook, plan: Callable[[], Outlook]) -> Change | None:
+    """What the change comes to; None where the model has no such option, as attention no narrower spill."""
     try:
         other = plan()
+    except OptionError:
+        return None
     except BudgetError:
         return Change(name, None, None, None, 0.0)
     saved = outlook.epoch_s - other.epoch_s

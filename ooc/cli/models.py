@@ -41,7 +41,7 @@ _NORMS: dict[str, dict[str, Any]] = {
 def build_model(settings: TrainSettings, store: "Store") -> torch.nn.Module:
     """A freshly initialised PyG model for the store's features and classes, the same for the same seed."""
     torch.manual_seed(settings.seed)
-    return _model(settings, store.num_features, store.num_classes)
+    return _model(settings, store.num_features, store.num_classes, store.num_edge_features)
 
 
 def rebuild_model(settings: TrainSettings, weights: dict[str, torch.Tensor], run: "RunFolder") -> torch.nn.Module:
@@ -49,7 +49,8 @@ def rebuild_model(settings: TrainSettings, weights: dict[str, torch.Tensor], run
     facts = run.config.get("store_facts", {})
     if not isinstance(facts, dict) or not {"num_features", "num_classes"} <= facts.keys():
         raise RunError(f"{run.path} does not say how many features and classes its store had")
-    model = _model(settings, int(facts["num_features"]), int(facts["num_classes"]))
+    sizes = (int(facts.get(name, 0)) for name in ("num_features", "num_classes", "num_edge_features"))
+    model = _model(settings, *sizes)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -60,7 +61,7 @@ def rebuild_model(settings: TrainSettings, weights: dict[str, torch.Tensor], run
 def admit_parameters(settings: TrainSettings, store: "Store") -> None:
     """Raise BudgetError when memory cannot hold the weights, without which no budget can be planned for."""
     with torch.device("meta"):
-        model = _model(settings, store.num_features, store.num_classes)
+        model = _model(settings, store.num_features, store.num_classes, store.num_edge_features)
         nbytes = sum(parameter.nbytes for parameter in model.parameters())
     free = available_memory_bytes()
     if nbytes > free:
@@ -70,9 +71,10 @@ def admit_parameters(settings: TrainSettings, store: "Store") -> None:
         )
 
 
-def _model(settings: TrainSettings, features: int, outputs: int) -> torch.nn.Module:
+def _model(settings: TrainSettings, features: int, outputs: int, edge_features: int) -> torch.nn.Module:
     kind, options = _MODELS[settings.model]
-    common = {"num_layers": settings.layers, "dropout": settings.dropout, **options, **_edge_options(settings)}
+    common = {"num_layers": settings.layers, "dropout": settings.dropout, **options}
+    common |= _edge_options(settings, edge_features)
     width, norm = settings.hidden, _NORMS[settings.norm]
     if settings.residual:
         if settings.jk != "none":
@@ -84,13 +86,16 @@ def _model(settings: TrainSettings, features: int, outputs: int) -> torch.nn.Mod
     return model
 
 
-def _edge_options(settings: TrainSettings) -> dict[str, Any]:
-    """Heads or the aggregation, for the models that have them. OptionError for those that have not."""
+def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]:
+    """Heads or the aggregation, and the edges' features, for the models that have them. OptionError for heads and
+    aggregations of those that have not; what edges carry is refused when the model is taken apart."""
     options: dict[str, Any] = {}
     if settings.model in MODELS_WITH_HEADS:
         if settings.hidden % settings.heads:
             raise OptionError(f"--hidden {settings.hidden} is not a multiple of --heads {settings.heads}")
         options["heads"] = settings.heads
+        if edge_features and settings.ignore_edge_data not in ("features", "all"):
+            options["edge_dim"] = edge_features
     elif settings.heads != 1:
         raise OptionError(f"--heads is of {', '.join(sorted(MODELS_WITH_HEADS))}; {settings.model} has none")
     if settings.aggr != "auto":

@@ -365,6 +365,8 @@ def _check_same_store(run: "RunFolder", store: "Store") -> None:
     """Note what store a run is on; refuse to go on with it on another one."""
     names = ("num_nodes", "num_edges", "num_features", "num_classes", "source", "created")
     facts = {name: store.attributes[name] for name in names}
+    if store.num_edge_features:
+        facts["num_edge_features"] = store.num_edge_features
     before = run.config.setdefault("store_facts", facts)
     if before != facts:
         raise RunError(f"{run.path} was trained on another store than {store.path}")

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 
+import ooc
 from ooc.cli.models import build_model
 from ooc.cli.recipe import build_loss, build_optimizer, build_schedule
 from ooc.cli.settings import TrainSettings
@@ -229,6 +231,7 @@ def test_without_tensorboard_it_is_said_before_training(
         ("transformer", {"heads": 4}),
         ("sage", {"aggr": "max"}),
         ("gin", {"aggr": "max"}),
+        ("gin", {"aggr": "mean"}),
     ],
 )
 def test_models_over_edges(model: str, options: dict[str, Any], graph: Path) -> None:
@@ -285,3 +288,39 @@ def test_other_models_train_and_predict(run: RunCommand, graph: Path, here: Path
     run("train", graph, *options, *SMALL, "--epochs", "2", "--out", "run")
     run("predict", "run", "--what", "logits", "--out", "logits.npy", "--gpu-budget", "32M", "--host-budget", "32M")
     assert (here / "logits.npy").exists()
+
+
+@pytest.fixture
+def carrying(tmp_path: Path) -> Path:
+    """A store whose edges have weights and three features."""
+    path = tmp_path / "carrying.ooc"
+    generator = torch.Generator().manual_seed(0)
+    data = {
+        "edge_index": torch.randint(0, 200, (2, 900), generator=generator).numpy(),
+        "x": torch.randn(200, 5, generator=generator).numpy(),
+        "y": torch.randint(0, 3, (200,), generator=generator).numpy(),
+        "train_mask": np.arange(200) < 100,
+        "edge_weight": torch.rand(900, generator=generator).numpy(),
+        "edge_attr": torch.randn(900, 3, generator=generator).numpy(),
+    }
+    ooc.convert(data, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "left_out"),
+    [(["--model", "gcn"], "features"), (["--model", "gat", "--heads", "2"], "weight"), (["--model", "sage"], "all")],
+)
+def test_what_edges_carry_is_used_or_left_out_by_name(
+    run: RunCommand, carrying: Path, here: Path, options: list[str], left_out: str
+) -> None:
+    """Refused where the model has no use for it; then trained without, and predicted alike."""
+    code, _, err = run("train", carrying, *options, *SMALL, "--epochs", "1", "--out", "refused")
+    assert code == 2 and "the store's edges carry" in err and "--ignore-edge-data" in err
+    trained = run("train", carrying, *options, *SMALL, "--epochs", "2", "--out", "run", "--ignore-edge-data", left_out)
+    assert trained[0] == 0, trained[2]
+    predicted = run("predict", "run", "--what", "logits", "--out", "logits.npy", "--gpu-budget", "32M")
+    assert predicted[0] == 0, predicted[2]
+    assert np.load(here / "logits.npy").shape == (200, 3)
+    planned = run("plan", carrying, *options, "--ignore-edge-data", left_out)
+    assert planned[0] == 0, planned[2]
