@@ -92,6 +92,8 @@ def _readable(reading: "Reading") -> str:
     match reading.unit:
         case "B/s":
             return f"{format_size(reading.value)}/s"
+        case "B":
+            return format_size(reading.value)
         case "s":
             return f"{1e6 * reading.value:,.1f} µs"
         case "":

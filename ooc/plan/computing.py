@@ -11,6 +11,10 @@ from ooc.plan.workload import Pull, Workload
 _TIMES_STREAMED = 8
 """How often a stage whose work has not been counted reads or writes a value for each that it loads or stores: what the
 counted stages of GCN and GraphSAGE come to."""
+_PULL_OPERATORS = 8
+"""Of a pull besides the sum itself: offsets cut out, made relative and converted, edges taken from their frames."""
+_TIMES_PUT = 2
+"""How often a value that a column pass has pulled is read or written until it lies in its frame."""
 
 
 def computing_seconds(
@@ -30,6 +34,7 @@ def computing_seconds(
     ``edges``: of these rows; ``columns`` are pulled over them, ``slab_columns`` at a time.
     """
     processor, tiles = hardware.processor, -(-rows // workload.tile_rows)
+    slabs = -(-columns // slab_columns) if item.pull is not None else 1
     shared = alone = 0.0
     if item.pull is not None:
         source = matrices[item.pull.source]
@@ -43,6 +48,7 @@ def computing_seconds(
             source_rows=source.matrix.rows,
         )
         shared += _per_edge_seconds(item.pull, hardware, edges=edges, share=columns / source.matrix.columns)
+        alone += tiles * slabs * _PULL_OPERATORS * processor.seconds_per_operator
     if isinstance(item, RowPass):
         stage = item.stage
         shared += local_seconds(
@@ -52,6 +58,9 @@ def computing_seconds(
             dtype=workload.dtype,
         )
         alone += tiles * (processor.seconds_per_tile + stage.operators * processor.seconds_per_operator)
+    else:
+        shared += _TIMES_PUT * rows * columns * workload.pulled_itemsize / processor.stream_bytes_per_s
+        alone += tiles * slabs * processor.seconds_per_tile
     if not hardware.has_device_memory:
         shared *= max(1.0, hardware.threads / workload.threads)
     return shared + alone + steps * processor.seconds_per_step

@@ -17,7 +17,7 @@ import torch
 
 from ooc.train.team import Flow, Team
 
-_ROUNDS = 3
+_ROUNDS = 5
 
 
 class Bench:

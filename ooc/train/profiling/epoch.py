@@ -7,11 +7,14 @@ little memory, every block goes to the disk and back, with and without something
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter, process_time
-from types import SimpleNamespace
-from typing import Any
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
 
 import torch
 
@@ -28,7 +31,7 @@ _SHORT, _TALL = _TILE_ROWS, 8 * _TILE_ROWS
 _OPERATORS = 24
 """Of a tile, so that computing takes about as long as its disk."""
 _PASSES = 3
-_ROUNDS = 3
+_ROUNDS = 5
 _AMPLE, _SCARCE = 256_000_000, 12_000_000
 
 
@@ -43,45 +46,37 @@ class EpochTimes:
     overlap: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    clock_s: float
-    cpu_s: float
-    steps: int
-    blocks: int
-
-
 def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
-    """About two seconds, with spill files of 67 MB in ``folder``."""
-    small = _matrix(1)
+    """About three seconds, with spill files of 67 MB in ``folder``."""
+    wide = torch.ones(_TILE_ROWS, _COLUMNS)
 
     def nothing(tile: Tile) -> None:
         pass
-
-    short = _run(small, _SHORT, _AMPLE, folder, threads, nothing)
-    tall = _run(small, _TALL, _AMPLE, folder, threads, nothing)
-    per_step = max(0.0, (short.cpu_s - tall.cpu_s) / (short.steps - tall.steps))
-    per_tile = max(0.0, (tall.cpu_s - tall.steps * per_step) / (_PASSES * _TILES))
-
-    large = _matrix(_COLUMNS)
-    wide = torch.ones(_TILE_ROWS, _COLUMNS)
 
     def stream(tile: Tile) -> None:
         for _ in range(_OPERATORS):
             torch.relu(wide)
 
-    memory = _run(large, _SHORT, _AMPLE, folder, threads, nothing)
-    disk = _run(large, _SHORT, _SCARCE, folder, threads, nothing)
-    compute = _run(large, _SHORT, _AMPLE, folder, threads, stream)
-    both = _run(large, _SHORT, _SCARCE, folder, threads, stream)
-    per_block = max(0.0, (disk.cpu_s - memory.cpu_s) / max(1, disk.blocks))
-    computing = compute.clock_s + both.blocks * per_block / cores
-    return EpochTimes(
-        per_tile=per_tile,
-        per_step=per_step,
-        per_block=per_block / cores,
-        overlap=hidden_share(computing, disk.clock_s, both.clock_s),
-    )
+    small, large = _matrices(1), _matrices(_COLUMNS)
+    with ExitStack() as stack:
+        open_epoch = partial(_Epoch, folder=folder, threads=threads)
+        short = stack.enter_context(open_epoch(small, _SHORT, _AMPLE, nothing))
+        tall = stack.enter_context(open_epoch(small, _TALL, _AMPLE, nothing))
+        memory = stack.enter_context(open_epoch(large, _SHORT, _AMPLE, nothing))
+        compute = stack.enter_context(open_epoch(large, _SHORT, _AMPLE, stream))
+        disk = stack.enter_context(open_epoch(large, _SHORT, _SCARCE, nothing))
+        both = stack.enter_context(open_epoch(large, _SHORT, _SCARCE, stream))
+        for _ in range(_ROUNDS):  # taking turns, so that whoever else computes here does no harm to one of them alone
+            for epoch in (short, tall, memory, compute, disk, both):
+                epoch.run()
+    per_step = max(0.0, (short.cpu_s - tall.cpu_s) / (short.steps - tall.steps))
+    per_tile = max(0.0, (tall.cpu_s - tall.steps * per_step) / (_PASSES * _TILES))
+    per_block = max(0.0, (disk.cpu_s - memory.cpu_s) / max(1, disk.blocks)) / cores
+    shares = [
+        hidden_share(computing + both.blocks * per_block, moving, together)
+        for computing, moving, together in zip(compute.clocks, disk.clocks, both.clocks, strict=True)
+    ]
+    return EpochTimes(per_tile, per_step, per_block, overlap=median(shares))
 
 
 def hidden_share(first_s: float, second_s: float, together_s: float) -> float:
@@ -92,49 +87,77 @@ def hidden_share(first_s: float, second_s: float, together_s: float) -> float:
     return min(1.0, max(0.0, 1 - (together_s - longest) / shortest))
 
 
-def _matrix(columns: int) -> dict[str, Matrix]:
+class _Epoch:
+    """One such epoch, run as often as one likes. ``work`` is done for every tile. A context manager.
+
+    ``clocks``: seconds of each run; ``cpu_s``: processor seconds of the least of them.
+    """
+
+    def __init__(
+        self,
+        matrices: dict[str, Matrix],
+        block_rows: int,
+        budget_bytes: int,
+        work: Callable[[Tile], None],
+        *,
+        folder: Path,
+        threads: int,
+    ) -> None:
+        columns = matrices["first"].columns
+        rows = torch.ones(_TILE_ROWS, columns)
+        scratch = 8 * columns
+
+        def compute(stores: tuple[str, ...]) -> Callable[[Tile], dict[str, torch.Tensor]]:
+            def tile_of(tile: Tile) -> dict[str, torch.Tensor]:
+                work(tile)
+                return dict.fromkeys(stores, rows)
+
+            return tile_of
+
+        stages = (
+            Stage("write", _ROWS, (), None, ("first",), scratch),
+            Stage("read and write", _ROWS, ("first",), None, ("second",), scratch),
+            Stage("read back", _ROWS, ("second",), None, (), scratch, reverse=True),
+        )
+        limits = Limits(budget_bytes, budget_bytes, block_rows=block_rows)
+        plan = make_plan(_workload(matrices, stages, threads), limits)
+        self.steps = len(plan.unrolled["train"].steps)
+        self.blocks = (plan.ssd_read_bytes + plan.ssd_write_bytes) // plan.frame_bytes
+        self.clocks: list[float] = []
+        self._processor: list[float] = []
+        self._steps = [Step(stage, compute(stage.stores)) for stage in stages]
+        self._executor = _executor(plan, folder, threads)
+
+    @property
+    def cpu_s(self) -> float:
+        return min(self._processor)
+
+    def run(self) -> None:
+        """Once more, timed."""
+        clock, cpu = perf_counter(), process_time()
+        self._once()
+        self.clocks.append(perf_counter() - clock)
+        self._processor.append(process_time() - cpu)
+
+    def _once(self) -> None:
+        self._executor.run("train", self._steps, lambda _: None, lambda _: None)
+
+    def __enter__(self) -> Self:
+        try:
+            self._once()  # fills the memory
+        except BaseException:
+            self._executor.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._executor.close()
+
+
+def _matrices(columns: int) -> dict[str, Matrix]:
     return {name: Matrix(name, _ROWS, columns, 4, Kind.SCRATCH) for name in ("first", "second")}
-
-
-def _run(
-    matrices: dict[str, Matrix],
-    block_rows: int,
-    budget_bytes: int,
-    folder: Path,
-    threads: int,
-    work: Callable[[Tile], None],
-) -> _Run:
-    """One such epoch: the least clock and processor time of a few, after one that fills the memory."""
-    columns = matrices["first"].columns
-    rows = torch.ones(_TILE_ROWS, columns)
-    scratch = 8 * columns
-
-    def compute(stores: tuple[str, ...]) -> Callable[[Tile], dict[str, torch.Tensor]]:
-        def tile_of(tile: Tile) -> dict[str, torch.Tensor]:
-            work(tile)
-            return dict.fromkeys(stores, rows)
-
-        return tile_of
-
-    stages = (
-        Stage("write", _ROWS, (), None, ("first",), scratch),
-        Stage("read and write", _ROWS, ("first",), None, ("second",), scratch),
-        Stage("read back", _ROWS, ("second",), None, (), scratch, reverse=True),
-    )
-    plan = make_plan(_workload(matrices, stages, threads), Limits(budget_bytes, budget_bytes, block_rows=block_rows))
-    steps = [Step(stage, compute(stage.stores)) for stage in stages]
-    executor = _executor(plan, folder, threads)
-    try:
-        clocks, processor = [], []
-        for _ in range(1 + _ROUNDS):
-            clock, cpu = perf_counter(), process_time()
-            executor.run("train", steps, lambda _: None, lambda _: None)
-            clocks.append(perf_counter() - clock)
-            processor.append(process_time() - cpu)
-    finally:
-        executor.close()
-    blocks = (plan.ssd_read_bytes + plan.ssd_write_bytes) // plan.frame_bytes
-    return _Run(min(clocks[1:]), min(processor[1:]), len(plan.unrolled["train"].steps), blocks)
 
 
 def _workload(matrices: dict[str, Matrix], stages: tuple[Stage, ...], threads: int) -> Workload:

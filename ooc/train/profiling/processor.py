@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ ROW_BYTES = (32, 64, 128, 256, 512, 1024)
 DEGREES = (4, 64)
 DTYPES = ("float32", "bfloat16", "float64")
 _TILE_ROWS = 1024
-_EDGES = 1 << 19
+_EDGES = 1 << 20
+_CACHE_ROW_BYTES = (128, 512)
 _FEW_DEGREE, _MANY_DEGREE = DEGREES
 _PRODUCT_COLUMNS = 128
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -43,7 +45,7 @@ def pull_times(bench: Bench, memory: Tensor) -> PullTimes:
     """
     few, many = ({b: _pull_seconds(bench, memory, b, degree) for b in ROW_BYTES} for degree in DEGREES)
     more_rows = _EDGES // _FEW_DEGREE - _EDGES // _MANY_DEGREE
-    per_row = max(0.0, sum(few[b] - many[b] for b in ROW_BYTES) / len(ROW_BYTES) / more_rows)
+    per_row = max(0.0, median(few[b] - many[b] for b in ROW_BYTES) / more_rows)
     rows = _EDGES // _MANY_DEGREE
     points = tuple((float(b), max(many[b] - rows * per_row, 0.2 * many[b]) / _EDGES) for b in ROW_BYTES)
     by_degree = {degree: _EDGES / times[512] for degree, times in zip(DEGREES, (few, many), strict=True)}
@@ -65,6 +67,18 @@ def _pull_seconds(bench: Bench, memory: Tensor, row_bytes: int, degree: int) -> 
         pull(source, indices[first : first + rows * degree], offsets)
 
     return bench.seconds(task, _EDGES // (rows * degree))
+
+
+def kept_in_cache_bytes(bench: Bench, slab: Tensor, near: PullTimes, far: PullTimes) -> int:
+    """How much of ``slab`` pulls find in the cache, by where their time lies between those of a slab that is in it and
+    of one that is not. Caches are shared with the topology, results and other programs, virtual ones with strangers:
+    what the system tells is their size, not what one gets of them."""
+    shares = []
+    for row_bytes in _CACHE_ROW_BYTES:
+        seconds = _pull_seconds(bench, slab, row_bytes, _MANY_DEGREE) / _EDGES - far.per_row / _MANY_DEGREE
+        fast, slow = near.per_edge.at(row_bytes), far.per_edge.at(row_bytes)
+        shares.append((slow - seconds) / (slow - fast) if slow > fast else 0.0)
+    return int(slab.nbytes * min(1.0, max(0.0, sum(shares) / len(shares))))
 
 
 def gather_rows_per_s(bench: Bench, memory: Tensor) -> float:

@@ -26,8 +26,8 @@ from ooc.train.profiling.processor import PullTimes
 LEAST_MEMORY_BYTES = 300_000_000
 """What measuring takes at most beyond the interpreter with torch."""
 _TASK = "measuring this machine"
-_CACHED_POOL_SHARE = 0.5
-"""Of the cache: a slab so large lies in it whole, beside whatever else is there."""
+_NEAR_SHARE, _MIDDLING_SHARE = 0.125, 0.5
+"""Of the cache: a slab so small lies in it whole, beside whatever else is there; of a larger one some part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,15 @@ class _Rates:
         try:
             pool = _pool(bench, arena)
             cache = processor.cache_bytes(bench.device)
-            cached = pool[: max(1 << 20, int(_CACHED_POOL_SHARE * cache) // pool.itemsize)]
+            far, near = processor.pull_times(bench, pool), None
+            if 0 < cache < processor.POOL_BYTES:
+                small, middling = (pool[: int(share * cache) // 4] for share in (_NEAR_SHARE, _MIDDLING_SHARE))
+                near = processor.pull_times(bench, small)
+                cache = max(small.nbytes, processor.kept_in_cache_bytes(bench, middling, near, far))
             return cls(
-                far=processor.pull_times(bench, pool),
-                near=processor.pull_times(bench, cached) if 0 < cache < processor.POOL_BYTES else None,
-                cache_bytes=cache,
+                far=far,
+                near=near,
+                cache_bytes=cache if near is not None else 0,
                 gather_rows_per_s=processor.gather_rows_per_s(bench, pool),
                 multiplies_per_s=dict(processor.multiplies_per_s(bench)),
                 stream_bytes_per_s=processor.stream_bytes_per_s(bench, pool),
@@ -211,6 +215,7 @@ def _readings(hardware: Hardware, disk: DiskTimes, rates: _Rates, host_copy: flo
     yield from _pull_readings("aggregation", rates.far)
     if rates.near is not None:
         yield from _pull_readings("aggregation in cache", rates.near)
+        yield Reading("cache", "what a slab gets of it", rates.cache_bytes, "B")
     for dtype, rate in rates.multiplies_per_s.items():
         yield Reading("dense product", dtype, rate, "multiply-adds/s")
     yield Reading("element-wise", "tiles of 1,024 × 128", rates.stream_bytes_per_s, "B/s")
