@@ -16,6 +16,7 @@ Shapes: R rows at hand, I/O columns in and out. A gradient may have fewer rows t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -78,9 +79,9 @@ class Value:
     def own_trains(self) -> bool:
         return any(parameter.requires_grad for parameter in self.parameters)
 
-    @property
+    @cached_property
     def trains(self) -> bool:
-        """Whether some parameter has a part in it."""
+        """Whether some parameter has a part in it. Asked for every tile."""
         return self.own_trains or any(value.trains for value in self.inputs)
 
     def needs(self) -> tuple["Value", ...]:

@@ -11,8 +11,8 @@ Rows that cannot reach the loss are left out: what lies K aggregations before th
 of the rows that are scored, and rows lie in the order of that distance, so every stage runs over the first so many.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -222,7 +222,7 @@ class Flow:
     def _take_back(self, gradients: Known, known: Known, tile: Tile, rows: Rows, stage: int) -> Tensors:
         """From the gradients of what later stages took to those of what ``stage`` took, and of its parameters."""
         schedule, ground = self.schedule, self.ground
-        for value, name in self._incoming(stage):
+        for value, name in self._incoming[stage]:
             gradient = tile.inputs[name].to(ground.network.dtype)
             if schedule.shares_gradient(value) is not None:
                 gradient = ground.without_after(gradient, tile)
@@ -260,7 +260,7 @@ class Flow:
             gradient = gradients.get(pulled)
             scaled = None if gradient is None else ground.after(gradient, tile)
             out[names.sums_gradient(pulled)] = self._padded(scaled, pulled, height)
-        for value, (prior, name) in self._passed_on(stage).items():
+        for value, (prior, name) in self._passed_on[stage].items():
             if prior is not None:
                 _add(gradients, value, tile.inputs[prior].reshape(-1, *value.tail))
             out[name] = self._padded(gradients.get(value), value, height)
@@ -284,7 +284,12 @@ class Flow:
         stages |= {schedule.stage[user] - 1 for user in schedule.distant_users(value)}
         return sorted(stages, reverse=True)
 
-    def _incoming(self, stage: int) -> list[tuple[Value, str]]:
+    @cached_property
+    def _incoming(self) -> Sequence[Sequence[tuple[Value, str]]]:
+        """By stage, as it is asked for every tile."""
+        return [self._find_incoming(stage) for stage in range(self.schedule.last + 1)]
+
+    def _find_incoming(self, stage: int) -> list[tuple[Value, str]]:
         """The gradients that later stages have stored for values of this one."""
         found: list[tuple[Value, str]] = []
         for value in self.schedule.all_in_stage(stage):
@@ -299,7 +304,12 @@ class Flow:
                 found.append((aggregate.target, self.names.target_gradient(aggregate)))
         return found
 
-    def _passed_on(self, stage: int) -> dict[Value, tuple[str | None, str]]:
+    @cached_property
+    def _passed_on(self) -> Sequence[Mapping[Value, tuple[str | None, str]]]:
+        """By stage, as it is asked for every tile."""
+        return [self._find_passed_on(stage) for stage in range(self.schedule.last + 1)]
+
+    def _find_passed_on(self, stage: int) -> dict[Value, tuple[str | None, str]]:
         """The values of earlier stages to whose gradients this one adds: what is there already, and the new name."""
         found: dict[Value, tuple[str | None, str]] = {}
         for earlier in range(stage):
@@ -313,7 +323,7 @@ class Flow:
 
     def _gradient_traffic(self, stage: int) -> tuple[tuple[str, ...], dict[str, int]]:
         """Gradients that the backward of ``stage`` loads, and those it stores with their columns."""
-        loads = [name for _, name in self._incoming(stage)]
+        loads = [name for _, name in self._incoming[stage]]
         stores: dict[str, int] = {}
         pulled = self.schedule.pulled(stage)
         if isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
@@ -322,7 +332,7 @@ class Flow:
                 stores[self.names.target_gradient(pulled)] = pulled.target.columns
         elif pulled is not None and pulled.source.trains:
             stores[self.names.sums_gradient(pulled)] = pulled.columns
-        for value, (prior, name) in self._passed_on(stage).items():
+        for value, (prior, name) in self._passed_on[stage].items():
             stores[name] = value.columns
             if prior is not None:
                 loads.append(prior)
