@@ -75,10 +75,14 @@ def assert_agrees(
     make_optimizer: OptimizerFactory = adam,
     seed: int = 0,
     epochs: int = EPOCHS,
+    store: Store | None = None,
     **options: Any,
 ) -> None:
-    """Losses, all gradients and buffers of ``epochs`` epochs are PyG's, and so is evaluation after them."""
-    store = store_of(data, folder)
+    """Losses, all gradients and buffers of ``epochs`` epochs are PyG's, and so is evaluation after them.
+
+    ``store``: ``data`` converted, where that has been done already.
+    """
+    store = store_of(data, folder) if store is None else store
     with make_trainer(case, store, folder, dtype=dtype, make_optimizer=make_optimizer, seed=seed, **options) as trainer:
         reference = Reference(case, trainer.model, data, make_optimizer, seed)
         for epoch in range(1, epochs + 1):

@@ -14,6 +14,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GINConv, SAGEConv, Transforme
 from ooc.errors import OptionError
 from ooc.plan.plan import ColumnPass
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
+from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
 from tests.graphs import GraphCase, random_data
 
@@ -119,11 +120,12 @@ MODELS = {
 
 @pytest.mark.parametrize("undirected", [False, True], ids=["directed", "undirected"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-def test_models(model: ModelCase, undirected: bool, tmp_path: Path) -> None:
+def test_models(model: ModelCase, undirected: bool, converted: Converted, tmp_path: Path) -> None:
     """Whole in memory, and one head after the other."""
-    data = random_data(GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8, undirected=undirected))
-    assert_agrees(model, data, tmp_path, epochs=EPOCHS)
-    assert_agrees(model, data, tmp_path, epochs=2, slab_columns=1)
+    graph = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8, undirected=undirected)
+    data, store = converted(graph)
+    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store)
+    assert_agrees(model, data, tmp_path, epochs=1, store=store, slab_columns=1)
 
 
 PLANNED = {
@@ -146,7 +148,7 @@ CUTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("model", PLANNED.values(), ids=PLANNED.keys())
 def test_results_do_not_depend_on_the_plan(model: ModelCase, tmp_path: Path) -> None:
     """Gradients and losses are equal to the last bit under every budget, whatever is spilled and cut."""
-    graph = GraphCase(nodes=500, edges=3000, features=12, self_loops=30, isolated=30, duplicates=60, unlabelled=90)
+    graph = GraphCase(nodes=300, edges=1800, features=12, self_loops=30, isolated=30, duplicates=60, unlabelled=60)
     store = store_of(random_data(graph, dtype=torch.float32), tmp_path)
 
     def trained(**options: Any) -> tuple[list[float], dict[str, Tensor], int, bool]:
@@ -238,7 +240,8 @@ def test_any_case_is_exact(
     gpu, host = least_budgets(
         lambda gpu, host: make_trainer(model, store, tmp_path, gpu_budget=gpu, host_budget=host, **cut)
     )
-    assert_agrees(model, data, tmp_path, epochs=EPOCHS, gpu_budget=int(gpu * share), host_budget=host, **cut)
+    budgets = {"gpu_budget": int(gpu * share), "host_budget": host}
+    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store, **budgets, **cut)
 
 
 def test_a_narrower_spill_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ooc.plan.plan import ColumnPass
 from ooc.train.prediction import Prediction
 from ooc.train.setup import Resources
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
+from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
 from tests.graphs import GraphCase, random_data
 
@@ -109,11 +110,11 @@ MODELS = {
 
 @pytest.mark.parametrize("graph", [ROUGH, UNDIRECTED], ids=["directed", "undirected"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-def test_models(model: ModelCase, graph: GraphCase, tmp_path: Path) -> None:
+def test_models(model: ModelCase, graph: GraphCase, converted: Converted, tmp_path: Path) -> None:
     """Whole in memory, and one head or column after the other."""
-    data = random_data(graph)
-    assert_agrees(model, data, tmp_path, epochs=EPOCHS)
-    assert_agrees(model, data, tmp_path, epochs=1, slab_columns=1)
+    data, store = converted(graph)
+    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store)
+    assert_agrees(model, data, tmp_path, epochs=1, store=store, slab_columns=1)
 
 
 def test_with_weights_beside(tmp_path: Path) -> None:
@@ -216,7 +217,8 @@ def test_any_case_is_exact(
     gpu, host = least_budgets(
         lambda gpu, host: make_trainer(model, store, tmp_path, gpu_budget=gpu, host_budget=host, **cut)
     )
-    assert_agrees(model, data, tmp_path, epochs=EPOCHS, gpu_budget=int(gpu * share), host_budget=host, **cut)
+    budgets = {"gpu_budget": int(gpu * share), "host_budget": host}
+    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store, **budgets, **cut)
 
 
 @pytest.mark.parametrize("name", ["GAT", "GATv2, shared", "Transformer", "GINE"])

@@ -85,8 +85,9 @@ MODELS = {
 def test_models(model: ModelCase, graph: GraphCase, tmp_path: Path) -> None:
     """Whole in memory, and three columns at a time."""
     data = random_data(graph)
-    assert_agrees(model, data, tmp_path, epochs=EPOCHS)
-    assert_agrees(model, data, tmp_path, epochs=2, slab_columns=3)
+    store = store_of(data, tmp_path)
+    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store)
+    assert_agrees(model, data, tmp_path, epochs=2, store=store, slab_columns=3)  # with the aggregation kept before
 
 
 def test_an_undirected_store_reads_its_weights_once(tmp_path: Path) -> None:
@@ -178,7 +179,8 @@ def test_any_case_is_exact(
     gpu, host = least_budgets(
         lambda gpu, host: make_trainer(model, store, tmp_path, gpu_budget=gpu, host_budget=host, **cut)
     )
-    assert_agrees(model, data, tmp_path, epochs=EPOCHS, gpu_budget=int(gpu * share), host_budget=host, **cut)
+    budgets = {"gpu_budget": int(gpu * share), "host_budget": host}
+    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store, **budgets, **cut)
 
 
 def test_predictions_take_the_weights(tmp_path: Path) -> None:
