@@ -253,3 +253,22 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
     refused(gat(fill_value="max"), "fill_value='max' is not supported; use 'mean', 'add' or numbers")
     refused(CustomCase(make=lambda f, c: GINEConv(nn.Linear(f, c))), "nodes have 9 features here, edges 3")
     refused(CustomCase(make=Gines), "its forward must take .*edge_attr where the store has them", plain)
+
+
+@pytest.mark.parametrize("name", ["GINE", "GCN"])
+def test_a_narrower_spill_is_the_same_under_any_plan(name: str, tmp_path: Path) -> None:
+    """What edges carry is never rounded; what is kept is, wherever it is kept."""
+    weighted = GraphCase(self_loops=9, duplicates=15, weighted=True)
+    data = random_data(ROUGH if name == "GINE" else weighted, dtype=torch.float32)
+    model = MODELS["GINE"] if name == "GINE" else ModelCase(kind="gcn", layers=3)
+    store = store_of(data, tmp_path)
+
+    def losses(**options: Any) -> list[float]:
+        with make_trainer(model, store, tmp_path, dtype=torch.float32, **options) as trainer:
+            return [train_epoch(trainer).loss for _ in range(2)]
+
+    plain = losses()
+    narrow = losses(spill_dtype="bfloat16")
+    assert narrow != plain and narrow == pytest.approx(plain, rel=1e-2)
+    for cut in ({"slab_columns": 1}, {"slab_columns": 3, "block_rows": 8, "threads": 3}):
+        assert losses(spill_dtype="bfloat16", **cut) == narrow
