@@ -18,7 +18,7 @@ from ooc.train.prediction import Prediction
 from ooc.train.setup import Resources
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
 from tests.exactness.conftest import Converted
-from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
+from tests.exactness.reference import CustomCase, ModelCase, adamw, smooth_adam
 from tests.graphs import GraphCase, random_data
 
 EPOCHS = 3
@@ -115,6 +115,12 @@ def test_models(model: ModelCase, graph: GraphCase, converted: Converted, tmp_pa
     data, store = converted(graph)
     assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store)
     assert_agrees(model, data, tmp_path, epochs=1, store=store, slab_columns=1)
+
+
+@pytest.mark.parametrize("v2", [False, True], ids=["GAT", "GATv2"])
+def test_a_map_of_features_that_are_not_there_has_no_gradient(v2: bool, tmp_path: Path) -> None:
+    """On a store without features attention is PyG's without them, and weight decay leaves the map alone."""
+    assert_agrees(gat(2, heads=2, v2=v2), random_data(GraphCase()), tmp_path, make_optimizer=adamw, epochs=EPOCHS)
 
 
 def test_with_weights_beside(tmp_path: Path) -> None:

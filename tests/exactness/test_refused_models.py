@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch_geometric.nn import (
     APPNP,
     GATConv,
-    GATv2Conv,
     GCNConv,
     MessageNorm,
     SAGEConv,
@@ -74,12 +73,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "dropout of whole columns": (lambda: Between(nn.Dropout1d()), ("Dropout1d", "between")),
     "message norm": (lambda: Between(MessageNorm()), ("MessageNorm (between)",)),
     "overwritten and used": (InPlaceTwice, ("ReLU (act)", "writes into")),
-    "attention over features of edges": (lambda: GATConv(F_IN, C, edge_dim=3), ("GATConv", "edge_dim")),
     "attention that does not sum": (lambda: GATConv(F_IN, C, aggr="max"), ("GATConv", "aggr='max'")),
     "attention of two kinds of node": (lambda: GATConv((F_IN, F_IN), C), ("GATConv", "apart")),
     "all coefficients dropped": (lambda: GATConv(F_IN, C, dropout=1.0), ("dropout=1.0",)),
-    "GATv2 over features of edges": (lambda: GATv2Conv(F_IN, C, edge_dim=3), ("GATv2Conv", "edge_dim")),
-    "keys of edges": (lambda: TransformerConv(F_IN, C, edge_dim=3), ("TransformerConv", "edge_dim")),
+    "keys of edges": (lambda: TransformerConv(F_IN, C, edge_dim=3), ("TransformerConv", "without edge_attr")),
     "another convolution": (lambda: TAGConv(F_IN, C), ("TAGConv", "GATConv", "TransformerConv")),
     "mixed sums": (
         lambda: Between(SAGEConv(8, 8), edges=True),
