@@ -77,6 +77,8 @@ def _described(text: str, where: str) -> Hardware:
         raise HardwareError(f"{where}: no JSON: {error}") from error
     if not isinstance(data, dict):
         raise HardwareError(f"{where}: it holds no JSON object")
+    if isinstance(data.get("hardware"), dict):  # what ooc profile --json prints
+        data = data["hardware"]
     return Hardware.from_dict(data, where=where)
 
 

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What computing takes: more for more of anything, and no less the slower the machine."""
+
+from dataclasses import replace
+
+import pytest
+
+from ooc.plan import UNMEASURED, Hardware, Limits, make_plan
+from ooc.plan.computing import computing_seconds
+from ooc.plan.plan import ColumnPass, Pass, RowPass
+from ooc.plan.workload import PerEdge
+from tests.plan.workloads import workload
+
+WORK = workload()
+PLAN = make_plan(WORK, Limits(12_000_000, 12_000_000), UNMEASURED)
+PASSES = PLAN.programs["train"]
+ROW_PASS = next(item for item in PASSES if isinstance(item, RowPass))
+PULLING = next(item for item in PASSES if isinstance(item, ColumnPass))
+SIZES = {"rows": 4096, "edges": 40_000, "columns": 64, "slab_columns": 32, "steps": 1}
+
+
+def seconds(item: Pass, hardware: Hardware = UNMEASURED, **changed: int) -> float:
+    return computing_seconds(item, WORK, PLAN.matrices, hardware, **{**SIZES, **changed})
+
+
+@pytest.mark.parametrize("more", [{"rows": 8192}, {"edges": 80_000}, {"slab_columns": 8}, {"steps": 2}])
+def test_more_of_anything_takes_longer(more: dict[str, int]) -> None:
+    assert seconds(PULLING, **more) > seconds(PULLING)
+
+
+def test_half_the_threads_share_twice_the_work_but_no_python() -> None:
+    alone = replace(UNMEASURED.processor, seconds_per_tile=1.0, seconds_per_operator=0.0, seconds_per_step=0.0)
+    machine = replace(UNMEASURED, threads=2 * WORK.threads, processor=alone)
+    same = replace(machine, threads=WORK.threads)
+    tiles = SIZES["rows"] // WORK.tile_rows
+    assert seconds(ROW_PASS, machine) - tiles == pytest.approx(2 * (seconds(ROW_PASS, same) - tiles))
+
+
+def test_a_stage_that_has_not_been_counted_streams_by_what_it_loads_and_stores() -> None:
+    stage = replace(ROW_PASS.stage, streamed_bytes_per_row=0)
+    counted = replace(ROW_PASS.stage, streamed_bytes_per_row=1)
+    assert seconds(replace(ROW_PASS, stage=stage)) > seconds(replace(ROW_PASS, stage=counted))
+
+
+def test_what_is_computed_for_every_edge_comes_on_top() -> None:
+    kind = PerEdge(64, 64, None, 4096, bytes_per_edge=1000, bytes_per_row=0)
+    attention = replace(PULLING, pull=replace(PULLING.pull, per_edge=kind))
+    assert seconds(attention) > seconds(PULLING)
