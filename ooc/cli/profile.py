@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ooc.train.profiling import Profile, Reading
 
 _PLAIN_WIDTH = 100
+_BUSY = 0.1
+"""Of the processors: others that take more make a profile doubtful."""
 
 
 @click.command(short_help="Measure this machine, for plans and forecasts that fit it.")
@@ -85,6 +87,9 @@ def _print(profile: "Profile", *, measured: bool) -> None:
     when = f"measured {profile.date}" if measured else f"measured {profile.date}; --refresh measures again"
     memory = f"{format_size(hardware.host_memory_bytes)} of memory"
     console.print(f"{hardware.name}, {hardware.threads} threads, {memory}; {when}", highlight=False, soft_wrap=True)
+    if profile.others > _BUSY:
+        busy = f"other programs had {100 * profile.others:.0f} % of the processors meanwhile"
+        console.print(f"{busy}: measure again with --refresh when the machine is idle", highlight=False, soft_wrap=True)
 
 
 def _readable(reading: "Reading") -> str:

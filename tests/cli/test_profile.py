@@ -48,6 +48,17 @@ def test_it_measures_once_and_shows_a_table(run: RunCommand, calls: list[Path], 
     assert calls == [tmp_path]
 
 
+def test_a_profile_made_on_a_busy_machine_says_so(
+    run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for others, warns in ((0.62, True), (0.02, False)):
+        made = Profile(UNMEASURED, "2026-01-02T03:04:05+00:00", READINGS, others)
+        monkeypatch.setattr(profiling, "measure", lambda *arguments, made=made, **options: made)
+        _, out, _ = run("profile", "--spill-dir", tmp_path, "--device", "cpu", "--refresh")
+        assert ("other programs had 62 % of the processors meanwhile" in out) is warns
+
+
 def test_refresh_measures_again(run: RunCommand, calls: list[Path], tmp_path: Path) -> None:
     for _ in range(2):
         assert run("profile", "--spill-dir", tmp_path, "--device", "cpu", "--refresh")[0] == 0
@@ -78,3 +89,24 @@ def test_training_says_how_to_measure_until_somebody_has(
     assert run("profile", *spill, "--device", "cpu")[0] == 0
     code, out, _ = run("train", graph, *TRAIN, *spill, "--out", tmp_path / "b")
     assert code == 0 and "planned by" not in out
+
+
+def test_planning_goes_by_what_was_measured_here(
+    run: RunCommand, calls: list[Path], graph: Path, tmp_path: Path
+) -> None:
+    plan = ["plan", graph, "--hidden", "16", "--gpu-budget", "32M", "--host-budget", "32M", "--no-advice", "--json"]
+    plan += ["--spill-dir", tmp_path]
+    assert json.loads(run(*plan)[1])["hardware"] == {"name": UNMEASURED.name, "source": UNMEASURED.source}
+    assert run("profile", "--spill-dir", tmp_path, "--device", "cpu")[0] == 0
+    assert json.loads(run(*plan)[1])["hardware"] == {"name": "a machine", "source": "measurement 1"}
+
+
+def test_a_profile_describes_its_machine_elsewhere(
+    run: RunCommand, calls: list[Path], graph: Path, tmp_path: Path
+) -> None:
+    _, out, _ = run("profile", "--spill-dir", tmp_path, "--device", "cpu", "--json")
+    file = tmp_path / "box.json"
+    file.write_text(out, encoding="utf-8")
+    options = ["--gpu-budget", "32M", "--host-budget", "32M", "--no-advice", "--json"]
+    code, planned, err = run("plan", graph, "--hardware", file, *options)
+    assert (code, err) == (0, "") and json.loads(planned)["hardware"]["name"] == "a machine"

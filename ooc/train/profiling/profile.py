@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any, Self
 
 import psutil
@@ -42,11 +43,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``hardware`` as of ``date`` (ISO 8601), and the readings behind it."""
+    """``hardware`` as of ``date`` (ISO 8601), and the readings behind it. ``others``: the share of the processors that
+    other processes took meanwhile; where it is large, the clock's readings tell little."""
 
     hardware: Hardware
     date: str
     readings: tuple[Reading, ...]
+    others: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """For a file: ``from_dict`` gives the same again."""
@@ -54,6 +57,7 @@ class Profile:
             "date": self.date,
             "hardware": self.hardware.as_dict(),
             "readings": [asdict(reading) for reading in self.readings],
+            "others": self.others,
         }
 
     @classmethod
@@ -61,8 +65,9 @@ class Profile:
         """The inverse of ``as_dict``; HardwareError naming ``where`` and what is wrong."""
         try:
             readings = tuple(Reading(**reading) for reading in data["readings"])
-            return cls(Hardware.from_dict(data["hardware"], where=where), str(data["date"]), readings)
-        except (KeyError, TypeError, AttributeError) as error:
+            hardware = Hardware.from_dict(data["hardware"], where=where)
+            return cls(hardware, str(data["date"]), readings, float(data["others"]))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise HardwareError(f"{where}: this is no profile of a machine: {error}") from None
 
 
@@ -81,6 +86,7 @@ def measure(folder: Path, listener: Listener, *, device: str = "cpu", threads: i
             "end other programs"
         )
     threads = threads or torch.get_num_threads()
+    usage = _Usage()
     with _Progress(listener).task() as step, Bench(torch.device(device), threads) as bench:
         step("disk")
         disk = measure_disk(folder)
@@ -97,7 +103,26 @@ def measure(folder: Path, listener: Listener, *, device: str = "cpu", threads: i
         hardware,
         date,
         tuple(_readings(hardware, disk, rates, host.copy_bytes_per_s)),
+        usage.of_others(),
     )
+
+
+class _Usage:
+    """Of the processors, since it was made."""
+
+    def __init__(self) -> None:
+        self._begun, self._mine, self._all = self._now()
+
+    def of_others(self) -> float:
+        """The share that other processes have had, from 0 to 1."""
+        now, mine, everybody = self._now()
+        had = (everybody - self._all) - (mine - self._mine)
+        cores = psutil.cpu_count() or 1
+        return min(1.0, max(0.0, had / (cores * max(1e-9, now - self._begun))))
+
+    def _now(self) -> tuple[float, float, float]:
+        times = psutil.cpu_times()
+        return perf_counter(), process_time(), times.user + times.nice + times.system
 
 
 @dataclass(frozen=True, slots=True)
