@@ -275,6 +275,14 @@ class ProgramRun:
         memory = self.executor.frames.region(self.region(name, index).frame, self.plan.matrices[name].region_nbytes)
         return as_matrix(memory, matrix.region_dtype, matrix.grid.rows, matrix.grid.columns)
 
+    def written_rows(self, name: str, index: int) -> int:
+        """How many rows of matrix ``name``, which pass ``index`` pulls, this program has written.
+
+        A program that computes fewer rows than another one leaves the last ones as they are, and what lies in memory
+        there is no number: of neighbours among them nothing is pulled.
+        """
+        return max(item.rows for item in self.passes[:index] if name in item.stores)
+
     def slab_buffers(self, item: ColumnPass) -> list[Tensor]:
         """The slab buffers of a column pass, each of the width of its first slab."""
         planned = self.plan.matrices[item.pull.source]
@@ -362,7 +370,9 @@ class _RowPassRun:
         self.source: Tensor | None = None
         self.edges: EdgeSweep | None = None
         if item.pull is not None:
-            self.source = run.whole(item.pull.source, item.index)
+            source = run.whole(item.pull.source, item.index)
+            assert source is not None
+            self.source = source[: run.written_rows(item.pull.source, item.index)]
             self.edges = EdgeSweep(executor, item.pull)
 
     def _output(self, name: str) -> Output:
@@ -473,9 +483,9 @@ class _ColumnPassRun:
         """Make ``slab`` the one that is pulled."""
         grid = self.source.grid
         self.edges = EdgeSweep(self.executor, self.item.pull)
-        self.slab = self._buffer(slab)
+        rows = self.program.written_rows(self.item.pull.source, self.item.index)
+        self.slab = self._buffer(slab)[:rows]
         self.out.clear()
-        assert grid.rows == len(self.slab)
         kind = self.item.pull.per_edge
         if kind is None:
             return

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 import ooc
+from ooc.prefetch.arena import Arena
 from ooc.storage.store import Store
+from ooc.train import executor
 from ooc.train.trainer import Saving
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, make_trainer, train_epoch
 from tests.exactness.models import MODELS, Branches, Predicted, Residual
@@ -127,6 +129,29 @@ def test_few_labels_leave_most_rows_out(tmp_path: Path) -> None:
     assert rows["loss"] < rows["forward 2"] < rows["forward 1"] < store.num_nodes // 2
     assert rows["backward 2"] == rows["forward 2"]
     assert_same_training(case, store, data, tmp_path, savings=ALL)
+
+
+def test_what_memory_holds_before_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that training leaves out and evaluation does not are whatever bytes lie there, NaN for one."""
+    monkeypatch.setattr(executor, "Arena", _NotANumber)
+    graph = GraphCase(nodes=1500, edges=3000, unlabelled=1400, train=0.2, seed=3)
+    store, data = in_hop_order(random_data(graph), tmp_path)
+    for kind in ("sage", "gcn", "gat"):
+        for plan in ({}, {"slab_columns": 4}):
+            case = ModelCase(kind=kind, layers=3)
+            with make_trainer(case, store, tmp_path, **plan) as trainer:
+                rows = [{s.name: s.rows for s in trainer.workload.programs[p]} for p in ("train", "evaluate")]
+            assert rows[0]["forward 2"] < rows[1]["forward 2"]
+            assert_same_training(case, store, data, tmp_path, **plan)
+
+
+class _NotANumber(Arena):
+    """Memory full of ones: of floating-point numbers, NaN."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.view(0, nbytes).fill(0xFF)
+        self.used_bytes = 0
 
 
 def test_the_first_aggregation_is_kept_and_used_until_the_store_changes(tmp_path: Path) -> None:
