@@ -429,7 +429,7 @@ def unroll_program(name: str, layout: Layout, workload: Workload, blocks: BlockT
 
 def lasting_blocks(layout: Layout, blocks: BlockTable) -> "_Lasting":
     """The blocks that are there in every epoch."""
-    scratch = {name for name, planned in layout.matrices.items() if planned.matrix.kind is Kind.SCRATCH}
+    scratch = {name for name, planned in layout.matrices.items() if not planned.matrix.kind.lasts}
     ends = [*blocks.bases[1:], 1 << 62]
     return _Lasting(
         frozenset(

@@ -29,6 +29,13 @@ class Kind(Enum):
     """Written once by the preparation, read by every epoch."""
     SCRATCH = "scratch"
     """Written and read again within every epoch."""
+    BITS = "bits"
+    """The same, holding bits, eight in each of its columns of one byte: never rounded, never pulled."""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it is still there in the next epoch."""
+        return self in (Kind.STORE, Kind.CONSTANT)
 
 
 class Direction(Enum):

@@ -108,7 +108,10 @@ class Executor:
     def _dtype(self, name: str, array: Array | None) -> torch.dtype:
         if array is not None:
             return _TORCH[array.dtype.name]
-        return self.dtype if self.plan.matrices[name].matrix.itemsize == self.dtype.itemsize else self.spill_dtype
+        matrix = self.plan.matrices[name].matrix
+        if matrix.kind is Kind.BITS:
+            return torch.uint8
+        return self.dtype if matrix.itemsize == self.dtype.itemsize else self.spill_dtype
 
     def _region_dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """The type of a matrix in a region, whose blocks hold ``dtype``."""

@@ -99,9 +99,12 @@ class Output:
         self._blocks.open(_blocks(grid, start, stop), rows)
 
     def put(self, start: int, stop: int, rows: Tensor) -> None:
-        """Rows ``start:stop`` are ``rows``."""
+        """Rows ``start:stop`` are ``rows``, as far as the matrix has them."""
         grid = self._matrix.grid
-        rows = rows.to(self._matrix.dtype)
+        stop = min(stop, grid.rows)
+        if start >= stop:
+            return
+        rows = rows[: stop - start].to(self._matrix.dtype)
         if self._whole is not None:
             self._whole[start:stop].copy_(rows)
             return

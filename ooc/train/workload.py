@@ -6,7 +6,7 @@ from typing import assert_never
 
 import torch
 
-from ooc.plan.workload import Direction, EdgeArray, EdgeData, Kind, Matrix, Topology, Workload
+from ooc.plan.workload import Direction, EdgeArray, EdgeData, Kind, Matrix, Stage, Topology, Workload
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.aggregate import sums_rows_of
@@ -48,12 +48,15 @@ def describe_workload(
     sums_as_kept = sums_rows_of(spill_dtype, network.dtype) and not network.scaling.weighted
     every = [stage for stages in programs.values() for stage in stages]
     used = {n for s in every for n in (*s.loads, *s.stores, *((s.pull.source,) if s.pull else ()))}
-    height = {name: max(s.rows for s in every if name in s.stores) for s in every for name in s.stores}
     lasting = {name for stage in programs.get("prepare", ()) for name in stage.stores}
+    read_rows = {name: rows for name, rows in builder.read_rows.items() if name not in lasting}
+    height = {name: _stored_rows(name, every, read_rows) for s in every for name in s.stores}
     matrices = {}
     for name in sorted(used, key=_reading_order):
         if name in arrays:
             matrices[name] = Matrix(name, store.num_nodes, columns[name], arrays[name].itemsize, Kind.STORE)
+        elif name in builder.packed:
+            matrices[name] = Matrix(name, height[name], columns[name], 1, Kind.BITS)
         else:
             kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
             stored = itemsize if name in lasting else spill_dtype.itemsize  # what outlives the run is never rounded
@@ -107,6 +110,13 @@ def edge_array(store: Store, direction: Direction, data: EdgeData) -> Array:
 def _edge_array(store: Store, direction: Direction, data: EdgeData) -> EdgeArray:
     array = edge_array(store, direction, data)
     return EdgeArray(array.columns, array.itemsize)
+
+
+def _stored_rows(name: str, stages: Sequence[Stage], read_rows: Mapping[str, int]) -> int:
+    """Rows of a matrix that ``stages`` store: of one that they only load, no more than they need."""
+    stored = max(s.rows for s in stages if name in s.stores)
+    pulled = any(s.pull is not None and name == s.pull.source for s in stages)
+    return stored if pulled else min(stored, read_rows.get(name, stored))
 
 
 def counted(rows: GraphRows) -> TileEdges:

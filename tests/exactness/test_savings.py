@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 import ooc
+from ooc.plan.workload import Kind
 from ooc.prefetch.arena import Arena
 from ooc.storage.store import Store
 from ooc.train import executor
@@ -122,6 +123,7 @@ def test_few_labels_leave_most_rows_out(tmp_path: Path) -> None:
     )
     with make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **options) as trainer:
         rows = {p.stage.name: p.stage.rows for p in trainer.plan.programs["train"] if hasattr(p, "stage")}
+        assert "s1" in trainer.plan.spilled
         record = trainer.fit(epochs=2)[-1]  # the first epoch fills the memory
         assert record.ssd_read_bytes == trainer.plan.ssd_read_bytes > 0
         assert record.ssd_write_bytes == trainer.plan.ssd_write_bytes > 0
@@ -129,6 +131,28 @@ def test_few_labels_leave_most_rows_out(tmp_path: Path) -> None:
     assert rows["loss"] < rows["forward 2"] < rows["forward 1"] < store.num_nodes // 2
     assert rows["backward 2"] == rows["forward 2"]
     assert_same_training(case, store, data, tmp_path, savings=ALL)
+
+
+def test_of_what_a_rectifier_is_given_the_backward_pass_reads_bits(tmp_path: Path) -> None:
+    """And numbers only of the rows whose own product a later layer adds: the first ones, and no others are kept."""
+    graph = GraphCase(nodes=1500, edges=3000, unlabelled=1480, seed=3)
+    store, data = in_hop_order(random_data(graph), tmp_path)
+    case = ModelCase(kind="sage", layers=3, hidden=40)
+    with make_trainer(case, store, tmp_path, savings=ALL) as trainer:
+        stages = {stage.name: stage for stage in trainer.workload.programs["train"]}
+        matrices = trainer.workload.matrices
+    assert "s1" in stages["forward 1"].stores and "s1" in stages["backward 1"].loads
+    assert (matrices["s1"].kind, matrices["s1"].columns, matrices["s1"].itemsize) == (Kind.BITS, 5, 1)
+    assert matrices["s1"].rows == stages["backward 1"].rows > matrices["z1"].rows >= stages["backward 2"].rows
+    assert_same_training(case, store, data, tmp_path, savings=ALL)
+
+
+def test_what_is_read_as_numbers_anyway_has_no_bits(tmp_path: Path) -> None:
+    """A weight whose gradient needs the rectifier's result brings its input, and autograd its own."""
+    store, _ = in_hop_order(random_data(GraphCase(nodes=100)), tmp_path)
+    for case in (ModelCase(kind="gcn", layers=3, hidden=40), ModelCase(kind="gcn", options={"norm": "batch_norm"})):
+        with make_trainer(case, store, tmp_path) as trainer:
+            assert not [m for m in trainer.workload.matrices.values() if m.kind is Kind.BITS]
 
 
 def test_what_memory_holds_before_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from ooc.train.lowering.per_edge import (
 )
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.projection import Projection, Weights
+from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import (
     Aggregate,
     Dropout,
@@ -206,6 +207,11 @@ class Assembly:
             raise ModelError(f"dropout={p} leaves nothing to train on")
         self.sites += 1
         return Dropout(self._next(), source, p, self.sites)
+
+    def rectified(self, source: Value, slope: float | None = None) -> Value:
+        """ReLU of ``source``, or with ``slope`` LeakyReLU."""
+        signs = Signs(self._next(), source, not_a_number=slope is None)
+        return Rectified(self._next(), source, signs, slope)
 
     def rowwise(
         self,

@@ -108,7 +108,7 @@ def _sage(conv: Any, call: Call) -> Value:
     x = source = call.matrix("x")
     if conv.project:
         linear = assembly.linear(x, call.weight(conv.lin))
-        source = assembly.rowwise(call.where, F.relu, [assembly.sum([(1.0, linear)], (conv.lin.bias,))])
+        source = assembly.rectified(assembly.sum([(1.0, linear)], (conv.lin.bias,)))
     weight = call.weight(conv.lin_l)
     if conv.aggr == "max":
         product = assembly.linear(assembly.maximum(source), weight)

@@ -19,6 +19,7 @@ from ooc.train.lowering.call import ARGUMENTS
 from ooc.train.lowering.per_edge import Attention, EdgeAggregate
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.projection import Projection
+from ooc.train.lowering.rectified import Rectified
 from ooc.train.lowering.tracing import trace
 from ooc.train.lowering.values import Aggregate, Dropout, Moments, Rowwise, Sum, Value
 
@@ -210,6 +211,8 @@ def _detail(value: Value) -> object:
             return value.factors
         case Rowwise() | Projection():
             return value.label
+        case Rectified():
+            return value.slope
         case EdgeAggregate():
             return value.p
         case _:

@@ -219,7 +219,7 @@ class Result(Value):
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         return self._aggregate.of_result(inputs[0])
 
-    def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         aggregate = self._aggregate
         padded = gradient.new_zeros(len(gradient), aggregate.groups, aggregate.columns // aggregate.groups)
         padded[:, :, : aggregate.result] = gradient.view(len(gradient), aggregate.groups, -1)

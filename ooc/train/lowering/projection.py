@@ -54,11 +54,11 @@ class Projection(Value):
         out = self.product(inputs[0], weight.detach().T)
         return out if bias is None else out.add_(bias.detach())
 
-    def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         with torch.no_grad():
             weight, bias = self.weights()
         found = Gradients([self.product(gradient, weight.detach()) if self.inputs[0].trains else None])
-        source = inputs[0]
+        source = operands[0]
         if source is None or not self.own_trains:
             return found
         weight_gradient = self.product(gradient.T, source[: len(gradient)])

@@ -210,6 +210,8 @@ class _Interpreter:
             raise ModelError(f"{where} is not supported: it is not known to work row by row")
         in_place = bool(getattr(module, "inplace", False))
         self._check_in_place(node, where, in_place)
+        if kind in (nn.ReLU, nn.LeakyReLU):
+            return assembly.rectified(source, None if kind is nn.ReLU else float(module.negative_slope))
 
         def function(x: Tensor) -> Tensor:
             rows: Tensor = module(x.clone() if in_place else x)
@@ -257,6 +259,9 @@ class _Interpreter:
             weight, bias = (_parameter(bound.get(part)) for part in ("weight", "bias"))
             if isinstance(weight, nn.Parameter):
                 return self._linear(args[0], weight, bias, name)
+        rectified = self._rectified(target, args, kwargs)
+        if rectified is not None:
+            return rectified
         special = self._shape(target, args) if len(args) >= 1 else None
         if special is not None:
             return special
@@ -278,6 +283,18 @@ class _Interpreter:
         if drops and p and not self._assembly.setting.training:
             raise ModelError("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
         return self._assembly.dropout(source, p) if drops else source
+
+    def _rectified(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
+        """ReLU or LeakyReLU of a value; None for anything else."""
+        if target in (F.relu, torch.relu, "relu"):
+            given = inspect.signature(lambda input, inplace=False: None).bind(*args, **kwargs)
+        elif target is F.leaky_relu:
+            given = inspect.signature(lambda input, negative_slope=0.01, inplace=False: None).bind(*args, **kwargs)
+        else:
+            return None
+        given.apply_defaults()
+        source, slope = given.arguments["input"], given.arguments.get("negative_slope")
+        return self._assembly.rectified(source, slope) if isinstance(source, Value) else None
 
     def _shape(self, target: Any, args: list[Any]) -> Any:
         """What the shape, type and parts of a value are; None for any other question."""

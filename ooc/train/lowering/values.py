@@ -60,6 +60,8 @@ class Value:
     """Whether ``backward`` needs no values to give its inputs' gradients."""
     heavy = False
     """Whether computing it again costs a dense product."""
+    packed = False
+    """Whether it holds bits, eight a byte, and no numbers of the compute dtype."""
 
     def __init__(self, index: int, inputs: Sequence["Value"], tail: Sequence[int]) -> None:
         self.index = index
@@ -84,16 +86,21 @@ class Value:
         """Whether some parameter has a part in it. Asked for every tile."""
         return self.own_trains or any(value.trains for value in self.inputs)
 
+    @property
+    def operands(self) -> tuple["Value", ...]:
+        """The values whose rows ``backward`` is given, where they are at hand: its inputs, as a rule."""
+        return self.inputs
+
     def needs(self) -> tuple["Value", ...]:
-        """The inputs whose rows ``backward`` needs."""
+        """Those of them that ``backward`` needs."""
         return ()
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         """[R, …] from the rows of the inputs; with ``record``, ``backward`` is going to be called for them."""
         raise NotImplementedError
 
-    def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        """From the gradient of this value to those of its inputs; ``inputs`` has rows of those that it ``needs``."""
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        """From the gradient of this value to those of its inputs; ``operands`` has rows of those that it ``needs``."""
         raise NotImplementedError
 
 
@@ -172,8 +179,8 @@ class Linear(Value):
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         return self.product(inputs[0], self.weight.detach().T)
 
-    def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        source = inputs[0]
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        source = operands[0]
         found = Gradients([self.product(gradient, self.weight.detach()) if self.inputs[0].trains else None])
         if source is not None and self.own_trains:
             found.parameters.append((self.weight, self.product(gradient.T, source[: len(gradient)])))
@@ -201,7 +208,7 @@ class Sum(Value):
             owned = True
         return total
 
-    def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         found = Gradients(
             [
                 (gradient if factor == 1 else gradient * factor) if value.trains else None
@@ -230,7 +237,7 @@ class Dropout(Value):
             rows.tape[self] = scale
         return inputs[0] * scale
 
-    def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         scale = rows.tape.pop(self, None)
         if scale is None:
             scale = self._scale(gradient, rows)
@@ -279,7 +286,7 @@ class Rowwise(Value):
         rows.tape[self] = (leaves, output)
         return output.detach()
 
-    def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         leaves, output = rows.tape.pop(self)
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
@@ -317,7 +324,7 @@ class Normalized(Value):
         rows.tape[self] = (leaves, output)
         return output.detach()
 
-    def backward(self, gradient: Tensor, inputs: Sequence[Tensor | None], rows: Rows) -> Gradients:
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         leaves, output = rows.tape.pop(self)
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.plan.workload import Direction, Pull, Stage
+from ooc.train.lowering.network import EVERYWHERE
 from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.projection import Projection
 from ooc.train.lowering.statistics import tile_moments
@@ -42,6 +43,7 @@ class Flow:
         self.ground = ground
         self.schedule = schedule
         self.names = Names(schedule, ground.columns)
+        ground.packed |= {self.names.value(v) for v in schedule.kept if v.packed}
 
     def constants(self) -> list[Aggregate]:
         """What of the network is aggregated once."""
@@ -115,7 +117,7 @@ class Flow:
     def loss(self, *, scored: bool = False) -> Step:
         """The last stage, the loss, its gradient, and as much backward as needs no other row."""
         schedule, last, objective = self.schedule, self.schedule.last, self.ground.objective
-        recorded = self._recorded(last)
+        recorded = schedule.recorded(last)
         recipe = schedule.recipe([schedule.output, *schedule.backward_needs(last), *recorded], last, forced=recorded)
 
         def compute(tile: Tile) -> Tensors:
@@ -160,8 +162,7 @@ class Flow:
 
     def _backward(self, stage: int) -> Step:
         schedule, names, ground = self.schedule, self.names, self.ground
-        recorded = self._recorded(stage)
-        recipe = schedule.recipe([*schedule.backward_needs(stage), *recorded], forced=recorded)
+        recipe = schedule.backward_recipe(stage)
         above = schedule.pulled(stage + 1)
         pull: Pull | None = None
         kernel: Kernel | None = None
@@ -231,10 +232,11 @@ class Flow:
             if isinstance(value, Moments):
                 _add(gradients, value.source, value.own_gradient(known[value.source]))
                 continue
-            if value not in gradients:
+            if value not in gradients or self._beyond(schedule.reach(value), tile):
+                gradients.pop(value, None)  # zero, if there is one
                 rows.tape.pop(value, None)
                 continue
-            found = value.backward(gradients.pop(value), [known.get(source) for source in value.inputs], rows)
+            found = value.backward(gradients.pop(value), [known.get(operand) for operand in value.operands], rows)
             tile.gradients += found.parameters
             for source, part in zip(value.inputs, found.inputs, strict=True):
                 if part is not None and source.trains:
@@ -342,10 +344,6 @@ class Flow:
         """The values whose backward is going to be run in that of ``stage``."""
         return frozenset(self.schedule.backward_of(stage))
 
-    def _recorded(self, stage: int) -> list[Value]:
-        """Those of them that autograd differentiates, and which therefore have to be computed."""
-        return [v for v in self.schedule.backward_of(stage) if isinstance(v, (Rowwise, Normalized))]
-
     # ---- rows ----------------------------------------------------------------------------------------------
 
     def _rows(self, tile: Tile) -> Rows:
@@ -354,19 +352,28 @@ class Flow:
     def _draw(
         self, recipe: Recipe, tile: Tile, stage: int, rows: Rows, record: frozenset[Value] = frozenset()
     ) -> Known:
-        """The rows of all values of ``recipe``."""
+        """The rows of all values of ``recipe``, as far as they are needed."""
         known: Known = {}
         dtype = self.ground.network.dtype
         for leaf in recipe.leaves:
-            known[leaf] = tile.inputs[self.names.value(leaf)].to(dtype).reshape(-1, *leaf.tail)
+            if leaf in recipe.reach and self._beyond(recipe.reach[leaf], tile):
+                continue
+            loaded = tile.inputs[self.names.value(leaf)]
+            known[leaf] = loaded if leaf.packed else loaded.to(dtype).reshape(-1, *leaf.tail)
         pulled = self.schedule.pulled(stage)
         if recipe.pulled and pulled is not None:
             result = tile.inputs[self.names.sums(pulled)]
             known[pulled] = result if isinstance(pulled, EdgeAggregate) else self.ground.after(result, tile)
         for value in recipe.order:
+            if value in recipe.reach and self._beyond(recipe.reach[value], tile):
+                continue
             inputs = [known[source] for source in value.inputs if not isinstance(source, Moments)]
             known[value] = value.compute(inputs, rows, record=value in record)
         return known
+
+    def _beyond(self, reach: int, tile: Tile) -> bool:
+        """Whether a tile lies beyond all rows that reach the loss within ``reach`` hops; it never does in part."""
+        return tile.start >= self.ground.active.training_rows(reach)
 
     # ---- descriptions ----------------------------------------------------------------------------------------
 
@@ -403,8 +410,12 @@ class Flow:
         that is drawn, recorded and taken back."""
         columns = self.ground.columns
         columns |= {self.names.value(leaf): leaf.columns for leaf in recipe.leaves}
+        reach = {self.names.value(leaf): recipe.reach[leaf] for leaf in recipe.leaves if leaf in recipe.reach}
         columns |= stores or {}
         names = tuple(dict.fromkeys([*(self.names.value(leaf) for leaf in recipe.leaves), *loads]))
+        for name in (*names, *(pull.own if pull is not None else ())):
+            wanted = min(rows, self.ground.active.training_rows(reach[name])) if name in reach else rows
+            self.ground.read_rows[name] = max(wanted, self.ground.read_rows.get(name, 0))
         taken_back = self.schedule.backward_of(backward) if backward is not None else []
         temporaries = [v.columns * _copies(v, v in taken_back) for v in recipe.order]
         temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
@@ -424,7 +435,7 @@ class Flow:
             stores=tuple(stores or {}),
             reverse=reverse,
             temporary_columns=sum(temporaries) + sum(widths),
-            work=self._work(recipe, pull, names, tuple(stores or {}), taken_back, judged=judged),
+            work=self._work(recipe, pull, names, tuple(stores or {}), taken_back, rows=rows, judged=judged),
         )
 
     def _work(
@@ -435,6 +446,7 @@ class Flow:
         stores: Sequence[str],
         taken_back: Sequence[Value],
         *,
+        rows: int,
         judged: bool,
     ) -> Work:
         """Of one row. What is loaded is read once, what is stored read and written; what is pulled or stored to be
@@ -447,7 +459,10 @@ class Flow:
         if judged:
             operators += JUDGING_OPERATORS
             values += 2 * _JUDGING_COPIES * self.schedule.output.columns
-        parts = [Work(0, values, operators), *map(forward_work, recipe.order), *map(backward_work, taken_back)]
+        reaching = self.ground.active.training_rows
+        parts = [Work(0, values, operators)]
+        parts += [forward_work(v).spread(reaching(recipe.reach.get(v, EVERYWHERE)), rows) for v in recipe.order]
+        parts += [backward_work(v).spread(reaching(self.schedule.reach(v)), rows) for v in taken_back]
         shared = [v for v in taken_back if len(self.schedule.users[v]) > 1]
         return total([*parts, *(Work(0, 3 * v.columns * (len(self.schedule.users[v]) - 1)) for v in shared)])
 
@@ -494,27 +509,30 @@ class Flow:
         }
 
     def recomputed_multiplies(self) -> int:
-        """Multiply-adds an epoch for drawing it again: in the backward of its stage, and in later stages' forward."""
+        """Multiply-adds an epoch for drawing it again, in the backward of stages and in later stages' forward."""
         schedule, active = self.schedule, self.ground.active
         total = 0
         for value in schedule.dropped:
             own = schedule.stage[value]
             product = sum(v.inputs[0].columns * v.columns for v in schedule.recipe([value]).order if v.heavy)
-            total += active.training_rows(schedule.stage_hops[own]) * product
-            for later in range(own + 1, schedule.last + 1):
-                if value in self._stage_recipe(later).order:
-                    total += active.training_rows(schedule.stage_hops[later]) * product
+            reaches = [schedule.stage_hops[s] for s in range(own + 1, schedule.last + 1) if self._draws(value, s)]
+            backward = [schedule.backward_recipe(stage).reach.get(value) for stage in range(own, schedule.last)]
+            reaches += [min(reach, schedule.stage_hops[own]) for reach in backward if reach is not None]
+            total += product * sum(active.training_rows(reach) for reach in reaches)
         return total
 
-    def _stage_recipe(self, stage: int) -> Recipe:
+    def _draws(self, value: Value, stage: int) -> bool:
+        """Whether the forward of ``stage`` computes ``value``."""
         schedule = self.schedule
         targets = [v for v in schedule.kept if schedule.stage[v] == stage]
         targets += [barrier.inputs[0] for barrier in (*schedule.messages(stage), *schedule.moments(stage))]
-        return schedule.recipe(targets if stage < schedule.last else [schedule.output], stage)
+        return value in schedule.recipe(targets if stage < schedule.last else [schedule.output], stage).order
 
 
 def _copies(value: Value, taken_back: bool) -> int:
     """Matrices of its own width that computing ``value`` makes, and keeps for its backward."""
+    if value.packed:  # a byte for each of its bits, twice, before they are packed
+        return 5
     if isinstance(value, Normalized):
         return 5
     if isinstance(value, Rowwise):

@@ -12,7 +12,8 @@ from ooc.train.stages.tile import Tile
 
 
 class Ground:
-    """``epoch`` keys the dropout masks. ``columns`` are those of every matrix that a stage names; stages add theirs."""
+    """``epoch`` keys the dropout masks. ``columns`` are those of every matrix that a stage names; stages add theirs.
+    ``packed``: the matrices of bits, whose columns are bytes. ``read_rows``: how many rows of a matrix stages load."""
 
     def __init__(
         self,
@@ -29,6 +30,8 @@ class Ground:
         self.rows = rows
         self.objective = objective
         self.columns = dict(num_columns)
+        self.packed: set[str] = set()
+        self.read_rows: dict[str, int] = {}
         self.active = active
         self.seed = seed
         self.epoch = 0

@@ -7,6 +7,7 @@ dp<k>, dm<k>     gradients of both, the latter pulled over out-edges
 dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it
 q<k>             t · p<k>, kept where a weight's gradient needs it
 z<k>             what follows aggregation k, up to the first norm or activation, kept for drawing the rest again
+s<k>…            the signs of what a rectifier is given, a bit each
 h<k>…            what else is kept
 dh<k>…           the gradient of what an earlier stage made and a later one used
 """
@@ -14,6 +15,7 @@ dh<k>…           the gradient of what an earlier stage made and a later one us
 from collections.abc import Iterator
 
 from ooc.train.lowering.per_edge import EdgeAggregate
+from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import Aggregate, Features, Linear, Moments, Rowwise, Sum, Value
 from ooc.train.stages.schedule import Schedule, is_constant
 
@@ -105,11 +107,14 @@ class Names:
         layer = self._layer(self._schedule.stage[value])
         if isinstance(value, Aggregate):
             return f"q{layer}"
+        if isinstance(value, Signs):
+            return f"s{layer}"
         return f"z{layer}" if self._is_first_sum(value) else f"h{layer}"
 
     def _is_first_sum(self, value: Value) -> bool:
         """Whether it is kept and nothing but sums and products lie between it and what its stage begins with."""
-        if value not in self._schedule.kept | self._schedule.dropped or not isinstance(value, (Sum, Linear, Rowwise)):
+        kinds = (Sum, Linear, Rectified, Rowwise)
+        if value not in self._schedule.kept | self._schedule.dropped or not isinstance(value, kinds):
             return False
         waiting: list[Value] = [value]
         stage = self._schedule.stage[value]

@@ -10,16 +10,18 @@ and read at each use, or computed again from what is kept. Kept are
 - what a linear map is given, where that is what was pulled: its weight's gradient needs it;
 - the result of an attention or a maximum with what it keeps for its backward, and what targets bring to it;
 - what a later stage needs and could only draw from several kept values or through another dense product, or rather
-  the last sum on the way there.
+  the last sum on the way there;
+- of what a rectifier is given the signs, a bit a value, where the backward of its stage needs nothing else of it.
 
 Pure: nothing here computes anything.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from ooc.train.lowering.network import hops, values_of
+from ooc.train.lowering.network import EVERYWHERE, hops, values_of
 from ooc.train.lowering.per_edge import EdgeAggregate
+from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import Aggregate, Dropout, Features, Linear, Moments, Normalized, Rowwise, Sum, Value
 
 
@@ -30,11 +32,15 @@ def is_constant(value: Value) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to have some values: load ``leaves``, then compute ``order``. ``pulled``: it needs what the stage pulls."""
+    """How to have some values: load ``leaves``, then compute ``order``. ``pulled``: it needs what the stage pulls.
+
+    ``reach``: up to how many hops before the output rows of a value are needed; every row of those not in it.
+    """
 
     leaves: tuple[Value, ...]
     order: tuple[Value, ...]
     pulled: bool
+    reach: Mapping[Value, int] = field(default_factory=dict)
 
     @property
     def heavy(self) -> bool:
@@ -50,7 +56,7 @@ class Schedule:
 
     def __init__(self, output: Value, *, training: bool, recompute: bool) -> None:
         self.output = output
-        self.values = values_of(output)
+        self.values = _with_signs(values_of(output)) if training else values_of(output)
         self.users: dict[Value, list[Value]] = {value: [] for value in self.values}
         self.barriers: list[Value | None] = [None]
         self.stage: dict[Value, int] = {}
@@ -65,11 +71,18 @@ class Schedule:
         self.dropped = self._of_constants if recompute else set()
         """What would be kept but for ``recompute``."""
         self.kept -= self.dropped
+        if training:
+            for stage in range(self.last):
+                self._keep_signs(stage)
         self.stage_hops = self._stage_hops()
 
     def _enter(self, value: Value) -> None:
         if is_constant(value):
             self.stage[value] = 0
+            return
+        if isinstance(value, Signs):
+            self.stage[value] = self.stage[value.source]
+            self.hops[value] = self.hops[value.source]
             return
         for source in dict.fromkeys(value.inputs):
             self.users[source].append(value)
@@ -115,11 +128,43 @@ class Schedule:
         found = [v for v in self.in_stage(stage) if v.trains] + [m for m in self.moments(stage) if m.trains]
         return sorted(found, key=lambda value: -value.index)
 
-    def backward_needs(self, stage: int) -> list[Value]:
-        """The values whose rows that takes."""
+    def reach(self, value: Value) -> int:
+        """Up to how many hops before the output rows of ``value`` have a gradient."""
+        return EVERYWHERE if isinstance(value, Moments) else self.hops[value]
+
+    def backward_needs(self, stage: int) -> dict[Value, int]:
+        """The values whose rows that takes, and up to how many hops before the output."""
+        return _furthest(
+            (need.source if isinstance(need, Signs) and need not in self.kept else need, reach)
+            for need, reach in self._needs(stage)
+        )
+
+    def recorded(self, stage: int) -> list[Value]:
+        """The values of ``stage`` that autograd differentiates, and which its backward therefore has to compute."""
+        return [v for v in self.backward_of(stage) if isinstance(v, (Rowwise, Normalized))]
+
+    def backward_recipe(self, stage: int) -> Recipe:
+        """How to have what the backward of ``stage`` needs, for the rows that need it."""
+        return self._backward_recipe(stage, self.backward_needs(stage))
+
+    def _backward_recipe(self, stage: int, needs: Mapping[Value, int]) -> Recipe:
+        recorded = self.recorded(stage)
+        targets = dict(needs)
+        for value in recorded:
+            targets[value] = max(self.reach(value), targets.get(value, 0))
+        recipe = self.recipe(targets, forced=recorded)
+        reach = dict(targets)
+        for value in reversed(recipe.order):
+            for source in value.inputs:
+                reach[source] = max(reach[value], reach.get(source, 0))
+        return replace(recipe, reach=reach)
+
+    def _needs(self, stage: int) -> list[tuple[Value, int]]:
+        """What the backward of ``stage`` needs, signs as such, each with the reach of the value that needs it."""
         pulled = self.pulled(stage)
         own = pulled.needs() if pulled is not None and pulled.takes_gradient else ()
-        return _unique([*own, *(need for value in self.backward_of(stage) for need in value.needs())])
+        values = self.backward_of(stage)
+        return [(n, EVERYWHERE) for n in own] + [(n, self.reach(v)) for v in values for n in v.needs()]
 
     def later_users(self, value: Value) -> list[Value]:
         """The local users of ``value`` in later stages."""
@@ -188,8 +233,8 @@ class Schedule:
     def _choose(self, stage: int, training: bool) -> None:
         """Decide what of ``stage`` is kept."""
         self.kept |= {a.target for a in self.messages(stage) if isinstance(a, EdgeAggregate) and a.target is not None}
-        needs = [n for n in self.backward_needs(stage) if self.stage[n] == stage] if training else []
-        later = [n for s in range(stage + 1, self.last + 1) for n in self.backward_needs(s)] if training else []
+        needs = [n for n in self._more_than_signs(stage) if self.stage[n] == stage] if training else []
+        later = [n for s in range(stage + 1, self.last + 1) for n in self._more_than_signs(s)] if training else []
         crossing = {}
         for value in [*self.in_stage(stage), *filter(None, [self.pulled(stage)])]:
             uses = len({self.stage[user] for user in self.later_users(value)})
@@ -197,6 +242,18 @@ class Schedule:
                 crossing[value] = uses + (value in later) + (value in needs)
         for value in _sorted({*needs, *crossing}):
             self._provide(value, stage, uses=crossing.get(value, 0))
+
+    def _more_than_signs(self, stage: int) -> list[Value]:
+        return _unique(need for need, _ in self._needs(stage) if not isinstance(need, Signs))
+
+    def _keep_signs(self, stage: int) -> None:
+        """Keep the signs that the backward of ``stage`` needs of rows that it would not have at hand anyway."""
+        needs = self._needs(stage)
+        drawn = self._backward_recipe(stage, _furthest(need for need in needs if not isinstance(need[0], Signs)))
+        at_hand = {*drawn.leaves, *drawn.order}
+        for need, reach in needs:
+            if isinstance(need, Signs) and (need.source not in at_hand or drawn.reach[need.source] < reach):
+                self.kept.add(need)
 
     def _provide(self, value: Value, stage: int, *, uses: int) -> None:
         """See to it that ``value`` can be had outside its stage: ``uses`` times later, or (0) by its backward alone."""
@@ -242,7 +299,8 @@ class Schedule:
 
     def _anchor(self, value: Value, stage: int) -> Value:
         """``value``, or the sum or product it is drawn from without another one: better kept, for the way back."""
-        while isinstance(value, Dropout) or (isinstance(value, (Rowwise, Normalized)) and not value.heavy):
+        light = (Dropout, Rectified, Rowwise, Normalized)
+        while isinstance(value, light) and not value.heavy:
             sources = [source for source in value.inputs if not isinstance(source, Moments)]
             if len(sources) != 1 or self.stage[sources[0]] != stage or is_constant(sources[0]):
                 break
@@ -266,6 +324,19 @@ def _passes_on(user: Value, value: Value) -> bool:
         return False
     factors = [factor for factor, term in zip(user.factors, user.inputs, strict=True) if term is value]
     return factors == [1.0]
+
+
+def _with_signs(values: Sequence[Value]) -> list[Value]:
+    """``values`` and what the rectifiers among them may need for their gradients."""
+    return list(_sorted([*values, *(value.signs for value in values if isinstance(value, Rectified))]))
+
+
+def _furthest(needs: Iterable[tuple[Value, int]]) -> dict[Value, int]:
+    """The largest reach of each value."""
+    found: dict[Value, int] = {}
+    for value, reach in needs:
+        found[value] = max(reach, found.get(value, 0))
+    return found
 
 
 def _sorted(values: Iterable[Value]) -> tuple[Value, ...]:

@@ -9,6 +9,7 @@ not known counts as one that reads its inputs once and writes its output once, a
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import Dropout, Linear, Moments, Normalized, Rowwise, Sum, Value
 
 DRAWN_VALUES = 8
@@ -37,6 +38,10 @@ class Work:
     def __add__(self, other: "Work") -> "Work":
         return Work(self.multiplies + other.multiplies, self.values + other.values, self.operators + other.operators)
 
+    def spread(self, rows: int, of: int) -> "Work":
+        """Done for the first ``rows`` rows alone, as so much for each of ``of`` rows."""
+        return self if rows >= of else Work(self.multiplies * rows // of, self.values * rows // of, self.operators)
+
 
 NO_WORK = Work(operators=0)
 
@@ -61,6 +66,8 @@ def forward_work(value: Value) -> Work:
             return Work(0, (3 + DRAWN_VALUES) * value.columns, 5)
         case Normalized():
             return Work(0, _NORM_VALUES * value.columns, 6)
+        case Signs():
+            return Work(0, inputs + value.columns, 3)
         case Rowwise():
             return Work(_products(value), inputs + value.columns, 2)
         case _:
@@ -77,7 +84,7 @@ def backward_work(value: Value) -> Work:
         case Sum():
             scaled = sum(factor != 1 for factor in value.factors)
             return Work(0, (2 * scaled + len(value.parameters)) * value.columns, 1 + scaled + 2 * len(value.parameters))
-        case Dropout():
+        case Dropout() | Rectified():
             return Work(0, 3 * value.columns)
         case _:
             return Work(2 * forward.multiplies, 2 * forward.values, _RECORDED_OPERATORS)
