@@ -19,7 +19,7 @@ PAGES = {
 }
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    (ooc .*)$", README.replace("\\\n", " "), re.MULTILINE)]
 DOCS_COMMANDS = [
-    shlex.split(line)
+    shlex.split(line.partition(" > ")[0])
     for name, page in PAGES.items()
     for line in re.findall(r"^    (ooc (?:\w+)(?: \S+)*)", page, re.MULTILINE)  # two spaces end it: remarks follow
     if name.startswith("docs/") and "SOURCE" not in line and "STORE" not in line
