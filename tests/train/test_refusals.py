@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+from torch_geometric.nn.models import GCN, GraphSAGE
 
 import ooc
 from ooc.errors import ModelError, OocError
@@ -19,7 +19,6 @@ GRAPH = GraphCase()
 F, C = GRAPH.features, GRAPH.classes
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "GAT of edge features": (lambda: GAT(F, 8, 2, C, edge_dim=2), "edge_dim"),
     "an MLP": (lambda: nn.Linear(F, C), "Linear"),
     "sage median": (lambda: GraphSAGE(F, 8, 2, C, aggr="median"), "median"),
     "sage several": (lambda: GraphSAGE(F, 8, 2, C, aggr=["mean", "max"]), "aggr"),
