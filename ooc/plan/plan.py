@@ -18,6 +18,7 @@ from ooc.plan.program import Program, found_in_memory
 from ooc.plan.sequence import BlockTable, Use
 from ooc.plan.staging import Staging
 from ooc.plan.workload import Direction, EdgeData, Fate, Kind, Matrix, Pull, Stage, Topology
+from ooc.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Region:
         return self.frame + self.count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Plain data. ``regions``, ``unrolled`` and ``staged`` are by program; passes are counted within their program.
 
@@ -149,6 +150,12 @@ class Plan:
     host_limit_bytes: int
     host_frames: int = 0
     staged: dict[str, Staging] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """One line: an unrolled program has a hundred thousand steps, and nobody prints them."""
+        peaks = f"device {format_size(self.device_peak_bytes)}, host {format_size(self.host_peak_bytes)}"
+        moved = f"{format_size(self.ssd_read_bytes)} read, {format_size(self.ssd_write_bytes)} written"
+        return f"<Plan of {len(self.matrices)} matrices: peaks {peaks}; SSD an epoch {moved}; table: .summary()>"
 
     @property
     def has_tiers(self) -> bool:

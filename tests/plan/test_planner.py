@@ -40,6 +40,12 @@ def test_with_plenty_nothing_touches_the_disk() -> None:
     assert made.arena_bytes < 2 * sum(m.matrix.nbytes for m in made.matrices.values()), "no more than there is use for"
 
 
+def test_a_printed_plan_is_one_short_line() -> None:
+    assert re.fullmatch(
+        r"<Plan of \d+ matrices: peaks .* SSD an epoch 0 B read, 0 B written.*>", repr(plan(EVERYTHING, EVERYTHING))
+    )
+
+
 def test_the_least_budgets_that_the_error_states_do_plan() -> None:
     device, host = least()
     verify_plan(plan(device, host))
