@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same pulls on a GPU, as Triton programs, with the signatures of those on the CPU.
+
+    segments         rows cut into stretches of bounded length, so that a row with many edges is many programs' work
+
+A program holds the sums of a few segments and adds one edge of each after the other, in the order of the list. So
+neither the shape of a program nor the tile it belongs to changes a bit of any row, there are no atomics, and
+nothing is scattered. Only where a row is cut, every ``EDGES_PER_SEGMENT`` edges, does the order of additions differ
+from that on the CPU: its parts are summed one by one, then added up in order.
+
+Sums are float32 (float64 where the source is) whatever the source's type, and rounded once. Modules named
+``*_programs`` hold what runs on the GPU, or without one in Triton's interpreter; they need the package ``triton``.
+"""
