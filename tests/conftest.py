@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for all tests: none sees a profile of the machine it happens to run on."""
+"""What holds for all tests: none sees a profile of the machine it happens to run on, and without an NVIDIA GPU the
+kernels for one run in Triton's interpreter.
+
+Triton asks for that when it is imported, which PyG does wherever triton is installed. So it is settled before any test
+is, here; nothing but those kernels uses Triton.
+"""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,10 @@
 """The same pulls on a GPU, as Triton programs, with the signatures of those on the CPU.
 
     segments         rows cut into stretches of bounded length, so that a row with many edges is many programs' work
+    shapes           how many rows and columns a program takes, and how many edges at a time
+    choice           which of those shapes is fastest on this GPU: measured once, kept on disk
+    launch           what all launches have in common
+    sums             the plain sum
 
 A program holds the sums of a few segments and adds one edge of each after the other, in the order of the list. So
 neither the shape of a program nor the tile it belongs to changes a bit of any row, there are no atomics, and

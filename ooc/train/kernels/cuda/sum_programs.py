@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of the plain sum, and those that add up the parts of long rows.
+
+A program takes ROWS segments and COLUMNS columns. BLOCKS programs side by side cover the columns: those of the same
+segments run at about the same time and find each other's indices in the cache. Widths are known when a program is
+compiled, so that it can load as many numbers at a time as their alignment allows. Whatever counts elements of a matrix
+is int64.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def narrow(value, TYPE: tl.constexpr):
+    """``value`` as TYPE, rounded to nearest, ties to even.
+
+    For bfloat16 that is done on the bits: a cast does the same on a GPU, but cuts digits off in the interpreter.
+    """
+    if tl.bfloat16 == TYPE:
+        bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
+        bits = tl.where(value == value, bits + 0x7FFF + ((bits >> 16) & 1), 0x7FC00000)
+        narrowed = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        narrowed = value.to(TYPE)
+    return narrowed
+
+
+@triton.jit(do_not_specialize=["segments", "rows", "nodes"])
+def sum_segments(
+    source, indices, weight, row_of, first_of, edges_of, slot_of, out, workspace,
+    segments, rows, nodes,
+    WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_SLOTS: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Rows of ``source`` [nodes, WIDTH] summed over every segment, into ``out`` or the segment's slot."""
+    program = tl.program_id(0)
+    segment = (program // BLOCKS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    is_segment = segment < segments
+    is_column = column < WIDTH
+    edges = tl.load(edges_of + segment, mask=is_segment, other=0)
+    first = tl.load(first_of + segment, mask=is_segment, other=0)
+
+    total = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
+    for start in range(0, tl.max(edges), UNROLL):
+        for ahead in tl.static_range(UNROLL):
+            edge = start + ahead
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
+            value = tl.load(source + neighbour * STRIDE + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
+            if HAS_WEIGHT:
+                value = value * tl.load(weight + first + edge, mask=is_edge, other=0.0).to(ACCUMULATOR)
+            total += value
+
+    row = tl.load(row_of + segment, mask=is_segment, other=rows)
+    slot = tl.load(slot_of + segment, mask=is_segment, other=-1)
+    is_whole = (row < rows) & (slot < 0)
+    tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_whole & is_column)
+    if HAS_SLOTS:
+        tl.store(workspace + slot * WIDTH + column, total, mask=(slot >= 0) & is_column)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def sum_slots(
+    workspace, row_of, slot_of, slots_of, out, rows,
+    WIDTH: tl.constexpr, BLOCKS: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The slots of every long row, added in order into ``out``."""
+    program = tl.program_id(0)
+    number = (program // BLOCKS).to(tl.int64) + tl.full([1, 1], 0, tl.int64)
+    column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row = tl.load(row_of + number)
+    first = tl.load(slot_of + number)
+    is_column = (column < WIDTH) & (row < rows)
+    total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
+    for slot in range(0, tl.max(tl.load(slots_of + number))):
+        total += tl.load(workspace + (first + slot) * WIDTH + column, mask=is_column, other=0.0)
+    tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_column)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the kernels of these tests run, and tensors there: compiled on a GPU, or interpreted on the processor."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ooc.train.kernels.cuda.segments import Segments, cut
+from ooc.train.kernels.cuda.shapes import Shape
+from ooc.train.kernels.edges import TileEdges
+
+pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
+
+from ooc.train.kernels.cuda import sums
+
+__all__ = ["DEVICE", "EXAMPLES", "MOST", "same_bits", "segments_of", "shapes", "sums", "there"]
+
+DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+
+EXAMPLES = 6 if DEVICE.type == "cpu" else 100
+"""The interpreter takes about a hundredth of a second a program."""
+
+MOST = st.sampled_from([2, 5, 64])
+"""Edges of a segment."""
+
+
+@st.composite
+def shapes(draw: st.DrawFn, *, columns: int | None = None) -> Shape:
+    """Any shape; ``columns`` where a program needs so many."""
+    rows, unroll = draw(st.sampled_from([2, 8])), draw(st.sampled_from([1, 2]))
+    width = draw(st.sampled_from([4, 16])) if columns is None else columns
+    return Shape(rows, width, unroll, draw(st.sampled_from([1, 2, 4])))
+
+
+def there(tile: TileEdges) -> TileEdges:
+    """``tile`` where the kernels run."""
+    return replace(tile, indices_E=tile.indices_E.to(DEVICE), offsets_R1=tile.offsets_R1.to(DEVICE))
+
+
+def segments_of(tile: TileEdges, most: int) -> Segments:
+    return cut(tile.offsets_R1.to(DEVICE), tile.indices_E.numel(), most)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.cpu(), other.cpu())
