@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The largest of the neighbours' rows and its gradient on a GPU: as ``ooc.train.kernels.maximum``, whose
+``upstream`` serves here too.
+
+Maxima are of the source's type. What is kept for the backward pass is of the summing type, float32 unless the source
+is float64: it holds the maximum exactly, and numbers of ties that narrower types would round.
+
+Shapes: N rows of a pulled matrix, R rows of the tile, W columns.
+"""
+
+from torch import Tensor
+
+from ooc.train.kernels.cuda.choice import Kernel, shape_for
+from ooc.train.kernels.cuda.launch import accumulator, ceil_div, on_device_of, rows_in_line, sums_dtype
+from ooc.train.kernels.cuda.maximum_programs import maxima_segments, maxima_slots, shares_segments
+from ooc.train.kernels.cuda.segments import Segments, cut
+from ooc.train.kernels.cuda.shapes import Shape
+from ooc.train.kernels.cuda.sums import add_slots
+from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.maximum import upstream
+
+__all__ = ["pull_maxima", "pull_sources", "upstream"]
+
+
+def pull_maxima(
+    tile: TileEdges, source_NW: Tensor, *, keep: bool, segments: Segments | None = None, shape: Shape | None = None
+) -> Tensor:
+    """Forward: targets pull the largest value of every column over in-edges → [R, W]; with ``keep`` each with its
+    ties beside it, [R, W·2]. ``segments``: the tile's, if it has been cut before."""
+    source_NW = rows_in_line(source_NW)
+    width, sums = source_NW.shape[1], sums_dtype(source_NW.dtype)
+    if segments is None:
+        segments = cut(tile.offsets_R1, tile.indices_E.numel())
+    out = source_NW.new_empty(tile.rows, 2 * width if keep else width, dtype=sums if keep else source_NW.dtype)
+    if out.numel() == 0:
+        return out
+    shape = shape or shape_for(Kernel.MAXIMUM, source_NW)
+    workspace = source_NW.new_empty(segments.slots, 2 * width, dtype=sums)
+    blocks = ceil_div(width, shape.columns)
+    with on_device_of(source_NW):
+        maxima_segments[(ceil_div(segments.count, shape.rows) * blocks,)](
+            source_NW,
+            tile.indices_E,
+            tile.offsets_R1,
+            segments.row_S,
+            segments.first_S,
+            segments.edges_S,
+            segments.slot_S,
+            out,
+            workspace,
+            segments.count,
+            segments.rows,
+            source_NW.shape[0],
+            tile.start,
+            WIDTH=width,
+            STRIDE=source_NW.stride(0),
+            BLOCKS=blocks,
+            HAS_SLOTS=segments.slots > 0,
+            KEEP=keep,
+            SELF_LOOPS=tile.self_loops is SelfLoops.EXACTLY_ONE,
+            ACCUMULATOR=accumulator(source_NW.dtype),
+            ROWS=shape.rows,
+            COLUMNS=shape.columns,
+            UNROLL=shape.unroll,
+            num_warps=shape.warps,
+        )
+        if segments.long_rows:
+            maxima_slots[(segments.long_rows * blocks,)](
+                workspace,
+                segments.row_L,
+                segments.slot_L,
+                segments.slots_L,
+                out,
+                segments.rows,
+                WIDTH=width,
+                BLOCKS=blocks,
+                KEEP=keep,
+                ACCUMULATOR=accumulator(sums),
+                COLUMNS=shape.columns,
+            )
+    return out
+
+
+def pull_sources(
+    tile: TileEdges,
+    *,
+    target_NK: Tensor,
+    source_RW: Tensor,
+    segments: Segments | None = None,
+    shape: Shape | None = None,
+) -> Tensor:
+    """Backward: sources pull the shares of the maxima they equal over out-edges → [R, W], of the sources' type.
+
+    ``target_NK``: maximum and share of every column, as ``upstream`` gives them.
+    """
+    target_NK, source_RW = rows_in_line(target_NK), rows_in_line(source_RW)
+    width, sums = source_RW.shape[1], sums_dtype(target_NK.dtype)
+    if segments is None:
+        segments = cut(tile.offsets_R1, tile.indices_E.numel())
+    out_RW = source_RW.new_empty(tile.rows, width)
+    if out_RW.numel() == 0:
+        return out_RW
+    shape = shape or shape_for(Kernel.MAXIMUM_SOURCES, target_NK, width)
+    workspace = target_NK.new_empty(segments.slots, width, dtype=sums)
+    blocks = ceil_div(width, shape.columns)
+    with on_device_of(target_NK):
+        shares_segments[(ceil_div(segments.count, shape.rows) * blocks,)](
+            target_NK,
+            source_RW,
+            tile.indices_E,
+            tile.offsets_R1,
+            segments.row_S,
+            segments.first_S,
+            segments.edges_S,
+            segments.slot_S,
+            out_RW,
+            workspace,
+            segments.count,
+            segments.rows,
+            target_NK.shape[0],
+            tile.start,
+            WIDTH=width,
+            STRIDE=target_NK.stride(0),
+            SOURCE_STRIDE=source_RW.stride(0),
+            BLOCKS=blocks,
+            HAS_SLOTS=segments.slots > 0,
+            SELF_LOOPS=tile.self_loops is SelfLoops.EXACTLY_ONE,
+            ACCUMULATOR=accumulator(target_NK.dtype),
+            ROWS=shape.rows,
+            COLUMNS=shape.columns,
+            UNROLL=shape.unroll,
+            num_warps=shape.warps,
+        )
+        add_slots(workspace, segments, out_RW, shape.columns)
+    return out_RW
