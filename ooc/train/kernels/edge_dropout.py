@@ -69,18 +69,30 @@ class EdgeDropout:
         target, source = (own, other) if direction is Direction.IN else (other, own)
         repeats = piece.repeats_E().numpy().astype(np.uint32)
         high = ((target >> 32) << 8 | (source >> 32)) << 16
-        threshold = np.uint32(min(round(self.p * 2**32), _LOW))
+        threshold = np.uint32(self.threshold)
         keep = np.empty((piece.edges, len(heads)), dtype=np.bool_)
         for group in range(heads.start // HEADS_PER_COUNT, -(-heads.stop // HEADS_PER_COUNT)):
             last = (high | group).astype(np.uint32)
-            words = philox((target.astype(np.uint32), source.astype(np.uint32), repeats, last), self._key())
+            words = philox((target.astype(np.uint32), source.astype(np.uint32), repeats, last), self.key)
             for lane, word in enumerate(words):
                 head = group * HEADS_PER_COUNT + lane
                 if head in heads:
                     np.greater_equal(word, threshold, out=keep[:, head - heads.start])
-        return torch.from_numpy(keep).to(dtype).mul_(0.0 if self.p == 1.0 else 1.0 / (1.0 - self.p))
+        return torch.from_numpy(keep).to(dtype).mul_(self.kept_scale)
 
-    def _key(self) -> tuple[int, int]:
+    @property
+    def threshold(self) -> int:
+        """Below which of the generator's 32-bit numbers a coefficient is dropped."""
+        return min(round(self.p * 2**32), _LOW)
+
+    @property
+    def kept_scale(self) -> float:
+        """What the others are multiplied by."""
+        return 0.0 if self.p == 1.0 else 1.0 / (1.0 - self.p)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The generator's key: two 32-bit numbers."""
         entropy = [self.seed & (2**64 - 1), self.epoch, self.layer]
         first, second = np.random.SeedSequence(entropy).generate_state(2, np.uint32)
         return int(first), int(second)

@@ -7,6 +7,7 @@
     launch           what all launches have in common
     sums             the plain sum
     maximum          the largest, gradients shared among ties
+    gat              GAT's attention, forward and backward
 
 A program holds the sums of a few segments and adds one edge of each after the other, in the order of the list. So
 neither the shape of a program nor the tile it belongs to changes a bit of any row, there are no atomics, and

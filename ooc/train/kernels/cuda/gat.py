@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GAT's attention on a GPU: as ``ooc.train.kernels.gat``, whose ``upstream`` serves here too; dropout's masks are
+the same bit for bit.
+
+Sources may be narrower than the scalars of targets. Z is of the sources' type; what is kept for the backward pass is of
+the summing type, float32 unless the sources are float64, because a coefficient depends on the difference of a score
+and lse.
+
+Shapes: N rows of a pulled matrix, R rows of the tile, H heads of the slab, C channels of a head; columns S of a slab
+are head after head, scalars beside channels.
+"""
+
+from torch import Tensor
+
+from ooc.train.kernels.cuda.choice import Kernel, shape_for
+from ooc.train.kernels.cuda.gat_programs import attend_segments, attend_slots, sources_segments, sources_slots
+from ooc.train.kernels.cuda.launch import accumulator, ceil_div, on_device_of, rows_in_line, sums_dtype
+from ooc.train.kernels.cuda.segments import Segments, cut
+from ooc.train.kernels.cuda.shapes import Shape
+from ooc.train.kernels.edge_dropout import EdgeDropout
+from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns, upstream
+
+__all__ = ["attend", "pull_sources", "upstream"]
+
+
+def attend(
+    gat: GatHeads,
+    tile: TileEdges,
+    *,
+    source_NS: Tensor,
+    a_dst_RH: Tensor,
+    keep: bool,
+    segments: Segments | None = None,
+    shape: Shape | None = None,
+) -> Tensor:
+    """Forward: targets pull z and a_src over in-edges → Z [R, H·C]; with ``keep`` what the backward pass needs beside
+    it, [R, H·(2C+2)]. lse is 0 where a row has no edges. ``segments``: the tile's, if it has been cut before."""
+    source_NS, a_dst_RH = rows_in_line(source_NS), a_dst_RH.contiguous()
+    heads, sums = len(gat.heads), sums_dtype(source_NS.dtype)
+    channels = source_NS.shape[1] // heads - SOURCE_SCALARS
+    if segments is None:
+        segments = cut(tile.offsets_R1, tile.indices_E.numel())
+    dtype = sums if keep else source_NS.dtype
+    out = source_NS.new_empty(tile.rows, heads * result_columns(channels, keep=keep), dtype=dtype)
+    if out.numel() == 0:
+        return out
+    shape = shape or shape_for(Kernel.ATTEND, source_NS, channels)
+    workspace = source_NS.new_empty(segments.slots, heads, 2 * channels + 3, dtype=sums)
+    seed, threshold, scale = _dropout(gat.dropout)
+    with on_device_of(source_NS):
+        attend_segments[(ceil_div(segments.count, shape.rows) * heads,)](
+            source_NS,
+            a_dst_RH,
+            tile.indices_E,
+            tile.offsets_R1,
+            segments.row_S,
+            segments.first_S,
+            segments.edges_S,
+            segments.slot_S,
+            out,
+            workspace,
+            segments.count,
+            segments.rows,
+            source_NS.shape[0],
+            tile.start,
+            gat.heads.start,
+            seed,
+            threshold,
+            CHANNELS=channels,
+            HEADS=heads,
+            STRIDE=source_NS.stride(0),
+            SLOPE=gat.negative_slope,
+            SCALE=scale,
+            HAS_DROPOUT=gat.dropout is not None,
+            HAS_SLOTS=segments.slots > 0,
+            KEEP=keep,
+            SELF_LOOPS=tile.self_loops is SelfLoops.EXACTLY_ONE,
+            ACCUMULATOR=accumulator(source_NS.dtype),
+            ROWS=shape.rows,
+            COLUMNS=shape.columns,
+            UNROLL=shape.unroll,
+            num_warps=shape.warps,
+        )
+        if segments.long_rows:
+            attend_slots[(segments.long_rows * heads,)](
+                workspace,
+                segments.row_L,
+                segments.slot_L,
+                segments.slots_L,
+                out,
+                segments.rows,
+                CHANNELS=channels,
+                HEADS=heads,
+                KEEP=keep,
+                ACCUMULATOR=accumulator(sums),
+                COLUMNS=shape.columns,
+            )
+    return out
+
+
+def pull_sources(
+    gat: GatHeads,
+    tile: TileEdges,
+    *,
+    target_NS: Tensor,
+    source_RS: Tensor,
+    segments: Segments | None = None,
+    shape: Shape | None = None,
+) -> Tensor:
+    """Backward: sources pull dZ with its scalars over out-edges → dz of the messages and da_src [R, H·(C+1)], of the
+    sources' type. Scalars of ``target_NS`` are read as they are: in a type narrower than float32, lse is too coarse.
+    """
+    target_NS, source_RS = rows_in_line(target_NS), rows_in_line(source_RS)
+    heads, sums = len(gat.heads), sums_dtype(target_NS.dtype)
+    channels = target_NS.shape[1] // heads - TARGET_SCALARS
+    if segments is None:
+        segments = cut(tile.offsets_R1, tile.indices_E.numel())
+    out = source_RS.new_empty(tile.rows, heads * (channels + SOURCE_SCALARS))
+    if out.numel() == 0:
+        return out
+    shape = shape or shape_for(Kernel.ATTEND_SOURCES, target_NS, channels)
+    workspace = target_NS.new_empty(segments.slots, heads, 2 * channels + 1, dtype=sums)
+    seed, threshold, scale = _dropout(gat.dropout)
+    with on_device_of(target_NS):
+        sources_segments[(ceil_div(segments.count, shape.rows) * heads,)](
+            target_NS,
+            source_RS,
+            tile.indices_E,
+            tile.offsets_R1,
+            segments.row_S,
+            segments.first_S,
+            segments.edges_S,
+            segments.slot_S,
+            out,
+            workspace,
+            segments.count,
+            segments.rows,
+            target_NS.shape[0],
+            tile.start,
+            gat.heads.start,
+            seed,
+            threshold,
+            CHANNELS=channels,
+            HEADS=heads,
+            STRIDE=target_NS.stride(0),
+            SOURCE_STRIDE=source_RS.stride(0),
+            SLOPE=gat.negative_slope,
+            SCALE=scale,
+            HAS_DROPOUT=gat.dropout is not None,
+            HAS_SLOTS=segments.slots > 0,
+            SELF_LOOPS=tile.self_loops is SelfLoops.EXACTLY_ONE,
+            ACCUMULATOR=accumulator(target_NS.dtype),
+            ROWS=shape.rows,
+            COLUMNS=shape.columns,
+            UNROLL=shape.unroll,
+            num_warps=shape.warps,
+        )
+        if segments.long_rows:
+            sources_slots[(segments.long_rows * heads,)](
+                workspace,
+                source_RS,
+                segments.row_L,
+                segments.slot_L,
+                segments.slots_L,
+                out,
+                segments.rows,
+                CHANNELS=channels,
+                HEADS=heads,
+                SOURCE_STRIDE=source_RS.stride(0),
+                ACCUMULATOR=accumulator(sums),
+                COLUMNS=shape.columns,
+            )
+    return out
+
+
+def _dropout(dropout: EdgeDropout | None) -> tuple[int, int, float]:
+    """The generator's key as one number, below which of its numbers a coefficient is dropped, what others are scaled
+    by."""
+    if dropout is None:
+        return 0, 0, 1.0
+    low, high = dropout.key
+    return (high << 32 | low) - (high >> 31 << 64), dropout.threshold, dropout.kept_scale  # of a signed 64-bit type

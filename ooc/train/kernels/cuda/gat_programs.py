@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of GAT's attention: the running softmax over segments, what merges the parts of long rows, and its gradient.
+
+A program takes ROWS segments and one head, all CHANNELS of it (COLUMNS, rounded up). Programs of the same segments run
+side by side, head after head. ``ooc.train.kernels.gat`` has the formulas; names here are of there.
+"""
+
+import triton
+import triton.language as tl
+
+from ooc.train.kernels.cuda.sum_programs import narrow
+
+
+@triton.jit
+def finish_attention(
+    out, row, head, column, z, bent_z, highest, weights, bents, is_row,
+    CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """Sums over a row's edges, divided by the sum of weights, into ``out``; zeros in a row without edges."""
+    is_empty = weights == 0
+    divisor = tl.where(is_empty, 1.0, weights)
+    is_column = is_row & (column < CHANNELS)
+    TYPE: tl.constexpr = out.dtype.element_ty
+    if KEEP:
+        place = out + (row * HEADS + head) * (2 * CHANNELS + 2)
+        tl.store(place + column, narrow(z / divisor, TYPE), mask=is_column)
+        lse = tl.where(is_empty, 0.0, tl.log(divisor) + highest)
+        tl.store(place + CHANNELS, narrow(lse, TYPE), mask=is_row)
+        tl.store(place + CHANNELS + 1 + column, narrow(bent_z / divisor, TYPE), mask=is_column)
+        tl.store(place + 2 * CHANNELS + 1, narrow(bents / divisor, TYPE), mask=is_row)
+    else:
+        tl.store(out + (row * HEADS + head) * CHANNELS + column, narrow(z / divisor, TYPE), mask=is_column)
+
+
+@triton.jit
+def is_kept(target, source, repeats, head, seed, threshold):
+    """Whether dropout keeps the coefficients of edges: the masks of ``ooc.train.kernels.edge_dropout``."""
+    high = (((target >> 32) << 8) | (source >> 32)) << 16
+    last = (high | (head // 4)).to(tl.uint32)
+    words = tl.philox(seed, target.to(tl.uint32), source.to(tl.uint32), repeats.to(tl.uint32), last)
+    lane = head % 4
+    low = tl.where(lane == 0, words[0], words[1])
+    word = tl.where(lane < 2, low, tl.where(lane == 2, words[2], words[3]))
+    return word.to(tl.int64) >= threshold
+
+
+@triton.jit
+def repeats_before(indices, first, row_start, edges):
+    """How many edges of its row before each segment's first one equal it; rows are in ascending order."""
+    neighbour = tl.load(indices + first, mask=edges > 0, other=0)
+    before = tl.full(first.shape, 0, tl.int32)
+    place = first - 1
+    is_equal = (edges > 0) & (place >= row_start)
+    is_equal = is_equal & (tl.load(indices + place, mask=is_equal, other=0) == neighbour)
+    while tl.max(is_equal.to(tl.int32)) > 0:
+        before += is_equal.to(tl.int32)
+        place -= 1
+        is_equal = is_equal & (place >= row_start)
+        is_equal = is_equal & (tl.load(indices + place, mask=is_equal, other=0) == neighbour)
+    return neighbour.to(tl.int64), before
+
+
+@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start", "first_head", "seed", "threshold"])
+def attend_segments(
+    source, a_dst, indices, offsets, row_of, first_of, edges_of, slot_of, out, workspace,
+    segments, rows, nodes, tile_start, first_head, seed, threshold,
+    CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, SLOPE: tl.constexpr, SCALE: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, HAS_SLOTS: tl.constexpr, KEEP: tl.constexpr, SELF_LOOPS: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Z over every segment with what the backward pass needs, into ``out`` or the segment's slot."""
+    program = tl.program_id(0)
+    segment = (program // HEADS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    head = program % HEADS
+    column = tl.arange(0, COLUMNS)[None, :]
+    is_segment = segment < segments
+    edges = tl.load(edges_of + segment, mask=is_segment, other=0)
+    first = tl.load(first_of + segment, mask=is_segment, other=0)
+    row = tl.load(row_of + segment, mask=is_segment, other=rows)
+    own = row + tile_start
+    steps = edges
+    if SELF_LOOPS:  # one more after the row's last edge
+        row_stop = tl.load(offsets + row + 1, mask=row < rows, other=-1)
+        steps = edges + ((first + edges == row_stop) & (row < rows)).to(tl.int32)
+    if HAS_DROPOUT:
+        row_start = tl.load(offsets + row, mask=row < rows, other=0)
+        previous, repeats = repeats_before(indices, first, row_start, edges)
+        repeats -= 1  # the first edge finds its like in ``previous`` and is counted again
+    mine = tl.load(a_dst + row * HEADS + head, mask=row < rows, other=0.0).to(ACCUMULATOR)
+
+    highest = tl.full([ROWS, 1], -3.4e38, ACCUMULATOR)
+    weights = tl.full([ROWS, 1], 0.0, ACCUMULATOR)
+    bents = tl.full([ROWS, 1], 0.0, ACCUMULATOR)
+    z = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
+    bent_z = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
+    for start in range(0, tl.max(steps), UNROLL):
+        for ahead in tl.static_range(UNROLL):
+            edge = start + ahead
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            if HAS_DROPOUT:
+                repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
+                previous = neighbour
+            if SELF_LOOPS:
+                is_edge = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_edge | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
+            place = source + neighbour * STRIDE + head * (CHANNELS + 1)
+            value = tl.load(place + column, mask=is_edge & (column < CHANNELS), other=0.0).to(ACCUMULATOR)
+            score = tl.load(place + CHANNELS, mask=is_edge, other=0.0).to(ACCUMULATOR) + mine
+            raised = tl.where(score > 0, score, score * SLOPE)
+            higher = tl.where(is_edge & (raised > highest), raised, highest)
+            shrink = tl.exp(highest - higher)
+            weight = tl.exp(tl.where(is_edge, raised - higher, float("-inf")))
+            bent = tl.where(score > 0, weight, weight * SLOPE)
+            highest = higher
+            weights = weights * shrink + weight
+            if KEEP:
+                bents = bents * shrink + bent
+            if HAS_DROPOUT:
+                kept = is_kept(own, neighbour, repeats, first_head + head, seed, threshold)
+                weight = tl.where(kept, weight * SCALE, 0.0)
+                bent = tl.where(kept, bent * SCALE, 0.0)
+            z = z * shrink + weight * value
+            if KEEP:
+                bent_z = bent_z * shrink + bent * value
+
+    slot = tl.load(slot_of + segment, mask=is_segment, other=-1)
+    is_whole = (row < rows) & (slot < 0)
+    finish_attention(out, row, head, column, z, bent_z, highest, weights, bents, is_whole, CHANNELS, HEADS, KEEP)
+    if HAS_SLOTS:
+        place = workspace + (slot * HEADS + head) * (2 * CHANNELS + 3)
+        is_part = (slot >= 0) & (column < CHANNELS)
+        tl.store(place + column, z, mask=is_part)
+        tl.store(place + CHANNELS + column, bent_z, mask=is_part)
+        tl.store(place + 2 * CHANNELS, highest, mask=slot >= 0)
+        tl.store(place + 2 * CHANNELS + 1, weights, mask=slot >= 0)
+        tl.store(place + 2 * CHANNELS + 2, bents, mask=slot >= 0)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def attend_slots(
+    workspace, row_of, slot_of, slots_of, out, rows,
+    CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEEP: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The slots of every long row merged in order into ``out``."""
+    program = tl.program_id(0)
+    number = (program // HEADS).to(tl.int64) + tl.full([1, 1], 0, tl.int64)
+    head = program % HEADS
+    column = tl.arange(0, COLUMNS)[None, :]
+    row = tl.load(row_of + number)
+    first = tl.load(slot_of + number)
+    highest = tl.full([1, 1], -3.4e38, ACCUMULATOR)
+    weights = tl.full([1, 1], 0.0, ACCUMULATOR)
+    bents = tl.full([1, 1], 0.0, ACCUMULATOR)
+    z = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
+    bent_z = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
+    for slot in range(0, tl.max(tl.load(slots_of + number))):
+        place = workspace + ((first + slot) * HEADS + head) * (2 * CHANNELS + 3)
+        part = tl.load(place + 2 * CHANNELS)
+        higher = tl.where(part > highest, part, highest)
+        shrink = tl.exp(highest - higher)
+        grown = tl.exp(part - higher)
+        highest = higher
+        weights = weights * shrink + grown * tl.load(place + 2 * CHANNELS + 1)
+        bents = bents * shrink + grown * tl.load(place + 2 * CHANNELS + 2)
+        z = z * shrink + grown * tl.load(place + column, mask=column < CHANNELS, other=0.0)
+        bent_z = bent_z * shrink + grown * tl.load(place + CHANNELS + column, mask=column < CHANNELS, other=0.0)
+    finish_attention(out, row, head, column, z, bent_z, highest, weights, bents, row < rows, CHANNELS, HEADS, KEEP)
+
+
+@triton.jit
+def finish_sources(
+    out, source, row, head, column, total, bent_total, bent_d, is_row,
+    CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, ACCUMULATOR: tl.constexpr,
+):  # fmt: skip
+    """dz of the messages and da_src from the sums over a row's edges into ``out``."""
+    is_column = is_row & (column < CHANNELS)
+    z = tl.load(source + row * STRIDE + head * (CHANNELS + 1) + column, mask=is_column, other=0.0).to(ACCUMULATOR)
+    da_src = tl.sum(bent_total * z, axis=1, keep_dims=True) - bent_d
+    TYPE: tl.constexpr = out.dtype.element_ty
+    place = out + (row * HEADS + head) * (CHANNELS + 1)
+    tl.store(place + column, narrow(total, TYPE), mask=is_column)
+    tl.store(place + CHANNELS, narrow(da_src, TYPE), mask=is_row)
+
+
+@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start", "first_head", "seed", "threshold"])
+def sources_segments(
+    target, source, indices, offsets, row_of, first_of, edges_of, slot_of, out, workspace,
+    segments, rows, nodes, tile_start, first_head, seed, threshold,
+    CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, SOURCE_STRIDE: tl.constexpr,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, HAS_DROPOUT: tl.constexpr, HAS_SLOTS: tl.constexpr,
+    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """dz and da_src of every segment's own row, into ``out``, or their sums into the segment's slot."""
+    program = tl.program_id(0)
+    segment = (program // HEADS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    head = program % HEADS
+    column = tl.arange(0, COLUMNS)[None, :]
+    is_segment = segment < segments
+    edges = tl.load(edges_of + segment, mask=is_segment, other=0)
+    first = tl.load(first_of + segment, mask=is_segment, other=0)
+    row = tl.load(row_of + segment, mask=is_segment, other=rows)
+    own = row + tile_start
+    steps = edges
+    if SELF_LOOPS:
+        row_stop = tl.load(offsets + row + 1, mask=row < rows, other=-1)
+        steps = edges + ((first + edges == row_stop) & (row < rows)).to(tl.int32)
+    if HAS_DROPOUT:
+        row_start = tl.load(offsets + row, mask=row < rows, other=0)
+        previous, repeats = repeats_before(indices, first, row_start, edges)
+        repeats -= 1
+    mine = source + row * SOURCE_STRIDE + head * (CHANNELS + 1) + CHANNELS
+    a_src = tl.load(mine, mask=row < rows, other=0.0).to(ACCUMULATOR)
+
+    bent_d = tl.full([ROWS, 1], 0.0, ACCUMULATOR)
+    total = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
+    bent_total = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
+    for start in range(0, tl.max(steps), UNROLL):
+        for ahead in tl.static_range(UNROLL):
+            edge = start + ahead
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            if HAS_DROPOUT:
+                repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
+                previous = neighbour
+            if SELF_LOOPS:
+                is_edge = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_edge | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
+            place = target + neighbour * STRIDE + head * (CHANNELS + 3)
+            value = tl.load(place + column, mask=is_edge & (column < CHANNELS), other=0.0).to(ACCUMULATOR)
+            score = tl.load(place + CHANNELS, mask=is_edge, other=0.0).to(ACCUMULATOR) + a_src
+            lse = tl.load(place + CHANNELS + 1, mask=is_edge, other=0.0).to(ACCUMULATOR)
+            d = tl.load(place + CHANNELS + 2, mask=is_edge, other=0.0).to(ACCUMULATOR)
+            raised = tl.where(score > 0, score, score * SLOPE)
+            weight = tl.exp(tl.where(is_edge, raised - lse, float("-inf")))
+            bent = tl.where(score > 0, weight, weight * SLOPE)
+            bent_d += bent * d
+            if HAS_DROPOUT:
+                kept = is_kept(neighbour, own, repeats, first_head + head, seed, threshold)
+                weight = tl.where(kept, weight * SCALE, 0.0)
+                bent = tl.where(kept, bent * SCALE, 0.0)
+            total += weight * value
+            bent_total += bent * value
+
+    slot = tl.load(slot_of + segment, mask=is_segment, other=-1)
+    is_whole = (row < rows) & (slot < 0)
+    finish_sources(
+        out, source, row, head, column, total, bent_total, bent_d, is_whole, CHANNELS, HEADS, SOURCE_STRIDE, ACCUMULATOR
+    )
+    if HAS_SLOTS:
+        place = workspace + (slot * HEADS + head) * (2 * CHANNELS + 1)
+        is_part = (slot >= 0) & (column < CHANNELS)
+        tl.store(place + column, total, mask=is_part)
+        tl.store(place + CHANNELS + column, bent_total, mask=is_part)
+        tl.store(place + 2 * CHANNELS, bent_d, mask=slot >= 0)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def sources_slots(
+    workspace, source, row_of, slot_of, slots_of, out, rows,
+    CHANNELS: tl.constexpr, HEADS: tl.constexpr, SOURCE_STRIDE: tl.constexpr, ACCUMULATOR: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The slots of every long row added in order, and dz and da_src from them into ``out``."""
+    program = tl.program_id(0)
+    number = (program // HEADS).to(tl.int64) + tl.full([1, 1], 0, tl.int64)
+    head = program % HEADS
+    column = tl.arange(0, COLUMNS)[None, :]
+    row = tl.load(row_of + number)
+    first = tl.load(slot_of + number)
+    is_column = column < CHANNELS
+    bent_d = tl.full([1, 1], 0.0, ACCUMULATOR)
+    total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
+    bent_total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
+    for slot in range(0, tl.max(tl.load(slots_of + number))):
+        place = workspace + ((first + slot) * HEADS + head) * (2 * CHANNELS + 1)
+        total += tl.load(place + column, mask=is_column, other=0.0)
+        bent_total += tl.load(place + CHANNELS + column, mask=is_column, other=0.0)
+        bent_d += tl.load(place + 2 * CHANNELS)
+    finish_sources(
+        out, source, row, head, column, total, bent_total, bent_d, row < rows, CHANNELS, HEADS, SOURCE_STRIDE,
+        ACCUMULATOR,
+    )  # fmt: skip

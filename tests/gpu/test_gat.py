@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of the GPU and its gradients are the processor's, which are PyG's; dropout's masks are the same."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ooc.plan.workload import Direction
+from ooc.train.kernels import gat as reference
+from ooc.train.kernels.cuda.shapes import Shape
+from ooc.train.kernels.edge_dropout import EdgeDropout
+from ooc.train.kernels.edges import SelfLoops, TileEdges
+from tests.gpu.device import DEVICE, EXAMPLES, MOST, gat, same_bits, segments_of, shapes, there
+from tests.train.kernel_cases import KernelGraph, graphs, numbers
+
+pytestmark = pytest.mark.gpu
+
+HEADS, CHANNELS = 3, 3
+WHOLE = shapes(columns=4)
+
+
+def sources(graph: KernelGraph, seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """z beside a_src, and a_dst."""
+    return (
+        numbers(seed, graph.nodes, HEADS * (CHANNELS + 1), dtype=dtype),
+        numbers(seed + 1, graph.nodes, HEADS, dtype=dtype),
+    )
+
+
+def check(graph: KernelGraph, heads: reference.GatHeads, seed: int, most: int, shape: Shape, present: int) -> None:
+    """Forward and backward in float64 against the processor's kernels, the last sources and targets absent."""
+    close = dict(rtol=1e-9, atol=1e-11)
+    source, a_dst = sources(graph, seed)
+    _, _, tile = next(graph.tiles(Direction.IN, graph.nodes))
+    arguments = dict(source_NS=source[:present].to(DEVICE), a_dst_RH=a_dst.to(DEVICE))
+    options = dict(segments=segments_of(tile, most), shape=shape)
+    expected = reference.attend(heads, tile, source_NS=source[:present], a_dst_RH=a_dst, keep=True)
+    kept = gat.attend(heads, there(tile), keep=True, **arguments, **options)
+    torch.testing.assert_close(kept.cpu(), expected, **close)
+    alone = gat.attend(heads, there(tile), keep=False, **arguments, **options)
+    assert same_bits(alone, kept.view(graph.nodes, HEADS, -1)[:, :, :CHANNELS].flatten(1))
+
+    target, _ = reference.upstream(numbers(seed + 2, graph.nodes, HEADS * CHANNELS), expected, a_dst)
+    _, _, tile = next(graph.tiles(Direction.OUT, graph.nodes))
+    expected = reference.pull_sources(heads, tile, target_NS=target[:present], source_RS=source)
+    options = dict(segments=segments_of(tile, most), shape=shape)
+    found = gat.pull_sources(
+        heads, there(tile), target_NS=target[:present].to(DEVICE), source_RS=source.to(DEVICE), **options
+    )
+    torch.testing.assert_close(found.cpu(), expected, **close)
+
+
+@given(graphs(), st.integers(0, 99), st.sampled_from([0.2, 0.0, 1.0, -0.5]), MOST, WHOLE, st.integers(0, 5))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_outputs_and_gradients(
+    graph: KernelGraph, seed: int, slope: float, most: int, shape: Shape, absent: int
+) -> None:
+    """Whatever the graph, its self-loops, the slope, and where rows are cut."""
+    check(graph, reference.GatHeads(range(HEADS), slope), seed, most, shape, max(1, graph.nodes - absent))
+
+
+@given(graphs(), st.integers(0, 99), st.sampled_from([0.3, 1.0]), st.sampled_from([2, 64]), st.integers(0, 3))
+@settings(max_examples=max(4, EXAMPLES // 3), deadline=None)
+def test_dropout_has_the_processor_s_masks(graph: KernelGraph, seed: int, p: float, most: int, first_head: int) -> None:
+    """Of repeated edges too, also where a row is cut between them, and of a slab of later heads."""
+    heads = reference.GatHeads(range(first_head, first_head + HEADS), 0.2, EdgeDropout(p, seed=seed, epoch=2, layer=1))
+    check(graph, heads, seed, most, Shape(2, 4, 1, 1), graph.nodes)
+
+
+@given(graphs(), st.integers(0, 99), st.sampled_from([1, 3]), st.sampled_from([1, 4]))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_tiles_shapes_and_slabs_of_heads_change_no_bit(graph: KernelGraph, seed: int, height: int, unroll: int) -> None:
+    source, a_dst = sources(graph, seed, torch.float32)
+    target = numbers(seed + 2, graph.nodes, HEADS * (CHANNELS + 3), dtype=torch.float32)
+    source, a_dst, target = source.to(DEVICE), a_dst.to(DEVICE), target.to(DEVICE)
+    every, last = reference.GatHeads(range(HEADS), 0.2), reference.GatHeads(range(HEADS - 1, HEADS), 0.2)
+    _, _, tile = next(graph.tiles(Direction.IN, graph.nodes))
+    attended = gat.attend(every, there(tile), source_NS=source, a_dst_RH=a_dst, keep=True)
+    pulled = gat.pull_sources(every, there(tile), target_NS=target, source_RS=source)
+    usual = gat.shape_for(gat.Kernel.ATTEND_SOURCES, target, CHANNELS)
+    shape = Shape(usual.rows, usual.columns, unroll, usual.warps)
+    own = slice(-(CHANNELS + 1), None)
+    for rows, _, part in graph.tiles(Direction.IN, height):
+        found = gat.attend(
+            last, there(part), source_NS=source[:, own], a_dst_RH=a_dst[rows, -1:], keep=True, shape=shape
+        )
+        assert same_bits(found, attended[rows, -(2 * CHANNELS + 2) :])
+        found = gat.pull_sources(
+            last, there(part), target_NS=target[:, -(CHANNELS + 3) :], source_RS=source[rows, own], shape=shape
+        )
+        assert same_bits(found, pulled[rows, own])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels", [5, 64])
+def test_narrow_sources(dtype: torch.dtype, channels: int) -> None:
+    """Sums are float32 whatever the sources' type, and so is what is kept."""
+    heads = reference.GatHeads(range(2), 0.2)
+    generator = torch.Generator().manual_seed(0)
+    indices, offsets = torch.randint(0, 9, (40,), generator=generator), torch.tensor([0, 3, 3, 40])
+    tile = TileEdges(indices, offsets, 0, nodes=9, self_loops=SelfLoops.EXACTLY_ONE)
+    source, a_dst = numbers(1, 9, 2 * (channels + 1)).to(dtype), numbers(2, 3, 2, dtype=torch.float32)
+    expected = reference.attend(heads, tile, source_NS=source.float(), a_dst_RH=a_dst, keep=True)
+    arguments = dict(source_NS=source.to(DEVICE), a_dst_RH=a_dst.to(DEVICE))
+    kept = gat.attend(heads, there(tile), keep=True, **arguments)
+    assert kept.dtype == torch.float32
+    torch.testing.assert_close(kept.cpu(), expected, rtol=1e-5, atol=1e-5)
+    alone = gat.attend(heads, there(tile), keep=False, **arguments)
+    assert same_bits(alone, kept.view(3, 2, -1)[:, :, :channels].flatten(1).to(dtype))
+
+
+@pytest.mark.parametrize("most", [1, 2, 64])
+def test_scores_beyond_the_range_of_exponentials_are_exact(most: int) -> None:
+    """Softmax is shifted by every row's own maximum, across the parts of a cut row as well."""
+    scores = torch.tensor([-5000.0, 3000.0, -100.0, 3001.0, 0.0, 2999.0])
+    z = numbers(0, 6, 2, dtype=torch.float32)
+    tile = TileEdges(torch.arange(6), torch.tensor([0, 6, 6]), 0, nodes=6)
+    source = torch.cat((z, scores[:, None]), dim=1).to(DEVICE)
+    found = gat.attend(
+        reference.GatHeads(range(1), 0.2),
+        there(tile),
+        source_NS=source,
+        a_dst_RH=torch.zeros(2, 1, device=DEVICE),
+        keep=False,
+        segments=segments_of(tile, most),
+    ).cpu()
+    torch.testing.assert_close(found[0], torch.softmax(F.leaky_relu(scores, 0.2), 0) @ z)
+    assert not found[1].any()
