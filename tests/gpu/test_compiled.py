@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels compile for GPUs that are not there, and what comes out is what was meant."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+SUMS = {"sum_segments", "sum_slots"}
+KERNELS = {
+    *SUMS,
+    *("maxima_segments", "maxima_slots", "shares_segments"),
+    *("attend_segments", "attend_slots", "sources_segments", "sources_slots"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "kernels"), [(("90",), KERNELS), (("80", "sums"), SUMS)])
+def test_kernels_compile(arguments: tuple[str, ...], kernels: set[str], tmp_path: Path) -> None:
+    """Without atomics and without spilling registers, but for a few where dropout is drawn; rows whose length allows it
+    are loaded 16 bytes at a time."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(CHECKOUT), *filter(None, sys.path)]),
+    }
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compilation.py")), *arguments],
+        cwd=CHECKOUT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {one["kernel"] for one in found} == kernels
+    for one in found:
+        assert not one["has_atomics"], one
+        assert one["spilled_bytes"] <= (64 if "dropout" in one["label"] else 0), one
+        assert one["registers"] <= 168, one  # 12 warps of a multiprocessor at least
+        if one["kernel"] == "sum_segments":
+            assert one["widest_load_bytes"] == 16, one
