@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/gpu_check goes through all of its steps without a GPU, and says in one line when there is none."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+
+sys.path.insert(0, str(CHECKOUT / "tools"))
+from gpu_parts.report import Failed, LeftOut, Report  # noqa: E402
+from gpu_parts.suite import run_tests  # noqa: E402
+
+sys.path.remove(str(CHECKOUT / "tools"))
+
+
+def run(folder: Path, *arguments: str, before: str = "") -> "subprocess.CompletedProcess[str]":
+    """The tool in ``folder``; ``before`` it, code that takes something away from the process."""
+    code = f"{before}\nimport runpy, sys\nsys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+    return subprocess.run(
+        [sys.executable, "-c", code, str(CHECKOUT / "tools" / "gpu_check"), *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
+    """Status 3, and nothing that could be taken for results."""
+    done = run(tmp_path)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gpu_check: nothing was measured: no NVIDIA GPU can be used: torch ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(115)
+def test_a_rehearsal_goes_through_every_part(tmp_path: Path) -> None:
+    """On the processor, tiny: all kernels, their checks, epochs against PyG; it says that times mean nothing."""
+    pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
+    done = run(tmp_path, "--rehearse", "--seconds", "100")
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert data["rehearsal"] is True
+    assert data["failures"] == {}
+    assert data["left_out"] == {}
+    assert set(data) >= {"machine", "tests", "device copy", "pcie", "dense products", "sum 4 float32", "sum 4 bfloat16"}
+    assert data["tests"]["passed"] == 1
+    assert set(data["sum 4 float32"]["backward"]["seconds"]) == {"ooc", "torch.sparse CSR", "PyG"}
+    assert len(data["other pulls"]["seconds"]) == 4
+    assert data["epochs sage"]["loss"]["ooc"] == pytest.approx(data["epochs sage"]["loss"]["PyG"], rel=1e-3)
+    assert "say nothing about any GPU" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["gpu_check.json"]
+
+
+MISSING = "import sys; sys.modules.update(dict.fromkeys(('triton', 'zarr', 'torch_geometric', 'hypothesis')))"
+"""Importing a module that is None there fails as if it were not installed."""
+
+
+def test_what_is_not_installed_is_left_out_by_name(tmp_path: Path) -> None:
+    """The rest is measured all the same, and nothing has failed."""
+    done = run(tmp_path, "--rehearse", "--seconds", "100", before=MISSING)
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert data["failures"] == {}
+    assert data["left_out"]["triton"] == "triton cannot be imported"
+    assert "hypothesis" in data["left_out"]["tests"]
+    assert set(data["left_out"]) == {"triton", "tests", "epochs sage", "epochs gat"}
+    assert data["device copy"]["bytes_per_s"] > 0
+    assert "left out: epochs gat: torch_geometric" in done.stdout
+
+
+def raise_(error: Exception) -> Any:
+    raise error
+
+
+def test_one_part_that_fails_does_not_stop_the_others() -> None:
+    report = Report(seconds=10, rehearsal=True)
+    assert report.part("wrong", lambda: raise_(Failed("off by 3"))) is None
+    assert report.part("broken", lambda: raise_(ValueError("no\nsuch thing"))) is None
+    assert report.part("absent", lambda: raise_(LeftOut("no disk"))) is None
+    assert report.part("unknown", lambda: raise_(ModuleNotFoundError("No module named 'x'", name="x"))) is None
+    assert report.part("full", lambda: raise_(torch.cuda.OutOfMemoryError("CUDA out of memory"))) is None
+    assert report.part("fine", lambda: 3) == 3
+    assert report.failures == {"wrong": "off by 3", "broken": "ValueError: no"}
+    assert report.left_out == {
+        "absent": "no disk",
+        "unknown": "x cannot be imported",
+        "full": "out of memory on the device",
+    }
+    assert report.values["fine"] == 3
+
+
+def test_a_part_that_would_begin_too_late_is_left_out() -> None:
+    report = Report(seconds=5, rehearsal=True)
+    assert report.part("long", lambda: 3, needs_s=60) is None
+    assert report.left_out["long"].startswith("needs about 60 s, and ")
+
+
+def test_a_test_that_fails_is_told() -> None:
+    """As pytest tells it; here of an option that it does not have."""
+    pytest.importorskip("triton", reason="without it the tests are left out")
+    with pytest.raises(Failed, match=r"(?s)pytest ended with 4: .*--no-such-option"):
+        run_tests(60, ("--no-such-option",))

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of ``tools/gpu_check``, each of which can be left out.
+
+    report       what was measured, what was left out and why, what failed; the table
+    clock        times of calls on a device, several of them taking turns
+    suite        the tests of the GPU's kernels
+    ceilings     what the machine can do at best: memory, PCIe, dense products, disk
+    pulls        sums over neighbours against torch's and PyG's
+    epochs       whole epochs against PyG full-batch
+
+None imports at its top what a machine may lack: torch and NumPy are enough to begin.
+"""

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pulls on a power-law graph: our kernels, torch's CSR product and PyG's gather and scatter, taking turns.
+
+Bytes are counted as if every edge fetched its neighbour's row once, with its index, and every row were written once:
+E · (W · itemsize + 4) + R · W · itemsize. Caches hold some of those rows, so the rate may pass that of a copy; the
+bytes that must move at least, every matrix once, are told beside it.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_parts.clock import interleaved, rounds_on, seconds_of
+from gpu_parts.report import Failed, LeftOut
+
+ROUNDS = 7
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Neighbours of N rows: indices int32 [E], offsets int32 (int64 from 2³¹ edges on) [N + 1]."""
+
+    indices_E: Tensor
+    offsets_N1: Tensor
+
+    @property
+    def row_E(self) -> Tensor:
+        rows = torch.arange(len(self.offsets_N1) - 1, device=self.indices_E.device)
+        return torch.repeat_interleave(rows, self.offsets_N1.diff().long(), output_size=len(self.indices_E))
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """A directed graph whose in- and out-degrees both fall with the square root of a node's rank."""
+
+    into: Lists
+    out: Lists
+
+    @classmethod
+    def draw(cls, nodes: int, edges: int, device: torch.device) -> "PowerLaw":
+        generator = torch.Generator(device).manual_seed(0)
+
+        def ends() -> Tensor:
+            rank = (torch.rand(edges, generator=generator, device=device, dtype=torch.float64) ** 2 * nodes).long()
+            return torch.randperm(nodes, generator=generator, device=device)[rank]
+
+        source, target = ends(), ends()
+        return cls(_lists(target, source, nodes), _lists(source, target, nodes))
+
+    @property
+    def nodes(self) -> int:
+        return len(self.into.offsets_N1) - 1
+
+    @property
+    def edges(self) -> int:
+        return len(self.into.indices_E)
+
+    def describe(self) -> dict[str, int]:
+        degrees = self.into.offsets_N1.diff()
+        return {"nodes": self.nodes, "edges": self.edges, "largest_in_degree": int(degrees.max())}
+
+
+def _lists(rows: Tensor, neighbours: Tensor, nodes: int) -> Lists:
+    """Edges by row, and within a row in ascending order."""
+    keys, _ = torch.sort(rows * nodes + neighbours)
+    offsets = torch.zeros(nodes + 1, dtype=torch.int64, device=rows.device)
+    torch.cumsum(torch.bincount(rows, minlength=nodes), 0, out=offsets[1:])
+    dtype = torch.int32 if len(rows) < 2**31 else torch.int64
+    return Lists((keys % nodes).int(), offsets.to(dtype))
+
+
+def needs_triton() -> str:
+    """The version; ``LeftOut`` where there is none."""
+    try:
+        import triton
+    except ImportError:
+        raise LeftOut("triton cannot be imported") from None
+    return str(triton.__version__)
+
+
+def compare_sums(graph: PowerLaw, width: int, dtype_name: str, device: torch.device) -> dict[str, Any]:
+    """Forward and backward of a plain sum by all ways: seconds, counted bytes, the shape chosen.
+
+    Raises ``Failed`` where our sum is not torch's, to what float32 allows.
+    """
+    needs_triton()
+    from ooc.train.kernels.cuda import choice
+    from ooc.train.kernels.cuda.segments import cut
+    from ooc.train.kernels.cuda.sums import pull_segments
+
+    dtype = DTYPES[dtype_name]
+    generator = torch.Generator(device).manual_seed(width)
+    x = torch.randn(graph.nodes, width, generator=generator, device=device).to(dtype)
+    into, out = (cut(lists.offsets_N1, graph.edges) for lists in (graph.into, graph.out))
+
+    def ours(lists: Lists, segments: Any) -> Callable[[], Tensor]:
+        return lambda: pull_segments(x, lists.indices_E, segments)
+
+    shape = choice.choices(str(device)).measure(
+        choice.Case(choice.Kernel.SUM, width, x.itemsize),
+        lambda shape: seconds_of(device, lambda: pull_segments(x, graph.into.indices_E, into, shape=shape)),
+        rounds=rounds_on(device, choice.ROUNDS),
+    )
+    _check(x, graph, ours(graph.into, into)())
+    name, scatter = _scatter()
+    found: dict[str, Any] = {"shape": asdict(shape), "pyg": name, "counted_bytes": _bytes(graph, x)}
+    for direction, lists, segments in (("forward", graph.into, into), ("backward", graph.out, out)):
+        csr, row_E = _csr(lists, dtype), lists.row_E
+        ways = {
+            "ooc": ours(lists, segments),
+            "torch.sparse CSR": lambda csr=csr: csr @ x,
+            "PyG": lambda lists=lists, row_E=row_E: scatter(x, lists.indices_E, row_E),
+        }
+        seconds, refused = interleaved(device, ways, ROUNDS)
+        found[direction] = {"seconds": seconds, "left_out": refused}
+    return found
+
+
+def _csr(lists: Lists, dtype: torch.dtype) -> Tensor:
+    """Its lists as torch's matrix of ones."""
+    nodes = len(lists.offsets_N1) - 1
+    ones_E = torch.ones(len(lists.indices_E), dtype=dtype, device=lists.indices_E.device)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Ss]parse")  # CSR is beta: known
+        return torch.sparse_csr_tensor(lists.offsets_N1, lists.indices_E, ones_E, size=(nodes, nodes))
+
+
+def _bytes(graph: PowerLaw, x: Tensor) -> dict[str, int]:
+    rows = graph.nodes * x.shape[1] * x.itemsize
+    return {
+        "a_row_an_edge": graph.edges * (x.shape[1] * x.itemsize + 4) + rows,
+        "every_matrix_once": 2 * rows + 4 * graph.edges,
+    }
+
+
+def _check(x: Tensor, graph: PowerLaw, found: Tensor) -> None:
+    """Some two thousand rows against float64."""
+    offsets = graph.into.offsets_N1
+    rows = torch.arange(0, graph.nodes, max(1, graph.nodes // 2000), device=x.device)
+    starts, stops = offsets[rows].long(), offsets[rows + 1].long()
+    for row, start, stop in zip(rows.tolist(), starts.tolist(), stops.tolist(), strict=True):
+        neighbours = x[graph.into.indices_E[start:stop].long()].double()
+        exact = neighbours.sum(0)
+        scale = neighbours.abs().sum(0) * 1e-6 + exact.abs() * (2.0**-8 if x.dtype == torch.bfloat16 else 1e-6) + 1e-6
+        if bool(((found[row].double() - exact).abs() > scale).any()):
+            raise Failed(f"the sum of row {row} is off by {float((found[row].double() - exact).abs().max()):.3g}")
+
+
+def _scatter() -> tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """PyG's aggregation of gathered rows; where PyG is not installed, the two operators of torch it is made of."""
+    try:
+        from torch_geometric.utils import scatter
+    except ImportError:
+        return "index_select and scatter_add_, of which PyG's is made; it is not installed", _gather_and_add
+
+    def pyg(x: Tensor, source_E: Tensor, target_E: Tensor) -> Tensor:
+        summed: Tensor = scatter(x.index_select(0, source_E), target_E, dim=0, dim_size=len(x), reduce="sum")
+        return summed
+
+    return "torch_geometric.utils.scatter", pyg
+
+
+def _gather_and_add(x: Tensor, source_E: Tensor, target_E: Tensor) -> Tensor:
+    index = target_E[:, None].expand(-1, x.shape[1])
+    return torch.zeros_like(x).scatter_add_(0, index, x.index_select(0, source_E))
+
+
+def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -> dict[str, Any]:
+    """Seconds of our maxima and of attention with ``heads`` heads of ``width`` columns together, float32."""
+    needs_triton()
+    generator = torch.Generator(device).manual_seed(width)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    maxima, attention = _maxima(graph, width, draw), _attention(graph, width, heads, draw)
+    seconds, refused = interleaved(device, maxima | attention, ROUNDS)
+    return {"width": width, "heads": heads, "seconds": seconds, "left_out": refused}
+
+
+Draw = Callable[..., Tensor]
+Ways = dict[str, Callable[[], Any]]
+
+
+def _maxima(graph: PowerLaw, width: int, draw: Draw) -> Ways:
+    from ooc.train.kernels.cuda import maximum
+
+    (into, cut_in), (out, cut_out) = _tiles(graph)
+    x, gradient = draw(graph.nodes, width), draw(graph.nodes, width)
+    shares = maximum.upstream(gradient, maximum.pull_maxima(into, x, keep=True, segments=cut_in))
+    return {
+        "maximum forward": lambda: maximum.pull_maxima(into, x, keep=True, segments=cut_in),
+        "maximum backward": lambda: maximum.pull_sources(out, target_NK=shares, source_RW=x, segments=cut_out),
+    }
+
+
+def _attention(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Ways:
+    from ooc.train.kernels.cuda import gat
+    from ooc.train.kernels.gat import GatHeads
+
+    (into, cut_in), (out, cut_out) = _tiles(graph)
+    layer = GatHeads(range(heads), 0.2)
+    source, a_dst = draw(graph.nodes, width + heads), draw(graph.nodes, heads)
+
+    def forward() -> Tensor:
+        return gat.attend(layer, into, source_NS=source, a_dst_RH=a_dst, keep=True, segments=cut_in)
+
+    target, _ = gat.upstream(draw(graph.nodes, width), forward(), a_dst)
+    return {
+        "attention forward": forward,
+        "attention backward": lambda: gat.pull_sources(
+            layer, out, target_NS=target, source_RS=source, segments=cut_out
+        ),
+    }
+
+
+def _tiles(graph: PowerLaw) -> list[tuple[Any, Any]]:
+    """All rows as one tile with its segments, in-edges and out-edges."""
+    from ooc.train.kernels.cuda.segments import cut
+    from ooc.train.kernels.edges import TileEdges
+
+    return [
+        (TileEdges(lists.indices_E, lists.offsets_N1, 0, graph.nodes), cut(lists.offsets_N1, graph.edges))
+        for lists in (graph.into, graph.out)
+    ]

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a check found: values by part, what was left out and why, what failed."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class LeftOut(Exception):
+    """A part, or a piece of one, that cannot run here; the message says what is missing."""
+
+
+class Failed(Exception):
+    """A result that is wrong; the message says which."""
+
+
+@dataclass
+class Report:
+    """``seconds`` is what the whole check may take from now on."""
+
+    seconds: float
+    rehearsal: bool
+    values: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    _start: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds_left(self) -> float:
+        return self._start + self.seconds - time.monotonic()
+
+    def part(self, name: str, compute: Callable[[], Any], *, needs_s: float = 0.0) -> Any:
+        """The value of ``compute``, kept under ``name``; None where it was left out or failed, which is noted.
+
+        Whatever goes wrong in one part, the others shall run: so every exception is caught, and told by its name.
+        """
+        if self.seconds_left < needs_s:
+            self.left_out[name] = f"needs about {needs_s:.0f} s, and {max(0.0, self.seconds_left):.0f} s are left"
+            return None
+        print(f"{name} …", flush=True)
+        start = time.monotonic()
+        try:
+            value = compute()
+        except LeftOut as reason:
+            self.left_out[name] = str(reason)
+            return None
+        except Failed as reason:
+            self.failures[name] = str(reason)
+            return None
+        except ImportError as error:
+            self.left_out[name] = f"{error.name or error} cannot be imported"
+            return None
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.left_out[name] = "out of memory on the device"
+            else:
+                self.failures[name] = _in_one_line(error)
+            return None
+        self.values[name] = value
+        self.values.setdefault("seconds", {})[name] = round(time.monotonic() - start, 1)
+        return value
+
+    def write(self, path: Path) -> None:
+        """All of it as JSON."""
+        data = {
+            "rehearsal": self.rehearsal,
+            **self.values,
+            "left_out": self.left_out,
+            "failures": self.failures,
+        }
+        path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device said so."""
+    import torch
+
+    return isinstance(error, torch.cuda.OutOfMemoryError)
+
+
+def _in_one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    """Rows under their columns; numbers with three digits that count."""
+    texts = [tuple(_text(value) for value in row) for row in rows]
+    widths = [max(len(column), *(len(row[i]) for row in texts)) for i, column in enumerate(columns)]
+    print(f"\n{title}" if title else "")
+    for row in (columns, *texts):
+        first, *others = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+        cells = (text.strip().rjust(width) for text, width in zip(others, widths[1:], strict=True))
+        print("  ".join(("", first, *cells)))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return str(value)
