@@ -171,51 +171,77 @@ def _gather_and_add(x: Tensor, source_E: Tensor, target_E: Tensor) -> Tensor:
 
 
 def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -> dict[str, Any]:
-    """Seconds of our maxima and of attention with ``heads`` heads of ``width`` columns together, float32."""
+    """Seconds of our maxima and of attention with ``heads`` heads of ``width`` columns together, float32, by the
+    fastest shapes."""
     needs_triton()
+    from ooc.train.kernels.cuda import choice
+
     generator = torch.Generator(device).manual_seed(width)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device)
 
-    maxima, attention = _maxima(graph, width, draw), _attention(graph, width, heads, draw)
-    seconds, refused = interleaved(device, maxima | attention, ROUNDS)
-    return {"width": width, "heads": heads, "seconds": seconds, "left_out": refused}
+    calls = _maxima(graph, width, draw) | _attention(graph, width, heads, draw)
+    chosen, ways = {}, {}
+    for kernel, columns, call in calls.values():
+        chosen[kernel.value] = choice.choices(str(device)).measure(
+            choice.Case(kernel, columns, 4),
+            lambda shape, call=call: seconds_of(device, lambda: call(shape)),
+            rounds=rounds_on(device, choice.ROUNDS),
+        )
+    for name, (kernel, _, call) in calls.items():
+        ways[name] = lambda call=call, shape=chosen[kernel.value]: call(shape)
+    seconds, refused = interleaved(device, ways, ROUNDS)
+    shapes = {name: asdict(shape) for name, shape in chosen.items()}
+    return {"width": width, "heads": heads, "shapes": shapes, "seconds": seconds, "left_out": refused}
 
 
 Draw = Callable[..., Tensor]
-Ways = dict[str, Callable[[], Any]]
+Calls = dict[str, tuple[Any, int, Callable[[Any], Tensor]]]
+"""By name: the kernel, columns that a program's shape goes by, and the call with a shape."""
 
 
-def _maxima(graph: PowerLaw, width: int, draw: Draw) -> Ways:
+def _maxima(graph: PowerLaw, width: int, draw: Draw) -> Calls:
     from ooc.train.kernels.cuda import maximum
+    from ooc.train.kernels.cuda.choice import Kernel
 
     (into, cut_in), (out, cut_out) = _tiles(graph)
     x, gradient = draw(graph.nodes, width), draw(graph.nodes, width)
-    shares = maximum.upstream(gradient, maximum.pull_maxima(into, x, keep=True, segments=cut_in))
+
+    def forward(shape: Any = None) -> Tensor:
+        return maximum.pull_maxima(into, x, keep=True, segments=cut_in, shape=shape)
+
+    shares = maximum.upstream(gradient, forward())
+
+    def backward(shape: Any) -> Tensor:
+        return maximum.pull_sources(out, target_NK=shares, source_RW=x, segments=cut_out, shape=shape)
+
     return {
-        "maximum forward": lambda: maximum.pull_maxima(into, x, keep=True, segments=cut_in),
-        "maximum backward": lambda: maximum.pull_sources(out, target_NK=shares, source_RW=x, segments=cut_out),
+        "maximum forward": (Kernel.MAXIMUM, width, forward),
+        "maximum backward": (Kernel.MAXIMUM_SOURCES, width, backward),
     }
 
 
-def _attention(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Ways:
+def _attention(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
     from ooc.train.kernels.cuda import gat
+    from ooc.train.kernels.cuda.choice import Kernel
     from ooc.train.kernels.gat import GatHeads
 
     (into, cut_in), (out, cut_out) = _tiles(graph)
     layer = GatHeads(range(heads), 0.2)
     source, a_dst = draw(graph.nodes, width + heads), draw(graph.nodes, heads)
 
-    def forward() -> Tensor:
-        return gat.attend(layer, into, source_NS=source, a_dst_RH=a_dst, keep=True, segments=cut_in)
+    def forward(shape: Any = None) -> Tensor:
+        return gat.attend(layer, into, source_NS=source, a_dst_RH=a_dst, keep=True, segments=cut_in, shape=shape)
 
     target, _ = gat.upstream(draw(graph.nodes, width), forward(), a_dst)
+
+    def backward(shape: Any) -> Tensor:
+        return gat.pull_sources(layer, out, target_NS=target, source_RS=source, segments=cut_out, shape=shape)
+
     return {
-        "attention forward": forward,
-        "attention backward": lambda: gat.pull_sources(
-            layer, out, target_NS=target, source_RS=source, segments=cut_out
-        ),
+        "attention forward": (Kernel.ATTEND, width // heads, forward),
+        "attention backward": (Kernel.ATTEND_SOURCES, width // heads, backward),
     }
 
 

@@ -3,6 +3,9 @@
 
 Values are compared in ACCUMULATOR, which holds every value of a narrower type exactly; ties are counted in it.
 Maximum and ties, maximum and share lie side by side, column after column.
+
+What finds the next edge is written out in every program, here and in ``gat_programs``: a call for every edge would
+make the interpreter several times as slow.
 """
 
 import triton
