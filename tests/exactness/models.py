@@ -6,7 +6,17 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import APPNP, GCN2Conv, GCNConv, GINConv, LayerNorm, SAGEConv, SGConv
+from torch_geometric.nn import (
+    APPNP,
+    GCN2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    LayerNorm,
+    SAGEConv,
+    SGConv,
+    TAGConv,
+)
 from torch_geometric.nn import Sequential as GraphSequential
 
 H = 8
@@ -118,6 +128,35 @@ class Simplified(nn.Module):
         return x if self.second is None else self.second(x.relu(), edge_index)
 
 
+class Graphs(nn.Module):
+    """GraphConv on the features and in the middle of a model."""
+
+    def __init__(self, features: int, classes: int, *, aggr: str = "add") -> None:
+        super().__init__()
+        self.first, self.second = GraphConv(features, H, aggr=aggr), GraphConv(H, H, aggr=aggr, bias=False)
+        self.last = GraphConv(H, classes, aggr=aggr)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        x = self.first(x, edge_index, edge_weight).relu()
+        x = x + self.second(x, edge_index, edge_weight).tanh()
+        return self.last(x, edge_index, edge_weight)
+
+
+class Adaptive(nn.Module):
+    """TAGConv on the features, growing and shrinking in the middle of a model."""
+
+    def __init__(self, features: int, classes: int, *, hops: int = 3, normalize: bool = True) -> None:
+        super().__init__()
+        self.first = TAGConv(features, H, hops, normalize=normalize)
+        self.wider = TAGConv(H, H + 3, hops, bias=False, normalize=normalize)
+        self.last = TAGConv(H + 3, classes, hops, normalize=normalize)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        x = self.first(x, edge_index, edge_weight).tanh()
+        x = self.wider(x, edge_index, edge_weight).relu()
+        return self.last(x, edge_index, edge_weight)
+
+
 class DeepGIN(nn.Module):
     """GINConv around a network of its own, with BatchNorm in it and after it."""
 
@@ -177,6 +216,12 @@ MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "SGC cached": lambda f, c: Simplified(f, c, hops=3, cached=True),
     "SGC of one hop": lambda f, c: Simplified(f, c, hops=1),
     "SGC twice": lambda f, c: Simplified(f, c, hops=2, deep=True),
+    "GraphConv": Graphs,
+    "GraphConv, mean": lambda f, c: Graphs(f, c, aggr="mean"),
+    "GraphConv, max": lambda f, c: Graphs(f, c, aggr="max"),
+    "TAG": Adaptive,
+    "TAG, not normalised": lambda f, c: Adaptive(f, c, hops=2, normalize=False),
+    "TAG of one hop": lambda f, c: Adaptive(f, c, hops=1),
     "GIN with batch norms": DeepGIN,
     "Sequential": graph_sequential,
     "frozen weights": Frozen,

@@ -19,6 +19,7 @@ from ooc.plan.plan import ColumnPass
 from ooc.train.prediction import Prediction
 from ooc.train.setup import Resources
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
+from tests.exactness.models import Adaptive, Graphs
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
 from tests.graphs import GraphCase, random_data
 
@@ -77,6 +78,9 @@ MODELS = {
     "GCNII and APPNP": CustomCase(make=Propagated),
     "SGC": CustomCase(make=Simplified),
     "in sequence": CustomCase(make=in_sequence),
+    "GraphConv": CustomCase(make=Graphs),
+    "TAG": CustomCase(make=Adaptive),
+    "TAG, not normalised": CustomCase(make=lambda f, c: Adaptive(f, c, hops=2, normalize=False)),
 }
 
 

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import (
     APPNP,
+    ChebConv,
     GATConv,
     GCNConv,
+    GraphConv,
     MessageNorm,
     SAGEConv,
     SGConv,
-    TAGConv,
     TransformerConv,
 )
 from torch_geometric.nn.models import GCN, GraphSAGE
@@ -77,7 +78,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "attention of two kinds of node": (lambda: GATConv((F_IN, F_IN), C), ("GATConv", "apart")),
     "all coefficients dropped": (lambda: GATConv(F_IN, C, dropout=1.0), ("dropout=1.0",)),
     "keys of edges": (lambda: TransformerConv(F_IN, C, edge_dim=3), ("TransformerConv", "without edge_attr")),
-    "another convolution": (lambda: TAGConv(F_IN, C), ("TAGConv", "GATConv", "TransformerConv")),
+    "another convolution": (lambda: ChebConv(F_IN, C, 3), ("ChebConv", "GATConv", "TransformerConv")),
+    "a minimum": (lambda: GraphConv(F_IN, C, aggr="min"), ("GraphConv", "min", "use 'add', 'mean' or 'max'")),
     "mixed sums": (
         lambda: Between(SAGEConv(8, 8), edges=True),
         ("same way", "gcn", "mean"),

@@ -4,10 +4,11 @@
     GCNConv     A (X Wᵀ) + b                            APPNP     K times: (1 - α) A X + α X₀
     SAGEConv    (A X) Wlᵀ + b + X Wrᵀ                    SGConv    (A^K X) Wᵀ + b
     GINConv     nn(A X + (1 + ε) X)                     GCN2Conv  (1 - β) U + β U W₁, U = (1 - α) A X + α X₀
+    GraphConv   (A X) W₁ᵀ + b + X W₂ᵀ                    TAGConv   Σ_k A^k X W_kᵀ + b
     GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
 
     GATConv, GATv2Conv, TransformerConv     attention: see attention.py
-    SAGEConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
+    SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
 A is the sum, the mean or the GCN-normalised sum over in-neighbours, weighted where GCNConv and its like are given the
 edges' weights. Without these PyG's ``improved=True`` changes nothing: the weight of added self-loops is only used where
@@ -29,9 +30,11 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GINEConv,
+    GraphConv,
     MessagePassing,
     SAGEConv,
     SGConv,
+    TAGConv,
     TransformerConv,
 )
 
@@ -124,6 +127,25 @@ def _sage(conv: Any, call: Call) -> Value:
     return total
 
 
+def _graph(conv: Any, call: Call) -> Value:
+    assembly = call.assembly
+    x = call.matrix("x")
+    weighted = call.takes("edge_weight", EdgeData.WEIGHT)
+    weight, bias = call.weight(conv.lin_rel), conv.lin_rel.bias
+    if conv.aggr in _SUMS:
+        product = assembly.aggregate_product(x, weight, Scaling.WEIGHTED_SUM if weighted else Scaling.SUM)
+    elif conv.aggr not in ("mean", "max"):
+        raise call.refuse(f"aggr={conv.aggr!r} is not supported; use 'add', 'mean' or 'max'")
+    elif weighted:
+        raise call.refuse(f"aggr={conv.aggr!r} of weighted edges is not supported; use 'add'")
+    elif conv.aggr == "max":
+        product = assembly.linear(assembly.maximum(x), weight)
+    else:
+        product = assembly.aggregate_product(x, weight, Scaling.MEAN)
+    root = assembly.linear(x, call.weight(conv.lin_root))
+    return assembly.sum([(1.0, product), (1.0, root)], () if bias is None else (bias,))
+
+
 def _gin(conv: Any, call: Call) -> Value:
     assembly = call.assembly
     x = call.matrix("x")
@@ -188,6 +210,32 @@ def _sg(conv: Any, call: Call) -> Value:
     return call.assembly.sum([(1.0, product)], () if conv.lin.bias is None else (conv.lin.bias,))
 
 
+def _tag(conv: Any, call: Call) -> Value:
+    """Σ_k A^k X W_kᵀ, by powers of A on X or, where the output is narrower and X changes from epoch to epoch, by
+    Horner's rule: X W₀ᵀ + A (X W₁ᵀ + A (…))."""
+    assembly = call.assembly
+    _check_sum(conv, call)
+    weighted = call.takes("edge_weight", EdgeData.WEIGHT)
+    if conv.normalize:
+        scaling = Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
+    else:
+        scaling = Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
+    x = call.matrix("x")
+    weights = [call.weight(lin) for lin in conv.lins]
+    biases = () if conv.bias is None else (conv.bias,)
+    if x.columns <= conv.out_channels or (assembly.setting.aggregate_once and assembly.is_constant(x)):
+        power, terms = x, [(1.0, assembly.linear(x, weights[0]))]
+        for weight in weights[1:]:
+            power = assembly.aggregate(power, scaling)
+            terms.append((1.0, assembly.linear(power, weight)))
+        return assembly.sum(terms, biases)
+    total = assembly.linear(x, weights[-1])
+    for k in range(conv.K - 1, -1, -1):
+        terms = [(1.0, assembly.linear(x, weights[k])), (1.0, assembly.aggregate(total, scaling))]
+        total = assembly.sum(terms, biases if k == 0 else ())
+    return total if conv.K else assembly.sum([(1.0, total)], biases)
+
+
 def _gcn2(conv: Any, call: Call) -> Value:
     assembly = call.assembly
     scaling = _gcn_scaling(conv, call)
@@ -211,11 +259,13 @@ def _gcn2(conv: Any, call: Call) -> Value:
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Value]] = {
     GCNConv: _gcn,
     SAGEConv: _sage,
+    GraphConv: _graph,
     GINConv: _gin,
     GINEConv: _gine,
     GCN2Conv: _gcn2,
     APPNP: _appnp,
     SGConv: _sg,
+    TAGConv: _tag,
     GATConv: lower_gat,
     GATv2Conv: lower_gatv2,
     TransformerConv: lower_transformer,
