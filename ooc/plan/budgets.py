@@ -147,9 +147,14 @@ def _at_once(layout: Layout, workload: Workload) -> list[tuple[Pass, int]]:
 
 
 def _largest(layout: Layout, workload: Workload) -> str:
-    """What takes most of the leanest arena: the narrowest slab of a matrix, or the blocks that one pass works in."""
+    """What takes most of the leanest arena: the narrowest slab of a matrix, or the blocks that one pass works in; or
+    more than either, what a layer of unknown insides makes of its edges."""
     slab = max((r for regions in layout.regions.values() for r in regions), key=lambda r: r.count, default=None)
     item, frames = max(_at_once(layout, workload), key=lambda counted: counted[1])
+    heaviest, largest = layout.heaviest, max(frames, 0 if slab is None else slab.count) * layout.frame_bytes
+    is_general = heaviest is not None and heaviest.pull is not None and heaviest.pull.is_general
+    if heaviest is not None and is_general and layout.scratch_bytes > largest:
+        return f", of which {format_size(layout.scratch_bytes)} are what a layer makes of edges in {heaviest.title}"
     if slab is not None and (slab.count >= frames or not isinstance(item, RowPass)):
         width = layout.matrices[slab.matrix].grid.slab_columns
         return f", of which {format_size(slab.count * layout.frame_bytes)} hold {width} columns of {slab.matrix}"

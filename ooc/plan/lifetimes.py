@@ -45,7 +45,7 @@ def lifetimes(workload: Workload, program: str = "train") -> list[Lifetime]:
     """One entry a matrix that a stage of ``program`` reads or writes, in order of its first stage."""
     stages = workload.programs[program]
     loss = next((i for i, stage in enumerate(stages) if stage.reverse), len(stages))
-    names = dict.fromkeys(name for stage in stages for name in (*_reads(stage), *stage.stores))
+    names = dict.fromkeys(name for stage in stages for name in (*_reads(stage), *stage.writes))
     found = []
     for name in names:
         readers = [i for i, stage in enumerate(stages) if name in _reads(stage)]
@@ -54,7 +54,7 @@ def lifetimes(workload: Workload, program: str = "train") -> list[Lifetime]:
             Lifetime(
                 matrix=name,
                 nbytes=workload.matrices[name].nbytes,
-                produced=next((stage.name for stage in stages if name in stage.stores), None),
+                produced=next((stage.name for stage in stages if name in stage.writes), None),
                 last_forward=forward[-1] if forward else None,
                 backward=tuple(stages[i].name for i in readers if i > loss),
             )

@@ -20,6 +20,9 @@ from ooc.plan.staging import Staging
 from ooc.plan.workload import Direction, EdgeData, Fate, Kind, Matrix, Pull, Stage, Topology
 from ooc.sizes import format_size
 
+_GENERAL = ", general path"
+"""Of a pass that runs a layer of unknown insides: slower than the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlan:
@@ -58,7 +61,7 @@ class RowPass:
     @property
     def title(self) -> str:
         """What it is called in tables and drawings."""
-        return self.stage.name
+        return f"{self.stage.name}{_GENERAL}" if self.pull is not None and self.pull.is_general else self.stage.name
 
     @property
     def rows(self) -> int:
@@ -71,7 +74,7 @@ class RowPass:
 
     @property
     def stores(self) -> tuple[str, ...]:
-        return self.stage.stores
+        return self.stage.stores if self.pull is None else (*self.stage.stores, *self.pull.added_to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class ColumnPass:
     @property
     def title(self) -> str:
         """What it is called in tables and drawings."""
-        return f"pull {self.pull.source}, slab by slab"
+        return f"pull {self.pull.source}{_GENERAL if self.pull.is_general else ', slab by slab'}"
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -97,7 +100,7 @@ class ColumnPass:
 
     @property
     def stores(self) -> tuple[str, ...]:
-        return (self.pull.output,)
+        return (self.pull.output, *self.pull.added_to)
 
 
 Pass = RowPass | ColumnPass

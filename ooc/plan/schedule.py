@@ -65,6 +65,8 @@ class Layout:
     regions: dict[str, tuple[Region, ...]]
     scratch_bytes: int
     spare_writes: bool = False
+    heaviest: Pass | None = None
+    """The pass of which ``scratch_bytes`` bounds the temporaries."""
 
 
 def pulled_sources(workload: Workload) -> dict[str, int]:
@@ -89,6 +91,12 @@ def summed_sources(workload: Workload) -> frozenset[str]:
     return frozenset(p.source for p in pulls) - {p.source for p in pulls if p.per_edge}
 
 
+def scattered_matrices(workload: Workload) -> frozenset[str]:
+    """The matrices that some pull scatters to, which are always in memory whole."""
+    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
+    return frozenset(name for pull in pulls for name in pull.added_to)
+
+
 def widest_row_bytes(workload: Workload) -> int:
     """Bytes of the widest row that a block may hold, what is pulled included."""
     stored = [m.columns * m.itemsize for m in workload.matrices.values()]
@@ -107,11 +115,12 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
     values = max((array.itemsize for array in arrays), default=1)
     widest_edge = max((array.edge_bytes for array in arrays), default=1)
     frame_bytes = align_up(max(choice.step_rows * max(widest_row_bytes(workload), values), widest_edge))
-    units = column_units(workload)
+    units, scattered = column_units(workload), scattered_matrices(workload)
     matrices = {
         name: _plan_matrix(matrix, choice, frame_bytes, workload, _width(matrix, choice, units.get(name, 1)))
         for name, matrix in workload.matrices.items()
     }
+    matrices |= {name: replace(matrices[name], whole=True) for name in scattered}
     programs: dict[str, tuple[Pass, ...]] = {}
     for name, stages in workload.programs.items():
         passes: list[Pass] = []
@@ -119,10 +128,12 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
             passes += _passes(stage, len(passes), matrices, workload, choice, frame_bytes)
         programs[name] = tuple(passes)
     regions = {name: _place(_wanted(passes, matrices), frame_bytes) for name, passes in programs.items()}
-    scratch = max(
-        (_scratch_nbytes(p, matrices, workload, frame_bytes) for passes in programs.values() for p in passes), default=0
-    )
-    return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch, choice.spare_writes)
+    scratch, heaviest = 0, None
+    for item in (item for passes in programs.values() for item in passes):
+        nbytes = _scratch_nbytes(item, matrices, workload, frame_bytes)
+        if nbytes > scratch:
+            scratch, heaviest = nbytes, item
+    return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch, choice.spare_writes, heaviest)
 
 
 def _width(matrix: Matrix, choice: Choice, unit: int) -> int:
@@ -228,7 +239,7 @@ def free_frames(regions: Sequence[Region], passes: int, frames: int) -> list[lis
 def _scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int) -> int:
     """A bound on the temporaries of a pass, all threads together."""
     if isinstance(item, ColumnPass):
-        tile = pull_tile_rows(workload.tile_rows)
+        tile = pull_tile_rows(item.pull, workload.tile_rows)
         grid = matrices[item.pull.source].grid
         width = max(grid.slab_columns, matrices[item.pull.output].grid.slab_columns)
         nbytes = 2 * min(item.rows, tile) * width * workload.pulled_itemsize
@@ -257,12 +268,13 @@ def _kernel_nbytes(pull: Pull, edges: int, rows: int) -> int:
     kind = pull.per_edge
     if kind is None:
         return 0
-    return (min(edges, kind.edges_at_once) + rows) * kind.bytes_per_edge + rows * kind.bytes_per_row
+    at_once = (min(edges, kind.edges_at_once) + rows) * kind.bytes_per_edge + rows * kind.bytes_per_row
+    return at_once + (edges + rows) * kind.waiting_bytes_per_edge
 
 
-def pull_tile_rows(tile_rows: int) -> int:
-    """Rows that one thread pulls at a time in a column pass: whole tiles."""
-    return max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
+def pull_tile_rows(pull: Pull, tile_rows: int) -> int:
+    """Rows that one thread pulls at a time in a column pass: whole tiles, one where what it gives depends on it."""
+    return tile_rows if pull.is_general else max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
 
 
 @lru_cache(maxsize=4096)

@@ -75,7 +75,9 @@ class PerEdge:
     output all lie group after group, so that a slab of whole groups of the source gives one of the output, of
     ``columns`` columns in all. ``own``: the matrix of which a row needs its own row beside what it pulls; None: none,
     or that of the source, of which a slab has all rows. Temporaries of one call, all groups together, are
-    ``bytes_per_edge`` for at most ``edges_at_once`` edges and every row, and ``bytes_per_row``.
+    ``bytes_per_edge`` for at most ``edges_at_once`` edges and every row, and ``bytes_per_row``. ``general``: what a
+    layer of unknown insides makes of a tile's rows, all together, so that they are always cut into the same tiles;
+    ``waiting_bytes_per_edge``: of what it finds for other rows, until that is added to them.
     """
 
     groups: int
@@ -84,19 +86,33 @@ class PerEdge:
     edges_at_once: int
     bytes_per_edge: int
     bytes_per_row: int
+    general: bool = False
+    waiting_bytes_per_edge: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
     """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one;
     or, with ``per_edge``, what a kernel makes of the neighbours' rows. ``edge_data`` is read along with the edges:
-    with weights it is ``Σ_j w_ij source[j]``."""
+    with weights it is ``Σ_j w_ij source[j]``. ``scattered``: a matrix, in memory whole, to whose rows the kernel adds
+    what it finds for the neighbours, tile after tile."""
 
     source: str
     output: str
     direction: Direction
     per_edge: PerEdge | None = None
     edge_data: tuple[EdgeData, ...] = ()
+    scattered: str | None = None
+
+    @property
+    def is_general(self) -> bool:
+        """Whether it runs a layer of unknown insides."""
+        return self.per_edge is not None and self.per_edge.general
+
+    @property
+    def added_to(self) -> tuple[str, ...]:
+        """The matrix that it scatters to, if there is one."""
+        return () if self.scattered is None else (self.scattered,)
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -129,6 +145,11 @@ class Stage:
     multiplies_per_row: int = 0
     streamed_bytes_per_row: int = 0
     operators: int = 0
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """All matrices that it writes."""
+        return self.stores if self.pull is None else (*self.stores, *self.pull.added_to)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from ooc.storage.store import Store
 from ooc.train.aggregate import pull, with_self, within, without_self
 from ooc.train.graph import GraphRows, damaged
 from ooc.train.kernels.edges import TileEdges
-from ooc.train.operands import Edges, Input, Output
+from ooc.train.lowering.general import Scattered
+from ooc.train.operands import Edges, Input, Output, Sums
 from ooc.train.record import PassRecord
 from ooc.train.residency import BlockedMatrix, as_matrix
 from ooc.train.stages import Kernel, Step, Tile
@@ -154,7 +155,7 @@ class Executor:
                     kernel = None if item.pull is None else kernels[item.pull]
                     _RowPassRun(run, item, functions[item.stage.name], kernel, commit).run()
                 else:
-                    _ColumnPassRun(run, item, kernels[item.pull]).run()
+                    _ColumnPassRun(run, item, kernels[item.pull], commit).run()
                 self.passes.append(watch.lap(program, item.title))
                 progress(done)
             run.finish()
@@ -190,7 +191,9 @@ class Executor:
             self.rows.add_self(pulled, source, edges.start, own)
         return pulled
 
-    def run_kernel(self, kernel: Kernel, source: Tensor, own: Tensor | None, edges: TileEdges, groups: range) -> Tensor:
+    def run_kernel(
+        self, kernel: Kernel, source: Tensor, own: Tensor | None, edges: TileEdges, groups: range
+    ) -> Tensor | Scattered:
         """The tile's rows of what ``kernel`` makes of the neighbours' rows of ``source``; ``own`` are these rows of
         the pull's own matrix, None where the source stands for it."""
         return kernel(edges, source, source[edges.start : edges.start + edges.rows] if own is None else own, groups)
@@ -278,6 +281,14 @@ class ProgramRun:
         memory = self.executor.frames.region(self.region(name, index).frame, self.plan.matrices[name].region_nbytes)
         return as_matrix(memory, matrix.region_dtype, matrix.grid.rows, matrix.grid.columns)
 
+    def sums(self, pull: Pull | None, index: int) -> Sums | None:
+        """The matrix that pass ``index`` scatters to, if its pull does."""
+        if pull is None or pull.scattered is None:
+            return None
+        whole = self.whole(pull.scattered, index)
+        assert whole is not None, "what is scattered to is in memory whole"
+        return Sums(whole)
+
     def written_rows(self, name: str, index: int) -> int:
         """How many rows of matrix ``name``, which pass ``index`` pulls, this program has written.
 
@@ -347,6 +358,23 @@ class EdgeSweep:
         )
 
 
+class _Committing:
+    """Hands tiles on in their order, and adds what they scatter before that."""
+
+    def __init__(self, sums: Sums | None, commit: Callable[[Tile], None]) -> None:
+        self._sums, self._commit = sums, commit
+
+    def __call__(self, tile: Tile | None) -> None:
+        if tile is None:
+            return
+        found = tile.scattered
+        if self._sums is not None and found is not None:
+            for rows_S, values_SC in found.others:
+                self._sums.add(rows_S, values_SC)
+        tile.scattered = None
+        self._commit(tile)
+
+
 class _RowPassRun:
     """One execution of a row pass: steps in order, tiles within steps, both downwards where the stage says so."""
 
@@ -358,7 +386,8 @@ class _RowPassRun:
         kernel: Kernel | None,
         commit: Callable[[Tile], None],
     ) -> None:
-        self.program, self.item, self.compute, self.kernel, self.commit = run, item, compute, kernel, commit
+        self.program, self.item, self.compute, self.kernel = run, item, compute, kernel
+        self.commit = _Committing(run.sums(item.pull, item.index), commit)
         executor = self.executor = run.executor
         self.inputs = {
             name: Input(
@@ -439,14 +468,17 @@ class _RowPassRun:
         own = next((tile.inputs[name] for name in pull.own), None)
         groups = range(pull.per_edge.groups)
         pulled = self.executor.run_kernel(self.kernel, self.source, own, edges, groups)
-        return self.executor.rounded(pulled, pull.source)
+        return self.executor.rounded(tile.take(pulled), pull.source)
 
 
 class _ColumnPassRun:
     """One execution of a column pass: slab after slab, the topology streamed once for each."""
 
-    def __init__(self, run: ProgramRun, item: ColumnPass, kernel: Kernel | None) -> None:
+    def __init__(
+        self, run: ProgramRun, item: ColumnPass, kernel: Kernel | None, commit: Callable[[Tile], None]
+    ) -> None:
         self.program, self.item, self.kernel = run, item, kernel
+        self.commit = _Committing(run.sums(item.pull, item.index), commit)
         self.executor = run.executor
         self.source = self.executor.matrices[item.pull.source]
         self.target = self.executor.matrices[item.pull.output]
@@ -462,7 +494,7 @@ class _ColumnPassRun:
         first, stop = self.program.program.bounds[self.item.index]
         steps = self.program.program.steps
         try:
-            with Flow(self.executor.team, self._pull, lambda _: None) as flow:
+            with Flow(self.executor.team, self._pull, self.commit) as flow:
                 for step in range(first, stop):
                     if step == first or steps[step].slab != steps[step - 1].slab:
                         flow.drain()
@@ -543,19 +575,21 @@ class _ColumnPassRun:
         block = step.start // grid.block_rows
         memory = self.executor.frames.view(self.target.number(step.slab, block), grid.block_nbytes(step.slab, block))
         self.out[block] = self.target.rows(memory, step.slab, block)
-        height = pull_tile_rows(self.program.plan.tile_rows)
+        height = pull_tile_rows(self.item.pull, self.program.plan.tile_rows)
         for start in range(step.start, step.stop, height):
             yield start, min(step.stop, start + height)
 
-    def _pull(self, rows: tuple[int, int]) -> None:
-        """Pull some rows of the slab, on any thread."""
+    def _pull(self, rows: tuple[int, int]) -> Tile | None:
+        """Pull some rows of the slab, on any thread; a tile where there is something to commit."""
         start, stop = rows
         assert self.edges is not None
         edges = self.edges.take(start, stop)
+        tile = Tile(start, stop, {})
         if self.kernel is None:
             pulled = self.executor.pull_rows(self.slab, edges, self.item.pull.direction)
         else:
             own = None if self.own is None else self.own.tile(start, stop)
-            pulled = self.executor.run_kernel(self.kernel, self.slab, own, edges, self.groups)
+            pulled = tile.take(self.executor.run_kernel(self.kernel, self.slab, own, edges, self.groups))
         block, first = divmod(start, self.target.grid.block_rows)
         self.out[block][first : first + stop - start].copy_(pulled)
+        return tile if tile.scattered is not None else None

@@ -104,6 +104,13 @@ class GraphRows:
         else:
             own.addcmul_(source[start:stop], self.self_N1[start:stop])
 
+    def most_edges(self, direction: Direction) -> int:
+        """The most edges of any row, 0 where nothing is known of them; in chunks of rows, as their differences are as
+        large as the offsets."""
+        offsets = self.offsets.get(direction, np.zeros(1, dtype=np.int64))
+        starts = range(0, len(offsets) - 1, _CHUNK_ROWS)
+        return max((int(np.diff(offsets[start : start + _CHUNK_ROWS + 1]).max()) for start in starts), default=0)
+
     def scale(self, start: int, stop: int) -> Tensor | None:
         """[rows, 1] factors after the sum, ``None`` for a plain sum."""
         return None if self.scale_N1 is None else self.scale_N1[start:stop]

@@ -116,6 +116,20 @@ class Output:
             piece[first : first + stop - start].copy_(rows[:, at : at + grid.width(k)])
 
 
+class Sums:
+    """A matrix whole in memory that tiles scatter to: all zeros at first, added to in the order of the tiles."""
+
+    def __init__(self, whole: Tensor) -> None:
+        self._whole = whole.zero_()
+
+    def add(self, rows_S: Tensor, values_SC: Tensor) -> None:
+        """Add to some rows, none of them twice. Those beyond the matrix's end are of no use to anybody."""
+        inside_S = rows_S < len(self._whole)
+        if not bool(inside_S.all()):
+            rows_S, values_SC = rows_S[inside_S], values_SC[inside_S]
+        self._whole.index_add_(0, rows_S, values_SC)
+
+
 class Edges:
     """An array of the edges of one direction, their indices or what they carry, for one sweep over the rows."""
 

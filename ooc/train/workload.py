@@ -47,10 +47,11 @@ def describe_workload(
     # Weights are of the type that is summed, and would be rounded to it.
     sums_as_kept = sums_rows_of(spill_dtype, network.dtype) and not network.scaling.weighted
     every = [stage for stages in programs.values() for stage in stages]
-    used = {n for s in every for n in (*s.loads, *s.stores, *((s.pull.source,) if s.pull else ()))}
+    used = {n for s in every for n in (*s.loads, *s.writes, *((s.pull.source,) if s.pull else ()))}
     lasting = {name for stage in programs.get("prepare", ()) for name in stage.stores}
     read_rows = {name: rows for name, rows in builder.read_rows.items() if name not in lasting}
     height = {name: _stored_rows(name, every, read_rows) for s in every for name in s.stores}
+    height |= {name: read_rows[name] for s in every if s.pull is not None for name in s.pull.added_to}
     matrices = {}
     for name in sorted(used, key=_reading_order):
         if name in arrays:

@@ -78,7 +78,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "attention of two kinds of node": (lambda: GATConv((F_IN, F_IN), C), ("GATConv", "apart")),
     "all coefficients dropped": (lambda: GATConv(F_IN, C, dropout=1.0), ("dropout=1.0",)),
     "keys of edges": (lambda: TransformerConv(F_IN, C, edge_dim=3), ("TransformerConv", "without edge_attr")),
-    "another convolution": (lambda: ChebConv(F_IN, C, 3), ("ChebConv", "GATConv", "TransformerConv")),
+    "another convolution": (lambda: ChebConv(F_IN, C, 3), ("ChebConv", "several hops")),
     "a minimum": (lambda: GraphConv(F_IN, C, aggr="min"), ("GraphConv", "min", "use 'add', 'mean' or 'max'")),
     "mixed sums": (
         lambda: Between(SAGEConv(8, 8), edges=True),

@@ -189,13 +189,7 @@ def _kept(tile: TileEdges, rows: int, start: int, neighbours_E: Tensor, offsets_
     """Bool [E]: the edges that count, ``None`` where all do. Raises :class:`StoreError` for what is no row."""
     if neighbours_E.numel() == 0:
         return None
-    lowest, highest = (int(bound) for bound in torch.aminmax(neighbours_E))
-    if lowest < 0 or highest >= tile.nodes:
-        raise StoreError(
-            f"a neighbour of rows from {tile.start + start} is none of the store's {tile.nodes} rows: "
-            "indices are damaged; ooc verify tells where; convert again"
-        )
-    keep = None if highest < rows else neighbours_E < rows
+    keep = None if highest_row(tile, start, neighbours_E) < rows else neighbours_E < rows
     if tile.self_loops is SelfLoops.EXACTLY_ONE:
         first = tile.start + start
         own = torch.arange(first, first + offsets_R1.numel() - 1, dtype=neighbours_E.dtype)
@@ -204,6 +198,18 @@ def _kept(tile: TileEdges, rows: int, start: int, neighbours_E: Tensor, offsets_
         if not bool(others.all()):
             keep = others if keep is None else keep & others
     return keep
+
+
+def highest_row(tile: TileEdges, start: int, neighbours_E: Tensor) -> int:
+    """The largest of some neighbours, at least one, of the tile's rows from ``start`` on. Raises :class:`StoreError`
+    where one of them is no row."""
+    lowest, highest = (int(bound) for bound in torch.aminmax(neighbours_E))
+    if lowest < 0 or highest >= tile.nodes:
+        raise StoreError(
+            f"a neighbour of rows from {tile.start + start} is none of the store's {tile.nodes} rows: "
+            "indices are damaged; ooc verify tells where; convert again"
+        )
+    return highest
 
 
 def _with_self(neighbours_E: Tensor, offsets_R1: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:

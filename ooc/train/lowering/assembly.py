@@ -104,7 +104,9 @@ class Assembly:
         return self.linear(value, weight) if sum_first else value
 
     def is_constant(self, value: Value) -> bool:
-        """Whether it is x, or aggregated from x: the same in every epoch."""
+        """Whether it is x, or summed from x: the same in every epoch."""
+        if isinstance(value, EdgeAggregate):
+            return False
         return isinstance(value, Features) or (isinstance(value, Aggregate) and self.is_constant(value.source))
 
     def linear(self, source: Value, weight: nn.Parameter) -> Value:
@@ -251,6 +253,15 @@ class Assembly:
         _check_matrix(source)
         moments = Moments(self._next(), source, update)
         return Normalized(self._next(), moments, function, parameters)
+
+    def add(self, make: Callable[[int], Value]) -> Value:
+        """A value that is made elsewhere, of the next index."""
+        return make(self._next())
+
+    @staticmethod
+    def check_matrix(value: Value) -> None:
+        """ModelError where a row of ``value`` is more than a row of numbers."""
+        _check_matrix(value)
 
     def _next(self) -> int:
         self._count += 1

@@ -8,6 +8,7 @@
     GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
 
     GATConv, GATv2Conv, TransformerConv     attention: see attention.py
+    any other                               run as it is: see general.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
 A is the sum, the mean or the GCN-normalised sum over in-neighbours, weighted where GCNConv and its like are given the
@@ -45,6 +46,7 @@ from ooc.train.lowering.assembly import Assembly
 from ooc.train.lowering.attention import edge_term, lower_gat, lower_gatv2, lower_transformer
 from ooc.train.lowering.call import Call
 from ooc.train.lowering.edge_functions import EdgeTerm
+from ooc.train.lowering.general import lower_general
 from ooc.train.lowering.values import Value
 
 _SUMS = ("add", "sum")
@@ -63,8 +65,7 @@ def lower_convolution(
     """What ``conv`` gives for these arguments; ModelError for an option or an argument that is not supported."""
     lower = _LOWERINGS.get(type(conv))
     if lower is None:
-        names = ", ".join(kind.__name__ for kind in _LOWERINGS)
-        raise ModelError(f"{where} is not supported; supported convolutions are {names}")
+        return lower_general(conv, where, args, kwargs, assembly, is_graph=is_graph)
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments

@@ -16,6 +16,7 @@ from ooc.plan.workload import EdgeData
 from ooc.train.graph import ActiveRows, Scaling
 from ooc.train.lowering.assembly import Assembly, Setting
 from ooc.train.lowering.call import ARGUMENTS
+from ooc.train.lowering.general import General
 from ooc.train.lowering.per_edge import Attention, EdgeAggregate
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.projection import Projection
@@ -213,6 +214,8 @@ def _detail(value: Value) -> object:
             return value.label
         case Rectified():
             return value.slope
+        case General():
+            return value.computes
         case EdgeAggregate():
             return value.p
         case _:

@@ -12,12 +12,14 @@ of the rows that are scored, and rows lie in the order of that distance, so ever
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from ooc.plan.workload import Direction, Pull, Stage
+from ooc.plan.workload import Direction, PerEdge, Pull, Stage
+from ooc.train.lowering.general import General
 from ooc.train.lowering.network import EVERYWHERE
 from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.projection import Projection
@@ -150,15 +152,19 @@ class Flow:
         steps: list[Step] = []
         for stage in range(self.schedule.last - 1, -1, -1):
             above = self.schedule.pulled(stage + 1)
-            if isinstance(above, EdgeAggregate) and above.pulls_targets and above.trains_target:
+            if isinstance(above, General):
+                if above.takes_gradient:
+                    steps.append(self._scatter(above, stage + 1))
+            elif isinstance(above, EdgeAggregate) and above.pulls_targets and above.trains_target:
                 steps.append(self._targets(above, stage + 1))
             if self._has_backward(stage):
                 steps.append(self._backward(stage))
         return steps
 
     def _has_backward(self, stage: int) -> bool:
-        barriers = [self.schedule.pulled(stage), self.schedule.pulled(stage + 1)]
-        return bool(self.schedule.backward_of(stage)) or any(b is not None and b.takes_gradient for b in barriers)
+        below, above = self.schedule.pulled(stage), self.schedule.pulled(stage + 1)
+        pulls = above is not None and not isinstance(above, General) and above.takes_gradient
+        return bool(self.schedule.backward_of(stage)) or pulls or (below is not None and below.takes_gradient)
 
     def _backward(self, stage: int) -> Step:
         schedule, names, ground = self.schedule, self.names, self.ground
@@ -166,11 +172,11 @@ class Flow:
         above = schedule.pulled(stage + 1)
         pull: Pull | None = None
         kernel: Kernel | None = None
-        if above is not None and above.source.trains:
+        if above is not None and above.source.trains and not isinstance(above, General):
             sums, message = names.sums_gradient(above), names.message_gradient(above)
             per_edge = None
             if isinstance(above, EdgeAggregate):
-                per_edge = above.per_edge(above.source.columns, names.message(above), ground.network.dtype.itemsize)
+                per_edge = self._per_edge(above, above.source.columns, names.message(above))
                 kernel = partial(above.backward_sources, ground)
             pull = Pull(sums, message, ground.backward_direction, per_edge, above.edge_data)
 
@@ -197,10 +203,10 @@ class Flow:
 
     def _targets(self, aggregate: EdgeAggregate, stage: int) -> Step:
         """The gradient of what targets bring to ``aggregate``, with which ``stage`` begins."""
-        names, itemsize = self.names, self.ground.network.dtype.itemsize
+        names = self.names
         name, target = names.target_gradient(aggregate), aggregate.target
         trained = target is not None and target.trains
-        per_edge = aggregate.per_edge(aggregate.pulled_target_columns, names.sums_gradient(aggregate), itemsize)
+        per_edge = self._per_edge(aggregate, aggregate.pulled_target_columns, names.sums_gradient(aggregate))
         pulled = names.pulled_target_gradient(aggregate)
         pull = Pull(names.message(aggregate), pulled, Direction.IN, per_edge, aggregate.edge_data)
 
@@ -220,12 +226,35 @@ class Flow:
         )
         return Step(spec, compute, partial(aggregate.backward_targets, self.ground))
 
+    def _scatter(self, aggregate: General, stage: int) -> Step:
+        """The gradients of all rows that a layer of unknown insides was run on, with which ``stage`` begins: of those
+        that it gave a result for, stored, and of others, scattered. From the first tile to the last in every plan."""
+        names, source = self.names, aggregate.source
+        name, pulled = names.target_gradient(aggregate), names.pulled_target_gradient(aggregate)
+        sums = names.sums_gradient(aggregate)
+        per_edge = self._per_edge(aggregate, aggregate.pulled_target_columns, sums)
+        scattered = names.message_gradient(aggregate) if source.trains else None
+        pull = Pull(names.message(aggregate), pulled, Direction.IN, per_edge, aggregate.edge_data, scattered)
+
+        def compute(tile: Tile) -> Tensors:
+            return {name: tile.inputs[pulled]} if source.trains else {}
+
+        spec = self._describe(
+            f"sources {names.backward(stage).removeprefix('backward ')}",
+            self.ground.active.training_rows(self.schedule.stage_hops[stage]),
+            Recipe((), (), pulled=True),
+            pull=pull,
+            stores={name: source.columns} if source.trains else {},
+        )
+        return Step(spec, compute, partial(aggregate.scatter, self.ground))
+
     def _take_back(self, gradients: Known, known: Known, tile: Tile, rows: Rows, stage: int) -> Tensors:
         """From the gradients of what later stages took to those of what ``stage`` took, and of its parameters."""
         schedule, ground = self.schedule, self.ground
         for value, name in self._incoming[stage]:
             gradient = tile.inputs[name].to(ground.network.dtype)
-            if schedule.shares_gradient(value) is not None:
+            shared = schedule.shares_gradient(value)
+            if shared is not None and name == self.names.sums_gradient(shared):
                 gradient = ground.without_after(gradient, tile)
             _add(gradients, value, gradient.reshape(-1, *value.tail))
         for value in schedule.backward_of(stage):
@@ -251,7 +280,9 @@ class Flow:
         height = tile.stop - tile.start
         out: Tensors = {}
         pulled = schedule.pulled(stage)
-        if isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
+        if isinstance(pulled, General) and pulled.takes_gradient:
+            out[names.sums_gradient(pulled)] = self._padded(gradients.get(pulled), pulled, height)
+        elif isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
             padded = self._padded(gradients.get(pulled), pulled, height)
             target = None if pulled.target is None else known[pulled.target]
             sums, d_target = pulled.upstream(padded, known[pulled], target)
@@ -302,7 +333,10 @@ class Flow:
             elif shared is not None:
                 found.append((value, self.names.sums_gradient(shared)))
         for aggregate in self.schedule.messages(stage):
-            if isinstance(aggregate, EdgeAggregate) and aggregate.target is not None and aggregate.target.trains:
+            if isinstance(aggregate, General) and aggregate.source.trains:
+                found.append((aggregate.source, self.names.target_gradient(aggregate)))
+                found.append((aggregate.source, self.names.message_gradient(aggregate)))
+            elif isinstance(aggregate, EdgeAggregate) and aggregate.target is not None and aggregate.target.trains:
                 found.append((aggregate.target, self.names.target_gradient(aggregate)))
         return found
 
@@ -390,8 +424,20 @@ class Flow:
         if not isinstance(pulled, EdgeAggregate):
             return Pull(message, sums, Direction.IN, edge_data=pulled.edge_data), None
         own = None if pulled.target is None else names.value(pulled.target)
-        per_edge = pulled.per_edge(pulled.columns, own, self.ground.network.dtype.itemsize)
+        per_edge = self._per_edge(pulled, pulled.columns, own)
         return Pull(message, sums, Direction.IN, per_edge, pulled.edge_data), partial(pulled.forward, self.ground)
+
+    def _per_edge(self, aggregate: EdgeAggregate, columns: int, own: str | None) -> PerEdge:
+        """How the planner is to think of one of its pulls: a layer of unknown insides takes a row's edges together."""
+        found = aggregate.per_edge(columns, own, self.ground.network.dtype.itemsize)
+        if not isinstance(aggregate, General):
+            return found
+        return replace(found, edges_at_once=max(found.edges_at_once, self._most_edges))
+
+    @cached_property
+    def _most_edges(self) -> int:
+        """Into a row."""
+        return self.ground.rows.most_edges(Direction.IN)
 
     def _describe(
         self,

@@ -4,7 +4,8 @@
 x, y, split/…    the store's         ax, ax2, …   A(x), A(A(x)), …, aggregated once
 m<k>, p<k>       what aggregation k pulls, and its sum over in-edges
 dp<k>, dm<k>     gradients of both, the latter pulled over out-edges
-dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it
+dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it; of a layer of
+                 unknown insides that of its rows as targets, and dm<k> that of the same rows as in-neighbours
 q<k>             t · p<k>, kept where a weight's gradient needs it
 z<k>             what follows aggregation k, up to the first norm or activation, kept for drawing the rest again
 s<k>…            the signs of what a rectifier is given, a bit each
@@ -14,6 +15,7 @@ dh<k>…           the gradient of what an earlier stage made and a later one us
 
 from collections.abc import Iterator
 
+from ooc.train.lowering.general import General
 from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import Aggregate, Features, Linear, Moments, Rowwise, Sum, Value
@@ -138,6 +140,8 @@ def _widths(aggregate: Aggregate) -> dict[str, int]:
     widths = {"m": source, "p": result}
     if aggregate.keep:
         widths |= {"dm": source, "dp": aggregate.upstream_columns}
+    if aggregate.keep and isinstance(aggregate, General):
+        widths |= {"dt": source, "pt": aggregate.pulled_target_columns}
     if aggregate.keep and aggregate.target is not None:
         widths["dt"] = aggregate.target.columns
     if aggregate.keep and aggregate.pulls_targets:

@@ -19,6 +19,7 @@ Pure: nothing here computes anything.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ooc.train.lowering.general import General
 from ooc.train.lowering.network import EVERYWHERE, hops, values_of
 from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.rectified import Rectified, Signs
@@ -191,10 +192,11 @@ class Schedule:
         return pulled if self._bearer(user) is self._bearer(pulled) else None
 
     def distant_users(self, value: Value) -> list[Value]:
-        """The aggregations of ``value`` that are pulled back later than in the stage after its own."""
+        """The aggregations of ``value`` that are pulled back later than in the stage after its own; what is scattered
+        to waits for the stage itself."""
         own = self.stage[value]
         aggregates = (u for u in self.users[value] if isinstance(u, Aggregate) and u.source is value)
-        return [u for u in aggregates if self.stage[u] > own + 1]
+        return [u for u in aggregates if self.stage[u] > own + 1 and not isinstance(u, General)]
 
     def _bearer(self, value: Value) -> Value:
         """The last value that has the same gradient as ``value``."""

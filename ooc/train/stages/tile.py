@@ -8,14 +8,16 @@ from torch import Tensor, nn
 
 from ooc.plan.workload import Stage
 from ooc.train.kernels.edges import TileEdges
+from ooc.train.lowering.general import Scattered
 from ooc.train.lowering.statistics import TileMoments
 from ooc.train.lowering.values import Moments
 from ooc.train.objective import Contribution
 
 Tensors = dict[str, Tensor]
-Kernel = Callable[[TileEdges, Tensor, Tensor, range], Tensor]
+Kernel = Callable[[TileEdges, Tensor, Tensor, range], Tensor | Scattered]
 """What a pull computes that is no plain sum: from the edges of some rows, a slab of the source, these rows of the
-pull's own matrix (of the source where it names none) and the numbers of the slab's groups to [rows, columns]."""
+pull's own matrix (of the source where it names none) and the numbers of the slab's groups to [rows, columns], and where
+it scatters to what other rows are to get."""
 Sink = Callable[[int, Tensor], None]
 """Takes rows ``start``… of the outputs that are predicted, on any thread."""
 
@@ -34,6 +36,15 @@ class Tile:
     contribution: Contribution = field(default_factory=Contribution)
     moments: list[tuple[Moments, TileMoments]] = field(default_factory=list)
     moment_gradients: list[tuple[Moments, Tensor, Tensor]] = field(default_factory=list)
+    scattered: Scattered | None = None
+
+    def take(self, pulled: Tensor | Scattered) -> Tensor:
+        """The rows of what a kernel gave for this tile; the rest waits here until the tile is committed."""
+        if isinstance(pulled, Tensor):
+            return pulled
+        self.scattered = pulled
+        self.gradients += pulled.parameters
+        return pulled.rows
 
 
 @dataclass(slots=True)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graph that some rows and their in-neighbours make: small enough to be run as a graph of its own.
+
+The rows are a tile's, or a run of them where the tile has many edges. Nodes are these rows, 0…R-1, behind them their
+other in-neighbours, ascending, and one last node with an edge to itself, which stands for the first row once more:
+some layers fail where there are no edges, or count nodes by the last one that has any. Edges are those into the rows,
+in the store's order. Nodes behind the R-th have no other edges into them, and nothing that a layer gives for them is of
+use.
+
+Shapes: N rows of the pulled matrix, R rows at hand, S other nodes, E edges, K features of an edge.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ooc.train.kernels.edges import TileEdges, highest_row
+
+EDGES_AT_ONCE = 16384
+"""A run's edges, where no single row has more: layers keep several messages' widths for every edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbourhood:
+    """``others_S``: the other nodes as rows of the pulled matrix; ``edge_index_2E`` counts the nodes of this
+    graph, int64, sources above targets. ``weight_E`` and ``features_EK`` are as the tile's, in the store's types."""
+
+    start: int
+    rows: int
+    others_S: Tensor
+    edge_index_2E: Tensor
+    weight_E: Tensor | None
+    features_EK: Tensor | None
+
+    def gather(self, source_NC: Tensor) -> Tensor:
+        """The rows of the pulled matrix that are nodes here → [R + S, C]."""
+        own_RC = source_NC[self.start : self.start + self.rows]
+        return torch.cat((own_RC, source_NC.index_select(0, self.others_S)))
+
+
+def runs(tile: TileEdges) -> Iterator[TileEdges]:
+    """Its rows in order, as many together as have up to ``EDGES_AT_ONCE`` edges, or one that has more. Where a tile is
+    cut depends on nothing but the tile."""
+    offsets = tile.offsets_R1.numpy()
+    start = 0
+    while start < tile.rows:
+        stop = int(np.searchsorted(offsets, int(offsets[start]) + EDGES_AT_ONCE, side="right")) - 1
+        stop = min(max(stop, start + 1), tile.rows)
+        edges = slice(int(offsets[start]), int(offsets[stop]))
+        yield replace(
+            tile,
+            indices_E=tile.indices_E[edges],
+            offsets_R1=tile.offsets_R1[start : stop + 1] - int(offsets[start]),
+            start=tile.start + start,
+            weight_E=None if tile.weight_E is None else tile.weight_E[edges],
+            features_EK=None if tile.features_EK is None else tile.features_EK[edges],
+        )
+        start = stop
+
+
+def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
+    """That of a tile, or of a run of its rows; neighbours at or beyond ``rows``, the height of the pulled matrix, are
+    absent."""
+    neighbours_E = tile.indices_E.long()
+    counts_R = tile.offsets_R1.diff().long()
+    target_E = torch.repeat_interleave(torch.arange(tile.rows), counts_R, output_size=len(neighbours_E))
+    weight_E, features_EK = tile.weight_E, tile.features_EK
+    if len(neighbours_E) and highest_row(tile, 0, neighbours_E) >= rows:
+        present_E = neighbours_E < rows
+        neighbours_E, target_E = neighbours_E[present_E], target_E[present_E]
+        weight_E = None if weight_E is None else weight_E[present_E]
+        features_EK = None if features_EK is None else features_EK[present_E]
+    is_own_E = (neighbours_E >= tile.start) & (neighbours_E < tile.start + tile.rows)
+    others_S, place_E = torch.unique(neighbours_E[~is_own_E], sorted=True, return_inverse=True)
+    source_E = neighbours_E - tile.start
+    source_E[~is_own_E] = place_E + tile.rows
+    last = tile.rows + len(others_S)
+    return Neighbourhood(
+        tile.start,
+        tile.rows,
+        _and(others_S, tile.start),
+        torch.stack((_and(source_E, last), _and(target_E, last))),
+        None if weight_E is None else _and(weight_E, 1),
+        None if features_EK is None else _and(features_EK, 1),
+    )
+
+
+def _and(values_E: Tensor, last: int) -> Tensor:
+    """``values_E`` with one more row of ``last``."""
+    return torch.cat((values_E, values_E.new_full((1, *values_E.shape[1:]), last)))

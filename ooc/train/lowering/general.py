@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any other message-passing layer: the user's own forward, run on a tile's rows and their in-neighbours.
+
+Forward, a tile gathers its rows and their in-neighbours out of the pulled matrix and runs the layer on the graph that
+they make (``kernels.neighbourhood``), run after run of rows where there are many edges. Backward, it runs once more
+under autograd, and the gradient goes to all of these rows: to the tile's own, which are a row of the result each, and
+to those of the in-neighbours, which are added, tile after tile in their order, to a matrix that is in memory whole.
+That is the only place where anything is scattered, and what it costs: both matrices in full width, where a sum gets by
+with some columns of one. Rows of a tile are computed together by code that promises nothing of single rows, so tiles
+are the same ones in every plan.
+
+Shapes: R rows of the tile, S nodes of the graph around some of them, C columns of the source.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import local
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
+
+from ooc.plan.workload import EdgeData, PerEdge
+from ooc.train.kernels.edges import TileEdges
+from ooc.train.kernels.neighbourhood import EDGES_AT_ONCE, neighbourhood, runs
+from ooc.train.lowering.assembly import Assembly
+from ooc.train.lowering.layer import Layer, layer_of, sharing
+from ooc.train.lowering.locality import Findings, examine
+from ooc.train.lowering.per_edge import EdgeAggregate, Key
+from ooc.train.lowering.values import Value
+
+_BYTES_PER_EDGE = 96
+"""Of an edge while its tile's graph is made: both ends, which of them are the tile's own, their order; int64."""
+_WAITING = 4
+"""Gradients of in-neighbours that wait to be added, or are being computed, by thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """Of a tile: the gradient of its own rows [R, C]; ``others``, rows of the source, each of them once, and what is to
+    be added to their gradients [S, C], part after part and tile after tile; and the gradients of parameters."""
+
+    rows: Tensor
+    others: list[tuple[Tensor, Tensor]]
+    parameters: list[tuple[nn.Parameter, Tensor]]
+
+
+class General(EdgeAggregate):
+    """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in."""
+
+    def __init__(
+        self, index: int, source: Value, layer: Layer, module: nn.Module, findings: Findings, *, keep: bool
+    ) -> None:
+        super().__init__(index, source, None, groups=1, result=findings.columns, kept=0, keep=keep)
+        self.parameters = findings.parameters
+        self.layer = layer
+        self.findings = findings
+        self._module = module
+        self._of_thread = local()
+
+    @property
+    def computes(self) -> tuple[object, ...]:
+        """Equal for those that compute the same of equal sources."""
+        return id(self.layer.module), self._module.training if self.findings.tells_modes else None
+
+    @property
+    def edge_data(self) -> tuple[EdgeData, ...]:
+        return tuple(self.layer.carried)
+
+    @property
+    def upstream_columns(self) -> int:
+        return self.result
+
+    @property
+    def pulled_target_columns(self) -> int:
+        """Those of the source; of one that has no gradient a column of zeros, since a pull gives something."""
+        return self.source.columns if self.source.trains else 1
+
+    def needs(self) -> tuple[Value, ...]:
+        return ()
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        module, parts = self._own_module(), []
+        for run in runs(tile):
+            near = neighbourhood(run, len(source))
+            parts.append(self.layer.forward(module, near.gather(source), near))
+        return torch.cat(parts)
+
+    def scatter(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Scattered:
+        """From a tile's rows of the result's gradient, ``own``, to those of all that it depends on."""
+        module, trains = self._own_module(), self.source.trains
+        parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
+        others: list[tuple[Tensor, Tensor]] = []
+        sums: list[Tensor | None] = [None] * len(parameters)
+        rows: list[Tensor] = []
+        for run in runs(tile):
+            near = neighbourhood(run, len(source))
+            x_SC = near.gather(source)
+            gradient = own[run.start - tile.start :][: run.rows]
+            d_x, parts = self.layer.backward(module, x_SC, near, gradient, parameters, trains=trains)
+            sums = [_added(total, part) for total, part in zip(sums, parts, strict=True)]
+            if trains:
+                d_x = torch.zeros_like(x_SC) if d_x is None else d_x
+                rows.append(d_x[: run.rows])
+                others.append((near.others_S, d_x[run.rows :]))
+        pairs = [(p, total) for p, total in zip(parameters, sums, strict=True) if total is not None]
+        return Scattered(torch.cat(rows) if trains else source.new_zeros(tile.rows, 1), others, pairs)
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        taken = self.findings.footprint
+        columns = self.source.columns
+        per_node = taken.node_bytes + columns * itemsize
+        return (EDGES_AT_ONCE, taken.edge_bytes + per_node + _BYTES_PER_EDGE, 2 * (columns + self.result) * itemsize)
+
+    def per_edge(self, columns: int, own: str | None, itemsize: int) -> PerEdge:
+        waiting = _WAITING * self.source.columns * itemsize if own is not None and self.source.trains else 0
+        temporaries = self.temporaries(itemsize)
+        return PerEdge(self.groups, columns, own, *temporaries, general=True, waiting_bytes_per_edge=waiting)
+
+    def _own_module(self) -> nn.Module:
+        """This thread's copy: a layer may keep something while it runs."""
+        module: nn.Module | None = getattr(self._of_thread, "module", None)
+        if module is None:
+            module = self._of_thread.module = sharing(self._module, self.layer.where)
+        return module
+
+
+def _added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+    """Their sum; not in place, since gradients of several parameters may be one tensor."""
+    return part if total is None else total if part is None else total + part
+
+
+def lower_general(
+    conv: MessagePassing,
+    where: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    assembly: Assembly,
+    *,
+    is_graph: Callable[[Any], bool],
+) -> Value:
+    """What a layer of unknown insides gives for these arguments; ModelError where it cannot be run tile by tile."""
+    layer, source = layer_of(conv, where, args, kwargs, is_graph=is_graph)
+    assembly.check_matrix(source)
+    assembly.edge_data.update(layer.carried)
+    setting = assembly.setting
+    module = sharing(conv, where)
+    record = setting.training and (source.trains or any(p.requires_grad for p in conv.parameters()))
+    findings = examine(
+        layer,
+        module,
+        columns=source.columns,
+        edge_features=setting.num_edge_features,
+        dtype=setting.dtype,
+        record=record,
+    )
+    keep = setting.training and (source.trains or bool(findings.parameters))
+    assembly.convolved.append(source)
+    return assembly.add(lambda index: General(index, source, layer, module, findings, keep=keep))

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What running a layer of unknown insides allocates stays within the bound that trying it has told, and near it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GENConv, MessagePassing, PNAConv, ResGatedGraphConv
+
+from ooc.train.kernels.edges import TileEdges
+from ooc.train.lowering.footprint import peak_bytes as watched_bytes
+from ooc.train.lowering.general import General
+from ooc.train.lowering.layer import layer_of, sharing
+from ooc.train.lowering.locality import examine
+from ooc.train.lowering.values import Features, Linear
+from tests.exactness.layers import MlpMessages
+from tests.train.test_kernel_memory import peak_bytes
+
+ROWS, NODES, WIDTH = 128, 4096, 32
+
+
+class Key:
+    """No dropout is drawn here."""
+
+    seed = epoch = 0
+
+
+def general(conv: MessagePassing) -> General:
+    """``conv`` as the trainer runs it, on rows that have a gradient."""
+    source = Linear(1, Features(0, WIDTH), nn.Parameter(torch.randn(WIDTH, WIDTH)))
+    layer, _ = layer_of(conv, "Layer", [source, "edges"], {}, is_graph=lambda value: isinstance(value, str))
+    module = sharing(conv, "Layer")
+    findings = examine(layer, module, columns=WIDTH, edge_features=0, dtype=torch.float32, record=True)
+    return General(2, source, layer, module, findings, keep=True)
+
+
+LAYERS: dict[str, Callable[[], MessagePassing]] = {
+    "an MLP on edges, softmax": lambda: MlpMessages(WIDTH, WIDTH, "softmax"),
+    "ResGatedGraphConv": lambda: ResGatedGraphConv(WIDTH, WIDTH),
+    "PNAConv": lambda: PNAConv(
+        WIDTH, WIDTH, ["mean", "std", "max"], ["identity", "linear"], torch.tensor([1, 4, 2]), towers=2
+    ),
+    "GENConv": lambda: GENConv(WIDTH, WIDTH, norm=None),
+}
+
+
+@pytest.mark.parametrize("degree", [2, 40])
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())
+def test_bounds(make: Callable[[], MessagePassing], degree: int) -> None:
+    """Forward and backward, on rows of few neighbours and of many; torch's own account."""
+    aggregate = general(make())
+    generator = torch.Generator().manual_seed(0)
+    indices = torch.randint(0, NODES, (ROWS, degree), generator=generator).sort().values.view(-1).int()
+    tile = TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * degree, 0, NODES)
+    source = torch.randn(NODES, WIDTH, generator=generator)
+    gradient = torch.randn(ROWS, aggregate.columns, generator=generator)
+    pull = aggregate.per_edge(WIDTH, "dp", source.element_size())
+    edges = ROWS * degree
+    bound = (min(edges, pull.edges_at_once) + ROWS) * pull.bytes_per_edge + ROWS * pull.bytes_per_row
+    bound += (edges + ROWS) * pull.waiting_bytes_per_edge
+    forward = peak_bytes(lambda: aggregate.forward(Key(), tile, source, source[:ROWS], range(1)))
+    backward = peak_bytes(lambda: aggregate.scatter(Key(), tile, source, gradient, range(1)))
+    assert forward <= bound and bound / 4 <= backward <= bound, (forward, backward, bound)
+
+
+def test_what_operators_make_is_counted_while_it_lives() -> None:
+    """And what was there before is not."""
+    given = torch.zeros(1000)
+
+    def compute() -> Tensor:
+        one = given + 1
+        two = one + 1
+        del one
+        return two + given.view(10, 100).view(-1)
+
+    assert watched_bytes(compute, [given]) == 2 * given.nbytes
