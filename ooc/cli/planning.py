@@ -11,14 +11,14 @@ import torch
 from ooc.cli.models import admit_parameters, build_model
 from ooc.cli.outlook import Outlook, program_of_epochs
 from ooc.cli.recipe import build_average, build_loss
-from ooc.cli.settings import TrainSettings, budgets
+from ooc.cli.settings import TrainSettings, budgets, find_device
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
 from ooc.sizes import format_size
 from ooc.train.hypothetical import hypothetical_store
 from ooc.train.profiling import known_hardware
 from ooc.train.prospect import Prospect
-from ooc.train.setup import Resources, Saving, check_device
+from ooc.train.setup import Resources, Saving
 from ooc.train.task import label_columns
 
 if TYPE_CHECKING:
@@ -43,10 +43,11 @@ class Planning:
         hardware: Hardware | None,
         savings: Collection[Saving],
     ) -> None:
-        check_device(settings.device if hardware is None else "auto")
+        self._device, self._free_gpu_bytes = find_device(settings.device if hardware is None else "auto")
         self.settings = settings
         self.graph = graph
-        self.hardware = known_hardware(Path(settings.spill_dir or ".")) if hardware is None else hardware
+        folder = Path(settings.spill_dir or ".")
+        self.hardware = known_hardware(folder, device=self._device) if hardware is None else hardware
         self._described = hardware is not None
         self._savings = savings
         self._store = hypothetical_store(graph) if isinstance(graph, GraphStatistics) else graph
@@ -57,7 +58,7 @@ class Planning:
         """The budgets given; otherwise, of a machine that is described, all but a tenth of its memory."""
         settings, machine = self.settings, self.hardware
         if not self._described:
-            gpu, host = budgets(settings, "cpu", 0)
+            gpu, host = budgets(settings, self._device, self._free_gpu_bytes)
         else:
             whole = int(SHARE_OF_MEMORY * machine.host_memory_bytes)
             on_device = int(SHARE_OF_MEMORY * machine.device_memory_bytes)
@@ -125,6 +126,8 @@ class Planning:
                 slab_columns=settings.slab_columns,
                 spill_dtype=spill_dtype,
                 threads=threads,
+                hardware=None if self._described else self.hardware,
+                device=self._device,
             )
             self._prospects[spill_dtype] = Prospect(
                 model,

@@ -139,3 +139,17 @@ def budgets(settings: TrainSettings, device: str, free_gpu_bytes: int) -> tuple[
         gpu = int(on_device) if gpu is None else gpu
         host = int(HOST_SHARE_OF_FREE * free) if host is None else host
     return gpu, host
+
+
+def find_device(name: str) -> tuple[str, int]:
+    """The device that ``name`` means here, and its free bytes where it has memory of its own.
+
+    ``auto`` is the CPU. OptionError where there is no such device.
+    """
+    if name != "cuda":
+        return "cpu", 0
+    import torch
+
+    if not torch.cuda.is_available():
+        raise OptionError("--device cuda: torch finds no usable CUDA device")
+    return name, int(torch.cuda.mem_get_info()[0])

@@ -37,6 +37,9 @@ def print_plan(plan: "Plan", console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if plan.has_tiers:
+        there, back = format_size(plan.to_device_bytes), format_size(plan.to_host_bytes)
+        console.print(f"over the wire: {there} to the device and {back} back an epoch", highlight=False, soft_wrap=True)
 
 
 def print_outcome(
@@ -67,6 +70,7 @@ def print_outcome(
         ("waiting for SSD", f"{format_duration(statistics.median(r.io_wait_s for r in records))} (median)"),
         ("SSD read", f"{format_size(read)} ({format_size(read / count)} an epoch)"),
         ("SSD written", f"{format_size(written)} ({format_size(written / count)} an epoch)"),
+        *_wire(records),
         ("data on disk", f"{format_size(store_bytes)} store + {format_size(spill_bytes)} scratch"),
         ("peak device memory", f"{format_size(device_peak)} of {format_size(gpu_budget)}"),
         ("peak host memory", f"{format_size(host_peak)} of {format_size(host_budget)}"),
@@ -77,6 +81,18 @@ def print_outcome(
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def _wire(records: Sequence[EpochRecord]) -> list[tuple[str, str]]:
+    """What went over the wire, where there is one."""
+    rows = []
+    for name, moved in (
+        ("to the device", sum(record.to_device_bytes for record in records)),
+        ("to the host", sum(record.to_host_bytes for record in records)),
+    ):
+        if moved:
+            rows.append((name, f"{format_size(moved)} ({format_size(moved // len(records))} an epoch)"))
+    return rows
 
 
 def best_record(records: Sequence[EpochRecord], *, rising: bool = True) -> EpochRecord | None:

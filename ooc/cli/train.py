@@ -27,7 +27,7 @@ from ooc.cli.options import (
     GroupedCommand,
 )
 from ooc.cli.progress import Reporter
-from ooc.cli.settings import CHANGEABLE, TrainSettings, budgets, next_run, only_store
+from ooc.cli.settings import CHANGEABLE, TrainSettings, budgets, find_device, next_run, only_store
 from ooc.errors import OptionError, RunError
 from ooc.sizes import format_size
 
@@ -272,11 +272,11 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     from ooc.cli.models import admit_parameters, build_model
     from ooc.cli.recipe import build_average, build_loss, build_optimizer, build_schedule
     from ooc.cli.tables import print_outcome, print_plan
-    from ooc.plan import UNMEASURED
+    from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
     from ooc.train.metrics import resolve_metric
     from ooc.train.trainer import Trainer
 
-    device, free_gpu_bytes = _device(settings.device)
+    device, free_gpu_bytes = find_device(settings.device)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     gpu_budget, host_budget = budgets(settings, device, free_gpu_bytes)
@@ -315,9 +315,11 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
             sizes = f"{format_size(gpu_budget)} for the {on}, {format_size(host_budget)} for the host"
             click.echo(f"{store.path} ({format_size(store.nbytes)}), budgets {sizes}")
             print_plan(trainer.plan, console)
-            if trainer.hardware is UNMEASURED:
+            if trainer.hardware in (UNMEASURED, UNMEASURED_DEVICE):
                 spill = shlex.quote(str(settings.spill_dir or _existing_part(run.path)))
-                click.echo(f"planned by estimates; ooc profile --spill-dir {spill} measures this machine in 15 s")
+                of_device = "--device cuda " if device == "cuda" else ""
+                measuring = f"ooc profile {of_device}--spill-dir {spill}"
+                click.echo(f"planned by estimates; {measuring} measures this machine in 15 s")
         run.save_forecast(_forecast(trainer, run, settings))
         trainer.fit(
             epochs=settings.epochs,
@@ -370,20 +372,6 @@ def _check_same_store(run: "RunFolder", store: "Store") -> None:
     before = run.config.setdefault("store_facts", facts)
     if before != facts:
         raise RunError(f"{run.path} was trained on another store than {store.path}")
-
-
-def _device(name: str) -> tuple[str, int]:
-    """The device that ``name`` means here, and its free bytes where it has memory of its own.
-
-    ``auto`` is the CPU for as long as the trainer runs nowhere else.
-    """
-    if name != "cuda":
-        return "cpu", 0
-    import torch
-
-    if not torch.cuda.is_available():
-        raise OptionError("--device cuda: torch finds no usable CUDA device")
-    return name, int(torch.cuda.mem_get_info()[0])
 
 
 def _existing_part(path: Path) -> Path:

@@ -9,13 +9,14 @@ run).
 """
 
 from ooc.plan.budgets import Limits
-from ooc.plan.hardware import UNMEASURED, Hardware
+from ooc.plan.hardware import UNMEASURED, UNMEASURED_DEVICE, Hardware
 from ooc.plan.plan import ColumnPass, MatrixPlan, Plan, RowPass
 from ooc.plan.planner import make_plan
 from ooc.plan.workload import Direction, Fate, Kind, Matrix, Pull, Stage, Topology, Workload
 
 __all__ = [
     "UNMEASURED",
+    "UNMEASURED_DEVICE",
     "ColumnPass",
     "Direction",
     "Fate",

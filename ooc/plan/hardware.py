@@ -7,7 +7,7 @@ or multiply-adds a second, every time in seconds.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Self
 
@@ -188,6 +188,22 @@ UNMEASURED = Hardware(
     overlap=0.85,
 )
 """What the planner goes by where nobody has measured."""
+
+UNMEASURED_DEVICE = replace(
+    UNMEASURED,
+    source="estimates for any GPU on PCIe 4.0, and a drive of 2 GB/s; ooc profile --device cuda measures this machine",
+    device_memory_bytes=1,
+    processor=Processor(
+        pull_seconds_per_edge=Curve(((32.0, 1e-10), (4096.0, 1e-8)), True),
+        multiplies_per_s={"float32": 5e12, "bfloat16": 5e13, "float64": 1e12},
+        stream_bytes_per_s=3e11,
+        seconds_per_step=1e-4,
+        seconds_per_tile=2e-5,
+        seconds_per_operator=5e-6,
+    ),
+    wire=Wire(to_device_bytes_per_s=1.2e10, to_host_bytes_per_s=1.2e10),
+)
+"""The same for a device with memory of its own: nobody has measured one yet."""
 
 
 def _plain(value: Any) -> Any:

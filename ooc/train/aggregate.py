@@ -25,7 +25,8 @@ def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Ten
     """Sum of ``source_NW[indices_E[offsets[i]:offsets[i+1]]]`` for each of R rows, each times its weight → [R, W].
 
     N nodes, W width of the slab, E edges of these rows, R rows; indices and offsets of one integer type, weights of
-    the source's (None: all 1). The result is of the source's type.
+    the source's (None: all 1). The result is of the source's type. On a GPU ``embedding_bag`` sums in the order of the
+    list as well; this is the one place to call a faster kernel by ``source_NW.device``.
     """
     if indices_E.numel() == 0:
         return source_NW.new_zeros(offsets_R1.numel() - 1, source_NW.shape[1])
@@ -46,6 +47,8 @@ def with_self(indices_E: Tensor, offsets_R1: Tensor, start: int, stop: int) -> t
     count = stop - start
     if count <= 0:
         return indices_E, offsets_R1
+    if indices_E.device.type != "cpu":
+        return _with_self_on_device(indices_E, offsets_R1, start, stop)
     offsets = offsets_R1.numpy()
     added = np.minimum(np.arange(len(offsets), dtype=offsets.dtype), count)
     places = offsets[1 : count + 1] + added[:count]
@@ -57,9 +60,23 @@ def with_self(indices_E: Tensor, offsets_R1: Tensor, start: int, stop: int) -> t
     return torch.from_numpy(indices), torch.from_numpy(offsets + added)
 
 
+def _with_self_on_device(indices_E: Tensor, offsets_R1: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """The same without NumPy."""
+    count = stop - start
+    added = torch.arange(len(offsets_R1), dtype=offsets_R1.dtype, device=offsets_R1.device).clamp_(max=count)
+    offsets = offsets_R1 + added
+    indices = indices_E.new_empty(len(indices_E) + count)
+    is_given = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
+    own = offsets[1 : count + 1].long() - 1
+    is_given[own] = False
+    indices[is_given] = indices_E
+    indices[own] = torch.arange(start, stop, dtype=indices.dtype, device=indices.device)
+    return indices, offsets
+
+
 def without_self(indices_E: Tensor, offsets_R1: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Indices and offsets of rows ``start…`` without edges from a row to itself."""
-    rows = torch.arange(start, start + len(offsets_R1) - 1, dtype=indices_E.dtype)
+    rows = torch.arange(start, start + len(offsets_R1) - 1, dtype=indices_E.dtype, device=indices_E.device)
     is_other = indices_E != torch.repeat_interleave(rows, offsets_R1.diff(), output_size=len(indices_E))
     return _only(is_other, indices_E, offsets_R1, None)[:2]
 
@@ -68,6 +85,6 @@ def _only(
     is_kept_E: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The edges that are kept."""
-    before = torch.zeros(len(indices_E) + 1, dtype=offsets_R1.dtype)
+    before = torch.zeros(len(indices_E) + 1, dtype=offsets_R1.dtype, device=offsets_R1.device)
     torch.cumsum(is_kept_E, 0, out=before[1:])
     return indices_E[is_kept_E], before[offsets_R1.long()], None if weight_E is None else weight_E[is_kept_E]

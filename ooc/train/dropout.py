@@ -36,6 +36,7 @@ def keep_mask(seed: int, epoch: int, layer: int, row_start: int, row_stop: int, 
 
 
 def keep_scale(seed: int, epoch: int, layer: int, row_start: int, like: torch.Tensor, p: float) -> torch.Tensor:
-    """What to multiply rows ``row_start``… by: 1 / (1 - p) where kept, 0 where dropped. Shape and dtype of ``like``."""
+    """What to multiply rows ``row_start``… by: 1 / (1 - p) where kept, 0 where dropped. Shape, dtype and place of
+    ``like``; drawn on the host, wherever that is."""
     keep = keep_mask(seed, epoch, layer, row_start, row_start + like.shape[0], like.shape[1], p)
-    return keep.to(like.dtype).mul_(1.0 / (1.0 - p))
+    return keep.to(like.device, non_blocking=True).to(like.dtype).mul_(1.0 / (1.0 - p))

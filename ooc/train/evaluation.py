@@ -90,7 +90,7 @@ class Collected:
         if labels.dim() == 1:
             outputs_rC = outputs_rC.double()
             outputs_rC = outputs_rC[:, 1:2] - outputs_rC[:, 0:1]
-        self._outputs[rows.numpy()] = outputs_rC.numpy()
+        self._outputs[rows.cpu().numpy()] = outputs_rC.cpu().numpy()
 
     def add(self, split: str, part: Tally) -> None:
         raise AssertionError("nothing is counted")

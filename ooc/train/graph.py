@@ -81,7 +81,7 @@ _LOOP_WEIGHTS = {Scaling.GCN: 1.0, Scaling.WEIGHTED_GCN: 1.0, Scaling.WEIGHTED_G
 
 @dataclass(slots=True)
 class GraphRows:
-    """Per-row facts in memory: ``offsets`` [N+1] by direction, ``scale_N1`` and ``self_N1`` in the compute dtype.
+    """Per-row facts in host memory: ``offsets`` [N+1] by direction, ``scale_N1`` and ``self_N1`` in the compute dtype.
 
     ``before``: rows are scaled before the sum as well as after it. ``self_term``: every row counts itself once;
     ``self_N1`` then holds what its self-loop weighs minus the self-loops already among its edges, ``None`` where that
@@ -102,7 +102,7 @@ class GraphRows:
         if self.self_N1 is None:
             own.add_(source[start:stop])
         else:
-            own.addcmul_(source[start:stop], self.self_N1[start:stop])
+            own.addcmul_(source[start:stop], _beside(self.self_N1[start:stop], source))
 
     def most_edges(self, direction: Direction) -> int:
         """The most edges of any row, 0 where nothing is known of them; in chunks of rows, as their differences are as
@@ -111,9 +111,14 @@ class GraphRows:
         starts = range(0, len(offsets) - 1, _CHUNK_ROWS)
         return max((int(np.diff(offsets[start : start + _CHUNK_ROWS + 1]).max()) for start in starts), default=0)
 
-    def scale(self, start: int, stop: int) -> Tensor | None:
-        """[rows, 1] factors after the sum, ``None`` for a plain sum."""
-        return None if self.scale_N1 is None else self.scale_N1[start:stop]
+    def scale(self, start: int, rows_RC: Tensor) -> Tensor | None:
+        """[R, 1] factors after the sum for rows from ``start`` on, where these are; ``None`` for a plain sum."""
+        return None if self.scale_N1 is None else _beside(self.scale_N1[start : start + len(rows_RC)], rows_RC)
+
+
+def _beside(facts_R1: Tensor, rows_RC: Tensor) -> Tensor:
+    """What is known of rows, where these are: they wait on the host, and go to a device tile by tile."""
+    return facts_R1.to(rows_RC.device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ _DEFAULTS: dict[Task, type[nn.Module]] = {
 _BLOCK_ROWS = 1 << 16
 _TRIED_ROWS = 5
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -43,10 +45,19 @@ class Loss:
     divisor: float
 
 
-def resolve_loss(loss: RowsLoss | None, store: Store, task: Task, *, outputs: int, dtype: torch.dtype) -> Loss:
+def resolve_loss(
+    loss: RowsLoss | None,
+    store: Store,
+    task: Task,
+    *,
+    outputs: int,
+    dtype: torch.dtype,
+    place: torch.device = CPU,
+) -> Loss:
     """What ``loss`` means for a model of so many outputs on the store; None: the usual one for its labels.
 
-    Raises ModelError for a loss that is no mean or sum over rows, or that does not take such labels.
+    ``place`` is where outputs are computed; a torch loss is copied there, with its weights. Raises ModelError for a
+    loss that is no mean or sum over rows, or that does not take such labels.
     """
     loss = _DEFAULTS[task]() if loss is None else loss
     if not callable(loss):
@@ -56,15 +67,15 @@ def resolve_loss(loss: RowsLoss | None, store: Store, task: Task, *, outputs: in
     kind = type(loss)
     if isinstance(loss, nn.CrossEntropyLoss) and kind is nn.CrossEntropyLoss:
         _require(task is Task.CLASSES, loss, "takes one class a node", task)
-        return _cross_entropy(loss, store, outputs)
+        return _cross_entropy(loss, store, outputs, place)
     if kind in _ELEMENTWISE:
         _require(task is not Task.CLASSES, loss, "takes a row of targets a node", task)
         columns = label_columns(store)
         if outputs != columns:
             raise ModelError(f"the model has {outputs} outputs, loss {kind.__name__} needs {columns}, one a label")
         rows = store.split_sizes["train"]
-        return Loss(_summed(loss), float(rows * columns) if _is_mean(loss) else 1.0)
-    return _tried(loss, store, task, outputs, dtype)
+        return Loss(_summed(loss, place), float(rows * columns) if _is_mean(loss) else 1.0)
+    return _tried(_moved(loss, place) if isinstance(loss, nn.Module) else loss, store, task, outputs, dtype, place)
 
 
 def _check_module(loss: nn.Module, dtype: torch.dtype) -> None:
@@ -90,21 +101,26 @@ def _is_mean(loss: Any) -> bool:
     return bool(loss.reduction == "mean")
 
 
-def _summed(loss: Any) -> RowsLoss:
+def _moved(loss: Any, place: torch.device) -> Any:
+    """The same loss with its weights at ``place``; the user's object stays where it is."""
+    return loss if place.type == "cpu" else copy.deepcopy(loss).to(place)
+
+
+def _summed(loss: Any, place: torch.device) -> RowsLoss:
     """The same torch loss with its rows summed; the user's object stays as it is."""
-    summed: nn.Module = copy.copy(loss)
+    summed: nn.Module = copy.copy(_moved(loss, place))
     summed.reduction = "sum"  # type: ignore[assignment]
     return summed
 
 
-def _cross_entropy(loss: nn.CrossEntropyLoss, store: Store, outputs: int) -> Loss:
+def _cross_entropy(loss: nn.CrossEntropyLoss, store: Store, outputs: int, place: torch.device) -> Loss:
     if loss.weight is not None and len(loss.weight) != outputs:
         raise ModelError(f"loss CrossEntropyLoss has {len(loss.weight)} class weights, the model {outputs} outputs")
     plain = loss.weight is None and loss.ignore_index < 0
     divisor = float(store.split_sizes["train"]) if plain else _class_weight(loss, store)
     if not divisor > 0:
         raise ModelError("loss CrossEntropyLoss: weights and ignore_index leave no training row anything to add")
-    return Loss(_summed(loss), divisor if _is_mean(loss) else 1.0)
+    return Loss(_summed(loss, place), divisor if _is_mean(loss) else 1.0)
 
 
 def _class_weight(loss: nn.CrossEntropyLoss, store: Store) -> float:
@@ -128,12 +144,12 @@ def training_classes(store: Store) -> Tensor:
     return counts
 
 
-def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.dtype) -> Loss:
+def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.dtype, place: torch.device) -> Loss:
     """A callable, after a look at what it makes of a few rows together and of each alone."""
     name = getattr(loss, "__name__", type(loss).__name__)
     generator = torch.Generator().manual_seed(1)
-    outputs_rC = torch.randn(_TRIED_ROWS, outputs, generator=generator, dtype=dtype)
-    labels = _some_labels(store, task, dtype, generator)
+    outputs_rC = torch.randn(_TRIED_ROWS, outputs, generator=generator, dtype=dtype).to(place)
+    labels = _some_labels(store, task, dtype, generator).to(place)
     try:
         with torch.enable_grad():
             leaf = outputs_rC.clone().requires_grad_()

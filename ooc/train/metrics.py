@@ -153,7 +153,7 @@ def _confusion(outputs_rC: Tensor, labels: Tensor, *, macro: bool) -> Confusion:
         chosen = outputs_rC.argmax(dim=1)
         hits = torch.bincount(labels[chosen == labels], minlength=classes)
         predictions, occurrences = (torch.bincount(which, minlength=classes) for which in (chosen, labels))
-    tp, fp, fn = hits.numpy(), (predictions - hits).numpy(), (occurrences - hits).numpy()
+    tp, fp, fn = hits.cpu().numpy(), (predictions - hits).cpu().numpy(), (occurrences - hits).cpu().numpy()
     return Confusion(tp, fp, fn, macro, every_label=several)
 
 
@@ -207,7 +207,7 @@ class SquaredErrors:
 
 
 def _squared_errors(outputs_rC: Tensor, values_rL: Tensor) -> SquaredErrors:
-    values, errors = values_rL.double().numpy(), (outputs_rC.double() - values_rL.double()).numpy()
+    values, errors = values_rL.double().cpu().numpy(), (outputs_rC.double() - values_rL.double()).cpu().numpy()
     mean_L = values.mean(axis=0)
     return SquaredErrors(len(values), mean_L, ((values - mean_L) ** 2).sum(axis=0), (errors**2).sum(axis=0))
 

@@ -23,7 +23,8 @@ from ooc.train.task import targets
 class Contribution:
     """What one tile adds to the loss, and to the scores by split."""
 
-    loss: float = 0.0
+    loss: Tensor | float = 0.0
+    """float64; where it was computed, so that nobody waits for it."""
     scores: dict[str, Tally] = field(default_factory=dict)
 
 
@@ -43,7 +44,7 @@ class Objective:
         self._task = task
         self._loss = loss
         self._scorer = scorer
-        self._loss_sum = 0.0
+        self._loss_sum: Tensor | float = 0.0
 
     def begin(self) -> None:
         """Forget the last program's loss and scores."""
@@ -60,7 +61,7 @@ class Objective:
                 outputs_rC = outputs_RC[rows].requires_grad_()
                 total = self._loss.total(outputs_rC, labels)
                 (gradient_rC,) = torch.autograd.grad(total, outputs_rC)
-            contribution.loss = float(total.detach().double())
+            contribution.loss = total.detach().double()
             gradient_RC[rows] = gradient_rC / self._loss.divisor
         return gradient_RC
 
@@ -76,13 +77,13 @@ class Objective:
 
     def commit(self, contribution: Contribution) -> None:
         """Add what a tile came to."""
-        self._loss_sum += contribution.loss
+        self._loss_sum = self._loss_sum + contribution.loss
         for split, tally in contribution.scores.items():
             self._scorer.add(split, tally)
 
     def mean_loss(self) -> float:
         """The loss over all training rows, when all tiles are committed."""
-        return self._loss_sum / self._loss.divisor
+        return float(self._loss_sum) / self._loss.divisor
 
     def scores(self) -> dict[str, float | None]:
         """The metric by split, when all tiles are committed; None where it is not defined (an empty split)."""

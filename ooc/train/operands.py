@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ooc.plan.grid import Grid
-from ooc.prefetch.frames import Frames
 from ooc.train.residency import BlockedMatrix
+from ooc.train.workspace import Workspace
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class Input:
     def __init__(
         self,
         matrix: BlockedMatrix,
-        frames: Frames,
+        workspace: Workspace,
         *,
         whole: Tensor | None,
         dtype: torch.dtype | None,
@@ -38,11 +38,11 @@ class Input:
         self._all = len(columns) == grid.columns
         self._columns = columns
         self._matrix = matrix
-        self._frames = frames
+        self._workspace = workspace
         self._whole = whole
         self._blocks: _Open[list[Tensor]] = _Open()
         self._dtype = dtype or matrix.dtype
-        self._none = torch.empty(0, len(columns), dtype=self._dtype)
+        self._none = torch.empty(0, len(columns), dtype=self._dtype, device=workspace.place)
 
     def open(self, start: int, stop: int) -> None:
         """Rows ``start:stop`` are about to be taken."""
@@ -51,7 +51,9 @@ class Input:
         matrix, grid = self._matrix, self._matrix.grid
 
         def rows(block: int) -> list[Tensor]:
-            views = ((k, self._frames.view(matrix.number(k, block), grid.block_nbytes(k, block))) for k in self._slabs)
+            views = (
+                (k, self._workspace.view(matrix.number(k, block), grid.block_nbytes(k, block))) for k in self._slabs
+            )
             return [matrix.rows(memory, k, block) for k, memory in views]
 
         self._blocks.open(_blocks(grid, start, stop), rows)
@@ -77,10 +79,16 @@ class Output:
     """
 
     def __init__(
-        self, matrix: BlockedMatrix, frames: Frames, *, whole: Tensor | None, direct: Sequence[Tensor], framed: range
+        self,
+        matrix: BlockedMatrix,
+        workspace: Workspace,
+        *,
+        whole: Tensor | None,
+        direct: Sequence[Tensor],
+        framed: range,
     ) -> None:
         self._matrix = matrix
-        self._frames = frames
+        self._workspace = workspace
         self._whole = whole
         self._direct = direct
         self._framed = framed
@@ -93,7 +101,9 @@ class Output:
         matrix, grid = self._matrix, self._matrix.grid
 
         def rows(block: int) -> list[Tensor]:
-            views = ((k, self._frames.view(matrix.number(k, block), grid.block_nbytes(k, block))) for k in self._framed)
+            views = (
+                (k, self._workspace.view(matrix.number(k, block), grid.block_nbytes(k, block))) for k in self._framed
+            )
             return [matrix.rows(memory, k, block) for k, memory in views]
 
         self._blocks.open(_blocks(grid, start, stop), rows)
@@ -133,9 +143,9 @@ class Sums:
 class Edges:
     """An array of the edges of one direction, their indices or what they carry, for one sweep over the rows."""
 
-    def __init__(self, matrix: BlockedMatrix, frames: Frames) -> None:
+    def __init__(self, matrix: BlockedMatrix, workspace: Workspace) -> None:
         self._matrix = matrix
-        self._frames = frames
+        self._workspace = workspace
         self._blocks: _Open[Tensor] = _Open()
 
     def open(self, start: int, stop: int) -> None:
@@ -143,7 +153,7 @@ class Edges:
         grid = self._matrix.grid
 
         def rows(block: int) -> Tensor:
-            memory = self._frames.view(self._matrix.number(0, block), grid.block_nbytes(0, block))
+            memory = self._workspace.view(self._matrix.number(0, block), grid.block_nbytes(0, block))
             return self._matrix.rows(memory, 0, block)
 
         self._blocks.open(_blocks(grid, start, stop), rows)
@@ -152,7 +162,7 @@ class Edges:
         """What the array has of edges ``start:stop`` [E, columns]; a copy only where it lies in several frames."""
         height = self._matrix.grid.block_rows
         if stop <= start:
-            return torch.empty(0, self._matrix.grid.columns, dtype=self._matrix.dtype)
+            return torch.empty(0, self._matrix.grid.columns, dtype=self._matrix.dtype, device=self._workspace.place)
         pieces = [
             self._blocks[block][max(0, start - block * height) : stop - block * height]
             for block in _blocks(self._matrix.grid, start, stop)

@@ -30,6 +30,7 @@ from ooc.train.loss import Loss
 from ooc.train.lowering import Network, lower
 from ooc.train.metrics import Metric
 from ooc.train.objective import Objective
+from ooc.train.placement import Placement
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
 from ooc.train.session import Session
 from ooc.train.setup import Resources, edge_data_used, make_setup, whole_tiles
@@ -102,7 +103,7 @@ class Prediction:
             extra_host_bytes=_wanted_nbytes(self._wanted),
             extra_device_bytes=0,
         )
-        self._session = Session(self._setup, store, resources)
+        self._session = Session(self._setup, store, resources, Placement(resources.place, [model]))
 
     def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
         # The planner weighs the program of this name most.
@@ -176,12 +177,12 @@ class Prediction:
             self._sink = None
 
     def _finished(self, outputs_RC: Tensor) -> AnyArray:
-        """Rows of the table from rows of what the layer gives."""
+        """Rows of the table from rows of what the layer gives, on the host."""
         if self._what is not What.LABELS:
-            return outputs_RC.numpy()
+            return outputs_RC.cpu().numpy()
         if self._store.task is Task.CLASSES:
-            return outputs_RC.argmax(dim=1).numpy()
-        return (outputs_RC > 0).to(torch.int8).numpy()
+            return outputs_RC.argmax(dim=1).cpu().numpy()
+        return (outputs_RC > 0).to(torch.int8).cpu().numpy()
 
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice."""

@@ -93,7 +93,7 @@ class Prospect:
             tile_edges=stored(store) if isinstance(graph, Store) else spread(graph),
             seed=0,
             fixed_host_bytes=rows_nbytes(store, network.scaling, dtype.itemsize) + self._extra_host_bytes,
-            extra_device_bytes=self._averaging.nbytes,
+            extra_device_bytes=self._averaging.nbytes + resources.overhead_bytes,
         )
 
     def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-_NEWER = {"io_busy_s", "hit_rate", "passes"}
+_NEWER = {"io_busy_s", "hit_rate", "passes", "to_device_bytes", "to_host_bytes"}
 """Fields that records written by earlier versions lack."""
 
 
@@ -39,7 +39,8 @@ class EpochRecord:
     forward pass, ``eval_s`` is 0 and the next ``time_s`` has it. ``io_wait_s`` is the part of
     both spent waiting for the disk, ``io_busy_s`` the part of training in which the disk had something to do, and
     ``hit_rate`` the part of all reads of blocks that found them in memory. Peaks are those of the epoch, of the
-    memory under each budget. ``passes`` are those of the training program, one after the other.
+    memory under each budget. ``passes`` are those of the training program, one after the other. ``to_device_bytes`` and
+    ``to_host_bytes`` went over the wire to a device with memory of its own, and came back.
     """
 
     epoch: int
@@ -57,6 +58,8 @@ class EpochRecord:
     io_busy_s: float = 0.0
     hit_rate: float = 1.0
     passes: tuple[PassRecord, ...] = ()
+    to_device_bytes: int = 0
+    to_host_bytes: int = 0
 
     @property
     def bound(self) -> str:

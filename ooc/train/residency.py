@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from ooc.plan.grid import Grid
-from ooc.prefetch.arena import Bytes
 from ooc.prefetch.engine import ChunkFile, OpenFile, Span
 from ooc.storage.array import Array
 
 
-def as_matrix(memory: Bytes, dtype: torch.dtype, rows: int, columns: int, *, start: int = 0) -> Tensor:
-    """[rows, columns] over the bytes of ``memory`` from ``start``; no copy."""
-    nbytes = rows * columns * dtype.itemsize
-    return torch.from_numpy(memory[start : start + nbytes]).view(dtype).view(rows, columns)
+def as_matrix(memory: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+    """[rows, columns] over the first bytes of ``memory``, uint8; no copy."""
+    return memory[: rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
 
 
 @dataclass(slots=True)
@@ -47,7 +45,7 @@ class BlockedMatrix:
         assert self.file is not None
         return [Span(self.file, grid.block_offset(slab, block), grid.block_nbytes(slab, block), self.name)]
 
-    def rows(self, memory: Bytes, slab: int, block: int) -> Tensor:
+    def rows(self, memory: Tensor, slab: int, block: int) -> Tensor:
         """The block that lies in ``memory``, [height, width]."""
         return as_matrix(memory, self.dtype, self.grid.height(block), self.grid.width(slab))
 

@@ -15,6 +15,7 @@ Not thread-safe: one thread owns a run folder, and a lock keeps other processes 
 """
 
 import contextlib
+import copy
 import errno
 import fcntl
 import io
@@ -224,7 +225,7 @@ class RunFolder:
         self.start()
         # By way of memory: torch reports a full disk as an internal error without a cause.
         buffer = io.BytesIO()
-        torch.save(state, buffer)
+        torch.save(_on_cpu(state), buffer)
         _replace(self.path / name, lambda file: file.write(buffer.getbuffer()))
 
 
@@ -268,6 +269,23 @@ def _read_state(path: Path) -> State:
     if not isinstance(state, dict) or "epoch" not in state:
         raise RunError(f"{path} is no checkpoint")
     return state
+
+
+def _on_cpu(state: Any) -> Any:
+    """``state`` with its tensors on the CPU: whoever reads it may have no other device."""
+    import torch
+
+    match state:
+        case torch.Tensor():
+            return state.cpu()
+        case dict():
+            moved = copy.copy(state)  # with what else a state_dict carries
+            moved.update((name, _on_cpu(value)) for name, value in state.items())
+            return moved
+        case list() | tuple():
+            return type(state)(_on_cpu(value) for value in state)
+        case _:
+            return state
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:

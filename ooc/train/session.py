@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A setup brought to life: arenas, spill files and threads, and the programs run on them."""
+"""A setup brought to life: arenas, spill files and threads, the model on its device, and the programs run on them."""
 
 import ctypes
 
@@ -8,11 +8,13 @@ import torch
 from ooc.errors import BudgetError, OptionError
 from ooc.events import Note, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.plan import Fate
+from ooc.plan.staging import Way
 from ooc.prefetch.spill import free_bytes
 from ooc.sizes import format_size
 from ooc.storage.store import Store
 from ooc.train.executor import Executor
 from ooc.train.first_aggregation import keep_aggregation
+from ooc.train.placement import Placement
 from ooc.train.record import PassRecord
 from ooc.train.setup import Resources, Setup, spill_dtype
 
@@ -20,12 +22,14 @@ from ooc.train.setup import Resources, Setup, spill_dtype
 class Session:
     """Runs a setup's programs. Nothing is allocated before ``start``; ``close`` gives everything back."""
 
-    def __init__(self, setup: Setup, store: Store, resources: Resources) -> None:
+    def __init__(self, setup: Setup, store: Store, resources: Resources, placement: Placement) -> None:
         self._setup = setup
+        self._placement = placement
         self._store = store
         self._spill_dir = resources.spill_dir
         self._spill_dtype = spill_dtype(resources, setup.network)
         self._threads = resources.threads
+        self._device = resources.device
         self._listener = resources.listener
         self._executor: Executor | None = None
 
@@ -49,8 +53,10 @@ class Session:
             self._spill_dir,
             spill_dtype=self._spill_dtype,
             threads=self._threads,
+            device=self._device,
         )
         try:
+            self._placement.enter()
             self._prepare(self._executor)
         except BaseException:
             self.close()
@@ -109,8 +115,11 @@ class Session:
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""
         if self._executor is not None:
-            self._executor.close()
-            self._executor = None
+            try:
+                self._placement.leave()
+            finally:
+                self._executor.close()
+                self._executor = None
 
     def _running(self) -> Executor:
         assert self._executor is not None, "start comes first"
@@ -118,7 +127,7 @@ class Session:
 
 
 class Snapshot:
-    """The engine's counters at one moment."""
+    """The counters of the engine and the wire at one moment."""
 
     def __init__(self, executor: Executor) -> None:
         counters = executor.counters
@@ -126,6 +135,8 @@ class Snapshot:
         self.write_bytes = counters.write_bytes
         self.wait_s = counters.wait_s
         self.busy_s = counters.busy_seconds()
+        self.to_device_bytes = executor.wire_bytes(Way.TO_DEVICE)
+        self.to_host_bytes = executor.wire_bytes(Way.TO_HOST)
 
 
 def _keep_freed_memory() -> None:

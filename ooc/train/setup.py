@@ -18,15 +18,16 @@ from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload, make_plan
 from ooc.plan.cost import recomputing_pays
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import EdgeData
+from ooc.prefetch.device import Device
 from ooc.sizes import format_size, parse_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store
+from ooc.train.devices import check_computable, check_hardware, find_device, hardware_for, place_of
 from ooc.train.first_aggregation import find_aggregation
 from ooc.train.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
 from ooc.train.lowering import Network, lower
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.objective import Objective
-from ooc.train.profiling import known_hardware
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.workload import STORE_MATRICES, TileEdges, counted, describe_workload, matrix_columns
 
@@ -59,7 +60,9 @@ class Saving(Enum):
 class Resources:
     """What the work may use and whom it tells: budgets, disk, threads, listener, and the machine as the planner is to
     see it. None of it changes a result, but for
-    ``spill_dtype``: the type that intermediates are rounded to between passes, wherever they wait (None: none)."""
+    ``spill_dtype``: the type that intermediates are rounded to between passes, wherever they wait (None: none);
+    and ``device`` (None: the CPU), whose arithmetic rounds in its own way. On a device one thread launches everything.
+    """
 
     limits: Limits
     tile_rows: int
@@ -68,6 +71,17 @@ class Resources:
     listener: Listener
     spill_dtype: torch.dtype | None = None
     hardware: Hardware = UNMEASURED
+    device: Device | None = None
+
+    @property
+    def place(self) -> torch.device:
+        """Where tensors are computed."""
+        return place_of(self.device)
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What the device takes of its budget beside what is planned."""
+        return 0 if self.device is None else self.device.overhead_bytes
 
     @classmethod
     def parse(
@@ -84,18 +98,21 @@ class Resources:
         listener: Listener = ignore,
         spill_dtype: str | None = None,
         hardware: Hardware | None = None,
+        device: str = "cpu",
     ) -> Self:
         """As users give them; OptionError for what makes no sense.
 
-        Without ``hardware``: this machine as ``ooc profile`` has measured it with this spill folder, or UNMEASURED.
+        Without ``hardware``: this machine as ``ooc profile`` has measured it with this spill folder, or estimates.
         """
+        computing = find_device(device)
         if tile_rows < 1:
             raise OptionError(f"tile rows must be positive, not {tile_rows}")
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
             raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
         folder = Path(spill_dir) if spill_dir is not None else Path(gettempdir())
         if hardware is None:
-            hardware = known_hardware(folder)
+            hardware = hardware_for(computing, folder)
+        check_hardware(hardware, computing)
         return cls(
             limits=Limits(
                 device_bytes=parse_size(gpu_budget, name="gpu budget"),
@@ -107,11 +124,12 @@ class Resources:
                 ),
             ),
             tile_rows=tile_rows,
-            threads=_checked_positive(threads, "threads") or torch.get_num_threads(),
+            threads=1 if computing else _checked_positive(threads, "threads") or torch.get_num_threads(),
             spill_dir=folder,
             listener=listener,
             spill_dtype=_checked_dtype(spill_dtype),
             hardware=hardware,
+            device=computing,
         )
 
 
@@ -153,6 +171,7 @@ def make_setup(
     ``extra_host_bytes`` and ``extra_device_bytes`` are needed besides. Raises BudgetError with the least budgets
     that would do.
     """
+    check_computable(network, resources.device)
     fixed = admit_rows(network, store, resources.limits, extra_host_bytes=extra_host_bytes)
     rows = load_rows(store, network.scaling, network.dtype)
     drafts = Drafts(
@@ -166,7 +185,7 @@ def make_setup(
         tile_edges=counted(rows),
         seed=seed,
         fixed_host_bytes=fixed,
-        extra_device_bytes=extra_device_bytes,
+        extra_device_bytes=extra_device_bytes + resources.overhead_bytes,
     )
     draft, plan = drafts.choose(resources.limits, resources.hardware)
     return Setup(
@@ -278,6 +297,7 @@ class Drafts:
             recompute=recompute,
             active=self._active,
             seed=self._seed,
+            place=self._resources.place,
         )
         steps = self._programs(builder)
         workload = describe_workload(
@@ -398,15 +418,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     own = {id(parameter) for parameter in model.parameters()}
     if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
         raise ModelError(f"optimizer {type(optimizer).__name__} holds parameters that are not the model's")
-
-
-def check_device(device: str) -> None:
-    """OptionError for a device that cannot be used."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise OptionError(f"device {device!r} is not one of auto, cpu, cuda")
-    if device == "cuda":
-        reason = "is not supported yet" if torch.cuda.is_available() else "is not available on this machine"
-        raise OptionError(f"device cuda {reason}; use --device cpu")
 
 
 def check_trainable(store: Store) -> None:

@@ -26,6 +26,7 @@ from ooc.train.evaluation import make_scorer, scoring_nbytes
 from ooc.train.loss import RowsLoss, resolve_loss
 from ooc.train.metrics import resolve_metric
 from ooc.train.objective import Objective
+from ooc.train.placement import Placement
 from ooc.train.prediction import Prediction
 from ooc.train.record import EpochRecord
 from ooc.train.run import RunFolder
@@ -35,7 +36,6 @@ from ooc.train.setup import (
     TILE_ROWS,
     Resources,
     Saving,
-    check_device,
     check_optimizer,
     check_trainable,
     checked_norm,
@@ -112,7 +112,6 @@ class Trainer:
         ignore_edge_data: str = "none",
         hardware: Hardware | None = None,
     ) -> None:
-        check_device(device)
         check_trainable(store)
         self._resources = Resources.parse(
             gpu_budget,
@@ -126,7 +125,9 @@ class Trainer:
             threads=threads,
             listener=listener,
             hardware=hardware,
+            device=device,
         )
+        place = self._resources.place
         task = store.task
         self.model, self.store = model, store
         self.metric = resolve_metric(metric, task, store.num_classes)
@@ -147,7 +148,7 @@ class Trainer:
         )
         self._objective = Objective(
             task,
-            resolve_loss(loss, store, task, outputs=network.outputs, dtype=network.dtype),
+            resolve_loss(loss, store, task, outputs=network.outputs, dtype=network.dtype, place=place),
             make_scorer(store, self.metric, rows=active.scoring[0], dtype=network.dtype),
         )
         self._setup = make_setup(
@@ -161,7 +162,8 @@ class Trainer:
             extra_host_bytes=scoring_nbytes(store, self.metric, rows=active.scoring[0], dtype=network.dtype),
             extra_device_bytes=self._averaging.nbytes,
         )
-        self._session = Session(self._setup, store, self._resources)
+        models = [model] if average is None else [model, average]
+        self._session = Session(self._setup, store, self._resources, Placement(place, models, self.optimizer))
         self._run = out if isinstance(out, RunFolder) or out is None else RunFolder.create(out, {"seed": seed})
         self._standing = Standing(model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed)
 
@@ -317,6 +319,8 @@ class Trainer:
             io_wait_s=now.io.wait_s - started.io.wait_s,
             io_busy_s=now.io.busy_s - started.io.busy_s,
             hit_rate=self.plan.hit_rate,
+            to_device_bytes=now.io.to_device_bytes - started.io.to_device_bytes,
+            to_host_bytes=now.io.to_host_bytes - started.io.to_host_bytes,
             passes=self._session.passes(),
         )
 

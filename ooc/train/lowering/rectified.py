@@ -10,11 +10,11 @@ Shapes: R rows, C numbers a row, ⌈C/8⌉ bytes a row of signs.
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ooc.train import bits
 from ooc.train.lowering.values import Gradients, Rows, Value
 
 
@@ -39,15 +39,16 @@ class Signs(Value):
         return False
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        # NumPy compares and packs several times faster than torch does here.
-        numbers = inputs[0].reshape(len(inputs[0]), self.source.columns).numpy()
-        passes = ~(numbers <= 0) if self.not_a_number else numbers > 0
-        return torch.from_numpy(np.packbits(passes, axis=1))
+        numbers = inputs[0].reshape(len(inputs[0]), self.source.columns)
+        if numbers.device.type != "cpu":
+            return bits.pack(~(numbers <= 0) if self.not_a_number else numbers > 0)
+        compared = numbers.numpy()  # which compares several times faster than torch does here
+        return bits.pack(torch.from_numpy(~(compared <= 0) if self.not_a_number else compared > 0))
 
     def unpacked(self, signs: Tensor, dtype: torch.dtype) -> Tensor:
         """One where the gradient passes, zero elsewhere: [R, …], shaped as the source."""
-        bits = np.unpackbits(signs.numpy(), axis=1, count=self.source.columns)
-        return torch.from_numpy(bits).to(dtype).reshape(len(signs), *self.source.tail)
+        ones = bits.unpack(signs, self.source.columns)
+        return ones.to(dtype).reshape(len(signs), *self.source.tail)
 
 
 class Rectified(Value):

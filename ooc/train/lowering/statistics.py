@@ -55,6 +55,7 @@ class Statistics:
 
     def add(self, tile: TileMoments, *, rows: int) -> None:
         """Take in a tile; ``rows`` is how many there will be in all."""
+        self._go_to(tile.mean.device)
         total = self._count + tile.count
         delta = tile.mean - self._mean
         self._mean = self._mean + delta * (tile.count / total)
@@ -65,8 +66,15 @@ class Statistics:
 
     def add_gradients(self, d_mean: Tensor, d_variance: Tensor) -> None:
         """Take in what a tile found for the gradients of both moments."""
+        self._go_to(d_mean.device)
         self._d_mean += d_mean.double()
         self._d_variance += d_variance.double()
+
+    def _go_to(self, place: torch.device) -> None:
+        """Be where tiles are computed."""
+        if self._mean.device != place:
+            self._mean, self._deviations = self._mean.to(place), self._deviations.to(place)
+            self._d_mean, self._d_variance = self._d_mean.to(place), self._d_variance.to(place)
 
     def moments(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Mean and biased variance, [C] each."""

@@ -13,7 +13,7 @@ import platform
 from pathlib import Path
 
 from ooc.errors import HardwareError
-from ooc.plan import UNMEASURED, Hardware
+from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware
 from ooc.train.profiling.profile import Profile, processor_name
 from ooc.version import __version__
 
@@ -32,9 +32,11 @@ def cached(folder: Path, *, device: str = "cpu") -> Profile | None:
 
 
 def known_hardware(folder: Path, *, device: str = "cpu") -> Hardware:
-    """This machine as it has been measured with the disk of ``folder``; UNMEASURED where nobody has."""
+    """This machine as it has been measured with the disk of ``folder``; estimates where nobody has."""
     profile = cached(folder, device=device)
-    return UNMEASURED if profile is None else profile.hardware
+    if profile is not None:
+        return profile.hardware
+    return UNMEASURED if device == "cpu" else UNMEASURED_DEVICE
 
 
 def keep(profile: Profile, folder: Path, *, device: str = "cpu") -> Path:

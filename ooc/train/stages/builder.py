@@ -3,12 +3,14 @@
 
 from collections.abc import Callable
 
+import torch
+
 from ooc.plan.workload import Direction, Pull
 from ooc.train.graph import ActiveRows, GraphRows
 from ooc.train.lowering.network import Network
 from ooc.train.objective import Objective
 from ooc.train.stages.flow import Flow
-from ooc.train.stages.ground import Ground
+from ooc.train.stages.ground import CPU, Ground
 from ooc.train.stages.schedule import Schedule
 from ooc.train.stages.tile import Sink, Step, Tensors, Tile
 
@@ -34,6 +36,7 @@ class StageBuilder(Ground):
         recompute: bool,
         active: ActiveRows,
         seed: int,
+        place: torch.device = CPU,
     ) -> None:
         super().__init__(
             network,
@@ -43,6 +46,7 @@ class StageBuilder(Ground):
             num_columns=num_columns,
             active=active,
             seed=seed,
+            place=place,
         )
         self.aggregated = aggregated
         self._training = Flow(self, Schedule(network.training, training=True, recompute=recompute))

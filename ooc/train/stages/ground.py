@@ -10,9 +10,12 @@ from ooc.train.lowering.network import Network
 from ooc.train.objective import Objective
 from ooc.train.stages.tile import Tile
 
+CPU = torch.device("cpu")
+
 
 class Ground:
     """``epoch`` keys the dropout masks. ``columns`` are those of every matrix that a stage names; stages add theirs.
+    ``place`` is where tiles are computed.
     ``packed``: the matrices of bits, whose columns are bytes. ``read_rows``: how many rows of a matrix stages load."""
 
     def __init__(
@@ -25,6 +28,7 @@ class Ground:
         num_columns: dict[str, int],
         active: ActiveRows,
         seed: int,
+        place: torch.device = CPU,
     ) -> None:
         self.network = network
         self.rows = rows
@@ -34,24 +38,25 @@ class Ground:
         self.read_rows: dict[str, int] = {}
         self.active = active
         self.seed = seed
+        self.place = place
         self.epoch = 0
         self.backward_direction = Direction.IN if undirected else Direction.OUT
 
     def zeros(self, rows: int, columns: int) -> Tensor:
         """[rows, columns] in the compute dtype."""
-        return torch.zeros(rows, columns, dtype=self.network.dtype)
+        return torch.zeros(rows, columns, dtype=self.network.dtype, device=self.place)
 
     def before(self, rows: Tensor, tile: Tile) -> Tensor:
         """s · rows."""
-        scale = self.rows.scale(tile.start, tile.start + len(rows)) if self.rows.before else None
+        scale = self.rows.scale(tile.start, rows) if self.rows.before else None
         return rows if scale is None else rows * scale
 
     def after(self, rows: Tensor, tile: Tile) -> Tensor:
         """t · rows."""
-        scale = self.rows.scale(tile.start, tile.start + len(rows))
+        scale = self.rows.scale(tile.start, rows)
         return rows if scale is None else rows * scale
 
     def without_after(self, rows: Tensor, tile: Tile) -> Tensor:
         """rows / t, where t is nowhere zero."""
-        scale = self.rows.scale(tile.start, tile.start + len(rows))
+        scale = self.rows.scale(tile.start, rows)
         return rows if scale is None else rows / scale

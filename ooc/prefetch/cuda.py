@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An NVIDIA GPU by way of torch.cuda. It has never been run: no machine that the tests run on has a GPU.
+
+Kernels run in torch's current stream, so all that torch computes between epochs, an optimizer's step for instance, is
+in order with them and needs no events. Copies have a stream each way, so that they overlap with kernels and with each
+other.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ooc.errors import BudgetError
+from ooc.plan.staging import Way
+from ooc.prefetch.arena import Bytes
+from ooc.prefetch.device import Device, Event
+from ooc.sizes import format_size
+
+_cuda: Any = torch.cuda
+"""Whose classes and functions have types in part only."""
+
+_OVERHEAD_BYTES = 128 << 20
+"""cuBLAS takes a workspace of up to 32 MiB a handle and as much for cuBLASLt (its documentation, "cublasSetWorkspace");
+torch's allocator rounds up to segments of 2 and 20 MiB (``torch.cuda.memory_stats``). Estimated, not measured."""
+
+
+class CudaEvent(Event):
+    """``blocking``: whoever waits sleeps instead of spinning."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event: Any = _cuda.Event(blocking=True)
+        self.event.record(stream)
+
+    @property
+    def happened(self) -> bool:
+        return bool(self.event.query())
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class Cuda(Device):
+    """GPU ``index`` of those that CUDA sees."""
+
+    overhead_bytes = _OVERHEAD_BYTES
+
+    def __init__(self, index: int = 0) -> None:
+        self.place = torch.device("cuda", index)
+        self.name = torch.cuda.get_device_name(index)
+        self._streams: dict[Way, torch.cuda.Stream] = {}
+        self._pinned: Bytes | None = None
+
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes) -> Tensor:
+        total = torch.cuda.get_device_properties(self.place).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), self.place)
+        torch.cuda.empty_cache()  # an arena of another size may have been here before
+        self._pin(host)
+        try:
+            arena = torch.empty(arena_bytes, dtype=torch.uint8, device=self.place)
+        except torch.OutOfMemoryError:
+            self.close()
+            raise BudgetError(
+                f"{self.name} refuses an arena of {format_size(arena_bytes)}; end other programs that use it, or give "
+                "a smaller --gpu-budget"
+            ) from None
+        self._streams = {way: _cuda.Stream(self.place) for way in Way}
+        return arena
+
+    def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
+        stream = self._streams[way]
+        for event in after:
+            stream.wait_event(_own(event))
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+        return CudaEvent(stream)
+
+    def record(self) -> Event:
+        return CudaEvent(torch.cuda.current_stream(self.place))
+
+    def hold(self, event: Event) -> None:
+        torch.cuda.current_stream(self.place).wait_event(_own(event))
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.synchronize()
+        self._streams = {}
+        if self._pinned is not None:
+            _cuda.cudart().cudaHostUnregister(self._pinned.ctypes.data)
+            self._pinned = None
+        torch.cuda.set_per_process_memory_fraction(1.0, self.place)
+
+    def _pin(self, host: Bytes) -> None:
+        """Lock the pages of ``host``: only then do copies run beside the host, and at the wire's full rate."""
+        if not host.nbytes:
+            return
+        code = int(_cuda.cudart().cudaHostRegister(host.ctypes.data, host.nbytes, 0))
+        if code:
+            raise BudgetError(
+                f"CUDA does not lock {format_size(host.nbytes)} of host memory (error {code}); give a smaller "
+                "--host-budget, or a higher limit of locked memory (ulimit -l)"
+            )
+        self._pinned = host
+
+
+def _own(event: Event) -> Any:
+    assert isinstance(event, CudaEvent)
+    return event.event

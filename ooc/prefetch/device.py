@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device with memory of its own, as the executor sees it: one arena, one stream of kernels, one of copies each way.
+
+Everything is asynchronous: a kernel or copy is *sent off* by the host and happens later, in the order of its stream.
+Between streams nothing is ordered but by events. So whoever sends something off names the events that must have
+happened before: that is the whole contract, and what a device for tests checks.
+
+Kernels are what torch launches on the thread that uses the device, in torch's current stream; there is no method for
+them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ooc.plan.staging import Way
+from ooc.prefetch.arena import Bytes
+
+
+class Event(ABC):
+    """A moment in one of the streams: all that was sent off there before it has ended."""
+
+    @property
+    @abstractmethod
+    def happened(self) -> bool:
+        """Whether ``wait`` would return at once."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Block the host until it has happened."""
+
+
+class Device(ABC):
+    """Used by one thread. ``name`` is for people, ``place`` what torch calls it, ``overhead_bytes`` what it takes of
+    its memory beside the arena and the tensors that are asked for: workspaces, and what the allocator rounds up to."""
+
+    name: str
+    place: torch.device
+    overhead_bytes: int
+
+    @abstractmethod
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes) -> Tensor:
+        """The arena, uint8 [arena_bytes]. Until ``close`` nothing takes more than ``limit_bytes`` of its memory.
+
+        ``host`` is the memory that copies go to and come from, made known to the device once; it must stay until
+        ``close``. BudgetError for what cannot be had.
+        """
+
+    @abstractmethod
+    def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
+        """Send off a copy between ``host`` and the arena in the stream of its way, behind ``after`` → its end."""
+
+    @abstractmethod
+    def record(self) -> Event:
+        """The end of all kernels launched so far."""
+
+    @abstractmethod
+    def hold(self, event: Event) -> None:
+        """Let no kernel launched from now on begin before ``event`` has happened."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the memory back when everything has ended. May be called twice, and ``open`` after it."""

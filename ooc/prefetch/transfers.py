@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frames of host memory below a device at run time: what goes over the wire, and what the SSD reads and writes.
+
+Follows ``ooc.plan.staging`` and decides nothing: transfers are asked for in the order of the lower program, each gives
+its host frames their blocks first, and reads from the SSD set off for later ones. The host waits in two cases only: for
+a block that has not come from the SSD yet, and for a host frame that something still moves through.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ooc.plan.staging import Staging, Way
+from ooc.prefetch.arena import Bytes
+from ooc.prefetch.device import Device, Event
+from ooc.prefetch.engines.seam import Engine, Span, Ticket
+
+Locate = Callable[[int], tuple[Sequence[Span], int]]
+"""Where a block lies on the SSD, and its bytes."""
+
+
+class Transfers:
+    """Frames of ``frame_bytes`` in ``memory`` between a device and the SSD, used by one thread.
+
+    The program calls frames by names that are swapped at its end (``Staging``); here frames are where they lie.
+    """
+
+    def __init__(self, device: Device, memory: Bytes, frame_bytes: int, engine: Engine, locate: Locate) -> None:
+        self.bytes_moved = dict.fromkeys(Way, 0)
+        """So far, each way."""
+        self._device = device
+        self._memory = memory
+        self._frame_bytes = frame_bytes
+        self._engine = engine
+        self._locate = locate
+        self._frame_of_name = list(range(memory.nbytes // frame_bytes))
+        self._where: dict[int, int] = {}  # block → frame
+        self._content: dict[int, int] = {}
+        self._arriving: dict[int, Ticket] = {}  # block → its read
+        self._passing: dict[int, Event] = {}  # frame → the last copy out of it or into it
+        self._unsaved: dict[int, tuple[Event, int]] = {}  # block → the end of its copy, and its frame; in order
+        self._leaving: dict[int, int] = {}  # frame → the block that is to be written out of it
+        self._written: dict[int, Ticket] = {}  # block → its write
+        self._staging: Staging | None = None
+        self._next = 0
+        self._aside = 0
+
+    # ---- programs ------------------------------------------------------------------------------------------
+
+    def begin(self, staging: Staging) -> None:
+        """Have in their host frames the blocks that the run before has left there; the first run reads them."""
+        self._staging, self._next = staging, 0
+        for block, name in staging.program.warm:
+            if self._where.get(block) != self._frame_of_name[name]:
+                self._take(block, name)
+                self._read(block)
+
+    def send(self, block: int, way: Way, memory: Tensor, after: Sequence[Event]) -> Event:
+        """The next transfer: ``block`` from or to the device's ``memory``, behind ``after`` → its end."""
+        assert self._staging is not None
+        index, program = self._next, self._staging.program
+        planned = self._staging.transfers[index]
+        assert (planned.block, planned.way) == (block, way), f"transfer {index} is of another block than planned"
+        self._next += 1
+        self._save_what_has_come()
+        for taken, name, load in program.acquire[index]:
+            self._take(taken, name)
+            if load:
+                self._read(taken)
+        done = self._copy(block, way, memory, after)
+        for stored in program.store[index]:
+            assert stored == block and way is Way.TO_HOST and block not in self._unsaved
+            frame = self._where[block]
+            self._unsaved[block] = done, frame
+            self._leaving[frame] = block
+        return done
+
+    def finish(self) -> None:
+        """After the last transfer: everything that has to be on the SSD is on its way there, and frames are called by
+        the names that the next run knows them by."""
+        assert self._staging is not None and self._next == len(self._staging.transfers)
+        names = self._frame_of_name
+        for _, origin, target in self._staging.program.moves.get(len(self._staging.program.bounds), ()):
+            names[origin], names[target] = names[target], names[origin]
+        for event, _ in list(self._unsaved.values()):
+            event.wait()
+        self._save_what_has_come()
+
+    def fetch(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
+        """Between programs: ``block`` from the SSD to the device's ``memory``."""
+        names = len(self._frame_of_name)
+        self._aside = (self._aside + 1) % min(2, names)
+        self._take(block, names - 1 - self._aside)
+        self._read(block)
+        return self._copy(block, Way.TO_DEVICE, memory, after)
+
+    def await_saved(self, block: int) -> None:
+        """Return when the SSD has ``block`` as it was last stored."""
+        while block in self._unsaved:
+            next(iter(self._unsaved.values()))[0].wait()
+            self._save_what_has_come()
+        ticket = self._written.pop(block, None)
+        if ticket is not None:
+            ticket.wait()
+
+    def settle(self) -> None:
+        """Let everything under way end, whatever its result."""
+        for event in self._passing.values():
+            event.wait()
+        for ticket in (*self._arriving.values(), *self._written.values()):
+            ticket.settle()
+        for known in (
+            *(self._where, self._content, self._arriving, self._passing, self._unsaved, self._leaving, self._written),
+        ):
+            known.clear()
+
+    # ---- frames --------------------------------------------------------------------------------------------
+
+    def _copy(self, block: int, way: Way, memory: Tensor, after: Sequence[Event]) -> Event:
+        """Send off a copy, behind what still moves through the host frame."""
+        frame = self._where[block]
+        self._await_read(block)
+        if way is Way.TO_HOST and frame in self._leaving:
+            self.await_saved(self._leaving.pop(frame))
+        staged = torch.from_numpy(self._view(frame, memory.nbytes))
+        passing = self._passing.get(frame)
+        behind = after if passing is None else (*after, passing)
+        target, source = (memory, staged) if way is Way.TO_DEVICE else (staged, memory)
+        self._passing[frame] = done = self._device.copy(target, source, way, behind)
+        self.bytes_moved[way] += memory.nbytes
+        return done
+
+    def _take(self, block: int, name: int) -> None:
+        """Give a frame to ``block`` when nothing moves through it any more."""
+        frame = self._frame_of_name[name]
+        before = self._content.pop(frame, None)
+        if before is not None and self._where.get(before) == frame:
+            self._await_read(before)
+            del self._where[before]
+        passing = self._passing.pop(frame, None)
+        if passing is not None:
+            passing.wait()
+        if frame in self._leaving:
+            self.await_saved(self._leaving.pop(frame))
+        self._where[block] = frame
+        self._content[frame] = block
+
+    def _read(self, block: int) -> None:
+        """Start reading ``block`` from the SSD into its frame."""
+        self.await_saved(block)
+        spans, nbytes = self._locate(block)
+        self._arriving[block] = self._engine.read(spans, self._view(self._where[block], nbytes))
+
+    def _await_read(self, block: int) -> None:
+        ticket = self._arriving.pop(block, None)
+        if ticket is not None:
+            ticket.wait()
+
+    def _save_what_has_come(self) -> None:
+        """Start writing to the SSD what has come to the host for its sake, in order."""
+        while self._unsaved:
+            block, (event, frame) = next(iter(self._unsaved.items()))
+            if not event.happened:
+                return
+            before = self._written.pop(block, None)
+            if before is not None:
+                before.wait()  # two writes of one block never overtake one another
+            del self._unsaved[block]
+            spans, nbytes = self._locate(block)
+            self._written[block] = self._engine.write(spans, self._view(frame, nbytes))
+
+    def _view(self, frame: int, nbytes: int) -> Bytes:
+        return self._memory[frame * self._frame_bytes :][:nbytes]

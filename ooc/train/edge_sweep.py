@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The edges of a pull, in the order of the rows."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ooc.plan.plan import edges_name
+from ooc.plan.workload import EdgeData, Pull
+from ooc.train.kernels.edges import TileEdges
+from ooc.train.operands import Edges
+
+if TYPE_CHECKING:
+    from ooc.train.executor import Executor
+
+
+def relative_offsets(offsets: npt.NDArray[np.signedinteger], start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    """Where the edges of rows ``start:stop`` begin, counted from the first of them; one more than rows."""
+    part = torch.from_numpy(offsets[start : stop + 1])
+    return (part - part[0]).to(dtype)
+
+
+class EdgeSweep:
+    """The edges of a pull's direction with what they carry for it, for one sweep over the rows."""
+
+    def __init__(self, executor: "Executor", pull: Pull) -> None:
+        self._offsets = executor.rows.offsets[pull.direction]
+        self._nodes = executor.plan.rows
+        self._arrays: dict[EdgeData | None, Edges] = {
+            data: Edges(executor.matrices[edges_name(pull.direction, data)], executor.workspace)
+            for data in (None, *pull.edge_data)
+        }
+
+    def open(self, start: int, stop: int) -> None:
+        """The edges of rows ``start:stop`` are about to be taken."""
+        for array in self._arrays.values():
+            array.open(int(self._offsets[start]), int(self._offsets[stop]))
+
+    def take(self, start: int, stop: int) -> TileEdges:
+        """The edges of rows ``start:stop``, on any thread."""
+        first, last = int(self._offsets[start]), int(self._offsets[stop])
+        taken = {data: array.take(first, last) for data, array in self._arrays.items()}
+        indices, weight = taken[None][:, 0], taken.get(EdgeData.WEIGHT)
+        return TileEdges(
+            indices,
+            relative_offsets(self._offsets, start, stop, indices.dtype).to(indices.device, non_blocking=True),
+            start,
+            self._nodes,
+            weight_E=None if weight is None else weight[:, 0],
+            features_EK=taken.get(EdgeData.FEATURES),
+        )

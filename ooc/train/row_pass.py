@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a row pass: tiles of all columns, computed one by one from what the plan has put where."""
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from ooc.plan.plan import ColumnPass, RowPass
+from ooc.plan.schedule import direct_slabs, stored_slabs
+from ooc.plan.sequence import Step as PlannedStep
+from ooc.plan.workload import Pull
+from ooc.train.committing import Committing
+from ooc.train.edge_sweep import EdgeSweep
+from ooc.train.operands import Input, Output
+from ooc.train.program_run import ProgramRun
+from ooc.train.stages import Kernel, Tile
+from ooc.train.team import Flow
+
+
+class RowPassRun:
+    """One execution of a row pass: steps in order, tiles within steps, both downwards where the stage says so."""
+
+    def __init__(
+        self,
+        run: ProgramRun,
+        item: RowPass,
+        compute: Callable[[Tile], dict[str, Tensor]],
+        kernel: Kernel | None,
+        commit: Callable[[Tile], None],
+    ) -> None:
+        self.program, self.item, self.compute, self.kernel = run, item, compute, kernel
+        self.commit = Committing(run.sums(item.pull, item.index), commit)
+        executor = self.executor = run.executor
+        self.inputs = {
+            name: Input(
+                executor.matrices[name],
+                executor.workspace,
+                whole=run.whole(name, item.index),
+                dtype=executor.dtype if run.is_scratch(name) else None,
+            )
+            for name in item.loads
+        }
+        self.outputs = {name: self._output(name) for name in item.stage.stores}
+        self.source: Tensor | None = None
+        self.edges: EdgeSweep | None = None
+        if item.pull is not None:
+            source = run.whole(item.pull.source, item.index)
+            assert source is not None
+            self.source = source[: run.written_rows(item.pull.source, item.index)]
+            self.edges = EdgeSweep(executor, item.pull)
+
+    def _output(self, name: str) -> Output:
+        run, item = self.program, self.item
+        direct: list[Tensor] = []
+        for reader in run.passes[item.index + 1 :]:
+            if isinstance(reader, ColumnPass) and reader.pull.source == name and direct_slabs(run.passes, reader):
+                direct = run.slab_buffers(reader)
+        return Output(
+            self.executor.matrices[name],
+            self.executor.workspace,
+            whole=run.whole(name, item.index),
+            direct=direct,
+            framed=stored_slabs(name, item.index, run.plan.matrices, run.passes),
+        )
+
+    def run(self) -> None:
+        first, stop = self.program.program.bounds[self.item.index]
+        with Flow(self.executor.team, self._compute, self.commit) as flow:
+            for step in range(first, stop):
+                if step - 2 >= first:
+                    flow.finish(step - 2)
+                    self.program.end(step - 2)
+                self.program.begin(step)
+                for tile in self._open(self.program.program.steps[step]):
+                    flow.put(step, tile)
+                self.executor.workspace.launched(step)
+            flow.drain()
+        for step in range(max(first, stop - 2), stop):
+            self.program.end(step)
+
+    def _open(self, step: PlannedStep) -> Iterator[Tile]:
+        """The tiles of a step in the order of the pass, their inputs still to be filled in."""
+        for source in self.inputs.values():
+            source.open(step.start, step.stop)
+        for target in self.outputs.values():
+            target.open(step.start, step.stop)
+        if self.edges is not None:
+            self.edges.open(step.start, step.stop)
+        height = self.executor.plan.tile_rows
+        firsts = range(step.start, step.stop, height)
+        for start in reversed(firsts) if self.item.stage.reverse else firsts:
+            yield Tile(start, min(step.stop, start + height), {})
+
+    def _compute(self, tile: Tile) -> Tile:
+        """One tile, on any thread: pull, compute, put the rows where they belong."""
+        inputs = tile.inputs
+        for name, matrix in self.inputs.items():
+            inputs[name] = matrix.tile(tile.start, tile.stop)
+        if self.item.pull is not None:
+            inputs[self.item.pull.output] = self._pull(self.item.pull, tile)
+        for name, rows in self.compute(tile).items():
+            self.outputs[name].put(tile.start, tile.stop, rows)
+        inputs.clear()  # what was pulled need not wait until the tile is committed
+        return tile
+
+    def _pull(self, pull: Pull, tile: Tile) -> Tensor:
+        assert self.source is not None and self.edges is not None
+        edges = self.edges.take(tile.start, tile.stop)
+        if self.kernel is None or pull.per_edge is None:
+            return self.executor.rounded(self.executor.pull_rows(self.source, edges, pull.direction), pull.source)
+        own = next((tile.inputs[name] for name in pull.own), None)
+        groups = range(pull.per_edge.groups)
+        pulled = self.executor.run_kernel(self.kernel, self.source, own, edges, groups)
+        return self.executor.rounded(tile.take(pulled), pull.source)

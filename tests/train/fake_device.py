@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device with memory of its own, made of host memory: as slow, as quick and as disorderly as a real one may be.
+
+Copies happen as late as anybody can bear, or early, in any order that the events allow. A kernel here is an operator of
+torch that touches the arena: it is computed when it is launched, and counts as pending until somebody has waited for an
+event behind it. Every access is compared with all others that it is not ordered with, by vector clocks (Mattern,
+"Virtual time and global states of distributed systems", 1988): one that a real device could have done too early or too
+late raises ``Race``, whatever happened to come out here.
+
+Tensors are the device's or the host's, as with CUDA: what is made of a tensor of the device is the device's, operators
+that take some of both are refused, and so is NumPy. ``place`` is a label (torch's "meta", of which nothing is used but
+the name); underneath all tensors are the CPU's, so results are the CPU's to the bit.
+"""
+
+import ctypes
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from ooc.plan.staging import Way
+from ooc.prefetch.arena import Bytes
+from ooc.prefetch.device import Device, Event
+from ooc.prefetch.engine import Counters, Engine, Span, Ticket
+
+Clock = tuple[int, int, int]
+"""How much of each stream has happened: kernels, copies to the device, copies to the host."""
+KERNELS, COPIES = 0, {Way.TO_DEVICE: 1, Way.TO_HOST: 2}
+_NOTHING: Clock = (0, 0, 0)
+
+
+class Race(AssertionError):
+    """Two accesses to the same bytes, at least one of them a write, that nothing keeps apart."""
+
+
+class WrongPlace(AssertionError):
+    """An operator got tensors of the host and of the device, or NumPy one of the device."""
+
+
+def merged(one: Clock, other: Clock) -> Clock:
+    return max(one[0], other[0]), max(one[1], other[1]), max(one[2], other[2])
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Bytes by address."""
+
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Extent":
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return cls(tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize)
+
+    @classmethod
+    def of_array(cls, array: Bytes) -> "Extent":
+        return cls(array.ctypes.data, array.ctypes.data + array.nbytes)
+
+    def meets(self, other: "Extent") -> bool:
+        return self.start < other.stop and other.start < self.stop
+
+    def memory(self) -> Bytes:
+        return np.frombuffer((ctypes.c_uint8 * (self.stop - self.start)).from_address(self.start), dtype=np.uint8)
+
+
+@dataclass
+class Copy:
+    """The ``number``-th of its way, behind ``after``."""
+
+    number: int
+    way: Way
+    target: Extent
+    source: Extent
+    after: Clock
+
+    @property
+    def on_device(self) -> Extent:
+        return self.target if self.way is Way.TO_DEVICE else self.source
+
+    @property
+    def on_host(self) -> Extent:
+        return self.source if self.way is Way.TO_DEVICE else self.target
+
+
+@dataclass
+class Access:
+    """Of the ``number``-th kernel."""
+
+    number: int
+    extent: Extent
+    writes: bool
+    what: str
+
+
+class FakeEvent(Event):
+    def __init__(self, device: "FakeDevice", clock: Clock) -> None:
+        self.device, self.clock = device, clock
+
+    @property
+    def happened(self) -> bool:
+        """Now and then it has, and nobody knows beforehand."""
+        known = merged(self.device.host, self.clock) == self.device.host
+        if not known and self.device.random.random() < 0.5:
+            self.wait()
+            known = True
+        return known
+
+    def wait(self) -> None:
+        self.device.reach(self.clock)
+        self.device.host = merged(self.device.host, self.clock)
+
+
+class FakeDevice(Device):
+    """Within ``with``, torch's operators are watched. ``eager``: how likely a copy happens as soon as it may."""
+
+    name = "a fake device"
+    overhead_bytes = 0
+    place = torch.device("meta")
+
+    def __init__(self, seed: int = 0, *, eager: float = 0.2) -> None:
+        self.random = Random(seed)
+        self.eager = eager
+        self.host: Clock = _NOTHING
+        """What the host knows to have happened."""
+        self.held: Clock = _NOTHING
+        """What kernels launched from now on are behind."""
+        self.kernels = 0
+        self.copies: dict[Way, list[Copy]] = {way: [] for way in Way}
+        self.done = dict.fromkeys(Way, 0)
+        self.queues: dict[Way, deque[Copy]] = {way: deque() for way in Way}
+        self.accesses: list[Access] = []
+        self.requests: list[tuple[Extent, bool, WatchedTicket]] = []
+        self.limit_bytes = 0
+        self.opened = 0
+        self.arena = Extent(0, 0)
+        self._memory: Tensor | None = None
+        self.host_memory = Extent(0, 0)
+        self._watching = ExitStack()
+        self.tensors = Tensors()
+
+    def __enter__(self) -> Self:
+        self._watching.enter_context(_Operators(self))
+        self._watching.enter_context(_Functions(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._watching.close()
+
+    # ---- the device ----------------------------------------------------------------------------------------
+
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes) -> Tensor:
+        assert not self.opened, "it was not closed"
+        self.opened += 1
+        self.limit_bytes = limit_bytes
+        self._memory = torch.full((arena_bytes,), 255, dtype=torch.uint8, device=self.place)  # no number, no neighbour
+        self.arena = Extent.of(self._memory)
+        self.host_memory = Extent.of_array(host)
+        return self._memory
+
+    def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
+        self._now_and_then()
+        stream, before = COPIES[way], self.copies[way]
+        clock = self.host if not before else merged(self.host, self._clock_of(before[-1]))
+        for event in after:
+            assert isinstance(event, FakeEvent)
+            clock = merged(clock, event.clock)
+        assert target.is_contiguous() and source.is_contiguous() and target.nbytes == source.nbytes
+        copy = Copy(len(before) + 1, way, Extent.of(target), Extent.of(source), clock)
+        assert self.arena.start <= copy.on_device.start and copy.on_device.stop <= self.arena.stop
+        assert self.host_memory.start <= copy.on_host.start and copy.on_host.stop <= self.host_memory.stop
+        self._check_copy(copy)
+        before.append(copy)
+        self.queues[way].append(copy)
+        assert self._clock_of(copy)[stream] == copy.number
+        return FakeEvent(self, self._clock_of(copy))
+
+    def record(self) -> Event:
+        self._now_and_then()
+        return FakeEvent(self, self._launched())
+
+    def hold(self, event: Event) -> None:
+        assert isinstance(event, FakeEvent)
+        self.held = merged(self.held, event.clock)
+        self.reach(event.clock)
+
+    def close(self) -> None:
+        if self.opened:
+            self.reach((self.kernels, *(len(self.copies[way]) for way in Way)))
+            self.opened -= 1
+            self._memory = None
+            self.arena = self.host_memory = Extent(0, 0)
+
+    # ---- what happens when ---------------------------------------------------------------------------------
+
+    def reach(self, clock: Clock) -> None:
+        """Let everything in ``clock`` happen and nothing else, in any order that the events allow."""
+        while True:
+            heads = [queue[0] for queue in self.queues.values() if queue]
+            wanted = [copy for copy in heads if copy.number <= clock[COPIES[copy.way]]]
+            if not wanted:
+                return
+            self._carry_out(self.random.choice([copy for copy in wanted if self._may_happen(copy)]))
+
+    def _may_happen(self, copy: Copy) -> bool:
+        return all(self.done[way] >= copy.after[COPIES[way]] for way in Way)
+
+    def _now_and_then(self) -> None:
+        while self.random.random() < self.eager:
+            ready = [queue[0] for queue in self.queues.values() if queue and self._may_happen(queue[0])]
+            if not ready:
+                return
+            self._carry_out(self.random.choice(ready))
+
+    def _carry_out(self, copy: Copy) -> None:
+        copy.target.memory()[:] = copy.source.memory()
+        assert self.queues[copy.way].popleft() is copy
+        self.done[copy.way] = copy.number
+
+    def _clock_of(self, copy: Copy) -> Clock:
+        own = tuple(copy.number if COPIES[copy.way] == stream else 0 for stream in range(3))
+        return merged(copy.after, (own[0], own[1], own[2]))
+
+    def _launched(self) -> Clock:
+        return merged(merged(self.held, self.host), (self.kernels, 0, 0))
+
+    # ---- who touches what ----------------------------------------------------------------------------------
+
+    def _check_copy(self, copy: Copy) -> None:
+        """Against kernels, copies the other way, and requests of the SSD."""
+        first = bisect_right(self.accesses, copy.after[KERNELS], key=lambda access: access.number)
+        for access in self.accesses[first:]:
+            if access.extent.meets(copy.on_device) and (access.writes or copy.way is Way.TO_DEVICE):
+                raise Race(f"copy {copy.number} {copy.way.value} and {access.what}, which may be pending")
+        for way in Way:
+            if way is not copy.way:
+                for other in self.copies[way][copy.after[COPIES[way]] :]:
+                    if other.on_device.meets(copy.on_device) or other.on_host.meets(copy.on_host):
+                        raise Race(f"copy {copy.number} {copy.way.value} and copy {other.number} the other way")
+        for extent, writes, ticket in self.requests:
+            if not ticket.waited and extent.meets(copy.on_host) and (writes or copy.way is Way.TO_HOST):
+                raise Race(f"copy {copy.number} {copy.way.value} and a request of the SSD that may be under way")
+
+    def launch(self, what: str, touched: Sequence[tuple[Tensor, bool]]) -> None:
+        """A kernel, and what it reads and writes of the arena."""
+        self._now_and_then()
+        self.kernels += 1
+        known = self._launched()
+        for tensor, writes in touched:
+            extent = Extent.of(tensor)
+            for way in Way:
+                for copy in self.copies[way][known[COPIES[way]] :]:
+                    if copy.on_device.meets(extent) and (writes or way is Way.TO_DEVICE):
+                        raise Race(f"{what} and copy {copy.number} {way.value}, for which it does not wait")
+            self.accesses.append(Access(self.kernels, extent, writes, what))
+
+    def request(self, memory: Bytes, ticket: "WatchedTicket", *, writes: bool) -> None:
+        """Of the SSD; ``writes``: into memory."""
+        extent = Extent.of_array(memory)
+        for way in Way:
+            for copy in self.copies[way][self.host[COPIES[way]] :]:
+                if copy.on_host.meets(extent) and (writes or way is Way.TO_HOST):
+                    raise Race(f"a request of the SSD and copy {copy.number} {way.value}, which may be pending")
+        self.requests = [request for request in self.requests if not request[2].waited]
+        self.requests.append((extent, writes, ticket))
+
+
+class Tensors:
+    """Which tensors are the device's: by their storage, as long as it lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, StorageWeakRef] = {}
+        self._purge_at = 4096
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._known:
+            self._known[storage._cdata] = StorageWeakRef(storage)
+            if len(self._known) > self._purge_at:
+                self._known = {key: known for key, known in self._known.items() if not known.expired()}
+                self._purge_at = 4096 + 2 * len(self._known)
+
+    def __contains__(self, tensor: object) -> bool:
+        return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._known
+
+
+def _is_cpu(device: object) -> bool:
+    return device is not None and torch.device(device).type == "cpu"
+
+
+class _Functions(TorchFunctionMode):
+    """What Python asks of tensors: where they are, and to come to the host."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if args and args[0] in self._device.tensors:
+            if func == torch.Tensor.device.__get__:
+                return self._device.place
+            if func is torch.Tensor.numpy:
+                raise WrongPlace("NumPy cannot take a tensor of the device")
+            asked = [*args[1:2], *args[2:3], kwargs.get("device")] if func is torch.Tensor.to else []
+            devices = [one for one in asked if isinstance(one, (str, torch.device))]
+            if func is torch.Tensor.cpu or any(_is_cpu(one) for one in devices):
+                return self._to_host(args[0])
+        return func(*args, **kwargs)
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        """A copy, for which the host waits: everything launched so far has happened."""
+        self._device.host = merged(self._device.host, self._device._launched())
+        with torch.no_grad():
+            copied = torch.empty(tensor.shape, dtype=tensor.dtype)
+            copied.copy_(tensor)
+        return copied
+
+
+class _Operators(TorchDispatchMode):
+    """What torch computes: where it is, and what it touches."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        ours = self._device.tensors
+        made_there = kwargs.get("device") == self._device.place
+        if made_there:
+            kwargs["device"] = torch.device("cpu")
+        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        there = [tensor for tensor in tensors if tensor in ours]
+        between = func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.set_)
+        if there and not between and any(t not in ours and t.dim() for t in tensors):
+            raise WrongPlace(f"{func} of tensors of the host and of the device")
+        if there and not _is_view(func):
+            arena = self._device.arena
+            touched = [(t, writes) for t, writes in _accesses(func, args, kwargs) if t in ours and t.numel()]
+            inside = [(t, writes) for t, writes in touched if arena.start <= t.data_ptr() < arena.stop]
+            if inside:
+                self._device.launch(str(func), inside)
+        result = func(*args, **kwargs)
+        if made_there or (there and not (between and tensors[0] not in ours)):
+            hosts = {id(tensor) for tensor in tensors if tensor not in ours}
+            for value in tree_flatten(result)[0]:
+                if isinstance(value, Tensor) and id(value) not in hosts:
+                    ours.add(value)
+        return result
+
+
+def _is_view(func: Any) -> bool:
+    """Whether it only gives another look at its operand."""
+    aliases = [returned.alias_info for returned in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _accesses(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Tensor, bool]]:
+    """The tensors that an operator takes, and whether it writes to them."""
+    found = []
+    for place, argument in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        found += [(tensor, writes) for tensor in tree_flatten(value)[0] if isinstance(tensor, Tensor)]
+    return found
+
+
+class WatchedTicket(Ticket):
+    """``waited``: whether the host has waited for it."""
+
+    __slots__ = ("inner", "waited")
+
+    def __init__(self) -> None:
+        self.inner: Ticket | None = None
+        self.waited = False
+
+    @property
+    def ended(self) -> bool:
+        return self.inner.ended
+
+    def wait(self) -> None:
+        self.waited = True
+        self.inner.wait()
+
+    def settle(self) -> None:
+        self.waited = True
+        self.inner.settle()
+
+
+class WatchedEngine(Engine):
+    """``inner``, whose requests a fake device knows of."""
+
+    def __init__(self, inner: Engine, device: FakeDevice) -> None:
+        self.inner, self.device = inner, device
+        self.name = inner.name
+
+    @property
+    def counters(self) -> Counters:
+        return self.inner.counters
+
+    def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
+        return self._watched(lambda: self.inner.read(spans, into, bulk=bulk), into, writes=True)
+
+    def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
+        return self._watched(lambda: self.inner.write(spans, source), source, writes=False)
+
+    def _watched(self, send: Callable[[], Ticket], memory: Bytes, *, writes: bool) -> Ticket:
+        pending = WatchedTicket()
+        self.device.request(memory, pending, writes=writes)
+        pending.inner = send()
+        return pending
+
+    def close(self) -> None:
+        self.inner.close()

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On a device with memory of its own: the CPU's results to the bit, the plan's bytes to the byte, and no race."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+from torch_geometric.nn.models import GAT, GIN, GraphSAGE
+
+import ooc
+from ooc.errors import BudgetError, ModelError, OptionError, SpillError
+from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
+from ooc.prefetch.engine import Engine, choose_engine
+from ooc.storage.store import Store
+from ooc.train.device_workspace import DeviceWorkspace
+from ooc.train.record import EpochRecord
+from ooc.train.run import RunFolder
+from ooc.train.trainer import Trainer
+from tests.exactness.comparison import least_budgets, make_trainer, store_of
+from tests.exactness.models import Residual
+from tests.exactness.reference import CustomCase, ModelCase
+from tests.graphs import GraphCase, random_data
+from tests.plan.workloads import WITH_DEVICE_MEMORY
+from tests.prefetch.faults import Faults, faulty_engine
+from tests.train.fake_device import FakeDevice, Race, WatchedEngine
+
+GRAPH = GraphCase(nodes=200, edges=900, features=20, self_loops=15, isolated=20, duplicates=40, unlabelled=40)
+TILE_ROWS = 32
+EPOCHS = 2
+MODELS = {
+    "gcn": ModelCase(kind="gcn", layers=3, hidden=24, dropout=0.3, input_dropout=0.2),
+    "sage": ModelCase(kind="sage", layers=3, hidden=24, dropout=0.3),
+    "gin with batch norm": ModelCase(kind="gin", layers=2, hidden=16, options={"norm": "batch_norm", "jk": "cat"}),
+    "residual": CustomCase(make=Residual),
+}
+SHARES = [(1.0, 1.0), (1.0, 40.0), (1.4, 1.5), (60.0, 60.0)]
+"""Budgets as multiples of the least that would do: (device, host)."""
+
+Scores = dict[str, float | None]
+Build = Callable[..., Trainer]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny tensors: a second thread costs more than it brings."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    losses: list[float]
+    scores: Scores
+    logits: Tensor
+    weights: dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
+    """What ``device="cuda"`` means in a test."""
+    with FakeDevice(1) as fake:
+        use(fake, monkeypatch)
+        yield fake
+
+
+def use(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, engine: Callable[[], Engine] | None = None) -> None:
+    """Let ``device="cuda"`` mean ``fake``, which is told of every request of the SSD."""
+
+    def watched(*folders: Path) -> tuple[Engine, str]:
+        inner = choose_engine(*folders)[0] if engine is None else engine()
+        return WatchedEngine(inner, fake), "a test"
+
+    monkeypatch.setattr("ooc.train.setup.find_device", lambda name: fake if name == "cuda" else None)
+    monkeypatch.setattr("ooc.train.executor.choose_engine", watched)
+
+
+def builder(model: ModelCase, store: Store, folder: Path, **options: Any) -> Build:
+    def build(gpu: int | str = "64M", host: int | str = "64M", **more: Any) -> Trainer:
+        given = {"dtype": torch.float32, "tile_rows": TILE_ROWS, "block_rows": TILE_ROWS, **options, **more}
+        return make_trainer(model, store, folder, gpu_budget=gpu, host_budget=host, **given)
+
+    return build
+
+
+def on_device(model: ModelCase, store: Store, folder: Path, **options: Any) -> Build:
+    return builder(model, store, folder, device="cuda", hardware=WITH_DEVICE_MEMORY, **options)
+
+
+def outcome(trainer: Trainer) -> Outcome:
+    """Of some epochs, an evaluation and a prediction."""
+    with trainer:
+        losses = [record.loss for record in trainer.fit(epochs=1)]
+        losses += [record.loss for record in trainer.fit(epochs=EPOCHS - 1)]
+        scores = trainer.evaluate()
+        logits = trainer.predict()
+        assert logits is not None
+    return Outcome(losses, scores, logits, {n: p.detach().clone() for n, p in trainer.model.named_parameters()})
+
+
+def assert_same(found: Outcome, expected: Outcome) -> None:
+    assert found.losses == expected.losses
+    assert found.scores == expected.scores
+    assert torch.equal(found.logits, expected.logits)
+    for name, weight in found.weights.items():
+        assert torch.equal(weight, expected.weights[name]), name
+
+
+# ---- results -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+def test_results_are_the_cpus_to_the_bit(
+    model: ModelCase, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the budgets of the three tiers, and in whatever order copies happen."""
+    expected = outcome(builder(model, store, tmp_path, threads=1)())
+    with FakeDevice() as fake:
+        use(fake, monkeypatch)
+        gpu, host = least_budgets(lambda gpu, host: on_device(model, store, tmp_path)(gpu, host))
+    found, moved = [], set()
+    for seed, (of_device, of_host) in enumerate(SHARES):
+        with FakeDevice(seed, eager=seed / len(SHARES)) as fake:
+            use(fake, monkeypatch)
+            trainer = on_device(model, store, tmp_path)(int(gpu * of_device), int(host * of_host))
+            moved.add((trainer.plan.to_device_bytes > 0, trainer.plan.ssd_bytes > 0))
+            found.append(outcome(trainer))
+            assert not fake.opened
+    for one in found:
+        assert_same(one, expected)
+    assert moved == {(True, True), (True, False), (False, False)}, "all three tiers had their part"
+
+
+@pytest.mark.parametrize("slab_columns", [3, 5])
+def test_slabs_come_over_the_wire(slab_columns: int, store: Store, tmp_path: Path, device: FakeDevice) -> None:
+    """Column passes, whose slab buffers are filled from below while others are pulled."""
+    model = MODELS["gcn"]
+    expected = outcome(builder(model, store, tmp_path, threads=1)())
+    build = on_device(model, store, tmp_path, slab_columns=slab_columns)
+    gpu, host = least_budgets(build)
+    trainer = build(int(1.1 * gpu), int(1.1 * host))
+    assert any(program.fill for program in trainer.plan.unrolled.values())
+    assert_same(outcome(trainer), expected)
+
+
+def test_intermediates_kept_in_half_the_bytes_are_widened_on_the_device(
+    store: Store, tmp_path: Path, device: FakeDevice
+) -> None:
+    model = MODELS["sage"]
+    options: dict[str, Any] = {"spill_dtype": "bfloat16", "slab_columns": 8}
+    expected = outcome(builder(model, store, tmp_path, threads=1, **options)())
+    build = on_device(model, store, tmp_path, **options)
+    gpu, host = least_budgets(build)
+    assert_same(outcome(build(gpu, host)), expected)
+
+
+def test_rows_in_hop_order_pull_from_fewer(tmp_path: Path, device: FakeDevice) -> None:
+    """Neighbours beyond the rows that reach the loss are left out, on the device as on the CPU."""
+    data = random_data(GraphCase(nodes=600, edges=1500, features=12, train=0.02, unlabelled=520), dtype=torch.float32)
+    hopped = ooc.convert(data, tmp_path / "hop.ooc", dtype="float32", order="hop")
+    model = MODELS["sage"]
+    expected = outcome(builder(model, hopped, tmp_path, threads=1)())
+    build = on_device(model, hopped, tmp_path)
+    gpu, host = least_budgets(build)
+    trainer = build(2 * gpu, 2 * host)
+    assert any(item.rows < 600 for item in trainer.plan.programs["train"])
+    assert_same(outcome(trainer), expected)
+
+
+def test_averages_schedules_and_clipping_are_the_cpus(store: Store, tmp_path: Path, device: FakeDevice) -> None:
+    def trained(build: Build) -> tuple[list[float], Scores, dict[str, Tensor]]:
+        torch.manual_seed(3)
+        model = GraphSAGE(20, 16, 2, 4)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        options: dict[str, Any] = {"spill_dir": tmp_path, "tile_rows": TILE_ROWS, "clip_norm": 0.5, "average": average}
+        with build(model, store, "16M", "16M", **options) as trainer:
+            losses = [record.loss for record in trainer.fit(epochs=3, eval_every=2)]
+            scores = trainer.evaluate()
+        return losses, scores, {name: p.detach() for name, p in average.named_parameters()}
+
+    losses, scores, weights = trained(lambda *a, **k: Trainer(*a, **k, threads=1))
+    found = trained(lambda *a, **k: Trainer(*a, **k, device="cuda", hardware=WITH_DEVICE_MEMORY))
+    assert (losses, scores) == found[:2]
+    assert all(torch.equal(weight, found[2][name]) for name, weight in weights.items())
+
+
+def test_a_loss_with_weights_of_its_own_goes_to_the_device(store: Store, tmp_path: Path, device: FakeDevice) -> None:
+    weight = torch.tensor([1.0, 2.0, 0.5, 1.5])
+    for loss in (torch.nn.CrossEntropyLoss(weight=weight), lambda out, y: torch.nn.functional.cross_entropy(out, y)):
+        losses = []
+        for build in (builder, on_device):
+            with build(MODELS["gcn"], store, tmp_path)("16M", "16M", loss=loss, threads=1) as trainer:
+                losses.append([record.loss for record in trainer.fit(epochs=2)])
+        assert losses[0] == losses[1]
+    assert weight.device.type == "cpu"
+
+
+# ---- bytes and memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [1.0, 1.5])
+def test_every_epoch_moves_the_planned_bytes_each_way(
+    share: float, store: Store, tmp_path: Path, device: FakeDevice
+) -> None:
+    """To the device, to the host, from the SSD and to it. The first epoch also fills the memory."""
+    build = on_device(MODELS["sage"], store, tmp_path)
+    gpu, host = least_budgets(build)
+    with build(int(share * gpu), int(share * host)) as trainer:
+        plan = trainer.plan
+        first, *others = trainer.fit(epochs=4)
+    assert moved(first)[0] >= plan.to_device_bytes > 0
+    planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
+    assert [moved(record) for record in others] == [planned] * 3
+
+
+def moved(record: EpochRecord) -> tuple[int, int, int, int]:
+    return record.to_device_bytes, record.to_host_bytes, record.ssd_read_bytes, record.ssd_write_bytes
+
+
+def test_the_cpu_has_no_wire(store: Store, tmp_path: Path) -> None:
+    with builder(MODELS["gcn"], store, tmp_path)() as trainer:
+        (record,) = trainer.fit(epochs=1)
+    assert record.to_device_bytes == record.to_host_bytes == 0
+
+
+def test_the_device_is_given_its_budget_and_what_is_planned(store: Store, tmp_path: Path, device: FakeDevice) -> None:
+    build = on_device(MODELS["gcn"], store, tmp_path)
+    gpu, host = least_budgets(build)
+    with build(gpu, host) as trainer:
+        (record,) = trainer.fit(epochs=1)
+        assert device.limit_bytes == gpu
+        assert device.arena.stop - device.arena.start == trainer.plan.arena_bytes
+        assert device.host_memory.stop - device.host_memory.start == trainer.plan.host_arena_bytes
+        assert record.device_peak_bytes == trainer.plan.device_peak_bytes <= gpu
+        assert record.host_peak_bytes == trainer.plan.host_peak_bytes <= host
+
+
+def test_what_the_device_takes_beside_is_admitted(store: Store, tmp_path: Path, device: FakeDevice) -> None:
+    build = on_device(MODELS["gcn"], store, tmp_path)
+    gpu, host = least_budgets(build)
+    device.overhead_bytes = 50_000_000
+    with pytest.raises(BudgetError, match=r"--gpu-budget"):
+        build(gpu, host)
+    build(gpu + 51_000_000, host).close()
+
+
+def test_the_model_is_on_the_device_while_it_trains_and_on_the_cpu_after(
+    store: Store, tmp_path: Path, device: FakeDevice
+) -> None:
+    """With its gradients, its optimizer's state and its buffers."""
+    model = MODELS["gin with batch norm"]
+
+    def places(trainer: Trainer) -> set[str]:
+        tensors: list[Tensor] = [*trainer.model.parameters(), *trainer.model.buffers()]
+        tensors += [p.grad for p in trainer.model.parameters() if p.grad is not None]
+        tensors += [v for s in trainer.optimizer.state.values() for v in s.values() if v.dim()]
+        return {tensor.device.type for tensor in tensors}
+
+    with on_device(model, store, tmp_path)() as trainer:
+        parameters = list(trainer.model.parameters())
+        trainer.fit(epochs=1)
+        assert places(trainer) == {"meta"}
+        trainer.close()
+        assert places(trainer) == {"cpu"}
+        trainer.fit(epochs=1)
+        assert all(one is other for one, other in zip(trainer.model.parameters(), parameters, strict=True))
+    assert places(trainer) == {"cpu"}
+
+
+def test_a_run_goes_on_where_it_stopped(
+    store: Store, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints hold no tensor of the device: they are read where there may be none."""
+    model, save = MODELS["sage"], torch.save
+    saved: list[Tensor] = []
+
+    def watched(state: object, file: object) -> None:
+        saved.extend(value for value in tree_flatten(state)[0] if isinstance(value, Tensor))
+        save(state, file)
+
+    monkeypatch.setattr(torch, "save", watched)
+    with on_device(model, store, tmp_path)() as trainer:
+        whole = [record.loss for record in trainer.fit(epochs=3)]
+    pieces = []
+    for epochs in (1, 3):
+        run = RunFolder.open(tmp_path / "run") if epochs > 1 else tmp_path / "run"
+        with on_device(model, store, tmp_path)(out=run) as trainer:
+            pieces += [record.loss for record in trainer.fit(epochs=epochs, resume=epochs > 1)]
+    assert pieces == whole
+    assert saved and not any(tensor in device.tensors for tensor in saved)
+
+
+# ---- what is refused, and what fails -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: GAT(20, 8, 2, 4), "GATConv's attention"),
+        (lambda: GAT(20, 8, 2, 4, v2=True), "GATv2Conv's attention"),
+        (lambda: GraphSAGE(20, 8, 2, 4, aggr="max"), "the maximum over neighbours"),
+        (lambda: GIN(20, 8, 2, 4, aggr="max"), "the maximum over neighbours"),
+    ],
+)
+def test_what_only_the_cpu_computes_is_refused_by_name(
+    make: Callable[[], torch.nn.Module], said: str, store: Store, tmp_path: Path, device: FakeDevice
+) -> None:
+    with pytest.raises(ModelError, match=f"{said}.* is computed on the CPU only, not on a fake device yet"):
+        Trainer(make(), store, spill_dir=tmp_path, device="cuda", hardware=WITH_DEVICE_MEMORY)
+
+
+def test_a_machine_of_another_kind_is_refused(store: Store, tmp_path: Path, device: FakeDevice) -> None:
+    model = GraphSAGE(20, 8, 2, 4)
+    with pytest.raises(OptionError, match="no wire"):
+        Trainer(model, store, spill_dir=tmp_path, device="cuda", hardware=UNMEASURED)
+    with pytest.raises(OptionError, match="the CPU is to compute"):
+        Trainer(model, store, spill_dir=tmp_path, device="cpu", hardware=WITH_DEVICE_MEMORY)
+
+
+def test_without_a_profile_the_plan_is_made_by_estimates_that_say_so(
+    store: Store, tmp_path: Path, device: FakeDevice
+) -> None:
+    with Trainer(GraphSAGE(20, 8, 2, 4), store, spill_dir=tmp_path, device="cuda") as trainer:
+        assert trainer.hardware is UNMEASURED_DEVICE
+        assert "estimates" in trainer.hardware.source
+        assert trainer.plan.has_tiers
+
+
+def test_without_cuda_the_device_is_refused_in_one_line(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(OptionError, match="device cuda is not available on this machine; use --device cpu"):
+        Trainer(GraphSAGE(20, 8, 2, 4), store, spill_dir=tmp_path, device="cuda")
+
+
+def test_memory_used_up_within_the_budget_is_one_line(
+    store: Store, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should temporaries take more than was admitted, the device refuses them rather than pass its budget."""
+
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 MiB")
+
+    with on_device(MODELS["gcn"], store, tmp_path)() as trainer:
+        monkeypatch.setattr("ooc.train.executor.pull", refuse)
+        with pytest.raises(BudgetError, match=r"used up, within its budget of .*Tried to allocate.*--gpu-budget"):
+            trainer.fit(epochs=1)
+
+
+def test_a_broken_disk_is_one_line_and_nothing_is_left_under_way(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = MODELS["sage"]
+    faults = Faults(seed=5)
+    with FakeDevice(2) as fake:
+        use(fake, monkeypatch, lambda: faulty_engine(faults))
+        build = on_device(model, store, tmp_path)
+        gpu, host = least_budgets(build)
+        undisturbed = outcome(build(gpu, host))
+        faults = Faults(seed=5, broken=0.2)
+        with build(gpu, host) as trainer, pytest.raises(SpillError, match="failed"):
+            trainer.fit(epochs=2)
+        assert not fake.opened
+        faults = Faults(seed=6, short=0.2, interrupted=0.1)
+        assert_same(outcome(build(gpu, host)), undisturbed)
+
+
+# ---- whether the checks would see it -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["await_read", "_behind"])
+def test_an_executor_that_forgets_an_event_is_seen(
+    method: str, store: Store, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparisons above mean something: without these waits there is a race (test_device_workspace: any wait)."""
+    build = on_device(MODELS["gcn"], store, tmp_path, slab_columns=16)
+    gpu, host = least_budgets(build)
+    trainer = build(int(1.2 * gpu), int(1.2 * host))
+    nothing = [] if method == "_behind" else None
+    monkeypatch.setattr(DeviceWorkspace, method, lambda self, which: nothing)
+    with trainer, pytest.raises(Race):
+        trainer.fit(epochs=2)
