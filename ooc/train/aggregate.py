@@ -48,7 +48,7 @@ def with_self(indices_E: Tensor, offsets_R1: Tensor, start: int, stop: int) -> t
     if count <= 0:
         return indices_E, offsets_R1
     if indices_E.device.type != "cpu":
-        return _with_self_on_device(indices_E, offsets_R1, start, stop)
+        return with_self_by_torch(indices_E, offsets_R1, start, stop)
     offsets = offsets_R1.numpy()
     added = np.minimum(np.arange(len(offsets), dtype=offsets.dtype), count)
     places = offsets[1 : count + 1] + added[:count]
@@ -60,8 +60,8 @@ def with_self(indices_E: Tensor, offsets_R1: Tensor, start: int, stop: int) -> t
     return torch.from_numpy(indices), torch.from_numpy(offsets + added)
 
 
-def _with_self_on_device(indices_E: Tensor, offsets_R1: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """The same without NumPy."""
+def with_self_by_torch(indices_E: Tensor, offsets_R1: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """``with_self`` without NumPy, on any device; some row is before ``stop``."""
     count = stop - start
     added = torch.arange(len(offsets_R1), dtype=offsets_R1.dtype, device=offsets_R1.device).clamp_(max=count)
     offsets = offsets_R1 + added

@@ -26,9 +26,9 @@ def unpack(bytes_RB: Tensor, columns: int) -> Tensor:
 
 def pack_by_torch(bools_RC: Tensor) -> Tensor:
     """``pack`` on any device."""
-    rows, columns = bools_RC.shape
+    columns = bools_RC.shape[1]
     padded = F.pad(bools_RC.to(torch.uint8), (0, -columns % 8))
-    return (padded.view(rows, -1, 8) << _places(bools_RC)).sum(dim=2, dtype=torch.uint8)
+    return (padded.view(len(padded), padded.shape[1] // 8, 8) << _places(bools_RC)).sum(dim=2, dtype=torch.uint8)
 
 
 def unpack_by_torch(bytes_RB: Tensor, columns: int) -> Tensor:

@@ -12,6 +12,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from ooc.errors import BudgetError
+
 
 class Placement:
     """Of ``models``, with ``optimizer``; ``place`` is the device's. On the CPU nothing ever moves."""
@@ -24,8 +26,11 @@ class Placement:
         self._optimizer = optimizer
 
     def enter(self) -> None:
-        """To the device."""
-        self._move(self._place)
+        """To the device; BudgetError where there is no room left for it."""
+        try:
+            self._move(self._place)
+        except torch.OutOfMemoryError:
+            raise BudgetError("the device has no room left for the model; give a larger --gpu-budget") from None
 
     def leave(self) -> None:
         """Back to the CPU."""

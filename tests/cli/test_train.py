@@ -84,6 +84,16 @@ def test_weights_too_large_are_refused_before_they_are_made(run: RunCommand, gra
     assert not list(here.iterdir())
 
 
+def test_a_device_that_is_not_there_is_one_line(
+    run: RunCommand, graph: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for command in (("train", graph, "--out", "r"), ("plan", graph)):
+        code, out, err = run(*command, "--device", "cuda")
+        assert (code, out, err) == (2, "", "ooc: error: --device cuda: torch finds no usable CUDA device\n")
+    assert not list(here.iterdir())
+
+
 def test_quiet_prints_the_outcome_only(run: RunCommand, graph: Path, here: Path) -> None:
     code, out, err = run("train", graph, *SMALL, "--epochs", "1", "--quiet", "--out", "r")
     assert (code, err) == (0, "")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ooc.train.aggregate import pull, sums_rows_of, with_self, within, without_self
+from ooc.train.aggregate import pull, sums_rows_of, with_self, with_self_by_torch, within, without_self
 
 ROWS = 500
 
@@ -75,6 +75,10 @@ def test_a_row_becomes_the_last_of_its_neighbours(case: tuple[Tensor, Tensor, in
         [*neighbours, *([row] if row < stop else [])] for row, neighbours in enumerate(lists(indices, offsets), start)
     ]
     assert lists(*with_self(indices, offsets, start, stop)) == expected
+    if stop > start:
+        by_torch = with_self_by_torch(indices, offsets, start, stop)
+        assert lists(*by_torch) == expected
+        assert [part.dtype for part in by_torch] == [indices.dtype, offsets.dtype]
 
 
 @given(neighbour_lists(), st.integers(0, ROWS))

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """On a device with memory of its own: the CPU's results to the bit, the plan's bytes to the byte, and no race."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from torch_geometric.nn.models import GAT, GIN, GraphSAGE
 
 import ooc
+from ooc.cli.tables import print_outcome, print_plan
 from ooc.errors import BudgetError, ModelError, OptionError, SpillError
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
 from ooc.prefetch.engine import Engine, choose_engine
+from ooc.sizes import format_size
 from ooc.storage.store import Store
 from ooc.train.device_workspace import DeviceWorkspace
 from ooc.train.record import EpochRecord
@@ -157,7 +162,7 @@ def test_slabs_come_over_the_wire(slab_columns: int, store: Store, tmp_path: Pat
 def test_intermediates_kept_in_half_the_bytes_are_widened_on_the_device(
     store: Store, tmp_path: Path, device: FakeDevice
 ) -> None:
-    model = MODELS["sage"]
+    model = MODELS["gcn"]
     options: dict[str, Any] = {"spill_dtype": "bfloat16", "slab_columns": 8}
     expected = outcome(builder(model, store, tmp_path, threads=1, **options)())
     build = on_device(model, store, tmp_path, **options)
@@ -226,6 +231,30 @@ def test_every_epoch_moves_the_planned_bytes_each_way(
 
 def moved(record: EpochRecord) -> tuple[int, int, int, int]:
     return record.to_device_bytes, record.to_host_bytes, record.ssd_read_bytes, record.ssd_write_bytes
+
+
+def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(store: Store, tmp_path: Path, device: FakeDevice) -> None:
+    build = on_device(MODELS["sage"], store, tmp_path)
+    gpu, host = least_budgets(build)
+    said = StringIO()
+    console = Console(file=said, width=120)
+    with build(gpu, host) as trainer:
+        print_plan(trainer.plan, console)
+        records = trainer.fit(epochs=1)
+    print_outcome(
+        records,
+        metric=trainer.metric,
+        gpu_budget=gpu,
+        host_budget=host,
+        process_peak_bytes=1,
+        store_bytes=store.nbytes,
+        spill_bytes=trainer.plan.spill_bytes,
+        run=tmp_path,
+        console=console,
+    )
+    there, back = format_size(trainer.plan.to_device_bytes), format_size(trainer.plan.to_host_bytes)
+    assert f"over the wire: {there} to the device and {back} back an epoch" in said.getvalue()
+    assert f"to the device {format_size(records[0].to_device_bytes)}" in re.sub(" +", " ", said.getvalue())
 
 
 def test_the_cpu_has_no_wire(store: Store, tmp_path: Path) -> None:

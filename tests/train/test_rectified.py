@@ -1,14 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gradient of a rectifier from bits is autograd's from numbers."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ooc.train import bits
 from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import Features, Rows
+
+
+@given(rows=st.integers(0, 4), columns=st.integers(1, 40), seed=st.integers(0, 999))
+def test_bits_are_numpys_on_any_device(rows: int, columns: int, seed: int) -> None:
+    bools = torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed)) < 0.5
+    packed = bits.pack(bools)
+    assert packed.numpy().tobytes() == np.packbits(bools.numpy(), axis=1).tobytes()
+    assert torch.equal(bits.pack_by_torch(bools), packed)
+    assert torch.equal(bits.unpack(packed, columns).bool(), bools)
+    assert torch.equal(bits.unpack_by_torch(packed, columns), bits.unpack(packed, columns))
+
 
 SPECIAL = [0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-40, -1e-40]
 
@@ -34,15 +47,15 @@ def test_bits_or_numbers_give_the_gradient_of_autograd(
     value, cut = _rectifier(columns, slope), Rows(0, rows, 0, 0)
 
     result = value.compute([source], cut, record=True)
-    bits = value.signs.compute([source], cut, record=False)
-    assert (bits.dtype, bits.shape) == (torch.uint8, (rows, -(-columns // 8)))
+    signs = value.signs.compute([source], cut, record=False)
+    assert (signs.dtype, signs.shape) == (torch.uint8, (rows, -(-columns // 8)))
     assert value.needs() == (value.signs,)
 
     leaf = source.clone().requires_grad_()
     expected = F.relu(leaf) if slope is None else F.leaky_relu(leaf, slope)
     (d_expected,) = torch.autograd.grad(expected[: len(gradient)], leaf, gradient)
     assert _bytes(result) == _bytes(expected)
-    for operands in ([bits, None], [None, source], [bits, source]):
+    for operands in ([signs, None], [None, source], [signs, source]):
         (d_source,) = value.backward(gradient, operands, cut).inputs
         assert d_source is not None
         assert _bytes(d_source) == _bytes(d_expected[: len(gradient)])
