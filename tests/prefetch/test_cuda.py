@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the CUDA device asks of torch.cuda, with a torch.cuda that only takes notes: there is no GPU here.
+
+That it asks for the right things in the right order, not that a GPU does them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ooc.errors import BudgetError
+from ooc.plan.staging import Way
+from ooc.prefetch import cuda
+from ooc.prefetch.cuda import Cuda
+
+
+class Notes:
+    """A torch.cuda whose streams are names and whose events are numbers."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[Any, ...]] = []
+        self.streams = iter(("in", "out"))
+        self.refuses_to_lock = 0
+        self.current = self.stream_named("kernels")
+
+    def stream_named(self, name: str) -> Any:
+        return SimpleNamespace(
+            name=name,
+            wait_event=lambda event: self.taken.append((name, "waits", event.number)),
+            synchronize=lambda: self.taken.append((name, "ends")),
+        )
+
+    def Stream(self, place: torch.device) -> Any:
+        return self.stream_named(next(self.streams))
+
+    def Event(self, *, blocking: bool) -> Any:
+        assert blocking
+        number = sum(note[1] == "records" for note in self.taken)
+
+        def record(stream: Any) -> None:
+            self.taken.append((stream.name, "records", number))
+
+        return SimpleNamespace(number=number, record=record, query=lambda: True, synchronize=lambda: None)
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.taken.append((stream.name, "begins"))
+        yield
+        self.taken.append((stream.name, "left"))
+
+    def cudart(self) -> Any:
+        def register(address: int, nbytes: int, flags: int) -> int:
+            self.taken.append(("host", "locked", nbytes))
+            return self.refuses_to_lock
+
+        return SimpleNamespace(
+            cudaHostRegister=register, cudaHostUnregister=lambda address: self.taken.append(("host", "unlocked"))
+        )
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
+    notes = Notes()
+    monkeypatch.setattr(cuda, "_cuda", notes)
+    for name, stub in {
+        "get_device_name": lambda index: "a GPU",
+        "get_device_properties": lambda place: SimpleNamespace(total_memory=1000),
+        "set_per_process_memory_fraction": lambda share, place: notes.taken.append(("memory", "at most", share)),
+        "empty_cache": lambda: None,
+        "stream": notes.stream,
+        "current_stream": lambda place: notes.current,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    return notes
+
+
+def opened(limit_bytes: int = 500) -> tuple[Cuda, torch.Tensor, Any]:
+    device = Cuda()
+    device.place = torch.device("cpu")
+    host = np.arange(64, dtype=np.uint8)
+    return device, device.open(arena_bytes=64, limit_bytes=limit_bytes, host=host), host
+
+
+@pytest.mark.parametrize(("limit", "share"), [(500, 0.5), (5000, 1.0)])
+def test_the_budget_is_the_processs_share_until_it_is_closed(notes: Notes, limit: int, share: float) -> None:
+    device, arena, _ = opened(limit)
+    assert arena.dtype is torch.uint8 and arena.nbytes == 64
+    assert notes.taken == [("memory", "at most", share), ("host", "locked", 64)]
+    notes.taken.clear()
+    device.close()
+    assert notes.taken == [("in", "ends"), ("out", "ends"), ("host", "unlocked"), ("memory", "at most", 1.0)]
+    notes.taken.clear()
+    device.close()
+    assert ("host", "unlocked") not in notes.taken
+
+
+def test_copies_go_behind_their_events_in_the_stream_of_their_way(notes: Notes) -> None:
+    device, arena, host = opened()
+    notes.taken.clear()
+    kernels = device.record()
+    came = device.copy(arena, torch.from_numpy(host), Way.TO_DEVICE, [kernels])
+    device.hold(came)
+    left = device.copy(torch.from_numpy(host), arena, Way.TO_HOST, [kernels, came])
+    assert left.happened
+    assert (arena.numpy() == np.arange(64)).all()
+    assert notes.taken == [
+        ("kernels", "records", 0),
+        *(("in", "waits", 0), ("in", "begins"), ("in", "left"), ("in", "records", 1)),
+        ("kernels", "waits", 1),
+        *(("out", "waits", 0), ("out", "waits", 1), ("out", "begins"), ("out", "left"), ("out", "records", 2)),
+    ]
+
+
+def test_memory_that_cannot_be_had_is_one_line(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes.refuses_to_lock = 2
+    with pytest.raises(BudgetError, match=r"does not lock 64 B of host memory \(error 2\).*--host-budget"):
+        opened()
+    notes.refuses_to_lock = 0
+
+    def refuse(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(BudgetError, match=r"a GPU refuses an arena of 64 B.*--gpu-budget"):
+        opened()
+    assert notes.taken[-2:] == [("host", "unlocked"), ("memory", "at most", 1.0)]
