@@ -23,8 +23,10 @@ from ooc.prefetch.engine import Engine, choose_engine
 from ooc.sizes import format_size
 from ooc.storage.store import Store
 from ooc.train.device_workspace import DeviceWorkspace
+from ooc.train.prospect import Prospect
 from ooc.train.record import EpochRecord
 from ooc.train.run import RunFolder
+from ooc.train.setup import Resources
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import least_budgets, make_trainer, store_of
 from tests.exactness.models import Residual
@@ -231,6 +233,20 @@ def test_every_epoch_moves_the_planned_bytes_each_way(
 
 def moved(record: EpochRecord) -> tuple[int, int, int, int]:
     return record.to_device_bytes, record.to_host_bytes, record.ssd_read_bytes, record.ssd_write_bytes
+
+
+def test_a_prospect_plans_what_the_trainer_runs(store: Store, tmp_path: Path, device: FakeDevice) -> None:
+    """With what the device takes beside, and with one thread that launches everything."""
+    device.overhead_bytes = 3_000_000
+    options: dict[str, Any] = {"hardware": WITH_DEVICE_MEMORY, "device": "cuda", "tile_rows": TILE_ROWS}
+    model = GraphSAGE(20, 16, 2, 4)
+    resources = Resources.parse("4M", "1M", spill_dir=tmp_path, **options)
+    _, plan = Prospect(model, store, resources).plan(resources.limits, resources.hardware)
+    with Trainer(model, store, "4M", "1M", spill_dir=tmp_path, **options) as trainer:
+        assert (trainer.plan.unrolled, trainer.plan.staged) == (plan.unrolled, plan.staged)
+        assert trainer.plan.summary() == plan.summary()
+        assert trainer.plan.device_peak_bytes == plan.device_peak_bytes
+    assert plan.has_tiers and plan.fixed_device_bytes > 3_000_000
 
 
 def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(store: Store, tmp_path: Path, device: FakeDevice) -> None:

@@ -25,8 +25,9 @@ from ooc.plan.verifier import verify_plan
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.engine import Counters, Engine
 from ooc.prefetch.transfers import Transfers
-from ooc.train.device_workspace import DeviceWorkspace
+from ooc.train.device_workspace import DeviceWorkspace, _Copy
 from ooc.train.program_run import ProgramRun
+from ooc.train.workspace import Filling
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 from tests.train.fake_device import FakeDevice, Race, WatchedTicket
 
@@ -113,6 +114,8 @@ class Run:
         self.plan, self.device = plan, device
         self.disk = Disk(device, seed)
         self.versions: dict[int, int] = {}
+        self.buffered: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}
+        """By pass and slab: what has been put into its buffer."""
         self.wrong: list[tuple[str, Tensor]] = []
         host = np.zeros(plan.host_frames * plan.frame_bytes, dtype=np.uint8)
         arena = device.open(arena_bytes=plan.arena_bytes, limit_bytes=plan.device_limit_bytes, host=host)
@@ -141,6 +144,7 @@ class Run:
         before = self.moved()
         run: Any = ProgramRun(SimpleNamespace(workspace=self.workspace, plan=self.plan), name)  # type: ignore[arg-type]
         run.warm_up()
+        self.buffered.clear()
         for item in run.passes:
             run.enter(item.index)
             first, stop = run.program.bounds[item.index]
@@ -149,7 +153,7 @@ class Run:
                     run.end(step - 2)
                 run.begin(step)
                 self._fill(run, item, step)
-                self._compute(run, step)
+                self._compute(run, item, step)
                 self.workspace.launched(step)
             for step in range(max(first, stop - 2), stop):
                 run.end(step)
@@ -157,23 +161,36 @@ class Run:
         return tuple(now - then for now, then in zip(self.moved(), before, strict=True))  # type: ignore[return-value]
 
     def _fill(self, run: Any, item: Any, step: int) -> None:
+        """Slab buffers, for this sweep or a later one."""
+        filling: list[Filling] = []
         for block, in_frame in run.program.fill.get(step, ()):
             assert isinstance(item, ColumnPass)
+            name, slab, number = self.plan.blocks.where(block)
+            at = number * self.plan.matrices[name].grid.block_nbytes(slab, 0)
+            memory = self._buffer(run, item, slab)[at : at + self.plan.blocks.nbytes(block)]
             if in_frame:
                 self.workspace.await_read(block)
-                self._check(block, self._view(block), "a copied block")
-                continue
-            name, slab, number = self.plan.blocks.where(block)
-            planned = self.plan.matrices[name]
-            grid, region = planned.grid, run.region(name, item.index)
-            buffer = self.workspace.region(region.frame, item.slab_buffers * planned.slab_stride())
-            at = slab % item.slab_buffers * planned.slab_stride() + number * grid.block_nbytes(slab, 0)
-            memory = buffer[at : at + self.plan.blocks.nbytes(block)]
-            self.workspace.fill(block, memory).wait()
-            self._check(block, memory, "a block of a slab buffer")
+                memory.copy_(self._view(block))
+            else:
+                filling.append(self.workspace.fill(block, memory))
+            self.buffered.setdefault((item.index, slab), []).append((block, memory))
+        for block_under_way in filling:
+            block_under_way.wait()
 
-    def _compute(self, run: Any, step: int) -> None:
+    def _buffer(self, run: Any, item: ColumnPass, slab: int) -> Tensor:
+        """The buffer of a slab."""
+        name = item.pull.source
+        planned = self.plan.matrices[name]
+        buffers = self.workspace.region(run.region(name, item.index).frame, item.slab_buffers * planned.slab_stride())
+        return buffers[slab % item.slab_buffers * planned.slab_stride() :][: planned.slab_stride()]
+
+    def _compute(self, run: Any, item: Any, step: int) -> None:
         """Read what the step reads, then write what it writes: the number changes when a block is begun."""
+        slab = run.program.steps[step].slab
+        if isinstance(item, ColumnPass):
+            self._buffer(run, item, slab).sum()  # it is pulled, whoever has filled it
+        for block, memory in self.buffered.get((item.index, slab), ()):
+            self._check(block, memory, f"step {step}, slab buffer")
         spans = [s for s in run.program.uses.spans if s.first <= step <= s.last and s.use is not Use.COPY]
         for span in spans:
             if span.use is Use.READ:
@@ -262,22 +279,47 @@ def test_host_frames_that_swap_their_names_hold_what_the_next_epoch_looks_for(se
     ran(plan, seed)
 
 
+class Forgetful(dict[int, Any]):
+    """Whatever is put here is gone."""
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        pass
+
+
+def without_passing(self: Transfers, *arguments: Any) -> None:
+    make_transfers(self, *arguments)
+    self._passing = Forgetful()
+
+
+def fill_at_once(self: DeviceWorkspace, block: int, memory: Tensor) -> Filling:
+    return _Copy(self._device, self._transfers.send(block, Way.TO_DEVICE, memory, []))
+
+
+def write_at_once(self: DeviceWorkspace, block: int, step: int) -> None:
+    self._leaving[self._where[block]] = self._transfers.send(block, Way.TO_HOST, self._memory(block), [])
+
+
+make_transfers = Transfers.__init__
 BROKEN = {
-    "await_read": (DeviceWorkspace, lambda self, block: None),
-    "_await_left": (DeviceWorkspace, lambda self, frame: None),
-    "_behind": (DeviceWorkspace, lambda self, frame: []),
-    "vacate": (DeviceWorkspace, lambda self, step: None),
-    "_save_what_has_come": (Transfers, lambda self: self._unsaved.clear()),
-    "_await_read": (Transfers, lambda self, block: None),
-    "await_saved": (Transfers, lambda self, block: None),
+    "kernels for what they read": (DeviceWorkspace, "await_read", lambda self, block: None),
+    "kernels for what leaves": (DeviceWorkspace, "_await_left", lambda self, frame: None),
+    "copies into frames for kernels and what leaves": (DeviceWorkspace, "_behind", lambda self, frame: []),
+    "copies into frames for the last kernels that used them": (DeviceWorkspace, "vacate", lambda self, step: None),
+    "copies into slab buffers for kernels": (DeviceWorkspace, "fill", fill_at_once),
+    "copies out of frames for kernels": (DeviceWorkspace, "write", write_at_once),
+    "whoever uses a host frame for copies through it": (Transfers, "__init__", without_passing),
+    "copies for what the SSD reads": (Transfers, "_await_read", lambda self, block: None),
+    "frames and reads for what the SSD writes": (Transfers, "await_saved", lambda self, block: None),
+    "the end for what is to be saved": (Transfers, "_save_what_has_come", lambda self: self._unsaved.clear()),
 }
+"""Who waits for what, and how to make them forget it."""
 
 
-@pytest.mark.parametrize("method", BROKEN)
-def test_whoever_forgets_to_wait_is_seen(scarce: Plan, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("which", BROKEN)
+def test_whoever_forgets_to_wait_is_seen(scarce: Plan, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a race, or by a block that is not what it was, for some order of events."""
     scarcer = plan_with(8000, 8, 2_700_000, 372_176, 3)
-    owner, forgetful = BROKEN[method]
+    owner, method, forgetful = BROKEN[which]
     monkeypatch.setattr(owner, method, forgetful)
     with pytest.raises((Race, AssertionError, KeyError)):
         for seed in range(3):
