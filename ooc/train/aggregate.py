@@ -25,14 +25,23 @@ def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Ten
     """Sum of ``source_NW[indices_E[offsets[i]:offsets[i+1]]]`` for each of R rows, each times its weight → [R, W].
 
     N nodes, W width of the slab, E edges of these rows, R rows; indices and offsets of one integer type, weights of
-    the source's (None: all 1). The result is of the source's type. On a GPU ``embedding_bag`` sums in the order of the
-    list as well; this is the one place to call a faster kernel by ``source_NW.device``.
+    the source's (None: all 1). The result is of the source's type. On the CPU a neighbour that is none of the N raises
+    RuntimeError; on a GPU, where nobody waits for an answer, it adds nothing (``follows_all``).
     """
+    if source_NW.device.type == "cuda":
+        from ooc.train.kernels.cuda import sums  # needs triton
+
+        return sums.pull(source_NW, indices_E, offsets_R1, weight_E)
     if indices_E.numel() == 0:
         return source_NW.new_zeros(offsets_R1.numel() - 1, source_NW.shape[1])
     return F.embedding_bag(
         indices_E, source_NW, offsets_R1, mode="sum", include_last_offset=True, per_sample_weights=weight_E
     )
+
+
+def follows_all(source_NW: Tensor) -> bool:
+    """Whether ``pull`` follows every neighbour that it is given: those beyond a shorter source must be left out."""
+    return source_NW.device.type != "cuda"
 
 
 def within(

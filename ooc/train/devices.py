@@ -4,6 +4,7 @@
 ``None`` stands for the CPU throughout.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -31,6 +32,8 @@ def find_device(name: str) -> Device | None:
         return None
     if not torch.cuda.is_available():
         raise OptionError("device cuda is not available on this machine; use --device cpu")
+    if find_spec("triton") is None:
+        raise OptionError("device cuda sums neighbours by triton, which is not installed; pip install triton")
     return Cuda()
 
 

@@ -27,7 +27,7 @@ from ooc.prefetch.transfers import Transfers
 from ooc.sizes import format_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store
-from ooc.train.aggregate import pull, with_self, within, without_self
+from ooc.train.aggregate import follows_all, pull, with_self, within, without_self
 from ooc.train.column_pass import ColumnPassRun
 from ooc.train.device_workspace import DeviceWorkspace
 from ooc.train.graph import GraphRows, damaged
@@ -84,6 +84,7 @@ class Executor:
         self.spill_dtype = spill_dtype or dtype
         self.passes: list[PassRecord] = []
         """What the passes of the program that ran last have taken."""
+        self._strays: dict[Direction, Tensor] = {}
         self._resources = ExitStack()
         with ExitStack() as opening:
             self.engine, _ = choose_engine(spill_dir, store.path)
@@ -193,6 +194,7 @@ class Executor:
                 self.passes.append(watch.lap(program, item.title))
                 progress(done)
             run.finish()
+            self._refuse_strays()
         except torch.OutOfMemoryError as error:
             self.workspace.settle()
             raise BudgetError(
@@ -215,7 +217,8 @@ class Executor:
         if weight is not None:
             assert not is_narrow, "weights would be rounded to the source's type"
             weight = weight.to(source.dtype)
-        if len(source) < self.plan.rows:
+        self._look_for_strays(indices, direction)
+        if len(source) < self.plan.rows and follows_all(source):
             indices, offsets, weight = within(indices, offsets, len(source), weight)
         if is_narrow and self.rows.self_term:
             if self.rows.self_N1 is not None:
@@ -230,6 +233,20 @@ class Executor:
         if not is_narrow:
             self.rows.add_self(pulled, source, edges.start, own)
         return pulled
+
+    def _look_for_strays(self, indices_E: Tensor, direction: Direction) -> None:
+        """On a device, note neighbours that are none of the graph's rows, and do not wait for the answer."""
+        if indices_E.device.type != "cpu":
+            found = ((indices_E < 0) | (indices_E >= self.plan.rows)).any()
+            before = self._strays.get(direction)
+            self._strays[direction] = found if before is None else before | found
+
+    def _refuse_strays(self) -> None:
+        """StoreError where a program has met such neighbours."""
+        strays, self._strays = self._strays, {}
+        for direction, found in strays.items():
+            if bool(found):
+                raise damaged(self.store, f"{direction.value}/indices")
 
     def run_kernel(
         self, kernel: Kernel, source: Tensor, own: Tensor | None, edges: TileEdges, groups: range

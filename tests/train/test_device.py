@@ -17,11 +17,12 @@ from torch_geometric.nn.models import GAT, GIN, GraphSAGE
 
 import ooc
 from ooc.cli.tables import print_outcome, print_plan
-from ooc.errors import BudgetError, ModelError, OptionError, SpillError
+from ooc.errors import BudgetError, ModelError, OptionError, SpillError, StoreError
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
 from ooc.prefetch.engine import Engine, choose_engine
 from ooc.sizes import format_size
 from ooc.storage.store import Store
+from ooc.train.aggregate import pull, within
 from ooc.train.device_workspace import DeviceWorkspace
 from ooc.train.prospect import Prospect
 from ooc.train.record import EpochRecord
@@ -387,6 +388,39 @@ def test_without_cuda_the_device_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(OptionError, match="device cuda is not available on this machine; use --device cpu"):
+        Trainer(GraphSAGE(20, 8, 2, 4), store, spill_dir=tmp_path, device="cuda")
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["the kernel says so", "the kernel passes over it"])
+def test_a_damaged_neighbour_list_is_one_line(
+    waits: bool, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told when the program is over, before any weight is stepped, where kernels cannot raise."""
+    store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
+    (extent,) = store.topology("in")[1].extents(100, 101)
+    with extent.path.open("r+b") as file:
+        file.seek(extent.offset)
+        file.write((10_000).to_bytes(extent.nbytes, "little"))
+    if not waits:
+
+        def lenient(source: Tensor, indices: Tensor, offsets: Tensor, weight: Tensor | None = None) -> Tensor:
+            return pull(source, *within(indices, offsets, len(source), weight))
+
+        monkeypatch.setattr("ooc.train.executor.pull", lenient)
+        monkeypatch.setattr("ooc.train.executor.follows_all", lambda source: False)
+    with on_device(MODELS["sage"], store, tmp_path)() as trainer:
+        before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+        with pytest.raises(StoreError, match=r"in/indices of the store .* is damaged"):
+            trainer.fit(epochs=1)
+    assert all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_without_triton_cuda_is_refused_in_one_line(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("ooc.train.devices.find_spec", lambda name: None)
+    with pytest.raises(OptionError, match="triton, which is not installed; pip install triton"):
         Trainer(GraphSAGE(20, 8, 2, 4), store, spill_dir=tmp_path, device="cuda")
 
 
