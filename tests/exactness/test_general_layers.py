@@ -18,6 +18,7 @@ from torch_geometric.nn import (
     GatedGraphConv,
     GENConv,
     GeneralConv,
+    GraphConv,
     LEConv,
     MessagePassing,
     ResGatedGraphConv,
@@ -82,6 +83,7 @@ def test_what_edges_carry(undirected: bool, tmp_path: Path) -> None:
         assert_agrees(case, random_data(GraphCase(**options, **carried)), tmp_path / folder, epochs=EPOCHS)
 
     agrees(WeighedMessages, "max by weight", weighted=True)
+    agrees(lambda i, o: GraphConv(i, o, aggr="mean"), "GraphConv", weighted=True)
     agrees(LEConv, "LEConv", weighted=True)
     agrees(lambda i, o: WeighedMessages(i, o, K), "features", edge_features=K)
     agrees(lambda i, o: ResGatedGraphConv(i, o, edge_dim=K), "ResGatedGraphConv", edge_features=K)

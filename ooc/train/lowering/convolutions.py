@@ -8,7 +8,7 @@
     GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
 
     GATConv, GATv2Conv, TransformerConv     attention: see attention.py
-    any other                               run as it is: see general.py
+    any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are: see general.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
 A is the sum, the mean or the GCN-normalised sum over in-neighbours, weighted where GCNConv and its like are given the
@@ -69,6 +69,9 @@ def lower_convolution(
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments
+    weighted = arguments.get("edge_weight") is not None
+    if type(conv) in _OF_ANY_AGGREGATION and not _is_known(conv.aggr, weighted=weighted):
+        return lower_general(conv, where, args, kwargs, assembly, is_graph=is_graph)
     if not is_graph(arguments["edge_index"]):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
     if arguments.get("size") is not None:
@@ -78,6 +81,11 @@ def lower_convolution(
     call = Call(where, arguments, assembly, apply)
     assembly.convolved.append(call.matrix("x"))
     return lower(conv, call)
+
+
+def _is_known(aggr: Any, *, weighted: bool) -> bool:
+    """Whether there is a formula for an aggregation, of edges with weights or without."""
+    return aggr in _SUMS if weighted else aggr in (*_SUMS, "mean", "max")
 
 
 def _gcn_scaling(conv: Any, call: Call) -> Scaling:
@@ -107,8 +115,6 @@ def _gcn(conv: Any, call: Call) -> Value:
 def _sage(conv: Any, call: Call) -> Value:
     assembly = call.assembly
     scalings = {"mean": Scaling.MEAN, "sum": Scaling.SUM, "add": Scaling.SUM}
-    if not isinstance(conv.aggr, str) or conv.aggr not in {*scalings, "max"}:
-        raise call.refuse(f"aggr={conv.aggr!r} is not supported; use 'mean', 'sum' or 'max'")
     x = source = call.matrix("x")
     if conv.project:
         linear = assembly.linear(x, call.weight(conv.lin))
@@ -135,10 +141,6 @@ def _graph(conv: Any, call: Call) -> Value:
     weight, bias = call.weight(conv.lin_rel), conv.lin_rel.bias
     if conv.aggr in _SUMS:
         product = assembly.aggregate_product(x, weight, Scaling.WEIGHTED_SUM if weighted else Scaling.SUM)
-    elif conv.aggr not in ("mean", "max"):
-        raise call.refuse(f"aggr={conv.aggr!r} is not supported; use 'add', 'mean' or 'max'")
-    elif weighted:
-        raise call.refuse(f"aggr={conv.aggr!r} of weighted edges is not supported; use 'add'")
     elif conv.aggr == "max":
         product = assembly.linear(assembly.maximum(x), weight)
     else:
@@ -155,7 +157,6 @@ def _gin(conv: Any, call: Call) -> Value:
     elif conv.aggr == "mean":
         aggregated = assembly.aggregate(x, Scaling.MEAN)
     else:
-        _check_sum(conv, call)
         aggregated = assembly.aggregate(x, Scaling.SUM)
     return _gin_update(conv, call, aggregated, x)
 
@@ -257,6 +258,7 @@ def _gcn2(conv: Any, call: Call) -> Value:
     return assembly.sum([(1.0, first), (1.0, second)])
 
 
+_OF_ANY_AGGREGATION = (SAGEConv, GraphConv, GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Value]] = {
     GCNConv: _gcn,
     SAGEConv: _sage,
