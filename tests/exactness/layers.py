@@ -65,6 +65,20 @@ class Cosine(MessagePassing):
         return self.last[:, None] * h_j
 
 
+class Distances(MessagePassing):
+    """By the distance of both ends, which has no gradient where they are the same."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(aggr="add")
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.linear(x)) + self.linear(x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return x_j / (x_i - x_j).square().sum(dim=-1, keepdim=True).sqrt()
+
+
 class WeighedMessages(MessagePassing):
     """Takes weights or features of edges, whichever it is given."""
 

@@ -35,7 +35,16 @@ from ooc.train.setup import Resources
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
 from tests.exactness.conftest import Converted
-from tests.exactness.layers import LAYERS, MODELS, Carrying, MlpMessages, PartlyFrozen, WeighedMessages, twice
+from tests.exactness.layers import (
+    LAYERS,
+    MODELS,
+    Carrying,
+    Distances,
+    MlpMessages,
+    PartlyFrozen,
+    WeighedMessages,
+    twice,
+)
 from tests.exactness.reference import CustomCase, ModelCase, adamw, smooth_adam
 from tests.exactness.test_savings import in_hop_order
 from tests.graphs import GraphCase, random_data
@@ -129,6 +138,13 @@ def test_results_do_not_depend_on_the_plan(name: str, spill_dtype: str | None, t
         for parameter, gradient in other_gradients.items():
             assert torch.equal(gradient, gradients[parameter]), (options, parameter)
     assert kinds == {RowPass, ColumnPass}, "pulled from whole matrices and from slabs"
+
+
+def test_rows_without_edges_get_no_others(tmp_path: Path) -> None:
+    """A tile of them, and no self-loops in the graph: a layer that has no gradient there still has PyG's."""
+    data = random_data(GraphCase(nodes=64, edges=60, classes=6, seed=2))
+    data.edge_index = data.edge_index[:, data.edge_index[1] >= 16]
+    assert_agrees(CustomCase(make=Distances), data, tmp_path, epochs=EPOCHS)
 
 
 def test_tiles_of_many_edges_are_run_in_parts(

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graph that some rows and their in-neighbours make: small enough to be run as a graph of its own.
 
-The rows are a tile's, or a run of them where the tile has many edges. Nodes are these rows, 0…R-1, behind them their
-other in-neighbours, ascending, and one last node with an edge to itself, which stands for the first row once more:
-some layers fail where there are no edges, or count nodes by the last one that has any. Edges are those into the rows,
-in the store's order. Nodes behind the R-th have no other edges into them, and nothing that a layer gives for them is of
-use.
+The rows are a tile's, or a run of them where the tile has many edges. Nodes are these rows, 0…R-1, and behind them
+their other in-neighbours, ascending; edges are those into the rows, in the store's order. Nodes behind the R-th have no
+edges into them, and nothing that a layer gives for them is of use. Where rows have no edges at all, which some layers
+fail on, there is one more node that has one.
 
 Shapes: N rows of the pulled matrix, R rows at hand, S other nodes, E edges, K features of an edge.
 """
@@ -73,21 +72,24 @@ def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
         neighbours_E, target_E = neighbours_E[present_E], target_E[present_E]
         weight_E = None if weight_E is None else weight_E[present_E]
         features_EK = None if features_EK is None else features_EK[present_E]
+    if not len(neighbours_E):
+        return _without_edges(tile)
     is_own_E = (neighbours_E >= tile.start) & (neighbours_E < tile.start + tile.rows)
     others_S, place_E = torch.unique(neighbours_E[~is_own_E], sorted=True, return_inverse=True)
     source_E = neighbours_E - tile.start
     source_E[~is_own_E] = place_E + tile.rows
-    last = tile.rows + len(others_S)
+    return Neighbourhood(tile.start, tile.rows, others_S, torch.stack((source_E, target_E)), weight_E, features_EK)
+
+
+def _without_edges(tile: TileEdges) -> Neighbourhood:
+    """Rows that have no edges, and beside them the first of them once more, with an edge from the second: between
+    different rows where there are two, as differences of 0 have no gradient in some layers."""
+    weight_E, features_EK = tile.weight_E, tile.features_EK
     return Neighbourhood(
         tile.start,
         tile.rows,
-        _and(others_S, tile.start),
-        torch.stack((_and(source_E, last), _and(target_E, last))),
-        None if weight_E is None else _and(weight_E, 1),
-        None if features_EK is None else _and(features_EK, 1),
+        torch.tensor([tile.start]),
+        torch.tensor([[1 if tile.rows > 1 else tile.rows], [tile.rows]]),
+        None if weight_E is None else weight_E.new_ones(1),
+        None if features_EK is None else features_EK.new_ones(1, features_EK.shape[1]),
     )
-
-
-def _and(values_E: Tensor, last: int) -> Tensor:
-    """``values_E`` with one more row of ``last``."""
-    return torch.cat((values_E, values_E.new_full((1, *values_E.shape[1:]), last)))

@@ -60,7 +60,7 @@ def examine(
         outputs = trial.check_whole()
         trial.check_order()
         unused = trial.check_tiles()
-        trial.shake()
+        trial.change()
         unused &= trial.check_tiles()
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         used = tuple(p for i, p in enumerate(parameters) if i not in unused)
@@ -79,8 +79,9 @@ class _Trial:
         self.training = module.training
         self.module = copy.deepcopy(module).double()
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self.columns, self.edge_features = columns, edge_features
         self.generator = torch.Generator().manual_seed(1)
-        self.case = _small_case(layer, columns, edge_features, self.generator)
+        self.case = _small_case(layer, columns, edge_features, self.generator, loops=_LOOPS)
 
     def check_whole(self) -> int:
         """Columns of what it gives; refused where that is no matrix, or another one every time."""
@@ -152,8 +153,10 @@ class _Trial:
         )
 
     @torch.no_grad()
-    def shake(self) -> None:
-        """Other parameters: what is 0 or 1 at first hides what it multiplies."""
+    def change(self) -> None:
+        """Other parameters, since one that is 0 hides what it multiplies, and a graph without self-loops, on which the
+        two rows of an edge differ."""
+        self.case = _small_case(self.layer, self.columns, self.edge_features, self.generator, loops=0)
         for parameter in self.module.parameters():
             parameter.add_(_SHAKE * torch.randn(parameter.shape, generator=self.generator, dtype=parameter.dtype))
 
@@ -188,13 +191,14 @@ class _Trial:
         )
 
 
-def _small_case(layer: Layer, columns: int, edge_features: int, generator: torch.Generator) -> _Case:
-    """A graph with self-loops, repeated edges, rows without in-edges and a whole tile of them."""
+def _small_case(layer: Layer, columns: int, edge_features: int, generator: torch.Generator, *, loops: int) -> _Case:
+    """A graph with so many self-loops, with repeated edges, rows without in-edges and a whole tile of them."""
     sources = torch.randint(0, _NODES, (_EDGES,), generator=generator)
     targets = torch.randint(0, _NODES - len(_WITHOUT_EDGES), (_EDGES,), generator=generator)
     targets += len(_WITHOUT_EDGES) * (targets >= _WITHOUT_EDGES.start)
-    sources[:_LOOPS] = targets[:_LOOPS]
-    again = slice(_LOOPS, _LOOPS + _REPEATS)
+    sources = torch.where(sources == targets, (sources + 1) % _NODES, sources)
+    sources[:loops] = targets[:loops]
+    again = slice(loops, loops + _REPEATS)
     sources, targets = torch.cat((sources, sources[again])), torch.cat((targets, targets[again]))
     order = (targets * _NODES + sources).argsort(stable=True)
     near = _graph(layer, torch.stack((sources, targets))[:, order], _NODES, edge_features, torch.float64, generator)
