@@ -8,7 +8,7 @@ that loads the pulled rows.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
+from operator import sub
 
 from ooc.plan.grid import Grid, align_up, block_height
 from ooc.plan.plan import ColumnPass, MatrixPlan, Pass, Plan, Region, RowPass, edges_name, passes_using
@@ -279,10 +279,11 @@ def pull_tile_rows(pull: Pull, tile_rows: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _most_edges(topology: Topology, tile_rows: int, rows: int, height: int) -> int:
-    """The most edges of ``height`` rows that one step or task takes, of the first ``rows`` rows."""
-    edges = topology.tile_edges
-    at = [edges[min(len(edges) - 1, -(-row // tile_rows))] for row in range(0, rows + height, height)]
-    return max((b - a for a, b in pairwise(at)), default=0)
+    """The most edges of ``height`` rows, whole tiles, that one step or task takes, of the first ``rows`` rows."""
+    edges, stride = topology.tile_edges, height // tile_rows
+    end = min(-(-rows // height) * stride, len(edges) - 1)
+    at = [*edges[:end:stride], edges[end]]
+    return max(map(sub, at[1:], at), default=0)
 
 
 def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Sequence[Pass]) -> int:

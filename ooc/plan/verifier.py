@@ -141,26 +141,31 @@ class _Replay:
                 for block, frame, load in self.program.acquire[t]:
                     self._put(block, frame, p)
                     if load:
-                        _claim(self._on_ssd(block), f"{self._named(block)} is read from the SSD and is not there")
+                        self._claim(self._on_ssd(block), block, "is read from the SSD and is not there")
                         self.filled.add(block)
                         read += nbytes(block)
                 for block, in_frame in self.program.fill.get(t, ()):
                     if in_frame:
-                        _claim(block in self.where and block in self.filled, f"{self._named(block)} is not in a frame")
+                        self._claim(block in self.where and block in self.filled, block, "is not in a frame")
                     else:
-                        _claim(self._on_ssd(block), f"{self._named(block)} is copied from the SSD and is not there")
+                        self._claim(self._on_ssd(block), block, "is copied from the SSD and is not there")
                         read += nbytes(block)
                 self._begin(t)
                 for block in self.program.store[t]:
-                    _claim(block in self.where, f"{self._named(block)} is written out of no frame")
+                    self._claim(block in self.where, block, "is written out of no frame")
                     self.stored.add(block)
                     written += nbytes(block)
             for t in range(max(first, stop - 2), stop):
                 self._end(t)
         self._move(len(self.program.bounds))
         for block, frame in self.program.warm:
-            _claim(self.content.get(frame) == block, f"{self._named(block)} is not where the next epoch looks for it")
+            self._claim(self.content.get(frame) == block, block, "is not where the next epoch looks for it")
         return read, written
+
+    def _claim(self, true: bool, block: int, otherwise: str) -> None:
+        """As ``_claim``, of a block, which is only named if it has to be: a plan has millions of claims."""
+        if not true:
+            raise AssertionError(f"{self._named(block)} {otherwise}")
 
     def _named(self, block: int) -> str:
         matrix, slab, row_block = self.plan.blocks.where(block)
@@ -171,13 +176,13 @@ class _Replay:
         return block in self.stored or block not in self.written
 
     def _put(self, block: int, frame: int, p: int) -> None:
-        _claim(0 <= frame < self.frames, f"{self._named(block)} lies outside the arena")
-        _claim(self.plan.blocks.nbytes(block) <= self.plan.frame_bytes, f"{self._named(block)} is larger than a frame")
+        self._claim(0 <= frame < self.frames, block, "lies outside the arena")
+        self._claim(self.plan.blocks.nbytes(block) <= self.plan.frame_bytes, block, "is larger than a frame")
         taken = [r for r in self.regions if r.frame <= frame < r.stop and r.first <= p <= r.last]
-        _claim(not taken, f"{self._named(block)} lies in a region")
+        self._claim(not taken, block, "lies in a region")
         before = self.content.get(frame)
         if before is not None and self.where.get(before) == frame:
-            _claim(not self.busy.get(before), f"{self._named(before)} is in use and loses its frame")
+            self._claim(not self.busy.get(before), before, "is in use and loses its frame")
             del self.where[before]
             self.filled.discard(before)
         self.content[frame] = block
@@ -188,9 +193,9 @@ class _Replay:
             span = self.program.uses.spans[i]
             if span.use is Use.COPY:
                 continue
-            _claim(span.block in self.where, f"{self._named(span.block)} is used and has no frame")
+            self._claim(span.block in self.where, span.block, "is used and has no frame")
             if span.use is Use.READ:
-                _claim(span.block in self.filled, f"{self._named(span.block)} is used before it is read")
+                self._claim(span.block in self.filled, span.block, "is used before it is read")
             else:
                 self.filled.add(span.block)
                 self.stored.discard(span.block)  # what lies below is out of date
@@ -204,10 +209,10 @@ class _Replay:
 
     def _move(self, p: int) -> None:
         for block, origin, target in self.program.moves.get(p, ()):
-            _claim(self.where.get(block) == origin, f"{self._named(block)} is moved from where it is not")
+            self._claim(self.where.get(block) == origin, block, "is moved from where it is not")
             before = self.content.get(target)
             if before is not None and self.where.get(before) == target:
-                _claim(not self.busy.get(before), f"{self._named(before)} is in use and loses its frame")
+                self._claim(not self.busy.get(before), before, "is in use and loses its frame")
                 del self.where[before]
             self.content[target] = block
             self.where[block] = target
@@ -219,6 +224,6 @@ class _Replay:
                 for frame in range(region.frame, region.stop):
                     block = self.content.pop(frame, None)
                     if block is not None and self.where.get(block) == frame:
-                        _claim(not self.busy.get(block), f"{self._named(block)} is in use and loses its frame")
+                        self._claim(not self.busy.get(block), block, "is in use and loses its frame")
                         del self.where[block]
                         self.filled.discard(block)
