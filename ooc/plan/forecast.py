@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ooc.plan.computing import computing_seconds
 from ooc.plan.cost import ssd_seconds, together_seconds, wire_seconds
 from ooc.plan.hardware import Hardware
+from ooc.plan.lifetimes import edges_of
 from ooc.plan.plan import ColumnPass, MatrixPlan, Pass
 from ooc.plan.program import blocks_to_write, found_in_memory
 from ooc.plan.replacement import Uses, belady
@@ -119,19 +120,35 @@ def _coarser(layout: Layout, times: int) -> Layout:
     )
 
 
-def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:
-    read_bytes, write_bytes = moved.ssd_read_bytes, moved.ssd_write_bytes
+def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardware: Hardware) -> float:
+    """Seconds that a pass computes, wherever what it reads and writes waits."""
     edges = columns = slab_columns = 0
     steps = -(-item.rows // layout.step_rows)
-    stalled = 0.0
     if item.pull is not None:
         source = layout.matrices[item.pull.source]
-        tile_edges = workload.topologies[item.pull.direction].tile_edges
-        edges = tile_edges[min(len(tile_edges) - 1, -(-item.rows // workload.tile_rows))]
+        edges = edges_of(workload.topologies[item.pull.direction], item.rows, workload.tile_rows)
         columns, slab_columns = source.matrix.columns, source.grid.slab_columns
     if isinstance(item, ColumnPass):
         grid = layout.matrices[item.pull.source].grid
         steps = -(-item.rows // layout.matrices[item.pull.output].grid.block_rows) * grid.slabs
+    return computing_seconds(
+        item,
+        workload,
+        layout.matrices,
+        hardware,
+        rows=item.rows,
+        edges=edges,
+        columns=columns,
+        slab_columns=slab_columns,
+        steps=steps,
+    )
+
+
+def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:
+    read_bytes, write_bytes = moved.ssd_read_bytes, moved.ssd_write_bytes
+    stalled = 0.0
+    if isinstance(item, ColumnPass):
+        grid = layout.matrices[item.pull.source].grid
         if item.slab_buffers == 1 < grid.slabs:  # a slab is read while nothing can be computed
             slabs_bytes = grid.slab_nbytes(0) * (grid.slabs - 1)
             stalled = max(
@@ -143,17 +160,7 @@ def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hard
                 ),
                 wire_seconds(hardware, to_device_bytes=min(slabs_bytes, moved.to_device_bytes), to_host_bytes=0),
             )
-    computing = computing_seconds(
-        item,
-        workload,
-        layout.matrices,
-        hardware,
-        rows=item.rows,
-        edges=edges,
-        columns=columns,
-        slab_columns=slab_columns,
-        steps=steps,
-    )
+    computing = seconds_of_computing(item, layout, workload, hardware)
     computing += (read_bytes + write_bytes) / layout.frame_bytes * hardware.seconds_per_block
     moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
     over_wire = wire_seconds(hardware, to_device_bytes=moved.to_device_bytes, to_host_bytes=moved.to_host_bytes)

@@ -12,6 +12,7 @@ lie there. What the host then holds follows from what the device asks for, so bo
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 from ooc.errors import BudgetError
 from ooc.plan.budgets import Limits, Room, budget_of
@@ -66,21 +67,59 @@ class _Candidate:
     score: Score
 
 
+@dataclass(frozen=True)
+class Arrangement:
+    """How a workload is to be run, and the forecast seconds of an epoch. ``leanest``: what the search for it began
+    with; ``plan`` is unrolled when it is first asked for."""
+
+    workload: Workload
+    limits: Limits
+    hardware: Hardware
+    layout: Layout
+    leanest: Layout
+    seconds: float
+
+    @cached_property
+    def plan(self) -> Plan:
+        room = Room(self.workload, self.limits, self.hardware)
+        return build_plan(
+            self.workload,
+            self.layout,
+            frames=room.frames(self.layout),
+            host_frames=room.host_frames(self.layout),
+            device_limit_bytes=self.limits.device_bytes,
+            host_limit_bytes=self.limits.host_bytes,
+        )
+
+
 def make_plan(workload: Workload, limits: Limits, hardware: Hardware = UNMEASURED) -> Plan:
     """The plan for ``workload`` under ``limits``; raises BudgetError naming the least budgets that would do."""
+    return arrange(workload, limits, hardware).plan
 
-    def best(goal: Goal) -> Plan:
+
+def arrange(workload: Workload, limits: Limits, hardware: Hardware) -> Arrangement:
+    """The fastest arrangement of ``workload`` that keeps ``limits``; raises BudgetError as ``make_plan`` does."""
+
+    def best(goal: Goal) -> Arrangement:
         return _Search(workload, limits, hardware, goal).run()
 
     fastest = best(Goal.SECONDS)
     limit = limits.ssd_write_bytes
-    if limit is None or fastest.ssd_write_bytes <= limit:
+    if limit is None or fastest.plan.ssd_write_bytes <= limit:
         return fastest
     leanest = best(Goal.WRITES)
-    if leanest.ssd_write_bytes > limit:
-        raise BudgetError(_excess(min(leanest, fastest, key=lambda plan: plan.ssd_write_bytes), limit))
+    if leanest.plan.ssd_write_bytes > limit:
+        least = min(leanest.plan, fastest.plan, key=lambda plan: plan.ssd_write_bytes)
+        raise BudgetError(_excess(least, limit))
     within = best(Goal.EXCESS_WRITES)
-    return within if within.ssd_write_bytes <= limit else leanest
+    return within if within.plan.ssd_write_bytes <= limit else leanest
+
+
+def fewest_writes(workload: Workload, limits: Limits, hardware: Hardware) -> int:
+    """The least limit on written bytes for which this planner finds a plan; BudgetError where memory is short."""
+    free = replace(limits, ssd_write_bytes=None)
+    goals = (Goal.WRITES, Goal.SECONDS)
+    return min(_Search(workload, free, hardware, goal).run().plan.ssd_write_bytes for goal in goals)
 
 
 def _excess(plan: Plan, limit: int) -> str:
@@ -111,16 +150,11 @@ class _Search:
         self.sources = pulled_sources(workload)
         self.alike = self._groups()
 
-    def run(self) -> Plan:
-        layout = self._best()
-        return build_plan(
-            self.workload,
-            layout,
-            frames=self.room.frames(layout),
-            host_frames=self.room.host_frames(layout),
-            device_limit_bytes=self.limits.device_bytes,
-            host_limit_bytes=self.limits.host_bytes,
-        )
+    def run(self) -> Arrangement:
+        leanest = self._leanest()
+        best = self._best(leanest)
+        _, seconds = best.score
+        return Arrangement(self.workload, self.limits, self.hardware, best.layout, leanest.layout, seconds)
 
     # ---- sources -------------------------------------------------------------------------------------------
 
@@ -133,8 +167,8 @@ class _Search:
             groups.setdefault((matrix.rows, matrix.columns, matrix.itemsize, loaded), []).append(name)
         return list(groups.values())
 
-    def _best(self) -> Layout:
-        best = self._leanest()
+    def _best(self, best: _Candidate) -> _Candidate:
+        """The best that single steps from ``best`` lead to."""
         whole = replace(best.choice, cuts=dict.fromkeys(self.sources, _WHOLE))
         if self.limits.slab_columns is None and best.score > (0, 0):
             best = self._better(best, [whole])
@@ -149,7 +183,7 @@ class _Search:
                 best = self._better(best, [replace(best.choice, spare_writes=True)])
             if best.score >= before:
                 break
-        return best.layout
+        return best
 
     def _better(self, best: _Candidate, choices: list[Choice]) -> _Candidate:
         for choice in choices:

@@ -153,6 +153,19 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What forward stage ``stage``, by number and by ``name``, keeps for the backward pass: ``matrices``.
+
+    ``repeatable``: there is a workload where the backward pass computes all of it again instead.
+    """
+
+    stage: int
+    name: str
+    matrices: tuple[str, ...]
+    repeatable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EdgeArray:
     """``columns`` values of ``itemsize`` bytes for every edge, in the order of a direction's edges."""
 
@@ -193,12 +206,12 @@ class Topology:
 class Workload:
     """Everything the planner needs to know of a model on a graph.
 
-    ``programs`` are the stage sequences, in the order they may run: ``prepare`` once, then ``train`` and
-    ``evaluate`` any number of times. ``fixed_host_bytes`` and ``fixed_device_bytes`` are always there
-    (row offsets and scalings; parameters, their gradients and the optimizer's moments). ``threads`` tiles are
-    computed at once, in ``dtype``. ``recomputed`` matrices are drawn again wherever they are needed, and take no
-    memory. Kernels take values of ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values as they are
-    kept, however narrow.
+    ``programs`` are the stage sequences, in the order they may run: ``prepare`` once, then ``train`` and ``evaluate``
+    any number of times. ``fixed_host_bytes`` and ``fixed_device_bytes`` are always there (row offsets and scalings;
+    parameters, their gradients and the optimizer's moments). ``threads`` tiles are computed at once, in ``dtype``.
+    ``kept`` says what waits for the backward pass, in the order of the forward stages; ``recomputed`` matrices do not:
+    it computes them again. Kernels take values of ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values
+    as they are kept, however narrow.
     """
 
     rows: int
@@ -213,3 +226,4 @@ class Workload:
     sums_as_kept: bool = False
     dtype: str = "float32"
     recomputed: tuple[Matrix, ...] = ()
+    kept: tuple[Kept, ...] = ()
