@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from ooc.plan import Fate, Hardware, Limits, Plan, Workload
+from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.lifetimes import Lifetime, StageStatistics, lifetimes, stage_statistics
 from ooc.plan.simulator import simulate
 from ooc.plan.timeline import Resource, Timeline
@@ -123,10 +123,7 @@ def describe_memory(outlook: Outlook) -> str:
 
 def _fate(row: dict[str, str | int]) -> dict[str, Any]:
     """A line of ``Plan.summary`` with all ways spelled out."""
-    drawn_again = row["fate"] == Fate.RECOMPUTE.value
-    resident = int(row.get("resident", 0))
-    shares = {"device": 0, "host": resident, "ssd": 100 - resident} | {w: row[w] for w in _WAYS if w in row}
-    if drawn_again:
-        shares = dict.fromkeys(_WAYS, 0)
-    kept = {name: value for name, value in row.items() if name not in ("resident", "slabs", *_WAYS)}
-    return {**kept, **shares, "recompute": 100 if drawn_again else 0, "slabs": row["slabs"]}
+    resident, again = int(row.get("resident", 0)), int(row.get("recompute", 0))
+    shares = {"device": 0, "host": resident, "ssd": 100 - resident - again} | {w: row[w] for w in _WAYS if w in row}
+    kept = {name: value for name, value in row.items() if name not in ("resident", "recompute", "slabs", *_WAYS)}
+    return {**kept, **shares, "recompute": again, "slabs": row["slabs"]}

@@ -10,8 +10,6 @@ PRODUCTS_PER_EPOCH = 3
 """Dense products of a linear map: forward, for its input's gradient, and for its weight's."""
 PULLS_PER_EPOCH = 2
 """Pulls of an aggregation: forward and backward."""
-SECONDS_AROUND_PRODUCT = 1.5
-"""Of a dense product with the element-wise work around it, to those of the product alone. An estimate."""
 
 
 def pull_seconds(
@@ -73,12 +71,6 @@ def together_seconds(hardware: Hardware, *seconds: float) -> float:
     """Seconds of resources that work at the same time: the busiest, and what of the others it does not hide."""
     longest = max(seconds)
     return longest + (1 - hardware.overlap) * (sum(seconds) - longest)
-
-
-def recomputing_pays(hardware: Hardware, *, multiplies: int, saved_ssd_bytes: int) -> bool:
-    """Whether drawing a matrix again by so many multiply-adds beats moving so many bytes to and from the SSD."""
-    drawing = SECONDS_AROUND_PRODUCT * local_seconds(hardware, moved_bytes=0, multiplies=multiplies, dtype="float32")
-    return drawing < saved_ssd_bytes / hardware.disk.both_ways_bytes_per_s
 
 
 def aggregating_first_pays(

@@ -11,13 +11,13 @@ wait goes on to the SSD. ``ooc.plan.staging`` says which, when.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 from ooc.plan.grid import Grid, align_up
 from ooc.plan.program import Program, found_in_memory
 from ooc.plan.sequence import BlockTable, Use
+from ooc.plan.shares import ALL_AGAIN, ALL_BELOW, Shares
 from ooc.plan.staging import Staging
-from ooc.plan.workload import Direction, EdgeData, Fate, Kind, Matrix, Pull, Stage, Topology
+from ooc.plan.workload import Direction, EdgeData, Kind, Matrix, Pull, Stage, Topology
 from ooc.sizes import format_size
 
 _GENERAL = ", general path"
@@ -249,26 +249,36 @@ class Plan:
 
         On the CPU ``resident`` is the share of what an epoch reads of the matrix that is in memory already. With tiers
         there are three columns instead: the shares of what an epoch reads that wait on the ``device``, on the
-        ``host``, and on the ``ssd``.
+        ``host``, and on the ``ssd``. Where anything is computed again, ``recompute`` is the share of that.
         """
         shares = self.shares()
         table: list[dict[str, str | int]] = []
         for name, planned in self.matrices.items():
             table.append(
-                self._line(planned.matrix, planned.matrix.rows, shares.get(name, _ALL_BELOW), planned.grid.slabs)
+                self._line(planned.matrix, planned.matrix.rows, shares.get(name, ALL_BELOW), planned.grid.slabs)
             )
         for matrix in self.recomputed:
-            line = self._line(matrix, matrix.rows, _ALL_BELOW, 1)
-            table.append({**line, "fate": Fate.RECOMPUTE.value} | ({"ssd": 0} if self.has_tiers else {}))
+            if matrix.name not in self.matrices:
+                table.append(self._line(matrix, matrix.rows, ALL_AGAIN, 1))
         for direction, topology in self.topologies.items():
             for data, array in topology.arrays.items():
                 name = edges_name(direction, data)
                 matrix = Matrix(name, topology.edges, array.columns, array.itemsize, Kind.STORE)
-                table.append(self._line(matrix, topology.edges, shares.get(name, _ALL_BELOW), 1))
+                table.append(self._line(matrix, topology.edges, shares.get(name, ALL_BELOW), 1))
         return table
 
-    def shares(self) -> dict[str, "Shares"]:
-        """By matrix: where what a training epoch reads of it waits, in per cent; matrices that are read only."""
+    def shares(self) -> dict[str, Shares]:
+        """By matrix: where what a training epoch reads of it waits, or that it is computed again, in per cent; matrices
+        that are read only."""
+        shares = self._waiting()
+        used = self.unrolled["train"].bytes_used(self.blocks)
+        for matrix in self.recomputed:
+            if matrix.name in shares:
+                shares[matrix.name] = shares[matrix.name].beside(matrix.nbytes, of=used[matrix.name][0])
+        return shares
+
+    def _waiting(self) -> dict[str, Shares]:
+        """The same of what is not computed again."""
         used = self.unrolled["train"].bytes_used(self.blocks)
         if not self.has_tiers:
             shares = {name: 100 * found // total for name, (total, found) in used.items() if total}
@@ -302,8 +312,12 @@ class Plan:
                 )
         return {name: max(0, nbytes - copied.get(name, 0)) for name, nbytes in pulled.items()}
 
-    def _line(self, matrix: Matrix, rows: int, shares: "Shares", slabs: int) -> dict[str, str | int]:
-        waits = shares._asdict() if self.has_tiers else {"resident": shares.host}
+    def _line(self, matrix: Matrix, rows: int, shares: Shares, slabs: int) -> dict[str, str | int]:
+        waits = {"device": shares.device, "host": shares.host, "ssd": shares.ssd}
+        if not self.has_tiers:
+            waits = {"resident": shares.host}
+        if self.recomputed:
+            waits["recompute"] = shares.recompute
         return {
             "matrix": matrix.name,
             "rows": rows,
@@ -313,23 +327,6 @@ class Plan:
             **waits,
             "slabs": slabs,
         }
-
-
-class Shares(NamedTuple):
-    """Where what is read of a matrix waits until then, in per cent; together 100."""
-
-    device: int
-    host: int
-    ssd: int
-
-    @property
-    def fate(self) -> str:
-        """The tiers that hold some of it: ``host``, ``host + ssd``, …"""
-        tiers = ((Fate.DEVICE, self.device), (Fate.HOST, self.host), (Fate.SSD, self.ssd))
-        return " + ".join(fate.value for fate, share in tiers if share)
-
-
-_ALL_BELOW = Shares(0, 0, 100)
 
 
 def edges_name(direction: Direction, data: EdgeData | None = None) -> str:

@@ -101,8 +101,8 @@ class Prospect:
 
     @property
     def workload(self) -> Workload:
-        """What is to be done where nothing that is kept is drawn again."""
-        return self._drafts.draft(recompute=False).workload
+        """What is to be done where nothing is computed again."""
+        return self._drafts.draft().workload
 
     def plan(self, limits: Limits, hardware: Hardware) -> tuple[Workload, Plan]:
         """What is to be done, and the verified plan for a machine within ``limits``; BudgetError where there is none,

@@ -2,7 +2,6 @@
 """From a model, a store and two budgets to a plan: everything that is checked and decided before a byte moves."""
 
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -14,8 +13,8 @@ from torch import nn
 
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.events import Listener, ignore
-from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload, make_plan
-from ooc.plan.cost import recomputing_pays
+from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload
+from ooc.plan.recomputing import choose_workload
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import EdgeData
 from ooc.prefetch.device import Device
@@ -250,43 +249,21 @@ class Drafts:
         self._seed = seed
         self._fixed_host_bytes = fixed_host_bytes
         self._extra_device_bytes = extra_device_bytes
-        self._made: dict[bool, Draft] = {}
+        self._made: dict[frozenset[int], Draft] = {}
 
     def choose(self, limits: Limits, hardware: Hardware) -> tuple[Draft, Plan]:
         """The draft and plan that make the shortest epoch; verified."""
-        draft, plan = self._fastest(limits, hardware)
-        verify_plan(plan)
-        return draft, plan
+        chosen = choose_workload(lambda forgotten: self.draft(forgotten).workload, limits, hardware)
+        verify_plan(chosen.plan)
+        return self.draft(chosen.forgotten), chosen.plan
 
-    def _fastest(self, limits: Limits, hardware: Hardware) -> tuple[Draft, Plan]:
-        network, resources = self._network, self._resources
-        draft = self.draft(recompute=False)
-        # What is drawn again is not rounded to a narrower type as what is kept is: then the plan would change results.
-        rounded = spill_dtype(resources, network) != network.dtype
-        may_draw_again = network.aggregates_once and network.depth > 1 and not rounded
-        try:
-            plan = make_plan(draft.workload, limits, hardware)
-        except BudgetError:
-            if limits.ssd_write_bytes is None or not may_draw_again:
-                raise
-            again = self.draft(recompute=True)  # what is drawn again is not written
-            return again, make_plan(again.workload, limits, hardware)
-        if plan.ssd_write_bytes and may_draw_again:
-            with suppress(BudgetError):  # drawing it again may take more memory than there is
-                again = self.draft(recompute=True)
-                other = make_plan(again.workload, limits, hardware)
-                saved = plan.ssd_bytes - other.ssd_bytes
-                if recomputing_pays(hardware, multiplies=again.builder.recomputed_multiplies(), saved_ssd_bytes=saved):
-                    draft, plan = again, other
-        return draft, plan
+    def draft(self, forgotten: frozenset[int] = frozenset()) -> Draft:
+        """``forgotten``: the forward stages of which the backward pass finds nothing kept and computes it again."""
+        if forgotten not in self._made:
+            self._made[forgotten] = self._make(forgotten)
+        return self._made[forgotten]
 
-    def draft(self, *, recompute: bool) -> Draft:
-        """``recompute``: what is drawn from x and A(x) alone is not kept but drawn again."""
-        if recompute not in self._made:
-            self._made[recompute] = self._make(recompute=recompute)
-        return self._made[recompute]
-
-    def _make(self, *, recompute: bool) -> Draft:
+    def _make(self, forgotten: frozenset[int]) -> Draft:
         builder = StageBuilder(
             self._network,
             self._rows,
@@ -294,7 +271,7 @@ class Drafts:
             objective=self._objective,
             num_columns=matrix_columns(self._network, self._store),
             aggregated="ax" in self.arrays,
-            recompute=recompute,
+            forgotten=forgotten,
             active=self._active,
             seed=self._seed,
             place=self._resources.place,
@@ -312,8 +289,12 @@ class Drafts:
             threads=self._resources.threads,
             steps=steps,
         )
+        kept = workload.kept
+        if spill_dtype(self._resources, self._network) != self._network.dtype:
+            # What is computed again comes of rounded values: then the plan would change results.
+            kept = tuple(replace(one, repeatable=False) for one in kept)
         fixed = workload.fixed_device_bytes + self._extra_device_bytes
-        return Draft(builder=builder, steps=steps, workload=replace(workload, fixed_device_bytes=fixed))
+        return Draft(builder=builder, steps=steps, workload=replace(workload, fixed_device_bytes=fixed, kept=kept))
 
 
 def spill_dtype(resources: Resources, network: Network) -> torch.dtype:

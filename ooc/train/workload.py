@@ -94,6 +94,7 @@ def describe_workload(
             Matrix(name, height, columns, itemsize, Kind.SCRATCH)
             for name, (height, columns) in builder.recomputed.items()
         ),
+        kept=builder.kept,
     )
 
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of a network: training, scoring, both at once, predicting, and what is prepared once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
-from ooc.plan.workload import Direction, Pull
+from ooc.plan.workload import Direction, Kept, Pull
 from ooc.train.graph import ActiveRows, GraphRows
 from ooc.train.lowering.network import Network
+from ooc.train.lowering.values import Value
 from ooc.train.objective import Objective
+from ooc.train.stages.again import read_backward, repeatable
 from ooc.train.stages.flow import Flow
 from ooc.train.stages.ground import CPU, Ground
 from ooc.train.stages.schedule import Schedule
@@ -18,10 +20,10 @@ from ooc.train.stages.tile import Sink, Step, Tensors, Tile
 class StageBuilder(Ground):
     """Makes the steps of the programs of a network on a graph, and adds up what tiles contribute.
 
-    ``aggregated``: A(X) is there already. ``recompute``: what is drawn from x and A(X) alone is not kept but
-    computed again. ``epoch`` is set before each run of a training program. Tiles are computed in any order and on any
-    thread, and only read what is here; ``commit`` adds their sums, in the order of the stage's rows, whatever the
-    plan.
+    ``aggregated``: A(X) is there already. ``forgotten``: the forward stages of which the backward pass finds nothing
+    kept and computes it again; of stage 0, what is drawn from x and A(X) alone is drawn wherever it is needed, and in
+    no program kept. ``epoch`` is set before each run of a training program. Tiles are computed in any order and on any
+    thread, and only read what is here; ``commit`` adds their sums, in the order of the stage's rows, whatever the plan.
     """
 
     def __init__(
@@ -33,7 +35,7 @@ class StageBuilder(Ground):
         objective: Objective,
         num_columns: dict[str, int],
         aggregated: bool,
-        recompute: bool,
+        forgotten: Collection[int],
         active: ActiveRows,
         seed: int,
         place: torch.device = CPU,
@@ -49,17 +51,35 @@ class StageBuilder(Ground):
             place=place,
         )
         self.aggregated = aggregated
-        self._training = Flow(self, Schedule(network.training, training=True, recompute=recompute))
-        self._evaluation = Flow(self, Schedule(network.evaluation, training=False, recompute=recompute))
+        drawn = 0 in forgotten
+        later = [stage for stage in forgotten if stage]
+        self._training = Flow(self, Schedule(network.training, training=True, recompute=drawn), later)
+        self._evaluation = Flow(self, Schedule(network.evaluation, training=False, recompute=drawn))
 
     @property
     def recomputed(self) -> dict[str, tuple[int, int]]:
-        """Matrices that are drawn again wherever they are needed: (rows, columns)."""
-        return self._training.recomputed()
+        """Matrices that the backward pass computes again instead of having them kept: (rows, columns)."""
+        flow, schedule = self._training, self._training.schedule
+        again = schedule.dropped.union(flow.repetitions.values)
+        return {
+            flow.names.value(v): (self.active.training_rows(schedule.stage_hops[schedule.stage[v]]), v.columns)
+            for v in schedule.values
+            if v in again
+        }
 
-    def recomputed_multiplies(self) -> int:
-        """Multiply-adds an epoch for drawing them again."""
-        return self._training.recomputed_multiplies()
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """What forward stages keep for the backward pass."""
+        flow, schedule = self._training, self._training.schedule
+        waiting: dict[int, list[Value]] = {}
+        for value in read_backward(schedule):
+            if value not in flow.repetitions.values:
+                waiting.setdefault(schedule.stage[value], []).append(value)
+        repeated = {*repeatable(schedule), *({0} if schedule.of_constants.issuperset(waiting.get(0, ())) else ())}
+        return tuple(
+            Kept(stage, flow.names.forward(stage), tuple(map(flow.names.value, values)), stage in repeated)
+            for stage, values in sorted(waiting.items())
+        )
 
     def commit(self, tile: Tile) -> None:
         """Add what a computed tile contributes to gradients, moments, loss and scores."""

@@ -7,11 +7,13 @@ Backward, stage s pulls the gradient of what the next aggregation pulled, draws 
 and takes all gradients back to what it began with: they are stored to be pulled in turn. Gradients of values that a
 later stage used are stored by that stage and added here.
 
+Where stages are forgotten, forward stages are run again before the backward stage that needs them (again).
+
 Rows that cannot reach the loss are left out: what lies K aggregations before the output is needed only within K hops
 of the rows that are scored, and rows lie in the order of that distance, so every stage runs over the first so many.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -25,6 +27,7 @@ from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.projection import Projection
 from ooc.train.lowering.statistics import tile_moments
 from ooc.train.lowering.values import Aggregate, Dropout, Linear, Moments, Normalized, Rows, Rowwise, Value
+from ooc.train.stages.again import Forward, Repetitions
 from ooc.train.stages.ground import Ground
 from ooc.train.stages.names import Names
 from ooc.train.stages.schedule import Recipe, Schedule, is_constant
@@ -39,13 +42,13 @@ _JUDGING_COPIES = 8
 
 
 class Flow:
-    """Makes the steps of ``schedule``."""
+    """Makes the steps of ``schedule``. ``forgotten``: the stages that the backward pass runs again."""
 
-    def __init__(self, ground: Ground, schedule: Schedule) -> None:
+    def __init__(self, ground: Ground, schedule: Schedule, forgotten: Collection[int] = ()) -> None:
         self.ground = ground
         self.schedule = schedule
         self.names = Names(schedule, ground.columns)
-        ground.packed |= {self.names.value(v) for v in schedule.kept if v.packed}
+        self.repetitions = Repetitions(schedule, forgotten)
 
     def constants(self) -> list[Aggregate]:
         """What of the network is aggregated once."""
@@ -60,22 +63,26 @@ class Flow:
         return [self._forward(stage, rows(self.schedule.stage_hops[stage])) for stage in stages]
 
     def _forward(self, stage: int, row_count: int) -> Step:
-        schedule, names = self.schedule, self.names
-        kept = [v for v in schedule.values if v in schedule.kept and schedule.stage[v] == stage]
-        messages, moments = schedule.messages(stage), schedule.moments(stage)
-        recipe = schedule.recipe([*kept, *(barrier.inputs[0] for barrier in (*messages, *moments))], stage)
-        stores = {names.value(v): v.columns for v in kept} | {names.message(a): a.source.columns for a in messages}
+        run = self.repetitions.forward(stage)
+        return self._run(self.names.forward(stage), run, row_count, self.schedule.moments(stage))
+
+    def _run(self, title: str, run: Forward, row_count: int, moments: Sequence[Moments] = ()) -> Step:
+        """A forward stage, the epoch's own or one that is run again."""
+        recipe, stage = run.recipe, run.stage
+        stored = {self.names.value(v, recipe.repeated): v for v in run.values}
+        pulled_next = {self.names.message(a, recipe.repeated): a for a in run.messages}
+        self.ground.packed |= {name for name, value in stored.items() if value.packed}
 
         def compute(tile: Tile) -> Tensors:
             known = self._draw(recipe, tile, stage, self._rows(tile))
             for barrier in moments:
                 tile.moments.append((barrier, tile_moments(known[barrier.source])))
-            out = {names.value(v): _flat(known[v], v) for v in kept}
-            return out | {names.message(a): self._message(a, known[a.source], tile) for a in messages}
+            out = {name: _flat(known[v], v) for name, v in stored.items()}
+            return out | {name: self._message(a, known[a.source], tile) for name, a in pulled_next.items()}
 
         pull, kernel = self._pull(recipe, stage)
-        spec = self._describe(names.forward(stage), row_count, recipe, pull=pull, stores=stores)
-        return Step(spec, compute, kernel)
+        stores = {n: v.columns for n, v in stored.items()} | {n: a.source.columns for n, a in pulled_next.items()}
+        return Step(self._describe(title, row_count, recipe, pull=pull, stores=stores), compute, kernel)
 
     def score(self) -> Step:
         """The last stage, scored. In the order of the loss, so that sums of scores come out the same."""
@@ -119,8 +126,7 @@ class Flow:
     def loss(self, *, scored: bool = False) -> Step:
         """The last stage, the loss, its gradient, and as much backward as needs no other row."""
         schedule, last, objective = self.schedule, self.schedule.last, self.ground.objective
-        recorded = schedule.recorded(last)
-        recipe = schedule.recipe([schedule.output, *schedule.backward_needs(last), *recorded], last, forced=recorded)
+        recipe = self.repetitions.loss_recipe()
 
         def compute(tile: Tile) -> Tensors:
             rows = self._rows(tile)
@@ -158,8 +164,13 @@ class Flow:
             elif isinstance(above, EdgeAggregate) and above.pulls_targets and above.trains_target:
                 steps.append(self._targets(above, stage + 1))
             if self._has_backward(stage):
+                steps += [self._repeat(run, stage) for run in self.repetitions.before(stage)]
                 steps.append(self._backward(stage))
         return steps
+
+    def _repeat(self, run: Forward, backward: int) -> Step:
+        rows = self.ground.active.training_rows(self.schedule.stage_hops[run.stage])
+        return self._run(self.names.again(run.stage, backward), run, rows)
 
     def _has_backward(self, stage: int) -> bool:
         below, above = self.schedule.pulled(stage), self.schedule.pulled(stage + 1)
@@ -168,7 +179,7 @@ class Flow:
 
     def _backward(self, stage: int) -> Step:
         schedule, names, ground = self.schedule, self.names, self.ground
-        recipe = schedule.backward_recipe(stage)
+        recipe = self.repetitions.backward_recipe(stage)
         above = schedule.pulled(stage + 1)
         pull: Pull | None = None
         kernel: Kernel | None = None
@@ -392,11 +403,11 @@ class Flow:
         for leaf in recipe.leaves:
             if leaf in recipe.reach and self._beyond(recipe.reach[leaf], tile):
                 continue
-            loaded = tile.inputs[self.names.value(leaf)]
+            loaded = tile.inputs[self.names.value(leaf, recipe.again.get(leaf))]
             known[leaf] = loaded if leaf.packed else loaded.to(dtype).reshape(-1, *leaf.tail)
         pulled = self.schedule.pulled(stage)
         if recipe.pulled and pulled is not None:
-            result = tile.inputs[self.names.sums(pulled)]
+            result = tile.inputs[self.names.sums(pulled, recipe.repeated)]
             known[pulled] = result if isinstance(pulled, EdgeAggregate) else self.ground.after(result, tile)
         for value in recipe.order:
             if value in recipe.reach and self._beyond(recipe.reach[value], tile):
@@ -420,8 +431,9 @@ class Flow:
         pulled, names = self.schedule.pulled(stage), self.names
         if not recipe.pulled or pulled is None:
             return None, None
-        message, sums = names.message(pulled), names.sums(pulled)
+        message, sums = names.message(pulled, recipe.repeated), names.sums(pulled, recipe.repeated)
         if not isinstance(pulled, EdgeAggregate):
+            self.ground.columns[sums] = pulled.columns
             return Pull(message, sums, Direction.IN, edge_data=pulled.edge_data), None
         own = None if pulled.target is None else names.value(pulled.target)
         per_edge = self._per_edge(pulled, pulled.columns, own)
@@ -455,10 +467,11 @@ class Flow:
         """The stage's description. ``judged``: outputs get a loss or scores. The bound on temporaries counts all
         that is drawn, recorded and taken back."""
         columns = self.ground.columns
-        columns |= {self.names.value(leaf): leaf.columns for leaf in recipe.leaves}
-        reach = {self.names.value(leaf): recipe.reach[leaf] for leaf in recipe.leaves if leaf in recipe.reach}
+        leaves = {leaf: self.names.value(leaf, recipe.again.get(leaf)) for leaf in recipe.leaves}
+        columns |= {name: leaf.columns for leaf, name in leaves.items()}
+        reach = {name: recipe.reach[leaf] for leaf, name in leaves.items() if leaf in recipe.reach}
         columns |= stores or {}
-        names = tuple(dict.fromkeys([*(self.names.value(leaf) for leaf in recipe.leaves), *loads]))
+        names = tuple(dict.fromkeys([*leaves.values(), *loads]))
         for name in (*names, *(pull.own if pull is not None else ())):
             wanted = min(rows, self.ground.active.training_rows(reach[name])) if name in reach else rows
             self.ground.read_rows[name] = max(wanted, self.ground.read_rows.get(name, 0))
@@ -542,37 +555,6 @@ class Flow:
             streamed_bytes_per_row=work.values * self.ground.network.dtype.itemsize,
             operators=work.operators,
         )
-
-    # ---- what is drawn again ---------------------------------------------------------------------------------
-
-    def recomputed(self) -> dict[str, tuple[int, int]]:
-        """What would be kept but is drawn again: (rows, columns) by name."""
-        schedule, active = self.schedule, self.ground.active
-        return {
-            self.names.value(v): (active.training_rows(schedule.stage_hops[schedule.stage[v]]), v.columns)
-            for v in schedule.values
-            if v in schedule.dropped
-        }
-
-    def recomputed_multiplies(self) -> int:
-        """Multiply-adds an epoch for drawing it again, in the backward of stages and in later stages' forward."""
-        schedule, active = self.schedule, self.ground.active
-        total = 0
-        for value in schedule.dropped:
-            own = schedule.stage[value]
-            product = sum(v.inputs[0].columns * v.columns for v in schedule.recipe([value]).order if v.heavy)
-            reaches = [schedule.stage_hops[s] for s in range(own + 1, schedule.last + 1) if self._draws(value, s)]
-            backward = [schedule.backward_recipe(stage).reach.get(value) for stage in range(own, schedule.last)]
-            reaches += [min(reach, schedule.stage_hops[own]) for reach in backward if reach is not None]
-            total += product * sum(active.training_rows(reach) for reach in reaches)
-        return total
-
-    def _draws(self, value: Value, stage: int) -> bool:
-        """Whether the forward of ``stage`` computes ``value``."""
-        schedule = self.schedule
-        targets = [v for v in schedule.kept if schedule.stage[v] == stage]
-        targets += [barrier.inputs[0] for barrier in (*schedule.messages(stage), *schedule.moments(stage))]
-        return value in schedule.recipe(targets if stage < schedule.last else [schedule.output], stage).order
 
 
 def _copies(value: Value, taken_back: bool) -> int:

@@ -11,6 +11,7 @@ z<k>             what follows aggregation k, up to the first norm or activation,
 s<k>…            the signs of what a rectifier is given, a bit each
 h<k>…            what else is kept
 dh<k>…           the gradient of what an earlier stage made and a later one used
+z<k>.<j>, …      z<k>, m<k>, … computed again for backward j
 """
 
 from collections.abc import Iterator
@@ -67,15 +68,22 @@ class Names:
         """What the backward of ``stage`` is called."""
         return f"backward {self._stages[stage]}"
 
-    def value(self, value: Value) -> str:
-        """The matrix that holds ``value``."""
-        return self._given[value]
+    def again(self, stage: int, backward: int) -> str:
+        """What the forward of ``stage`` is called where it is run again for the backward of another one."""
+        return f"{self.forward(stage)} for {self.backward(backward)}"
 
-    def message(self, aggregate: Aggregate) -> str:
-        return f"m{self._number(aggregate)}"
+    def value(self, value: Value, backward: int | None = None) -> str:
+        """The matrix that holds ``value``; with ``backward``: computed again for the backward of that stage."""
+        return self._given[value] + self._suffix(backward)
 
-    def sums(self, aggregate: Aggregate) -> str:
-        return f"p{self._number(aggregate)}"
+    def message(self, aggregate: Aggregate, backward: int | None = None) -> str:
+        return f"m{self._number(aggregate)}{self._suffix(backward)}"
+
+    def sums(self, aggregate: Aggregate, backward: int | None = None) -> str:
+        return f"p{self._number(aggregate)}{self._suffix(backward)}"
+
+    def _suffix(self, backward: int | None) -> str:
+        return "" if backward is None else f".{self._stages[backward]}"
 
     def message_gradient(self, aggregate: Aggregate) -> str:
         return f"dm{self._number(aggregate)}"

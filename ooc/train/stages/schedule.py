@@ -36,12 +36,16 @@ class Recipe:
     """How to have some values: load ``leaves``, then compute ``order``. ``pulled``: it needs what the stage pulls.
 
     ``reach``: up to how many hops before the output rows of a value are needed; every row of those not in it.
+    ``again``: of the leaves those computed again (``ooc.train.stages.again``), with the backward stage that this was
+    for; ``repeated``: the backward stage for which this is itself done again.
     """
 
     leaves: tuple[Value, ...]
     order: tuple[Value, ...]
     pulled: bool
     reach: Mapping[Value, int] = field(default_factory=dict)
+    again: Mapping[Value, int] = field(default_factory=dict)
+    repeated: int | None = None
 
     @property
     def heavy(self) -> bool:
@@ -66,10 +70,11 @@ class Schedule:
             self._enter(value)
         self.last = self.stage[output]
         self.kept: set[Value] = set()
-        self._of_constants: set[Value] = set()
+        self.of_constants: set[Value] = set()
+        """What is kept, or would be, and comes of the features and of what is aggregated from them once."""
         for stage in range(self.last):
             self._choose(stage, training)
-        self.dropped = self._of_constants if recompute else set()
+        self.dropped = self.of_constants if recompute else set()
         """What would be kept but for ``recompute``."""
         self.kept -= self.dropped
         if training:
@@ -283,7 +288,7 @@ class Schedule:
             anchor = self._anchor(value, stage)
             self.kept.add(anchor)
             if constant:
-                self._of_constants.add(anchor)
+                self.of_constants.add(anchor)
 
     def _path(self, stage: int) -> list[Value]:
         """From what ``stage`` pulls along sums and at most one linear map, each the only user of the one before."""
