@@ -69,12 +69,13 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How a workload is to be run, and the forecast seconds of an epoch. ``leanest``: what the search for it began
-    with; ``plan`` is unrolled when it is first asked for."""
+    """How a workload is to be run: ``layout``, of ``choice``; and the forecast seconds of an epoch. ``leanest``: what
+    the search for it began with; ``plan`` is unrolled when it is first asked for."""
 
     workload: Workload
     limits: Limits
     hardware: Hardware
+    choice: Choice
     layout: Layout
     leanest: Layout
     seconds: float
@@ -113,6 +114,11 @@ def arrange(workload: Workload, limits: Limits, hardware: Hardware) -> Arrangeme
         raise BudgetError(_excess(least, limit))
     within = best(Goal.EXCESS_WRITES)
     return within if within.plan.ssd_write_bytes <= limit else leanest
+
+
+def seconds_like(workload: Workload, other: Arrangement) -> float | None:
+    """The forecast seconds of ``workload`` arranged as another one is; None where that does not fit."""
+    return _Search(workload, other.limits, other.hardware, Goal.SECONDS).seconds_like(other.choice)
 
 
 def fewest_writes(workload: Workload, limits: Limits, hardware: Hardware) -> int:
@@ -154,7 +160,14 @@ class _Search:
         leanest = self._leanest()
         best = self._best(leanest)
         _, seconds = best.score
-        return Arrangement(self.workload, self.limits, self.hardware, best.layout, leanest.layout, seconds)
+        return Arrangement(self.workload, self.limits, self.hardware, best.choice, best.layout, leanest.layout, seconds)
+
+    def seconds_like(self, choice: Choice) -> float | None:
+        """The forecast with ``choice``, of another workload; what that does not pull is held as what is like it."""
+        by_columns = {self.sources.get(name): cut for name, cut in choice.cuts.items()}
+        cuts = {name: choice.cuts.get(name, by_columns.get(columns, _WHOLE)) for name, columns in self.sources.items()}
+        layout = lay_out(self.workload, replace(choice, cuts=cuts))
+        return self._score(layout)[1] if self.room.fits(layout) else None
 
     # ---- sources -------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from ooc.plan.fates import choose_fates
 from ooc.plan.forecast import seconds_of_computing
 from ooc.plan.hardware import Hardware
 from ooc.plan.plan import Plan
-from ooc.plan.planner import Arrangement, arrange, fewest_writes
+from ooc.plan.planner import Arrangement, arrange, fewest_writes, seconds_like
 from ooc.plan.schedule import Choice, Cut, Layout, lay_out, pulled_sources
 from ooc.plan.workload import Workload
 
@@ -31,6 +31,8 @@ Variants = Callable[[Forgotten], Workload]
 _NOTHING: Forgotten = frozenset()
 _TIE = 0.01
 """Forecasts that differ by a smaller part are equal: they are not more exact than that."""
+_MARGIN = 0.1
+"""What a workload may gain by an arrangement of its own."""
 _TOLERANCE = 0.001
 _MOST_STATES = 20_000
 """The chain's answer is only a proposal: it is not worth more than a second."""
@@ -58,17 +60,26 @@ def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> C
         return _writing_less(variants, stages, limits, hardware)
     best, forgotten = kept, _NOTHING
     tried = {_NOTHING}
-    centre = _proposed(kept, stages, variants)
+    centre = proposed = _proposed(kept, stages, variants)
     while centre is not None:
         around = _worth_trying(kept, {centre, *(centre ^ {stage} for stage in stages)} - tried, variants)
         tried.update(around)
         centre = None
         for candidate in around:
+            if candidate != proposed and not _promises(variants(candidate), kept, best):
+                continue
             other = _arranged(variants(candidate), limits, hardware)
             if other is not None and other.seconds < (1 - _TIE) * best.seconds:
                 best, forgotten = other, candidate
                 centre = candidate
     return Chosen(forgotten, best.plan)
+
+
+def _promises(workload: Workload, kept: Arrangement, best: Arrangement) -> bool:
+    """Whether ``workload``, arranged as the one that keeps everything, fits and is not much slower than the best so
+    far: the search for its own arrangement takes a hundred times as long, and hardly brings more than that."""
+    seconds = seconds_like(workload, kept)
+    return seconds is not None and seconds < (1 + _MARGIN) * best.seconds
 
 
 def _arranged(workload: Workload, limits: Limits, hardware: Hardware) -> Arrangement | None:

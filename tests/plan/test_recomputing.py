@@ -17,7 +17,7 @@ from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import Kept
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 
-ROWS, WIDTH, LAYERS, DEGREE = 60_000, 64, 5, 4
+ROWS, WIDTH, LAYERS, DEGREE = 40_000, 64, 5, 4
 MATRIX = ROWS * WIDTH * 4
 NOTHING: Forgotten = frozenset()
 
