@@ -111,7 +111,8 @@ class Executor:
         """The memory that is computed in; on a device, with the host's arena below it."""
         plan, arena = self.plan, self._arena
         if device is None:
-            return HostWorkspace(Frames(arena, plan.frame_bytes, self.engine), self.engine, self._locate)
+            frames = Frames(arena, plan.frame_bytes, self.engine)
+            return HostWorkspace(frames, self.engine, self._locate, plan.blocks.nbytes)
         host = arena.view(0, arena.nbytes)
         opening.callback(device.close)
         memory = device.open(arena_bytes=plan.arena_bytes, limit_bytes=plan.device_limit_bytes, host=host)

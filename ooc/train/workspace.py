@@ -117,10 +117,11 @@ class HostWorkspace(Workspace):
 
     place = torch.device("cpu")
 
-    def __init__(self, frames: Frames, engine: Engine, locate: Locate) -> None:
+    def __init__(self, frames: Frames, engine: Engine, locate: Locate, nbytes: Nbytes) -> None:
         self._frames = frames
         self._engine = engine
         self._locate = locate
+        self._nbytes = nbytes
 
     def begin(self, program: Program, staging: Staging | None) -> None:
         for block, frame in program.warm:
@@ -128,7 +129,7 @@ class HostWorkspace(Workspace):
                 self.acquire(block, frame, load=True)
 
     def move(self, block: int, target: int) -> None:
-        self._frames.move(block, target, self._locate(block)[1])
+        self._frames.move(block, target, self._nbytes(block))
 
     def clear(self, first: int, count: int) -> None:
         self._frames.clear(first, count)
