@@ -8,8 +8,8 @@ coarser of the two, so its answer is a proposal from which to go on: to whatever
 an arrangement with a shorter forecast, until none has. Where forecasts are as good as equal, the fewest are run again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from ooc.errors import BudgetError
@@ -92,7 +92,9 @@ def _arranged(workload: Workload, limits: Limits, hardware: Hardware) -> Arrange
 
 def _writing_less(variants: Variants, stages: Sequence[int], limits: Limits, hardware: Hardware) -> Chosen:
     """The fastest workload that keeps a limit on written bytes which keeping everything does not."""
-    sets = list(_subsets(stages))
+    free = arrange(variants(_NOTHING), replace(limits, ssd_write_bytes=None), hardware)
+    proposed = _by_chain(replace(free, limits=limits))
+    sets = sorted(_sets(stages, proposed), key=lambda forgotten: (len(forgotten), sorted(forgotten)))
     found = [(forgotten, _arranged(variants(forgotten), limits, hardware)) for forgotten in sets]
     keeping = [(arranged.seconds, forgotten, arranged) for forgotten, arranged in found if arranged is not None]
     if keeping:
@@ -110,11 +112,12 @@ def _fewest_writes(workload: Workload, limits: Limits, hardware: Hardware) -> fl
         return float("inf")
 
 
-def _subsets(stages: Sequence[int]) -> Iterator[Forgotten]:
-    """Every set of them where they are few; else each alone, and all together."""
-    counts: Iterable[int] = range(1, len(stages) + 1) if len(stages) <= _FEW_STAGES else (1, len(stages))
-    for count in counts:
-        yield from map(frozenset, combinations(stages, count))
+def _sets(stages: Sequence[int], proposed: Forgotten) -> set[Forgotten]:
+    """Every set of them where they are few; else what the chain proposes, its neighbours, and all of them."""
+    if len(stages) > _FEW_STAGES:
+        return {frozenset(stages), proposed, *(proposed ^ {stage} for stage in stages)} - {_NOTHING}
+    counts = range(1, len(stages) + 1)
+    return {frozenset(chosen) for count in counts for chosen in combinations(stages, count)}
 
 
 # ---- what is worth trying --------------------------------------------------------------------------------------
@@ -124,6 +127,11 @@ def _proposed(kept: Arrangement, stages: Sequence[int], variants: Variants) -> F
     """What is computed again at the least cost of the chain; None if nothing is worth trying."""
     if not _worth_trying(kept, [frozenset((stage,)) for stage in stages], variants):
         return None
+    return _by_chain(kept)
+
+
+def _by_chain(kept: Arrangement) -> Forgotten:
+    """What is computed again at the least cost of the chain; nothing where it says nothing."""
     epoch = chain_of(kept.workload, kept.limits, kept.hardware, layout=kept.layout, leanest=kept.leanest)
     if epoch is None:
         return _NOTHING
