@@ -42,8 +42,11 @@ def chain_of(
 ) -> EpochChain | None:
     """The chain of the training epoch: seconds as with ``layout``, the passes' own memory as with ``leanest``.
 
-    None where lifetimes are not nested, or the passes' own memory counted in units does not leave any.
+    None where lifetimes are not nested, or the passes' own memory counted in units does not leave any; and where the
+    program has no such stages: a prediction's, with norms that do not take moments.
     """
+    if not {kept.name for kept in workload.kept} <= {stage.name for stage in workload.programs["train"]}:
+        return None
     epoch = _Epoch(workload, limits, hardware, layout, leanest)
     return epoch.chain() if epoch.nested else None
 
