@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ooc.plan.hardware import Hardware
+from ooc.plan.layout import Layout
+from ooc.plan.occupancy import ahead_frames, blocks_at_once, frames_needed
 from ooc.plan.plan import Pass, RowPass
-from ooc.plan.schedule import Layout, ahead_frames, blocks_at_once, frames_needed
 from ooc.plan.staging import IN_TRANSFER, frames_to_hold
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size

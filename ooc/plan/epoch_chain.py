@@ -16,9 +16,10 @@ from ooc.plan.budgets import Limits, Room
 from ooc.plan.chain import NOTHING, Budgets, Chain, Intermediate, Load, Phase, Rates, Recomputation
 from ooc.plan.forecast import seconds_of_computing
 from ooc.plan.hardware import Hardware
+from ooc.plan.layout import Layout
 from ooc.plan.lifetimes import edges_of
+from ooc.plan.occupancy import blocks_at_once
 from ooc.plan.plan import Pass, RowPass
-from ooc.plan.schedule import Layout, blocks_at_once
 from ooc.plan.staging import IN_TRANSFER
 from ooc.plan.workload import Kept, Stage, Workload
 

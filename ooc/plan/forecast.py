@@ -12,13 +12,16 @@ from typing import NamedTuple
 from ooc.plan.computing import computing_seconds
 from ooc.plan.cost import ssd_seconds, together_seconds, wire_seconds
 from ooc.plan.hardware import Hardware
+from ooc.plan.layout import Layout, free_frames
 from ooc.plan.lifetimes import edges_of
+from ooc.plan.occupancy import capacity_of
 from ooc.plan.plan import ColumnPass, MatrixPlan, Pass
 from ooc.plan.program import blocks_to_write, found_in_memory
 from ooc.plan.replacement import Uses, belady
-from ooc.plan.schedule import Layout, block_table, capacity_of, free_frames, lasting_blocks, uses_of
+from ooc.plan.schedule import block_table, lasting_blocks
 from ooc.plan.sequence import BlockTable, Span, Use
 from ooc.plan.staging import room_between_uses
+from ooc.plan.uses import uses_of
 from ooc.plan.workload import Workload
 
 _STEPS = 24

@@ -18,8 +18,10 @@ from ooc.errors import BudgetError
 from ooc.plan.budgets import Limits, Room, budget_of
 from ooc.plan.forecast import forecast_traffic, seconds_of
 from ooc.plan.hardware import UNMEASURED, Hardware
+from ooc.plan.layout import Choice, Cut, Layout, lay_out, pulled_sources
+from ooc.plan.occupancy import frames_needed
 from ooc.plan.plan import Plan
-from ooc.plan.schedule import Choice, Cut, Layout, build_plan, frames_needed, lay_out, pulled_sources
+from ooc.plan.schedule import build_plan
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 

@@ -18,9 +18,9 @@ from ooc.plan.epoch_chain import chain_of
 from ooc.plan.fates import choose_fates
 from ooc.plan.forecast import seconds_of_computing
 from ooc.plan.hardware import Hardware
+from ooc.plan.layout import Choice, Cut, Layout, lay_out, pulled_sources
 from ooc.plan.plan import Plan
 from ooc.plan.planner import Arrangement, arrange, fewest_writes, seconds_like
-from ooc.plan.schedule import Choice, Cut, Layout, lay_out, pulled_sources
 from ooc.plan.workload import Workload
 
 Forgotten = frozenset[int]

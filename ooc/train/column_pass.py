@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ooc.plan.plan import ColumnPass
-from ooc.plan.schedule import pull_tile_rows
 from ooc.plan.sequence import Step as PlannedStep
+from ooc.plan.temporaries import pull_tile_rows
 from ooc.train.committing import Committing
 from ooc.train.edge_sweep import EdgeSweep
 from ooc.train.operands import Input

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from ooc.plan.plan import ColumnPass, RowPass
-from ooc.plan.schedule import direct_slabs, stored_slabs
 from ooc.plan.sequence import Step as PlannedStep
+from ooc.plan.slabs import direct_slabs, stored_slabs
 from ooc.plan.workload import Pull
 from ooc.train.committing import Committing
 from ooc.train.edge_sweep import EdgeSweep

@@ -9,7 +9,7 @@ from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Direction, Kind, Limits, Matrix, Plan, Pull, Stage, Workload, make_plan
 from ooc.plan.hardware import Hardware
 from ooc.plan.plan import ColumnPass
-from ooc.plan.schedule import PULL_TILE_ROWS, pull_tile_rows
+from ooc.plan.temporaries import PULL_TILE_ROWS, pull_tile_rows
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import PerEdge
 from ooc.sizes import parse_size

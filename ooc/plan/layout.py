@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From choices to a layout: passes in order, how matrices are cut, and the regions that pulled ones lie in.
+
+A stage whose pulled matrix is in memory whole becomes one row pass; otherwise a column pass followed by a row pass
+that loads the pulled rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ooc.plan.grid import Grid, align_up, block_height
+from ooc.plan.plan import ColumnPass, MatrixPlan, Pass, Region, RowPass, passes_using
+from ooc.plan.slabs import direct_slabs
+from ooc.plan.temporaries import scratch_nbytes
+from ooc.plan.workload import Kind, Matrix, Stage, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a pulled matrix is held: ``columns`` at a time (0: whole), in ``buffers`` slab buffers."""
+
+    columns: int
+    buffers: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """All that the planner decides; replacement follows from it. ``cuts``: by pulled matrix. ``spare_writes``: rather
+    read from the SSD again than write to it (``Uses``)."""
+
+    step_rows: int
+    cuts: dict[str, Cut] = field(default_factory=dict)
+    spare_writes: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The passes that a choice leads to, how matrices are cut, and the memory that is spoken for."""
+
+    step_rows: int
+    frame_bytes: int
+    matrices: dict[str, MatrixPlan]
+    programs: dict[str, tuple[Pass, ...]]
+    regions: dict[str, tuple[Region, ...]]
+    scratch_bytes: int
+    spare_writes: bool = False
+    heaviest: Pass | None = None
+    """The pass of which ``scratch_bytes`` bounds the temporaries."""
+
+
+def pulled_sources(workload: Workload) -> dict[str, int]:
+    """Columns of every matrix that some stage pulls."""
+    return {
+        stage.pull.source: workload.matrices[stage.pull.source].columns
+        for stages in workload.programs.values()
+        for stage in stages
+        if stage.pull
+    }
+
+
+def column_units(workload: Workload) -> dict[str, int]:
+    """Columns that stay together in a slab, by matrix: those of a group, where one is pulled by groups."""
+    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
+    return {p.source: workload.matrices[p.source].columns // p.per_edge.groups for p in pulls if p.per_edge}
+
+
+def summed_sources(workload: Workload) -> frozenset[str]:
+    """The matrices of which every pull is a plain sum."""
+    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
+    return frozenset(p.source for p in pulls) - {p.source for p in pulls if p.per_edge}
+
+
+def scattered_matrices(workload: Workload) -> frozenset[str]:
+    """The matrices that some pull scatters to, which are always in memory whole."""
+    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
+    return frozenset(name for pull in pulls for name in pull.added_to)
+
+
+def widest_row_bytes(workload: Workload) -> int:
+    """Bytes of the widest row that a block may hold, what is pulled included."""
+    stored = [m.columns * m.itemsize for m in workload.matrices.values()]
+    pulled = [
+        stage.pull.per_edge.columns * workload.matrices[stage.pull.source].itemsize
+        for stages in workload.programs.values()
+        for stage in stages
+        if stage.pull and stage.pull.per_edge
+    ]
+    return max([*stored, *pulled], default=1)
+
+
+def lay_out(workload: Workload, choice: Choice) -> Layout:
+    """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
+    arrays = [array for t in workload.topologies.values() for array in t.arrays.values()]
+    values = max((array.itemsize for array in arrays), default=1)
+    widest_edge = max((array.edge_bytes for array in arrays), default=1)
+    frame_bytes = align_up(max(choice.step_rows * max(widest_row_bytes(workload), values), widest_edge))
+    units, scattered = column_units(workload), scattered_matrices(workload)
+    matrices = {
+        name: _plan_matrix(matrix, choice, frame_bytes, workload, _width(matrix, choice, units.get(name, 1)))
+        for name, matrix in workload.matrices.items()
+    }
+    matrices |= {name: replace(matrices[name], whole=True) for name in scattered}
+    programs: dict[str, tuple[Pass, ...]] = {}
+    for name, stages in workload.programs.items():
+        passes: list[Pass] = []
+        for stage in stages:
+            passes += _passes(stage, len(passes), matrices, workload, choice, frame_bytes)
+        programs[name] = tuple(passes)
+    regions = {name: _place(_wanted(passes, matrices), frame_bytes) for name, passes in programs.items()}
+    scratch, heaviest = 0, None
+    for item in (item for passes in programs.values() for item in passes):
+        nbytes = scratch_nbytes(item, matrices, workload, frame_bytes)
+        if nbytes > scratch:
+            scratch, heaviest = nbytes, item
+    return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch, choice.spare_writes, heaviest)
+
+
+def _width(matrix: Matrix, choice: Choice, unit: int) -> int:
+    """Columns of a slab, in whole units."""
+    cut = choice.cuts.get(matrix.name)
+    return min(matrix.columns, align_up((cut.columns if cut else 0) or matrix.columns, unit))
+
+
+def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Workload, width: int) -> MatrixPlan:
+    cut = choice.cuts.get(matrix.name)
+    height = block_height(step_rows=choice.step_rows, row_bytes=width * matrix.itemsize, frame_bytes=frame_bytes)
+    grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
+    as_kept = matrix.kind is not Kind.SCRATCH or (workload.sums_as_kept and matrix.name in summed_sources(workload))
+    region_itemsize = matrix.itemsize if as_kept else max(matrix.itemsize, workload.pulled_itemsize)
+    return MatrixPlan(matrix, grid, region_itemsize, whole=cut is not None and cut.columns == 0)
+
+
+def _passes(
+    stage: Stage, index: int, matrices: dict[str, MatrixPlan], workload: Workload, choice: Choice, frame_bytes: int
+) -> list[Pass]:
+    """One pass, or two; the matrix between the two is added to ``matrices``."""
+    if stage.pull is None:
+        return [RowPass(index, stage, stage.loads, None)]
+    source = matrices[stage.pull.source]
+    if source.whole:
+        return [RowPass(index, stage, tuple(dict.fromkeys((*stage.loads, *stage.pull.own))), stage.pull)]
+    planned = matrices.get(stage.pull.output)
+    pulled = replace(
+        source.matrix,
+        name=stage.pull.output,
+        rows=max(stage.rows, planned.matrix.rows if planned else 0),
+        columns=stage.pull.output_columns(source.matrix.columns, source.matrix.columns),
+        kind=Kind.SCRATCH,
+    )
+    width = stage.pull.output_columns(source.grid.slab_columns, source.matrix.columns)
+    matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
+    buffers = min(choice.cuts[stage.pull.source].buffers, source.grid.slabs)
+    return [
+        ColumnPass(index, stage.rows, stage.pull, buffers),
+        RowPass(index + 1, stage, (*stage.loads, pulled.name), None),
+    ]
+
+
+# ---- regions ---------------------------------------------------------------------------------------------
+
+
+def _wanted(passes: Sequence[Pass], matrices: dict[str, MatrixPlan]) -> list[tuple[str, int, int, int]]:
+    """(matrix, bytes, first pass, last pass) of every region."""
+    wanted = []
+    for name, planned in matrices.items():
+        uses = passes_using(passes, name)
+        if planned.whole and uses:
+            wanted.append((name, planned.region_nbytes, uses[0], uses[-1]))
+    for item in passes:
+        if isinstance(item, ColumnPass):
+            name = item.pull.source
+            first = passes_using(passes, name)[0] if direct_slabs(passes, item) else item.index
+            nbytes = item.slab_buffers * matrices[name].slab_stride()
+            wanted.append((name, nbytes, first, item.index))
+    return wanted
+
+
+def _place(wanted: list[tuple[str, int, int, int]], frame_bytes: int) -> tuple[Region, ...]:
+    """Frames for regions such that no two alive at once overlap: the largest first, each as low as it can lie."""
+    placed: list[Region] = []
+    for name, nbytes, first, last in sorted(wanted, key=lambda w: (-w[1], w[2], w[0])):
+        count = -(-nbytes // frame_bytes)
+        frame = 0
+        alive = (r for r in placed if r.first <= last and first <= r.last)
+        for other in sorted(alive, key=lambda r: r.frame):
+            if other.frame - frame >= count:
+                break
+            frame = max(frame, other.stop)
+        placed.append(Region(name, frame, count, first, last))
+    return tuple(placed)
+
+
+def free_frames(regions: Sequence[Region], passes: int, frames: int) -> list[list[range]]:
+    """By pass: the frames that no region takes."""
+    free = []
+    for p in range(passes):
+        pieces, at = [], 0
+        for region in sorted((r for r in regions if r.first <= p <= r.last), key=lambda r: r.frame):
+            if region.frame > at:
+                pieces.append(range(at, min(region.frame, frames)))
+            at = max(at, region.stop)
+        if at < frames:
+            pieces.append(range(at, frames))
+        free.append(pieces)
+    return free

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which slabs of a matrix a pass computes or reads, and which of them lie in buffers right away."""
+
+from collections.abc import Mapping, Sequence
+
+from ooc.plan.grid import Grid
+from ooc.plan.plan import ColumnPass, MatrixPlan, Pass, passes_using
+from ooc.plan.workload import Pull
+
+
+def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
+    """How many slabs the writer of a column pass's source computes right into the slab buffers."""
+    users = [index for index in passes_using(passes, column_pass.pull.source) if index < column_pass.index]
+    written = bool(users) and column_pass.pull.source in passes[users[0]].stores
+    return column_pass.slab_buffers if written and len(users) == 1 else 0
+
+
+def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], passes: Sequence[Pass]) -> range:
+    """The slabs of matrix ``name`` that row pass ``index`` computes into frames: those only a column pass reads need
+    none if they are computed right into its slab buffers."""
+    grid = matrices[name].grid
+    readers = [passes[p] for p in passes_using(passes, name) if p > index]
+    if len(readers) == 1 and isinstance(readers[0], ColumnPass) and readers[0].pull.source == name:
+        return range(direct_slabs(passes, readers[0]), grid.slabs)
+    return range(grid.slabs)
+
+
+def slabs_beside(source: Grid, own: Grid, slab: int) -> range:
+    """The slabs of ``own`` that hold the groups in slab ``slab`` of ``source``."""
+    first = slab * source.slab_columns
+    last = first + source.width(slab)
+    return range(
+        first * own.columns // source.columns // own.slab_columns,
+        -(-(last * own.columns // source.columns) // own.slab_columns),
+    )
+
+
+def column_step_rows(pull: Pull, matrices: Mapping[str, MatrixPlan]) -> int:
+    """Rows of a step of a column pass: a block of the output, or of the own rows that go with it."""
+    heights = [matrices[name].grid.block_rows for name in pull.own if not matrices[name].whole]
+    return min([matrices[pull.output].grid.block_rows, *heights])

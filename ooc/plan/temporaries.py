@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds on the temporaries of passes, which lie beside the arena, from the tallest tile and its edges."""
+
+from functools import lru_cache
+from operator import sub
+
+from ooc.plan.plan import ColumnPass, MatrixPlan, Pass
+from ooc.plan.workload import EdgeData, Pull, Topology, Workload
+
+PULL_TILE_ROWS = 2048
+"""Rows of a slab that one thread pulls at a time; sums of different rows are independent, so any number would do."""
+_BYTES_PER_TILE_EDGE = 32
+"""What a tile's edges take besides: the neighbours beyond a source's rows left out (a mask, a running count, the
+indices kept), and indices that lie in two frames put together."""
+
+
+def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int) -> int:
+    """A bound on the temporaries of a pass, all threads together."""
+    if isinstance(item, ColumnPass):
+        tile = pull_tile_rows(item.pull, workload.tile_rows)
+        grid = matrices[item.pull.source].grid
+        width = max(grid.slab_columns, matrices[item.pull.output].grid.slab_columns)
+        nbytes = 2 * min(item.rows, tile) * width * workload.pulled_itemsize
+        nbytes += frame_bytes  # a block being widened on its way into a slab buffer
+    else:
+        tile = workload.tile_rows
+        nbytes = min(item.rows, tile) * item.stage.scratch_bytes_per_row
+    if item.pull is not None:
+        edges = most_edges(workload.topologies[item.pull.direction], workload.tile_rows, item.rows, tile)
+        nbytes += (_BYTES_PER_TILE_EDGE + _edge_data_bytes(item.pull, workload)) * edges
+        grid = matrices[item.pull.source].grid
+        share = grid.slab_columns if isinstance(item, ColumnPass) else grid.columns
+        nbytes += -(-_kernel_nbytes(item.pull, edges, min(item.rows, tile)) * share // grid.columns)
+    return workload.threads * nbytes
+
+
+def _edge_data_bytes(pull: Pull, workload: Workload) -> int:
+    """What a tile's edges carry, put together from several frames, and converted weights with a part left out."""
+    topology = workload.topologies[pull.direction]
+    weights = 2 * workload.pulled_itemsize if EdgeData.WEIGHT in pull.edge_data else 0
+    return weights + topology.edge_bytes(pull.edge_data) - topology.index_itemsize
+
+
+def _kernel_nbytes(pull: Pull, edges: int, rows: int) -> int:
+    """A bound on the temporaries of one call of a pull's kernel, all groups together."""
+    kind = pull.per_edge
+    if kind is None:
+        return 0
+    at_once = (min(edges, kind.edges_at_once) + rows) * kind.bytes_per_edge + rows * kind.bytes_per_row
+    return at_once + (edges + rows) * kind.waiting_bytes_per_edge
+
+
+def pull_tile_rows(pull: Pull, tile_rows: int) -> int:
+    """Rows that one thread pulls at a time in a column pass: whole tiles, one where what it gives depends on it."""
+    return tile_rows if pull.is_general else max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
+
+
+@lru_cache(maxsize=4096)
+def most_edges(topology: Topology, tile_rows: int, rows: int, height: int) -> int:
+    """The most edges of ``height`` rows, whole tiles, that one step or task takes, of the first ``rows`` rows."""
+    edges, stride = topology.tile_edges, height // tile_rows
+    end = min(-(-rows // height) * stride, len(edges) - 1)
+    at = [*edges[:end:stride], edges[end]]
+    return max(map(sub, at[1:], at), default=0)
