@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc plan``: what training would take, on this machine or another, without running anything."""
 
+import gc
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -99,10 +100,14 @@ def command(
         stores = [text for text in given if not (sweep and is_axis(text))]
         axes = parse_axes([*sweep, *(text for text in given if text not in stores)])
         planning = _planning(stores, graph, hardware, no_savings, options)
-        if axes:
-            _sweep(planning, axes, console, as_json)
-        else:
-            _plan(planning, console, gantt=gantt, advice=not no_advice, as_json=as_json)
+        gc.freeze()  # what is imported by now stays, and a plan is a million objects: each is looked through once
+        try:
+            if axes:
+                _sweep(planning, axes, console, as_json)
+            else:
+                _plan(planning, console, gantt=gantt, advice=not no_advice, as_json=as_json)
+        finally:
+            gc.unfreeze()
 
 
 def _planning(

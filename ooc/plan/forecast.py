@@ -153,7 +153,7 @@ def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hard
     if isinstance(item, ColumnPass):
         grid = layout.matrices[item.pull.source].grid
         if item.slab_buffers == 1 < grid.slabs:  # a slab is read while nothing can be computed
-            slabs_bytes = grid.slab_nbytes(0) * (grid.slabs - 1)
+            slabs_bytes = grid.slab_nbytes(0) * (grid.slabs - item.direct)
             stalled = max(
                 ssd_seconds(
                     hardware,

@@ -17,10 +17,15 @@ from ooc.plan.workload import Kind, Matrix, Stage, Workload
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a pulled matrix is held: ``columns`` at a time (0: whole), in ``buffers`` slab buffers."""
+    """How a pulled matrix is held: ``columns`` at a time (0: whole), in ``buffers`` slab buffers.
+
+    ``direct``: the first slabs are computed right into the buffers, which are then taken from that pass on. Otherwise
+    they go by way of blocks like the others, and the buffers are there for the pull alone.
+    """
 
     columns: int
     buffers: int
+    direct: bool = True
 
 
 @dataclass(frozen=True)
@@ -149,9 +154,10 @@ def _passes(
     )
     width = stage.pull.output_columns(source.grid.slab_columns, source.matrix.columns)
     matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
-    buffers = min(choice.cuts[stage.pull.source].buffers, source.grid.slabs)
+    cut = choice.cuts[stage.pull.source]
+    buffers = min(cut.buffers, source.grid.slabs)
     return [
-        ColumnPass(index, stage.rows, stage.pull, buffers),
+        ColumnPass(index, stage.rows, stage.pull, buffers, cut.direct),
         RowPass(index + 1, stage, (*stage.loads, pulled.name), None),
     ]
 

@@ -2,13 +2,15 @@
 """A drive or a wire in simulated time: what is sent off is served in order, and the two ways share what there is."""
 
 from collections import deque
+from math import inf
 
 
 class Link:
     """Two ways that share something: reads and writes of a drive, or both directions of a wire.
 
     Requests of one way are served one after the other at its full rate, less while both ways are in use. The clock
-    trails the caller's, so that what is sent off later cannot change what was served before.
+    trails the caller's, so that what is sent off later cannot change what was served before. ``started`` and
+    ``served`` say when, by ticket; infinity: not yet.
     """
 
     def __init__(self, rates: tuple[float, float], together: float, latency_s: float) -> None:
@@ -18,22 +20,22 @@ class Link:
         self.clock = 0.0
         self.waiting: tuple[deque[int], deque[int]] = (deque(), deque())
         self.left: dict[int, float] = {}
-        self.started: dict[int, float] = {}
-        self.served: dict[int, float] = {}
-        self.tickets = 0
+        self.started: list[float] = []
+        self.served: list[float] = []
 
     def send(self, way: int, nbytes: int, now_s: float) -> int:
         """Queue ``nbytes`` on ``way`` (0 or 1) at ``now_s``; the ticket to wait for."""
         self.advance(now_s)
-        ticket = self.tickets
-        self.tickets += 1
+        ticket = len(self.served)
+        self.started.append(inf)
+        self.served.append(inf)
         self.waiting[way].append(ticket)
         self.left[ticket] = float(nbytes)
         return ticket
 
     def wait(self, ticket: int) -> float:
         """When ``ticket`` is done."""
-        while ticket not in self.served:
+        while self.served[ticket] == inf:
             self._serve(float("inf"))
         return self.served[ticket] + self.latency_s
 
@@ -49,22 +51,29 @@ class Link:
 
     def _serve(self, until_s: float) -> None:
         """Go on to the end of the next request, or to ``until_s``."""
-        heads = [(way, queue[0]) for way, queue in enumerate(self.waiting) if queue]
-        if not heads:
+        both = self.waiting[0] and self.waiting[1]
+        ways = (0, 1) if both else (0,) if self.waiting[0] else (1,) if self.waiting[1] else ()
+        if not ways:
             self.clock = until_s
             return
-        share = self.shared if len(heads) == 2 else 1.0
-        rates = {ticket: self.rates[way] * share for way, ticket in heads}
-        for _, ticket in heads:
-            self.started.setdefault(ticket, self.clock)
-        seconds, first = min((self.left[ticket] / rates[ticket], ticket) for _, ticket in heads)
+        share = self.shared if both else 1.0
+        seconds, first = inf, -1
+        for way in ways:
+            ticket = self.waiting[way][0]
+            if self.started[ticket] == inf:
+                self.started[ticket] = self.clock
+            needed = self.left[ticket] / (self.rates[way] * share)
+            if needed < seconds or (needed == seconds and ticket < first):
+                seconds, first = needed, ticket
         ends = self.clock + seconds
         if ends > until_s:
             first, seconds, ends = -1, until_s - self.clock, until_s
-        for way, ticket in heads:
-            self.left[ticket] -= rates[ticket] * seconds
+        for way in ways:
+            ticket = self.waiting[way][0]
             if ticket == first:
                 self.waiting[way].popleft()
                 self.served[ticket] = ends
                 del self.left[ticket]
+            else:
+                self.left[ticket] -= self.rates[way] * share * seconds
         self.clock = ends

@@ -7,6 +7,7 @@ drive's sake is written when it has come. A frame is taken again when nothing mo
 """
 
 from collections import deque
+from math import inf
 
 from ooc.plan.hardware import Hardware
 from ooc.plan.link import Link
@@ -91,7 +92,7 @@ class Mover:
 
     def _write_what_has_come(self) -> None:
         self.wire.advance(self.now)
-        while self._unsaved and self._unsaved[0][0] in self.wire.served:
+        while self._unsaved and self.wire.served[self._unsaved[0][0]] < inf:
             _, block, at = self._unsaved.popleft()
             self._written[block] = self._send(Resource.SSD_WRITE, block, at)
 

@@ -81,13 +81,15 @@ class RowPass:
 class ColumnPass:
     """Pull ``pull.source`` into the ``rows`` rows of ``pull.output``, one slab of columns after the other.
 
-    ``slab_buffers`` slabs of the source are in memory at a time; the first ones were computed right into them.
+    ``slab_buffers`` slabs of the source are in memory at a time; if ``direct``, the first ones were computed right into
+    them, as far as one pass has written them and nobody else reads them.
     """
 
     index: int
     rows: int
     pull: Pull
     slab_buffers: int
+    direct: bool = True
 
     @property
     def title(self) -> str:

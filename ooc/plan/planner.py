@@ -3,7 +3,9 @@
 
 The search starts from the leanest arrangement (narrow slabs, one buffer each) and goes, source by source, to
 whatever makes the forecast epoch shortest, until no change of one source helps. Every candidate is forecast from a
-coarse version of its program; the one chosen is unrolled in full, so a plan that is returned fits.
+coarse version of its program; the one chosen is unrolled in full, so a plan that is returned fits. How long that takes
+goes by the number of blocks, so blocks are as tall as memory allows: where it does not, the first slabs of what is
+pulled go by way of blocks like the others (``Cut.direct``) before blocks become lower.
 
 Where the device has memory of its own, its budget decides how matrices are cut: regions and the blocks of a pass must
 lie there. What the host then holds follows from what the device asks for, so both budgets are in every forecast.
@@ -36,13 +38,23 @@ MOST_STEPS = 4 * FEW_STEPS
 """Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is
 then the narrowest slab's."""
 LAST_STEPS = 4 * MOST_STEPS
-"""Steps of a row pass beyond which no lower blocks are tried: a plan takes a minute and more to make. Where rows are
-wide and slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
+"""Steps of a row pass beyond which no lower blocks are tried: a plan takes a minute to make. Where rows are wide and
+slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
 NARROW_COLUMNS = 8
 """Columns of the narrowest slab: 32 bytes of float32, half a cache line a gathered row."""
 LINE_BYTES = 64
-"""Rows of a slab that begin within a cache line fetch one more than they fill: 43 columns of float32 took a third
-longer to gather than 48."""
+"""Rows of a slab that begin within a cache line fetch one more than they fill: 43 columns of float32 took a processor
+a third longer to gather than 48. On a device with memory of its own that was not measured, and narrower slabs leave
+more of its memory: there, widths are not rounded."""
+_LEANER_AND_LEANER = (
+    (FEW_STEPS, True),
+    (MOST_STEPS, True),
+    (MOST_STEPS, False),
+    (LAST_STEPS, True),
+    (LAST_STEPS, False),
+)
+"""Where a search may begin: the most steps, and whether the first slabs are computed right into their buffers. The
+first that fits is taken."""
 _ROUNDS = 3
 _WHOLE = Cut(0, 0)
 
@@ -190,15 +202,29 @@ class _Search:
         for _ in range(_ROUNDS):
             before = best.score
             for group in self.alike:
-                cuts = [{**best.choice.cuts, **dict.fromkeys(group, cut)} for cut in self._cuts(group[0])]
+                direct = best.choice.cuts[group[0]].direct
+                cuts = [
+                    {**best.choice.cuts, **dict.fromkeys(group, replace(cut, direct=direct))}
+                    for cut in self._cuts(group[0])
+                ]
                 best = self._better(best, [replace(best.choice, cuts=changed) for changed in cuts])
-            heights = self._usual(self._heights_asked())
+                if self.hardware.has_device_memory or not direct:
+                    best = self._better(best, [self._otherwise(best.choice, group)])
+            heights = self._heights(FEW_STEPS)
             best = self._better(best, [replace(best.choice, step_rows=height) for height in heights])
             if self.hardware.has_device_memory:
                 best = self._better(best, [replace(best.choice, spare_writes=True)])
             if best.score >= before:
                 break
         return best
+
+    @staticmethod
+    def _otherwise(choice: Choice, group: list[str]) -> Choice:
+        """The same, but for whether the first slabs of ``group`` are computed right into their buffers."""
+        cut = choice.cuts[group[0]]
+        if not cut.columns:
+            return choice
+        return replace(choice, cuts={**choice.cuts, **dict.fromkeys(group, replace(cut, direct=not cut.direct))})
 
     def _better(self, best: _Candidate, choices: list[Choice]) -> _Candidate:
         for choice in choices:
@@ -237,7 +263,7 @@ class _Search:
         line = max(1, LINE_BYTES // self.workload.matrices[name].itemsize)
         for count in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128):
             width = -(-columns // count)
-            if line < width < columns:
+            if line < width < columns and not self.hardware.has_device_memory:  # a device gathers otherwise
                 width = min(columns, -(-width // line) * line)
             if width in seen or width < min(columns, NARROW_COLUMNS):
                 continue
@@ -247,26 +273,25 @@ class _Search:
 
     def _leanest(self) -> _Candidate:
         """The leanest arrangement, with the tallest blocks that leave three quarters of the memory for other things."""
-        leanest = [self._leanest_of(height) for height in self._heights_asked()]
-        fitting = [(choice, layout) for choice, layout in leanest if self.room.fits(layout)]
-        if not fitting and not self.limits.block_rows:
-            leanest = [self._leanest_of(height) for height in self._heights(LAST_STEPS)]
-            fitting = [(choice, layout) for choice, layout in leanest if self.room.fits(layout)]
+        leanest: list[tuple[Choice, Layout]] = []
+        fitting: list[tuple[Choice, Layout]] = []
+        for most_steps, direct in _LEANER_AND_LEANER:
+            tried = [self._leanest_of(height, direct=direct) for height in self._heights(most_steps)]
+            fitting = [(choice, layout) for choice, layout in tried if self.room.fits(layout)]
+            if fitting:
+                fitting = fitting if most_steps == FEW_STEPS else fitting[:1]
+                break
+            leanest += tried
         if not fitting:
             raise BudgetError(self.room.shortage([layout for _, layout in leanest]))
-        usual = [c for c in fitting if c[0].step_rows in self._usual(self._heights_asked())] or fitting[:1]
-        roomy = [c for c in usual if 4 * self._arena_needed(c[1]) <= self.room.arena_bytes(c[1])]
-        choice, layout = (roomy or usual[-1:])[0]
+        roomy = [c for c in fitting if 4 * self._arena_needed(c[1]) <= self.room.arena_bytes(c[1])]
+        choice, layout = (roomy or fitting[-1:])[0]
         return _Candidate(choice, layout, self._score(layout))
 
     def _arena_needed(self, layout: Layout) -> int:
         return frames_needed(layout, self.workload) * layout.frame_bytes
 
-    def _usual(self, heights: list[int]) -> list[int]:
-        """Those with which a pass has few steps; the others only help where memory is scarcest."""
-        return [height for height in heights if height * FEW_STEPS >= self.workload.rows] or heights
-
-    def _leanest_of(self, height: int) -> tuple[Choice, Layout]:
+    def _leanest_of(self, height: int, *, direct: bool) -> tuple[Choice, Layout]:
         """Slabs as narrow as they go take the least memory, but where blocks of many slabs take more."""
         widths = [
             NARROW_COLUMNS,
@@ -279,7 +304,11 @@ class _Search:
             widths = [self.limits.slab_columns]
         spare_writes = self.goal is not Goal.SECONDS
         choices = [
-            Choice(height, {name: Cut(min(columns, width), 1) for name, columns in self.sources.items()}, spare_writes)
+            Choice(
+                height,
+                {name: Cut(min(columns, width), 1, direct) for name, columns in self.sources.items()},
+                spare_writes,
+            )
             for width in widths
         ]
         if self.limits.slab_columns is None:
@@ -287,11 +316,12 @@ class _Search:
         layouts = [(choice, lay_out(self.workload, choice)) for choice in choices]
         return min(layouts, key=lambda tried: self.room.needed_bytes(tried[1]))
 
-    def _heights_asked(self) -> list[int]:
-        return [self.limits.block_rows] if self.limits.block_rows else list(self._heights())
-
-    def _heights(self, most_steps: int = MOST_STEPS) -> Iterator[int]:
-        """Heights of a step to try, tallest first: tiles times powers of two."""
+    def _heights(self, most_steps: int) -> Iterator[int]:
+        """Heights of a step to try, tallest first: tiles times powers of two with which a row pass has so many steps at
+        most; or the one that was asked for."""
+        if self.limits.block_rows:
+            yield self.limits.block_rows
+            return
         tile, rows = self.workload.tile_rows, self.workload.rows
         widest = max(m.columns * m.itemsize for m in self.workload.matrices.values())
         largest = BLOCK_BYTES_OF_TIERS if self.hardware.has_device_memory else BLOCK_BYTES

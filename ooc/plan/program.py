@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ooc.plan.replacement import Kept, Uses, belady, next_spans
+from ooc.plan.replacement import Kept, Uses, belady
 from ooc.plan.sequence import BlockTable, Step, Use
 
 
@@ -73,19 +73,20 @@ def found_in_memory(uses: Uses, kept: Kept) -> list[bool]:
     """For each span, whether its block is still in memory from the use before."""
     count = len(uses.spans)
     found = [False] * count
-    for i, then in enumerate(next_spans(uses)):
-        if then >= 0 and kept.after[i]:
+    for is_kept, then in zip(kept.after, uses.following, strict=True):
+        if is_kept and then >= 0:
             found[then % count] = True
     return found
 
 
 def blocks_to_write(uses: Uses, kept: Kept) -> set[int]:
     """Blocks written by the program that are needed again after they have lost their frame."""
-    written = {span.block for span in uses.spans if span.use is Use.WRITE}
+    write = Use.WRITE
+    written = {span.block for span in uses.spans if span.use is write}
     needed = {block for block in written if uses.lasting(block)}
-    for i, then in enumerate(next_spans(uses)):
-        if then >= 0 and not kept.after[i] and uses.spans[i].block in written:
-            needed.add(uses.spans[i].block)
+    for span, is_kept, then in zip(uses.spans, kept.after, uses.following, strict=True):
+        if not is_kept and then >= 0 and span.block in written:
+            needed.add(span.block)
     return needed
 
 
@@ -154,9 +155,10 @@ class _Frames:
         """A frame for use from pass ``p`` to pass ``until``, at best one that is free just so long."""
         best, rank = -1, (1, 1, 0)
         for g in self.open:
-            if self.clean[g] or self.cooling[g]:
+            clean = self.clean[g]
+            if clean or self.cooling[g]:
                 stay = self.stay[g][p]
-                mine = (0, int(not self.clean[g]), stay) if stay >= until else (1, int(not self.clean[g]), -stay)
+                mine = (0, 0 if clean else 1, stay) if stay >= until else (1, 0 if clean else 1, -stay)
                 if best < 0 or mine < rank:
                     best, rank = g, mine
         if best < 0:
@@ -167,7 +169,10 @@ class _Frames:
 
     def has(self, p: int, until: int) -> bool:
         """Whether a frame is free that stays so until pass ``until``."""
-        return any((self.clean[g] or self.cooling[g]) and self.stay[g][p] >= until for g in self.open)
+        for g in self.open:  # noqa: SIM110  (asked for every block and step: any() of a generator takes twice as long)
+            if self.stay[g][p] >= until and (self.clean[g] or self.cooling[g]):
+                return True
+        return False
 
     def give(self, frame: int, step: int, *, being_written: bool) -> None:
         group = self.group_of[frame]
@@ -198,25 +203,21 @@ class _Unrolling:
     ) -> None:
         self.steps, self.bounds, self.uses, self.nbytes = steps, bounds, uses, nbytes
         self.kept = belady(uses)
-        self.following = next_spans(uses)
         self.found = found_in_memory(uses, self.kept)
         self.to_write = blocks_to_write(uses, self.kept)
         self.frames = _Frames(available)
         self.pass_of = [step.at for step in steps]
+        self.until = self._untils()
         self.where: dict[int, int] = {}
-        count = len(steps)
-        self.acquire: list[list[Acquire]] = [[] for _ in range(count)]
-        self.store: list[list[int]] = [[] for _ in range(count)]
+        self.acquire: list[tuple[Acquire, ...]] = []
+        self.store: list[tuple[int, ...]] = []
         self.moves: dict[int, tuple[Move, ...]] = {}
-        self.fill: dict[int, list[tuple[int, bool]]] = {}
-        self.ends: dict[int, list[int]] = {}
+        self.fill: dict[int, tuple[tuple[int, bool], ...]] = {}
         self.room_ahead = [
             sum(map(len, available[p])) - (uses.capacity[first] if stop > first else 0)
             for p, (first, stop) in enumerate(bounds)
         ]
         self.stored_at: dict[int, int] = {}
-        for i, span in enumerate(uses.spans):
-            self.ends.setdefault(span.last, []).append(i)
         self.next = 0
         self.ahead = 0
         self.read_bytes = self.write_bytes = 0
@@ -243,9 +244,9 @@ class _Unrolling:
             kept=self.kept,
             warm=warm,
             moves=self.moves,
-            acquire=tuple(map(tuple, self.acquire)),
-            store=tuple(map(tuple, self.store)),
-            fill={t: tuple(blocks) for t, blocks in self.fill.items()},
+            acquire=tuple(self.acquire),
+            store=tuple(self.store),
+            fill=self.fill,
             frames=self.frames.highest,
             read_bytes=self.read_bytes,
             write_bytes=self.write_bytes,
@@ -261,7 +262,7 @@ class _Unrolling:
             if span.block in self.kept.carried:
                 first_use.setdefault(span.block, i)
         for block, i in sorted(first_use.items(), key=lambda item: item[1]):
-            self.where[block] = self._must_take(0, self._until(i))
+            self.where[block] = self._must_take(0, self.until[i])
 
     def _return_home(self, home: dict[int, int]) -> None:
         """Moves that put carried blocks where the next epoch expects them; a block in the way goes first."""
@@ -310,38 +311,42 @@ class _Unrolling:
     def _begin(self, p: int, t: int, first: int) -> None:
         self._release(t - 2, first)
         self.frames.cool(t)
-        spans = self.uses.spans
+        spans, found = self.uses.spans, self.found
+        acquired: list[Acquire] = []
         while self.next < len(spans):
             i = self.next
             span = spans[i]
             if span.first > t and not self._may_prefetch(p, i, t):
                 break
             self.next += 1
-            if span.use is Use.COPY:
-                continue
-            if self.found[i]:
+            if found[i] or span.use is Use.COPY:
                 continue
             self.ahead += self.pass_of[span.first] != p
-            frame = self._must_take(p, self._until(i))
+            frame = self._must_take(p, self.until[i])
             load = span.use is Use.READ
-            self.acquire[t].append(Acquire(span.block, frame, load))
+            acquired.append(Acquire(span.block, frame, load))
             self.where[span.block] = frame
             if load:
                 self.read_bytes += self.nbytes(span.block)
-        self._copy(t)
-        for i in self.ends.get(t, ()):
-            span = spans[i]
-            if span.use is Use.WRITE and span.block in self.to_write:
-                self.store[t].append(span.block)
+        self.acquire.append(tuple(acquired))
+        self._finish(t)
+
+    def _finish(self, t: int) -> None:
+        """What step ``t`` copies to slab buffers, and what is written after it."""
+        filled: list[tuple[int, bool]] = []
+        stored: list[int] = []
+        for i in self.uses.ending(t):
+            span = self.uses.spans[i]
+            if span.use is Use.COPY:
+                filled.append((span.block, self.found[i]))
+                self.read_bytes += 0 if self.found[i] else self.nbytes(span.block)
+            elif span.use is Use.WRITE and span.block in self.to_write:
+                stored.append(span.block)
                 self.stored_at[span.block] = t
                 self.write_bytes += self.nbytes(span.block)
-
-    def _copy(self, t: int) -> None:
-        """The slab buffers filled before step ``t``."""
-        copied = [i for i in self.ends.get(t, ()) if self.uses.spans[i].use is Use.COPY]
-        if copied:
-            self.fill[t] = [(self.uses.spans[i].block, self.found[i]) for i in copied]
-            self.read_bytes += sum(self.nbytes(self.uses.spans[i].block) for i in copied if not self.found[i])
+        if filled:
+            self.fill[t] = tuple(filled)
+        self.store.append(tuple(stored))
 
     def _may_prefetch(self, p: int, i: int, t: int) -> bool:
         """Whether span ``i``, of a later step, can have its frame at step ``t`` already."""
@@ -356,32 +361,39 @@ class _Unrolling:
                 return False
             if self.ahead >= self.room_ahead[p + 1]:
                 return False
-        return self.frames.has(p, self._until(i))
+        return self.frames.has(p, self.until[i])
 
     def _release(self, t: int, first: int) -> None:
         """Frames of blocks that were in use for the last time, or for long, at step ``t`` of this pass."""
         if t < first:
             return
-        for i in self.ends.get(t, ()):
+        for i in self.uses.ending(t):
+            if self.kept.after[i]:
+                continue
             span = self.uses.spans[i]
-            if self.kept.after[i] or (span.use is Use.COPY and not self.found[i]):
+            if span.use is Use.COPY and not self.found[i]:
                 continue
             frame = self.where.pop(span.block, None)
             if frame is not None:
                 self.frames.give(frame, t, being_written=self.stored_at.get(span.block) == t)
 
-    def _until(self, i: int) -> int:
-        """The pass in which the frame of span ``i`` comes back, counted on into the next epoch."""
-        count, passes = len(self.uses.spans), len(self.bounds)
-        epoch = 0
-        while self.kept.after[i]:
-            i = self.following[i]
-            if i >= count:
-                i -= count
-                epoch += 1
-                if epoch > 1:
-                    break
-        return self.pass_of[self.uses.spans[i].last] + epoch * passes
+    def _untils(self) -> list[int]:
+        """By span: the pass in which its frame comes back, counted on into the next epoch. Nobody looks further."""
+        spans, following, after = self.uses.spans, self.uses.following, self.kept.after
+        count, passes = len(spans), len(self.bounds)
+
+        def untils(epoch: int, beyond: Sequence[int]) -> list[int]:
+            """Of a run of the program ``epoch`` epochs on; ``beyond``: of the run after that."""
+            until = [self.pass_of[span.last] + epoch * passes for span in spans]
+            for i in range(count - 1, -1, -1):
+                if after[i]:
+                    then = following[i]
+                    until[i] = until[then] if then < count else beyond[then - count]
+            return until
+
+        if not self.kept.carried:
+            return untils(0, ())
+        return untils(0, untils(1, [self.pass_of[span.last] + 2 * passes for span in spans]))
 
     def _must_take(self, p: int, until: int) -> int:
         frame = self.frames.take(p, until)

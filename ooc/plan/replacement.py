@@ -9,11 +9,14 @@ candidates (bypass). That is optimal for blocks of one size, which frames make o
 epoch begins with what the one before has left. The other policies are here to be compared with.
 """
 
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from heapq import heappop, heappush
+from itertools import accumulate
 
 from ooc.plan.sequence import Span, Use
 
@@ -33,6 +36,27 @@ class Uses:
     lasting: Callable[[int], bool]
     cyclic: bool
     spare_writes: bool = False
+
+    @cached_property
+    def following(self) -> Sequence[int]:
+        """By span, as ``next_spans`` finds it: who keeps, unrolls and counts blocks all ask."""
+        return array("q", next_spans(self))
+
+    def ending(self, step: int) -> Sequence[int]:
+        """The numbers of the spans whose last step is ``step``, ascending."""
+        return self._by_end[self._end_bounds[step] : self._end_bounds[step + 1]]
+
+    @cached_property
+    def _by_end(self) -> Sequence[int]:
+        last = [span.last for span in self.spans]
+        return array("q", sorted(range(len(last)), key=last.__getitem__))
+
+    @cached_property
+    def _end_bounds(self) -> Sequence[int]:
+        counts = [0] * self.steps
+        for span in self.spans:
+            counts[span.last] += 1
+        return array("q", accumulate(counts, initial=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +93,19 @@ def belady(uses: Uses) -> Kept:
     With ``uses.spare_writes`` fewer are written, if more have to be read for it: a block given up once has cost its
     write, and goes as easily as one of the store from then on.
     """
-    following = next_spans(uses)
-    kept = _belady_epoch(uses, following, frozenset(), may_carry=None)
+    kept = _belady_epoch(uses, frozenset(), may_carry=None)
     while kept.carried:
-        again = _belady_epoch(uses, following, kept.carried, may_carry=kept.carried)
+        again = _belady_epoch(uses, kept.carried, may_carry=kept.carried)
         if again.carried == kept.carried:  # what is carried can only become less, so this ends
             return again
         kept = again
-    return _belady_epoch(uses, following, frozenset(), may_carry=frozenset())
+    return _belady_epoch(uses, frozenset(), may_carry=frozenset())
 
 
-def _belady_epoch(
-    uses: Uses, following: list[int], carried: frozenset[int], *, may_carry: frozenset[int] | None
-) -> Kept:
+def _belady_epoch(uses: Uses, carried: frozenset[int], *, may_carry: frozenset[int] | None) -> Kept:
     """One epoch that begins with ``carried`` in memory. Over its end only ``may_carry`` are kept (None: any)."""
     spans, steps, count = uses.spans, uses.steps, len(uses.spans)
+    following, ending, capacity, copy = uses.following, uses.ending, uses.capacity, Use.COPY
     after = [False] * count
     held: dict[int, int] = {}  # block → the span after which it is kept (-1: carried in)
     heap: list[tuple[bool, int, int, int]] = []  # (costs a write, - step of next use, span, block)
@@ -97,10 +119,8 @@ def _belady_epoch(
             heappush(heap, (False, -spans[first_use[block]].first, -1, block))
     dropped: set[int] = set()
     to_write: set[int] = set()
-    ends: dict[int, list[int]] = defaultdict(list)
-    for i, span in enumerate(spans):
-        ends[span.last].append(i)
     unbroken: set[int] = set()
+    passed_by: set[int] = set()
     position = 0
 
     def give_up(room: int) -> None:
@@ -115,16 +135,19 @@ def _belady_epoch(
                     after[since] = False
 
     for step in range(steps):
-        passed_by: set[int] = set()
-        while position < count and spans[position].first == step:
-            block = spans[position].block
-            present = held.pop(block, None) is not None or position in unbroken
-            if spans[position].use is Use.COPY and not present:
-                passed_by.add(block)
+        if passed_by:
+            passed_by.clear()
+        while position < count and (span := spans[position]).first == step:
+            present = held.pop(span.block, None) is not None or position in unbroken
+            if span.use is copy and not present:
+                passed_by.add(span.block)
             position += 1
-        for i in ends.get(step, ()):
-            then, block = following[i], spans[i].block
-            if then < 0 or (then >= count and may_carry is not None and block not in may_carry):
+        for i in ending(step):
+            then = following[i]
+            if then < 0:
+                continue
+            block = spans[i].block
+            if then >= count and may_carry is not None and block not in may_carry:
                 continue
             if block in passed_by:
                 continue  # never was in a frame
@@ -136,7 +159,8 @@ def _belady_epoch(
             held[block] = i
             costs_write = uses.spare_writes and block not in to_write and not uses.lasting(block)
             heappush(heap, (costs_write, -at, i, block))
-        give_up(uses.capacity[step])
+        if len(held) > capacity[step]:
+            give_up(capacity[step])
     return Kept(after, frozenset(held) - dropped)
 
 
@@ -164,8 +188,7 @@ class Hits:
 
 def count_hits(uses: Uses, policy: Policy, *, seed: int = 0) -> Hits:
     """One epoch under ``policy``, in the steady state (the second of two for the policies that cannot look ahead)."""
-    following = next_spans(uses)
-    count = len(uses.spans)
+    following, count = uses.following, len(uses.spans)
     if policy is Policy.BELADY:
         kept = belady(uses)
         found = [False] * count
@@ -182,7 +205,7 @@ def count_hits(uses: Uses, policy: Policy, *, seed: int = 0) -> Hits:
     return Hits(len(reads), sum(found[i] for i in reads), writes)
 
 
-def _online(uses: Uses, following: list[int], policy: Policy, seed: int) -> tuple[list[bool], set[int]]:
+def _online(uses: Uses, following: Sequence[int], policy: Policy, seed: int) -> tuple[list[bool], set[int]]:
     """LRU, LFU or random replacement: every block used is kept, and one pays for it. Dead blocks go for free.
 
     For each span whether its block was there, and the blocks given up that were needed again.
@@ -191,9 +214,6 @@ def _online(uses: Uses, following: list[int], policy: Policy, seed: int) -> tupl
     drawn = seed
     frequency: dict[int, int] = defaultdict(int)
     held: dict[int, int] = {}  # block → last span; in order of last use
-    ends: dict[int, list[int]] = defaultdict(list)
-    for i, span in enumerate(spans):
-        ends[span.last].append(i)
     found = [False] * count
     given_up: set[int] = set()
     for _ in range(2 if uses.cyclic else 1):
@@ -208,7 +228,7 @@ def _online(uses: Uses, following: list[int], policy: Policy, seed: int) -> tupl
                 if span.use is Use.COPY and not found[position]:
                     passed_by.add(span.block)
                 position += 1
-            for i in ends.get(step, ()):
+            for i in uses.ending(step):
                 frequency[spans[i].block] += 1
                 then = following[i]
                 if 0 <= then < count and spans[then].first == step + 1 and spans[i].block not in passed_by:

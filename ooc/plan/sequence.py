@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from math import gcd
 from typing import NamedTuple
 
@@ -71,9 +72,18 @@ class BlockTable:
 
     def nbytes(self, block: int) -> int:
         """Bytes of ``block`` on the SSD."""
-        at = bisect_right(self.bases, block) - 1
-        slab, row_block = divmod(block - self.bases[at], self.grids[at].blocks)
-        return self.grids[at].block_nbytes(slab, row_block)
+        return self._sizes[block]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """By block; a plan asks for each many times. All blocks of a slab but the last are of one size."""
+        sizes: list[int] = []
+        for grid in self.grids:
+            last = grid.blocks - 1
+            for slab in range(grid.slabs):
+                sizes += [grid.block_nbytes(slab, 0)] * last
+                sizes.append(grid.block_nbytes(slab, last))
+        return sizes
 
 
 def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:

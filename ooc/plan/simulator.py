@@ -56,9 +56,8 @@ class _Run:
         self.where = dict(self.program.warm)
         self.samples: list[tuple[float, int]] = []
         self.starts: dict[int, list[int]] = {}
-        self.ends: dict[int, list[int]] = {}
-        for i, span in enumerate(self.program.uses.spans):
-            self.ends.setdefault(span.last, []).append(i)
+        self.computing: dict[tuple[int, int, int], float] = {}  # (rows, edges, columns) of this pass → seconds
+        for span in self.program.uses.spans:
             if span.use is Use.READ:
                 self.starts.setdefault(span.first, []).append(span.block)
         self.issued = 0.0  # seconds of the drive sent off in this step
@@ -94,6 +93,7 @@ class _Run:
         first, stop = self.program.bounds[item.index]
         began = self.now
         self.waits.clear()
+        self.computing.clear()
         self._move(item.index)
         for region in self.plan.regions[self.name]:
             if region.first == item.index:
@@ -165,10 +165,9 @@ class _Run:
             self.leaving[self.where[block]] = ticket
             self.on_their_way[block] = ticket
         kept = self.program.kept.after
-        for i in self.ends.get(t, ()):
-            span = self.program.uses.spans[i]
+        for i in self.program.uses.ending(t):
             if not kept[i]:
-                self.where.pop(span.block, None)
+                self.where.pop(self.program.uses.spans[i].block, None)
 
     def _seconds(self, item: Pass, step: Step) -> float:
         """Of computing one step."""
@@ -179,17 +178,21 @@ class _Run:
             last = len(tile_edges) - 1
             edges = tile_edges[min(last, -(-step.stop // tile))] - tile_edges[min(last, step.start // tile)]
             width = source.grid.width(step.slab) if isinstance(item, ColumnPass) else source.matrix.columns
-        return computing_seconds(
-            item,
-            self.workload,
-            self.plan.matrices,
-            self.hardware,
-            rows=step.stop - step.start,
-            edges=edges,
-            columns=width,
-            slab_columns=width,
-            steps=1,
-        )
+        rows = step.stop - step.start
+        seconds = self.computing.get((rows, edges, width))
+        if seconds is None:
+            seconds = self.computing[rows, edges, width] = computing_seconds(
+                item,
+                self.workload,
+                self.plan.matrices,
+                self.hardware,
+                rows=rows,
+                edges=edges,
+                columns=width,
+                slab_columns=width,
+                steps=1,
+            )
+        return seconds
 
     # ---- what moves ---------------------------------------------------------------------------------------
 

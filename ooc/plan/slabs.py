@@ -10,6 +10,8 @@ from ooc.plan.workload import Pull
 
 def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
     """How many slabs the writer of a column pass's source computes right into the slab buffers."""
+    if not column_pass.direct:
+        return 0
     users = [index for index in passes_using(passes, column_pass.pull.source) if index < column_pass.index]
     written = bool(users) and column_pass.pull.source in passes[users[0]].stores
     return column_pass.slab_buffers if written and len(users) == 1 else 0

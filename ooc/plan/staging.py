@@ -23,6 +23,8 @@ from ooc.plan.sequence import Span, Step, Use
 IN_TRANSFER = 2
 """Host frames of the transfer under way and of the next one: the fewest that a program runs in."""
 _LEAST_AHEAD, _MOST_AHEAD = 4, 32
+_STEP = Step(0, -1, 0, 1)
+"""A transfer has no rows: its steps are all alike."""
 
 
 class Way(Enum):
@@ -121,5 +123,5 @@ def stage_below(
     transfers = transfers_of(program)
     count = len(transfers)
     uses = Uses(spans_of(transfers), count, [room_between_uses(frames)] * count, lasting, cyclic, spare_writes)
-    steps = [Step(0, -1, i, i + 1) for i in range(count)]
+    steps = [_STEP] * count
     return Staging(transfers, unroll(steps, [(0, count)], uses, available=[[range(frames)]], nbytes=nbytes))

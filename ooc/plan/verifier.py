@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ooc.plan.plan import ColumnPass, Plan, Region
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
-from ooc.plan.staging import Staging, Transfer, Way
+from ooc.plan.staging import Staging, Way
 from ooc.plan.workload import Kind
 
 
@@ -84,26 +84,29 @@ def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
     program = plan.unrolled[name]
     last = {stop - 1 for _, stop in program.bounds}
     before = 0
-    moved: dict[tuple[int, Way], list[int]] = {}
+    up: dict[int, list[int]] = {}
+    down: dict[int, list[int]] = {}
     for step, block, way in staging.transfers:
-        moved.setdefault((step, way), []).append(block)
+        to_device = way is Way.TO_DEVICE
+        (up if to_device else down).setdefault(step, []).append(block)
         # Loads of step t, then stores of step t - 1, then loads of step t + 1; at a pass's end the stores come first.
-        order = 2 * step if way is Way.TO_DEVICE else 2 * step + (1 if step in last else 3)
-        _claim(order >= before, f"{name}: a transfer of step {step} comes too late")
+        order = 2 * step if to_device else 2 * step + (1 if step in last else 3)
+        if order < before:
+            raise AssertionError(f"{name}: a transfer of step {step} comes too late")
         before = order
     for t in range(len(program.steps)):
-        asked = [a.block for a in program.acquire[t] if a.load]
+        asked = [block for block, _, load in program.acquire[t] if load]
         asked += [block for block, in_frame in program.fill.get(t, ()) if not in_frame]
-        for way, blocks in ((Way.TO_DEVICE, asked), (Way.TO_HOST, list(program.store[t]))):
-            _claim(moved.pop((t, way), []) == blocks, f"{name}: step {t} does not get what it asks for {way.value}")
-    _claim(not moved, f"{name}: something is transferred that no step asks for")
-    expected = [Transfer(s.first, s.block, _way(s.use)) for s in staging.program.uses.spans if s.first == s.last]
-    done = [Transfer(i, t.block, t.way) for i, t in enumerate(staging.transfers)]
-    _claim(expected == done, f"{name}: its host frames are used otherwise than by its transfers")
-
-
-def _way(use: Use) -> Way:
-    return Way.TO_HOST if use is Use.WRITE else Way.TO_DEVICE
+        for moved, way, blocks in ((up, Way.TO_DEVICE, asked), (down, Way.TO_HOST, list(program.store[t]))):
+            if moved.pop(t, []) != blocks:
+                raise AssertionError(f"{name}: step {t} does not get what it asks for {way.value}")
+    _claim(not up and not down, f"{name}: something is transferred that no step asks for")
+    spans = staging.program.uses.spans
+    as_used = len(spans) == len(staging.transfers) and all(
+        first == last == at and block == moved.block and (use is Use.WRITE) == (moved.way is Way.TO_HOST)
+        for at, ((first, last, block, use), moved) in enumerate(zip(spans, staging.transfers, strict=True))
+    )
+    _claim(as_used, f"{name}: its host frames are used otherwise than by its transfers")
 
 
 def _replay(plan: Plan, name: str, program: Program, frames: int, regions: Sequence[Region]) -> None:
@@ -126,6 +129,7 @@ class _Replay:
         for i, span in enumerate(program.uses.spans):
             self.starts.setdefault(span.first, []).append(i)
             self.ends.setdefault(span.last, []).append(i)
+        self.open: list[Region] = []  # of the pass that runs
         self.busy: dict[int, int] = {}  # block → spans that it is in use by
         self.filled: set[int] = {block for block, _ in program.warm}
 
@@ -139,50 +143,55 @@ class _Replay:
                 if t - 2 >= first:
                     self._end(t - 2)
                 for block, frame, load in self.program.acquire[t]:
-                    self._put(block, frame, p)
+                    self._put(block, frame)
                     if load:
-                        self._claim(self._on_ssd(block), block, "is read from the SSD and is not there")
+                        if not self._on_ssd(block):
+                            raise self._wrong(block, "is read from the SSD and is not there")
                         self.filled.add(block)
                         read += nbytes(block)
                 for block, in_frame in self.program.fill.get(t, ()):
                     if in_frame:
-                        self._claim(block in self.where and block in self.filled, block, "is not in a frame")
+                        if block not in self.where or block not in self.filled:
+                            raise self._wrong(block, "is not in a frame")
                     else:
-                        self._claim(self._on_ssd(block), block, "is copied from the SSD and is not there")
+                        if not self._on_ssd(block):
+                            raise self._wrong(block, "is copied from the SSD and is not there")
                         read += nbytes(block)
                 self._begin(t)
                 for block in self.program.store[t]:
-                    self._claim(block in self.where, block, "is written out of no frame")
+                    if block not in self.where:
+                        raise self._wrong(block, "is written out of no frame")
                     self.stored.add(block)
                     written += nbytes(block)
             for t in range(max(first, stop - 2), stop):
                 self._end(t)
         self._move(len(self.program.bounds))
         for block, frame in self.program.warm:
-            self._claim(self.content.get(frame) == block, block, "is not where the next epoch looks for it")
+            if self.content.get(frame) != block:
+                raise self._wrong(block, "is not where the next epoch looks for it")
         return read, written
 
-    def _claim(self, true: bool, block: int, otherwise: str) -> None:
-        """As ``_claim``, of a block, which is only named if it has to be: a plan has millions of claims."""
-        if not true:
-            raise AssertionError(f"{self._named(block)} {otherwise}")
-
-    def _named(self, block: int) -> str:
+    def _wrong(self, block: int, how: str) -> AssertionError:
+        """Made only where something is wrong: a plan has millions of claims."""
         matrix, slab, row_block = self.plan.blocks.where(block)
-        return f"{self.name}: block {row_block} of slab {slab} of {matrix}"
+        return AssertionError(f"{self.name}: block {row_block} of slab {slab} of {matrix} {how}")
 
     def _on_ssd(self, block: int) -> bool:
         """Stored in this run; of the store; or of a part that no stage computes and no row needs."""
         return block in self.stored or block not in self.written
 
-    def _put(self, block: int, frame: int, p: int) -> None:
-        self._claim(0 <= frame < self.frames, block, "lies outside the arena")
-        self._claim(self.plan.blocks.nbytes(block) <= self.plan.frame_bytes, block, "is larger than a frame")
-        taken = [r for r in self.regions if r.frame <= frame < r.stop and r.first <= p <= r.last]
-        self._claim(not taken, block, "lies in a region")
+    def _put(self, block: int, frame: int) -> None:
+        if not 0 <= frame < self.frames:
+            raise self._wrong(block, "lies outside the arena")
+        if self.plan.blocks.nbytes(block) > self.plan.frame_bytes:
+            raise self._wrong(block, "is larger than a frame")
+        for region in self.open:
+            if region.frame <= frame < region.stop:
+                raise self._wrong(block, "lies in a region")
         before = self.content.get(frame)
         if before is not None and self.where.get(before) == frame:
-            self._claim(not self.busy.get(before), before, "is in use and loses its frame")
+            if self.busy.get(before):
+                raise self._wrong(before, "is in use and loses its frame")
             del self.where[before]
             self.filled.discard(before)
         self.content[frame] = block
@@ -190,16 +199,18 @@ class _Replay:
 
     def _begin(self, t: int) -> None:
         for i in self.starts.get(t, ()):
-            span = self.program.uses.spans[i]
-            if span.use is Use.COPY:
+            _, _, block, use = self.program.uses.spans[i]
+            if use is Use.COPY:
                 continue
-            self._claim(span.block in self.where, span.block, "is used and has no frame")
-            if span.use is Use.READ:
-                self._claim(span.block in self.filled, span.block, "is used before it is read")
+            if block not in self.where:
+                raise self._wrong(block, "is used and has no frame")
+            if use is Use.READ:
+                if block not in self.filled:
+                    raise self._wrong(block, "is used before it is read")
             else:
-                self.filled.add(span.block)
-                self.stored.discard(span.block)  # what lies below is out of date
-            self.busy[span.block] = self.busy.get(span.block, 0) + 1
+                self.filled.add(block)
+                self.stored.discard(block)  # what lies below is out of date
+            self.busy[block] = self.busy.get(block, 0) + 1
 
     def _end(self, t: int) -> None:
         for i in self.ends.get(t, ()):
@@ -209,21 +220,25 @@ class _Replay:
 
     def _move(self, p: int) -> None:
         for block, origin, target in self.program.moves.get(p, ()):
-            self._claim(self.where.get(block) == origin, block, "is moved from where it is not")
+            if self.where.get(block) != origin:
+                raise self._wrong(block, "is moved from where it is not")
             before = self.content.get(target)
             if before is not None and self.where.get(before) == target:
-                self._claim(not self.busy.get(before), before, "is in use and loses its frame")
+                if self.busy.get(before):
+                    raise self._wrong(before, "is in use and loses its frame")
                 del self.where[before]
             self.content[target] = block
             self.where[block] = target
 
     def _enter(self, p: int) -> None:
         self._move(p)
-        for region in self.regions:
+        self.open = [region for region in self.regions if region.first <= p <= region.last]
+        for region in self.open:
             if region.first == p:
                 for frame in range(region.frame, region.stop):
                     block = self.content.pop(frame, None)
                     if block is not None and self.where.get(block) == frame:
-                        self._claim(not self.busy.get(block), block, "is in use and loses its frame")
+                        if self.busy.get(block):
+                            raise self._wrong(block, "is in use and loses its frame")
                         del self.where[block]
                         self.filled.discard(block)

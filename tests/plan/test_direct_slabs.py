@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where memory is scarcest the first slabs of what is pulled are no longer computed right into their buffers, which
+then take no room while they are computed: blocks stay taller, and less memory will do."""
+
+import re
+
+import pytest
+
+from ooc.errors import BudgetError
+from ooc.plan import UNMEASURED, Hardware, Limits, Plan, make_plan
+from ooc.plan.layout import Choice, Cut, Layout, lay_out
+from ooc.plan.occupancy import frames_needed
+from ooc.plan.plan import ColumnPass
+from ooc.plan.sequence import Use
+from ooc.plan.slabs import direct_slabs
+from ooc.plan.verifier import verify_plan
+from ooc.sizes import parse_size
+from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
+
+WORK = workload(width=256)
+MACHINES = pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], ids=lambda machine: machine.name)
+
+
+def laid_out(*, direct: bool) -> Layout:
+    return lay_out(WORK, Choice(1024, dict.fromkeys(["m1", "m2", "m3", "dp2", "dp3"], Cut(64, 1, direct))))
+
+
+def scarcest(machine: Hardware) -> Plan:
+    """In the least memory of the device that the planner names; on the CPU the host has nothing to spare."""
+    host = 10**8 if machine.has_device_memory else WORK.fixed_host_bytes
+    with pytest.raises(BudgetError) as error:
+        make_plan(WORK, Limits(1, host), machine)
+    named = re.search(r"--gpu-budget (\w+)", str(error.value))
+    assert named is not None
+    return make_plan(WORK, Limits(parse_size(named[1]), host), machine)
+
+
+def test_slab_buffers_are_taken_for_the_pull_alone() -> None:
+    """And not in the pass before, where every other slab has its blocks: together that is most of the memory."""
+    direct, apart = laid_out(direct=True), laid_out(direct=False)
+    assert {region.last - region.first for region in direct.regions["train"]} == {1}
+    assert {region.last - region.first for region in apart.regions["train"]} == {0}
+    assert frames_needed(apart, WORK) < frames_needed(direct, WORK)
+
+
+@MACHINES
+def test_the_least_memory_holds_no_plan_with_the_first_slabs_computed_in_place(machine: Hardware) -> None:
+    made = scarcest(machine)
+    verify_plan(made)
+    cuts = {name: Cut(m.grid.slab_columns, 1) for name, m in made.matrices.items() if name[0] in "md"}
+    in_place = lay_out(WORK, Choice(made.step_rows, cuts))
+    assert frames_needed(in_place, WORK) > made.frames
+
+
+@MACHINES
+def test_every_slab_is_copied_where_none_is_computed_in_place(machine: Hardware) -> None:
+    made = scarcest(machine)
+    passes = made.programs["train"]
+    copied: dict[str, set[int]] = {}
+    for span in made.unrolled["train"].uses.spans:
+        if span.use is Use.COPY:
+            name, slab, _ = made.blocks.where(span.block)
+            copied.setdefault(name, set()).add(slab)
+    apart = [item for item in passes if isinstance(item, ColumnPass) and not direct_slabs(passes, item)]
+    assert apart
+    for item in apart:
+        assert copied[item.pull.source] == set(range(made.matrices[item.pull.source].grid.slabs))

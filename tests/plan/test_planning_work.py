@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What planning has to do, counted: how long it takes goes by these numbers, on any processor."""
+
+from typing import Any
+
+import pytest
+
+from ooc.plan import Limits, forecast, make_plan, replacement, schedule, staging
+from ooc.plan import planner as planning
+from ooc.plan.planner import Arrangement, arrange
+from ooc.plan.replacement import Uses
+from ooc.plan.schedule import block_table
+from ooc.plan.uses import uses_of
+from tests.plan.workloads import WITH_DEVICE_MEMORY, large_gcn, workload
+
+IGB260M = (269_346_174, 3_995_777_033, 1024, 19)
+A5000 = Limits(21_600_000_000, 115_200_000_000)
+"""Nine tenths of 24 GB and of 128 GB: igb260m's narrowest slab of eight columns takes 8.6 GB."""
+
+
+class Counted:
+    """Stands for a function and counts: calls, and what ``size`` says of their first arguments."""
+
+    def __init__(self, function: Any, size: Any) -> None:
+        self.function, self.size = function, size
+        self.sizes: list[int] = []
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.sizes.append(self.size(*arguments))
+        return self.function(*arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def largest() -> Arrangement:
+    return arrange(large_gcn(*IGB260M), A5000, WITH_DEVICE_MEMORY)
+
+
+def test_the_largest_graph_on_a_small_device_has_few_steps_and_uses(largest: Arrangement) -> None:
+    """Of all its programs together: unrolling, proving and simulating go through all of them."""
+    work, layout = largest.workload, largest.layout
+    blocks = block_table(layout, work)
+    unrolled = [uses_of(passes, layout, work, blocks) for passes in layout.programs.values()]
+    assert sum(len(steps) for steps, _, _ in unrolled) < 100_000
+    assert sum(len(spans) for _, _, spans in unrolled) < 130_000
+    assert work.rows / layout.step_rows < planning.MOST_STEPS
+
+
+def test_a_candidate_is_forecast_from_few_uses_whatever_the_graph_s_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uses_in(uses: Uses) -> int:
+        return len(uses.spans)
+
+    found = {}
+    for rows in (2_000_000, 250_000_000):
+        counted = Counted(forecast.belady, uses_in)
+        monkeypatch.setattr(forecast, "belady", counted)
+        arrange(large_gcn(rows, 15 * rows, 256, 19), Limits(10**9 + rows * 80, rows * 430), WITH_DEVICE_MEMORY)
+        monkeypatch.undo()
+        found[rows] = counted.sizes
+    assert max(map(max, found.values())) < 2500
+    assert max(map(len, found.values())) < 100
+
+
+def test_only_the_plan_that_is_returned_is_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each program once, for the device and for the host."""
+    work = workload()
+    counted = Counted(schedule.unroll, lambda steps, *_: len(steps))
+    monkeypatch.setattr(schedule, "unroll", counted)
+    monkeypatch.setattr(staging, "unroll", counted)
+    made = make_plan(work, Limits(20_000_000, 30_000_000), WITH_DEVICE_MEMORY)
+    assert len(counted.sizes) == 2 * len(work.programs)
+    assert sum(counted.sizes) == sum(
+        len(program.steps)
+        for program in (*made.unrolled.values(), *(staged.program for staged in made.staged.values()))
+    )
+
+
+def test_what_several_ask_of_the_uses_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which span uses a block next: replacement, unrolling and what is found in memory all go by it."""
+    counted = Counted(replacement.next_spans, lambda uses: 1)
+    monkeypatch.setattr(replacement, "next_spans", counted)
+    made = make_plan(workload(), Limits(20_000_000, 30_000_000), WITH_DEVICE_MEMORY)
+    before = len(counted.sizes)
+    for program in made.unrolled.values():
+        assert program.bytes_used(made.blocks) or not program.steps
+    assert made.hit_rate >= 0
+    assert len(counted.sizes) == before
