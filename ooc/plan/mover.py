@@ -41,7 +41,8 @@ class Mover:
         self._plan, self._staging = plan, staging
         self._seconds_per_block = hardware.seconds_per_block
         self._index = 0
-        self._sent: list[tuple[Resource, int, int, int]] = []  # (resource, ticket, pass, bytes)
+        self._sent: list[tuple[Resource, int, int]] = []  # by ticket of the drive: (resource, pass, bytes)
+        self._kinds: dict[tuple[Resource, int, int], tuple[Resource, int, int]] = {}  # there are few
         self._where = dict(staging.program.warm)
         self._arriving: dict[int, int] = {}  # block → ticket of its read
         self._written: dict[int, int] = {}  # block → ticket of its write
@@ -88,7 +89,8 @@ class Mover:
     def events(self) -> list[Event]:
         """What the drive did, once it is done."""
         disk = self.disk
-        return [Event(what, disk.started[t], disk.served[t], at, nbytes) for what, t, at, nbytes in self._sent]
+        times = zip(disk.started, disk.served, self._sent, strict=True)
+        return [Event(what, start_s, end_s, at, nbytes) for start_s, end_s, (what, at, nbytes) in times]
 
     def _write_what_has_come(self) -> None:
         self.wire.advance(self.now)
@@ -112,7 +114,8 @@ class Mover:
         nbytes = self._plan.blocks.nbytes(block)
         way = 1 if resource is Resource.SSD_WRITE else 0
         ticket = self.disk.send(way, nbytes, self.now)
-        self._sent.append((resource, ticket, at, nbytes))
+        kind = (resource, at, nbytes)
+        self._sent.append(self._kinds.setdefault(kind, kind))
         self.issued_s += nbytes / self.disk.rates[way]
         self.now += self._seconds_per_block
         return ticket

@@ -45,7 +45,7 @@ NARROW_COLUMNS = 8
 LINE_BYTES = 64
 """Rows of a slab that begin within a cache line fetch one more than they fill: 43 columns of float32 took a processor
 a third longer to gather than 48. On a device with memory of its own that was not measured, and narrower slabs leave
-more of its memory: there, widths are not rounded."""
+more of its memory: there, widths are tried as they are, too."""
 _LEANER_AND_LEANER = (
     (FEW_STEPS, True),
     (MOST_STEPS, True),
@@ -259,17 +259,19 @@ class _Search:
                 yield Cut(min(columns, self.limits.slab_columns), buffers)
             return
         yield _WHOLE
-        seen = set()
-        line = max(1, LINE_BYTES // self.workload.matrices[name].itemsize)
-        for count in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128):
-            width = -(-columns // count)
-            if line < width < columns and not self.hardware.has_device_memory:  # a device gathers otherwise
-                width = min(columns, -(-width // line) * line)
-            if width in seen or width < min(columns, NARROW_COLUMNS):
-                continue
-            seen.add(width)
+        for width in self._widths(name):
             for buffers in range(1, min(3, -(-columns // width)) + 1):
                 yield Cut(width, buffers)
+
+    def _widths(self, name: str) -> list[int]:
+        """Of slabs, from the widest to the narrowest: columns in equal parts, rounded up to whole cache lines; on a
+        device as they are, too."""
+        columns = self.sources[name]
+        line = max(1, LINE_BYTES // self.workload.matrices[name].itemsize)
+        widths = [-(-columns // count) for count in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)]
+        rounded = [min(columns, -(-width // line) * line) if width > line else width for width in widths]
+        tried = {*rounded, *widths} if self.hardware.has_device_memory else {*rounded}
+        return sorted((width for width in tried if width >= min(columns, NARROW_COLUMNS)), reverse=True)
 
     def _leanest(self) -> _Candidate:
         """The leanest arrangement, with the tallest blocks that leave three quarters of the memory for other things."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a layout to the whole plan: blocks numbered, frames counted, every program unrolled."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from ooc.plan.layout import Layout, free_frames
@@ -99,20 +100,15 @@ def unroll_program(name: str, layout: Layout, workload: Workload, blocks: BlockT
 def lasting_blocks(layout: Layout, blocks: BlockTable) -> "_Lasting":
     """The blocks that are there in every epoch."""
     scratch = {name for name, planned in layout.matrices.items() if not planned.matrix.kind.lasts}
-    ends = [*blocks.bases[1:], 1 << 62]
-    return _Lasting(
-        frozenset(
-            block
-            for name, base, end, grid in zip(blocks.names, blocks.bases, ends, blocks.grids, strict=True)
-            if name not in scratch
-            for block in range(base, min(end, base + grid.blocks * grid.slabs))
-        )
-    )
+    return _Lasting(blocks.bases, tuple(name not in scratch for name in blocks.names))
 
 
 @dataclass(frozen=True, slots=True)
 class _Lasting:
-    blocks: frozenset[int]
+    """By matrix: its first block, and whether it lasts."""
+
+    bases: tuple[int, ...]
+    lasts: tuple[bool, ...]
 
     def __call__(self, block: int) -> bool:
-        return block in self.blocks
+        return self.lasts[bisect_right(self.bases, block) - 1]

@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from math import gcd
 from typing import NamedTuple
 
@@ -96,13 +97,20 @@ def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:
 
 def row_steps(at: int, rows: int, step_rows: int, *, reverse: bool) -> list[Step]:
     """The steps of row pass ``at``."""
-    starts = range(0, rows, step_rows)
-    return [Step(at, -1, s, min(rows, s + step_rows)) for s in (reversed(starts) if reverse else starts)]
+    steps = [Step(at, -1, start, stop) for start, stop in pairwise(_row_bounds(rows, step_rows))]
+    return steps[::-1] if reverse else steps
+
+
+@lru_cache(maxsize=8)
+def _row_bounds(rows: int, step_rows: int) -> tuple[int, ...]:
+    """Where steps begin and end: the same numbers for all passes over as many rows, as there are thousands of them."""
+    return (*range(0, rows, step_rows), rows)
 
 
 def column_steps(at: int, rows: int, step_rows: int, slabs: int) -> list[Step]:
     """The steps of column pass ``at``: one sweep over the rows for each slab."""
-    return [Step(at, k, s, min(rows, s + step_rows)) for k in range(slabs) for s in range(0, rows, step_rows)]
+    bounds = _row_bounds(rows, step_rows)
+    return [Step(at, k, start, stop) for k in range(slabs) for start, stop in pairwise(bounds)]
 
 
 def row_spans(
@@ -117,13 +125,14 @@ def row_spans(
     height = max(step.stop - step.start for step in steps)
     count = len(steps)
     rows = min(grid.rows, max(step.stop for step in steps))
-    reverse = steps[0].start > steps[-1].start
+    reverse, blocks = steps[0].start > steps[-1].start, grid.blocks
     spans = []
     for block in range(-(-rows // grid.block_rows)):
         low = block * grid.block_rows // height
         high = min(count, -(-min(rows, (block + 1) * grid.block_rows) // height)) - 1
         first, last = (count - 1 - high, count - 1 - low) if reverse else (low, high)
-        spans += [Span(first_step + first, first_step + last, base + k * grid.blocks + block, use) for k in slabs]
+        first, last = first_step + first, first_step + last
+        spans += [Span(first, last, base + k * blocks + block, use) for k in slabs]
     return spans
 
 

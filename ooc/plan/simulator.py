@@ -44,9 +44,10 @@ class _Run:
         self.mover = Mover(plan, plan.staged[name], hardware) if plan.has_tiers else None
         self.link: Link = self.mover.wire if self.mover else disk_link(hardware, plan.frame_bytes)
         self.ways = _OF_WIRE if self.mover else _OF_DISK
-        self.sent: list[tuple[Resource, int, int, int]] = []  # (resource, ticket, pass, bytes)
+        self.sent: list[tuple[Resource, int, int]] = []  # by ticket: (resource, pass, bytes)
+        self.kinds: dict[tuple[Resource, int, int], tuple[Resource, int, int]] = {}  # there are few
         self.now = 0.0
-        self.done: dict[int, float] = {}  # step → when it is computed
+        self.done: dict[int, float] = {}  # step → when it is computed; of the last two
         self.events: list[Event] = []
         self.passes: list[PassTime] = []
         self.arriving: dict[int, int] = {}  # block → ticket
@@ -55,11 +56,8 @@ class _Run:
         self.filling: dict[int, list[tuple[int, int]]] = {}  # slab → (ticket, bytes to widen)
         self.where = dict(self.program.warm)
         self.samples: list[tuple[float, int]] = []
-        self.starts: dict[int, list[int]] = {}
+        self.begun = 0  # spans that have begun
         self.computing: dict[tuple[int, int, int], float] = {}  # (rows, edges, columns) of this pass → seconds
-        for span in self.program.uses.spans:
-            if span.use is Use.READ:
-                self.starts.setdefault(span.first, []).append(span.block)
         self.issued = 0.0  # seconds of the drive sent off in this step
         self.waits: dict[Resource, float] = {}  # seconds that this pass has waited
 
@@ -69,7 +67,7 @@ class _Run:
         self._move(len(self.program.bounds))
         below_s = self.mover.drain() if self.mover else self.link.drain()
         epoch_s = max(self.now, below_s)
-        for resource, ticket, at, nbytes in self.sent:
+        for ticket, (resource, at, nbytes) in enumerate(self.sent):
             self.events.append(Event(resource, self.link.started[ticket], self.link.served[ticket], at, nbytes))
         if self.mover:
             self.events += self.mover.events()
@@ -105,7 +103,7 @@ class _Run:
             if isinstance(item, ColumnPass) and t > first and step.slab != self.program.steps[t - 1].slab:
                 self.now = max(self.now, self.done[t - 1])
             if t - 2 >= first:
-                self.now = max(self.now, self.done[t - 2])
+                self.now = max(self.now, self.done.pop(t - 2))
                 self._end(t - 2, item.index)
             self.issued = 0.0
             self._begin(t, item)
@@ -135,8 +133,11 @@ class _Run:
             if load:
                 self._await(self.on_their_way.pop(block, None))
                 self.arriving[block] = self._send(_READ, self.plan.blocks.nbytes(block), item.index)
-        for block in self.starts.get(t, ()):
-            self._await(self.arriving.pop(block, None))
+        spans, read = self.program.uses.spans, Use.READ
+        while self.begun < len(spans) and (span := spans[self.begun]).first == t:
+            if span.use is read:
+                self._await(self.arriving.pop(span.block, None))
+            self.begun += 1
         self._fill(t, item.index)
         self._sample(item.index)
 
@@ -203,7 +204,8 @@ class _Run:
             before_s = self.mover.issued_s
             ticket = self.mover.transfer(self.now, at)
             self.issued += self.mover.issued_s - before_s
-        self.sent.append((self.ways[way], ticket, at, nbytes))
+        kind = (self.ways[way], at, nbytes)
+        self.sent.append(self.kinds.setdefault(kind, kind))
         self.issued += nbytes / self.link.rates[way]
         self.now += self.hardware.seconds_per_block
         return ticket

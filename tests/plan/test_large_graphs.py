@@ -9,12 +9,13 @@ import sys
 import pytest
 
 from ooc.errors import BudgetError
-from ooc.plan import UNMEASURED, Limits, make_plan
-from ooc.plan.planner import FEW_STEPS, MOST_STEPS
+from ooc.plan import UNMEASURED, Limits, make_plan, planner
+from ooc.plan.planner import FEW_STEPS, LINE_BYTES, MOST_STEPS, arrange
 from ooc.sizes import parse_size
 from tests.plan.workloads import WITH_DEVICE_MEMORY, large_gcn
 
 IGB260M = (269_346_174, 3_995_777_033, 1024, 19)
+MAG240M = (121_751_666, 1_297_748_926, 768, 153)
 
 MEASURE = f"""
 import json, re, time
@@ -64,3 +65,25 @@ def test_where_memory_is_scarcest_blocks_are_lower_again() -> None:
     assert named is not None
     made = make_plan(work, Limits(parse_size(named[1]), 10**9), WITH_DEVICE_MEMORY)
     assert FEW_STEPS < rows / made.step_rows <= MOST_STEPS
+
+
+@pytest.mark.parametrize("graph", [MAG240M, IGB260M], ids=["MAG240M", "igb260m"])
+def test_on_a_device_no_forecast_is_longer_for_whole_cache_lines(
+    graph: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slabs of equal parts are tried there as well, whatever they are rounded to."""
+    work, memory = large_gcn(*graph), Limits(21_600_000_000, 115_200_000_000)
+    found = arrange(work, memory, WITH_DEVICE_MEMORY)
+    monkeypatch.setattr(planner, "LINE_BYTES", 1)
+    as_they_are = arrange(work, memory, WITH_DEVICE_MEMORY)
+    assert found.seconds <= 1.001 * as_they_are.seconds
+
+
+@pytest.mark.parametrize("columns", [153, 300])
+def test_on_a_processor_wide_slabs_are_whole_cache_lines(columns: int) -> None:
+    work = large_gcn(200_000, 2_000_000, columns, columns, hidden=columns)
+    cuts = arrange(work, Limits(1_060_000_000, 4_000_000 + 400_000 * columns), UNMEASURED).choice.cuts
+    line = LINE_BYTES // 4
+    split = [cut.columns for cut in cuts.values() if line < cut.columns < columns]
+    assert split
+    assert not any(width % line for width in split)
