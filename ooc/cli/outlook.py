@@ -39,12 +39,12 @@ class Outlook:
     @property
     def ssd_read_bytes(self) -> int:
         """Bytes read from the SSD in one run of the program, once the memory is filled."""
-        return self.plan.lowest(self.program).read_bytes
+        return self.plan.bytes_read(self.program)
 
     @property
     def ssd_write_bytes(self) -> int:
         """Bytes written to the SSD in one run of the program."""
-        return self.plan.lowest(self.program).write_bytes
+        return self.plan.bytes_written(self.program)
 
     @property
     def ssd_busy_s(self) -> float:

@@ -135,7 +135,7 @@ class Room:
 
 def _blocks(layout: Layout, workload: Workload) -> int:
     """Frames that all there is would fill, regions aside."""
-    count = sum(m.grid.blocks * m.grid.slabs for m in layout.matrices.values() if not m.whole)
+    count = sum(m.grid.blocks * m.grid.slabs for m in layout.matrices.values() if m.in_frames)
     edges = ((t.edges, array) for t in workload.topologies.values() for array in t.arrays.values())
     return count + sum(number * array.edge_bytes // layout.frame_bytes + 1 for number, array in edges)
 
@@ -157,7 +157,10 @@ def _largest(layout: Layout, workload: Workload) -> str:
     if heaviest is not None and is_general and layout.scratch_bytes > largest:
         return f", of which {format_size(layout.scratch_bytes)} are what a layer makes of edges in {heaviest.title}"
     if slab is not None and (slab.count >= frames or not isinstance(item, RowPass)):
-        width = layout.matrices[slab.matrix].grid.slab_columns
+        planned = layout.matrices[slab.matrix]
+        if planned.runs is not None:
+            return f", of which {format_size(slab.count * layout.frame_bytes)} are for runs of {slab.matrix}"
+        width = planned.grid.slab_columns
         return f", of which {format_size(slab.count * layout.frame_bytes)} hold {width} columns of {slab.matrix}"
     if not isinstance(item, RowPass):
         return ""

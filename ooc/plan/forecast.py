@@ -15,7 +15,7 @@ from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Layout, free_frames
 from ooc.plan.lifetimes import edges_of
 from ooc.plan.occupancy import capacity_of
-from ooc.plan.plan import ColumnPass, MatrixPlan, Pass
+from ooc.plan.plan import ColumnPass, Pass, runs_in
 from ooc.plan.program import blocks_to_write, found_in_memory
 from ooc.plan.replacement import Uses, belady
 from ooc.plan.schedule import block_table, lasting_blocks
@@ -76,7 +76,8 @@ def forecast_traffic(
     uses = Uses(spans, len(steps), capacity, lasting, cyclic=True, spare_writes=spare and host_frames is None)
     moved = list(_moved(uses))
     if host_frames is None:
-        return _by_pass([(steps[step].at, block, use) for step, block, use in moved], [], len(passes), blocks)
+        traffic = _by_pass([(steps[step].at, block, use) for step, block, use in moved], [], len(passes), blocks)
+        return [_with_runs(one, item, layout) for one, item in zip(traffic, passes, strict=True)]
     moved.sort(key=lambda m: (m[0], m[2] is Use.WRITE))
     over_wire = [(steps[step].at, block, use) for step, block, use in moved]
     room = room_between_uses(host_frames) // coarseness
@@ -112,10 +113,18 @@ def _by_pass(
     return [Traffic(*total) for total in totals]
 
 
+def _with_runs(traffic: Traffic, item: Pass, layout: Layout) -> Traffic:
+    read = sum(runs.nbytes for runs in runs_in(item.reads, layout.matrices).values())
+    written = sum(runs.nbytes for runs in runs_in(item.stores, layout.matrices).values())
+    return traffic._replace(
+        ssd_read_bytes=traffic.ssd_read_bytes + read, ssd_write_bytes=traffic.ssd_write_bytes + written
+    )
+
+
 def _coarser(layout: Layout, times: int) -> Layout:
     """The same with blocks of ``times`` as many rows."""
     matrices = {
-        name: MatrixPlan(m.matrix, replace(m.grid, block_rows=m.grid.block_rows * times), m.region_itemsize, m.whole)
+        name: replace(m, grid=replace(m.grid, block_rows=m.grid.block_rows * times))
         for name, m in layout.matrices.items()
     }
     return replace(

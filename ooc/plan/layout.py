@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ooc.plan.grid import Grid, align_up, block_height
-from ooc.plan.plan import ColumnPass, MatrixPlan, Pass, Region, RowPass, passes_using
+from ooc.plan.plan import ColumnPass, MatrixPlan, Pass, Region, RowPass, passes_using, runs_in
+from ooc.plan.runs import cut_runs
 from ooc.plan.slabs import direct_slabs
 from ooc.plan.temporaries import scratch_nbytes
 from ooc.plan.workload import Kind, Matrix, Stage, Workload
@@ -31,11 +32,13 @@ class Cut:
 @dataclass(frozen=True)
 class Choice:
     """All that the planner decides; replacement follows from it. ``cuts``: by pulled matrix. ``spare_writes``: rather
-    read from the SSD again than write to it (``Uses``)."""
+    read from the SSD again than write to it (``Uses``). ``in_runs``: the matrices that are scattered to and not in
+    memory whole."""
 
     step_rows: int
     cuts: dict[str, Cut] = field(default_factory=dict)
     spare_writes: bool = False
+    in_runs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def summed_sources(workload: Workload) -> frozenset[str]:
 
 
 def scattered_matrices(workload: Workload) -> frozenset[str]:
-    """The matrices that some pull scatters to, which are always in memory whole."""
+    """The matrices that some pull scatters to: in memory whole, or sums of runs."""
     pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
     return frozenset(name for pull in pulls for name in pull.added_to)
 
@@ -104,7 +107,7 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
         name: _plan_matrix(matrix, choice, frame_bytes, workload, _width(matrix, choice, units.get(name, 1)))
         for name, matrix in workload.matrices.items()
     }
-    matrices |= {name: replace(matrices[name], whole=True) for name in scattered}
+    matrices |= {name: _plan_sums(matrices[name], choice, workload) for name in scattered}
     programs: dict[str, tuple[Pass, ...]] = {}
     for name, stages in workload.programs.items():
         passes: list[Pass] = []
@@ -135,6 +138,22 @@ def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Wor
     return MatrixPlan(matrix, grid, region_itemsize, whole=cut is not None and cut.columns == 0)
 
 
+def _plan_sums(planned: MatrixPlan, choice: Choice, workload: Workload) -> MatrixPlan:
+    """A matrix that is scattered to."""
+    matrix = planned.matrix
+    if matrix.name not in choice.in_runs:
+        return replace(planned, whole=True)
+    runs = cut_runs(
+        rows=matrix.rows,
+        columns=matrix.columns,
+        itemsize=planned.region_itemsize,
+        step_rows=choice.step_rows,
+        tile_rows=workload.tile_rows,
+        handed=workload.handed[matrix.name],
+    )
+    return replace(planned, runs=runs)
+
+
 def _passes(
     stage: Stage, index: int, matrices: dict[str, MatrixPlan], workload: Workload, choice: Choice, frame_bytes: int
 ) -> list[Pass]:
@@ -142,8 +161,9 @@ def _passes(
     if stage.pull is None:
         return [RowPass(index, stage, stage.loads, None)]
     source = matrices[stage.pull.source]
+    spills = bool(choice.in_runs.intersection(stage.pull.added_to))
     if source.whole:
-        return [RowPass(index, stage, tuple(dict.fromkeys((*stage.loads, *stage.pull.own))), stage.pull)]
+        return [RowPass(index, stage, tuple(dict.fromkeys((*stage.loads, *stage.pull.own))), stage.pull, spills)]
     planned = matrices.get(stage.pull.output)
     pulled = replace(
         source.matrix,
@@ -157,7 +177,7 @@ def _passes(
     cut = choice.cuts[stage.pull.source]
     buffers = min(cut.buffers, source.grid.slabs)
     return [
-        ColumnPass(index, stage.rows, stage.pull, buffers, cut.direct),
+        ColumnPass(index, stage.rows, stage.pull, buffers, cut.direct, spills),
         RowPass(index + 1, stage, (*stage.loads, pulled.name), None),
     ]
 
@@ -173,6 +193,9 @@ def _wanted(passes: Sequence[Pass], matrices: dict[str, MatrixPlan]) -> list[tup
         if planned.whole and uses:
             wanted.append((name, planned.region_nbytes, uses[0], uses[-1]))
     for item in passes:
+        at = item.index
+        wanted += [(name, runs.writing_nbytes, at, at) for name, runs in runs_in(item.stores, matrices).items()]
+        wanted += [(name, runs.reading_nbytes, at, at) for name, runs in runs_in(item.reads, matrices).items()]
         if isinstance(item, ColumnPass):
             name = item.pull.source
             first = passes_using(passes, name)[0] if direct_slabs(passes, item) else item.index

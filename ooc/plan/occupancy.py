@@ -26,10 +26,11 @@ def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Seque
         height = layout.step_rows
         for name in item.loads:
             planned = layout.matrices[name]
-            count += 0 if planned.whole else 2 * planned.grid.slabs
+            count += 2 * planned.grid.slabs if planned.in_frames else 0
         for name in item.stores:
             planned = layout.matrices[name]
-            count += 0 if planned.whole else 2 * len(stored_slabs(name, item.index, layout.matrices, passes))
+            slabs = len(stored_slabs(name, item.index, layout.matrices, passes))
+            count += 2 * slabs if planned.in_frames else 0
     if item.pull is not None:
         topology = workload.topologies[item.pull.direction]
         most = most_edges(topology, workload.tile_rows, item.rows, height)

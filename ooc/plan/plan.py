@@ -8,12 +8,13 @@ every block that comes to the device or leaves it goes through a frame of the ho
 wait goes on to the SSD. ``ooc.plan.staging`` says which, when.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from ooc.plan.grid import Grid, align_up
 from ooc.plan.program import Program, found_in_memory
+from ooc.plan.runs import Runs
 from ooc.plan.sequence import BlockTable, Use
 from ooc.plan.shares import ALL_AGAIN, ALL_BELOW, Shares
 from ooc.plan.staging import Staging
@@ -22,19 +23,28 @@ from ooc.sizes import format_size
 
 _GENERAL = ", general path"
 """Of a pass that runs a layer of unknown insides: slower than the others."""
+_SPILLING = ", sources' gradients spilled"
+"""Of one whose sums of gradients are not in memory whole: slower still."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlan:
     """How one matrix is cut, and whether it waits whole in a region, never touching the SSD.
 
-    Regions hold values of ``region_itemsize`` bytes, those that are pulled; blocks may hold narrower ones.
+    Regions hold values of ``region_itemsize`` bytes, those that are pulled; blocks may hold narrower ones. ``runs``: it
+    has no blocks, and is the sums of what is spilled like that.
     """
 
     matrix: Matrix
     grid: Grid
     region_itemsize: int
     whole: bool = False
+    runs: Runs | None = None
+
+    @property
+    def in_frames(self) -> bool:
+        """Whether its blocks lie in frames where they are used."""
+        return not self.whole and self.runs is None
 
     @property
     def region_nbytes(self) -> int:
@@ -57,11 +67,15 @@ class RowPass:
     stage: Stage
     loads: tuple[str, ...]
     pull: Pull | None
+    spills_sums: bool = False
+    """Whether what it scatters to is spilled as runs."""
 
     @property
     def title(self) -> str:
         """What it is called in tables and drawings."""
-        return f"{self.stage.name}{_GENERAL}" if self.pull is not None and self.pull.is_general else self.stage.name
+        if self.pull is None or not self.pull.is_general:
+            return self.stage.name
+        return f"{self.stage.name}{_GENERAL}{_SPILLING if self.spills_sums else ''}"
 
     @property
     def rows(self) -> int:
@@ -90,11 +104,15 @@ class ColumnPass:
     pull: Pull
     slab_buffers: int
     direct: bool = True
+    spills_sums: bool = False
+    """Whether what it scatters to is spilled as runs."""
 
     @property
     def title(self) -> str:
         """What it is called in tables and drawings."""
-        return f"pull {self.pull.source}{_GENERAL if self.pull.is_general else ', slab by slab'}"
+        if not self.pull.is_general:
+            return f"pull {self.pull.source}, slab by slab"
+        return f"pull {self.pull.source}{_GENERAL}{_SPILLING if self.spills_sums else ''}"
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -200,7 +218,13 @@ class Plan:
     @property
     def spill_bytes(self) -> int:
         """Free disk the run needs."""
-        return sum(self.matrices[name].grid.file_nbytes for name in self.spilled)
+        blocks = sum(self.matrices[name].grid.file_nbytes for name in self.spilled)
+        return blocks + sum(runs.nbytes for runs in self.runs.values())
+
+    @property
+    def runs(self) -> dict[str, Runs]:
+        """The matrices that are sums of runs, and how these are spilled."""
+        return {name: planned.runs for name, planned in self.matrices.items() if planned.runs is not None}
 
     @cached_property
     def spilled(self) -> frozenset[str]:
@@ -216,12 +240,22 @@ class Plan:
     @property
     def ssd_read_bytes(self) -> int:
         """Bytes read from the SSD in one training epoch, once the first has filled the memory."""
-        return self.lowest("train").read_bytes
+        return self.bytes_read("train")
 
     @property
     def ssd_write_bytes(self) -> int:
         """Bytes written to the SSD in one training epoch."""
-        return self.lowest("train").write_bytes
+        return self.bytes_written("train")
+
+    def bytes_read(self, name: str) -> int:
+        """Bytes that the program ``name`` reads from the SSD, runs included, once the memory is filled."""
+        found = [runs_in(item.reads, self.matrices) for item in self.programs[name]]
+        return self.lowest(name).read_bytes + sum(runs.nbytes for one in found for runs in one.values())
+
+    def bytes_written(self, name: str) -> int:
+        """Bytes that it writes there."""
+        found = [runs_in(item.stores, self.matrices) for item in self.programs[name]]
+        return self.lowest(name).write_bytes + sum(runs.nbytes for one in found for runs in one.values())
 
     @property
     def to_device_bytes(self) -> int:
@@ -335,6 +369,12 @@ def edges_name(direction: Direction, data: EdgeData | None = None) -> str:
     """What the topology of ``direction`` is called among the matrices, ``in-edges``, ``out-edges``, and what edges
     carry: ``in-weight``, ``in-features``, …"""
     return f"{direction.value}-{'edges' if data is None else data.value}"
+
+
+def runs_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dict[str, Runs]:
+    """Those of ``names`` that are sums of runs."""
+    planned = ((name, matrices[name].runs) for name in names)
+    return {name: runs for name, runs in planned if runs is not None}
 
 
 def passes_using(passes: Sequence[Pass], name: str) -> list[int]:

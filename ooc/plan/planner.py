@@ -150,6 +150,7 @@ def _excess(plan: Plan, limit: int) -> str:
         for block in blocks:
             name, _, _ = plan.blocks.where(block)
             written[name] = written.get(name, 0) + plan.blocks.nbytes(block)
+    written |= {name: runs.nbytes for name, runs in plan.runs.items()}
     most = max(written, key=lambda name: written[name])
     return (
         f"the plan that writes least writes {format_size(plan.ssd_write_bytes)} an epoch to the SSD, of which "
@@ -169,6 +170,7 @@ class _Search:
         self.room = Room(workload, limits, hardware)
         self.sources = pulled_sources(workload)
         self.alike = self._groups()
+        self.spillable = frozenset() if hardware.has_device_memory else frozenset(workload.handed)
 
     def run(self) -> Arrangement:
         leanest = self._leanest()
@@ -196,9 +198,11 @@ class _Search:
 
     def _best(self, best: _Candidate) -> _Candidate:
         """The best that single steps from ``best`` lead to."""
-        whole = replace(best.choice, cuts=dict.fromkeys(self.sources, _WHOLE))
+        in_memory = replace(best.choice, in_runs=frozenset())
+        whole = [replace(choice, cuts=dict.fromkeys(self.sources, _WHOLE)) for choice in (in_memory, best.choice)]
         if self.limits.slab_columns is None and best.score > (0, 0):
-            best = self._better(best, [whole])
+            best = self._better(best, whole)
+        best = self._better(best, [in_memory])
         for _ in range(_ROUNDS):
             before = best.score
             for group in self.alike:
@@ -210,6 +214,7 @@ class _Search:
                 best = self._better(best, [replace(best.choice, cuts=changed) for changed in cuts])
                 if self.hardware.has_device_memory or not direct:
                     best = self._better(best, [self._otherwise(best.choice, group)])
+            best = self._better(best, [replace(best.choice, in_runs=names) for names in self._spills(best.choice)])
             heights = self._heights(FEW_STEPS)
             best = self._better(best, [replace(best.choice, step_rows=height) for height in heights])
             if self.hardware.has_device_memory:
@@ -273,6 +278,11 @@ class _Search:
         tried = {*rounded, *widths} if self.hardware.has_device_memory else {*rounded}
         return sorted((width for width in tried if width >= min(columns, NARROW_COLUMNS)), reverse=True)
 
+    def _spills(self, choice: Choice) -> Iterator[frozenset[str]]:
+        """Sums to spill: one matrix more, or one less."""
+        for name in sorted(self.spillable):
+            yield choice.in_runs ^ {name}
+
     def _leanest(self) -> _Candidate:
         """The leanest arrangement, with the tallest blocks that leave three quarters of the memory for other things."""
         leanest: list[tuple[Choice, Layout]] = []
@@ -315,6 +325,8 @@ class _Search:
         ]
         if self.limits.slab_columns is None:
             choices.append(Choice(height, dict.fromkeys(self.sources, _WHOLE), spare_writes))
+        if self.spillable:
+            choices += [replace(choice, in_runs=self.spillable) for choice in choices]
         layouts = [(choice, lay_out(self.workload, choice)) for choice in choices]
         return min(layouts, key=lambda tried: self.room.needed_bytes(tried[1]))
 

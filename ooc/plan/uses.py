@@ -48,11 +48,11 @@ def _row_uses(
     spans: list[Span] = []
     for name in item.loads:
         planned = layout.matrices[name]
-        if not planned.whole:
+        if planned.in_frames:
             spans += row_spans(planned.grid, blocks.base(name), range(planned.grid.slabs), first, steps, Use.READ)
     for name in item.stores:
         planned = layout.matrices[name]
-        if not planned.whole:
+        if planned.in_frames:
             slabs = stored_slabs(name, item.index, layout.matrices, passes)
             spans += row_spans(planned.grid, blocks.base(name), slabs, first, steps, Use.WRITE)
     if item.pull is not None:

@@ -10,7 +10,7 @@ fails this.
 
 from collections.abc import Sequence
 
-from ooc.plan.plan import ColumnPass, Plan, Region
+from ooc.plan.plan import ColumnPass, Plan, Region, RowPass, runs_in
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
 from ooc.plan.staging import Staging, Way
@@ -21,6 +21,7 @@ def verify_plan(plan: Plan) -> None:
     """Raise AssertionError, saying what is wrong, if the plan cannot be trusted: a bug in the planner."""
     _verify_budgets(plan)
     _verify_order(plan)
+    _verify_runs(plan)
     for name, program in plan.unrolled.items():
         _verify_regions(plan, name)
         _replay(plan, name, program, plan.frames, plan.regions[name])
@@ -61,6 +62,21 @@ def _verify_order(plan: Plan) -> None:
         lasting |= {name for name in written if plan.matrices[name].matrix.kind is Kind.CONSTANT}
 
 
+def _verify_runs(plan: Plan) -> None:
+    """Sums of runs are written by one pass that scatters, and read by a later one, in steps within buckets."""
+    for name, runs in plan.runs.items():
+        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be sums of runs")
+        _claim(runs.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
+        for program, passes in plan.programs.items():
+            writers = [item for item in passes if name in item.stores]
+            readers = [item for item in passes if name in item.reads]
+            _claim(len(writers) == len(readers) <= 1, f"{program}: {name} is not written and read once")
+            for writer, reader in zip(writers, readers, strict=True):
+                is_scattered = writer.pull is not None and name in writer.pull.added_to and writer.spills_sums
+                is_loaded = isinstance(reader, RowPass) and name in reader.loads
+                _claim(is_scattered and is_loaded, f"{program}: {name} is no sum of what is scattered")
+
+
 def _verify_regions(plan: Plan, program: str) -> None:
     regions = plan.regions[program]
     for i, one in enumerate(regions):
@@ -71,6 +87,8 @@ def _verify_regions(plan: Plan, program: str) -> None:
             _claim(apart, f"{program}: the regions of {one.matrix} and {other.matrix} overlap")
     for item in plan.programs[program]:
         needed = {n: plan.matrices[n].region_nbytes for n in (*item.reads, *item.stores) if plan.matrices[n].whole}
+        needed |= {name: runs.writing_nbytes for name, runs in runs_in(item.stores, plan.matrices).items()}
+        needed |= {name: runs.reading_nbytes for name, runs in runs_in(item.reads, plan.matrices).items()}
         if isinstance(item, ColumnPass):
             needed[item.pull.source] = item.slab_buffers * plan.matrices[item.pull.source].slab_stride()
         for name, nbytes in needed.items():

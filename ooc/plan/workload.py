@@ -94,8 +94,8 @@ class PerEdge:
 class Pull:
     """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one;
     or, with ``per_edge``, what a kernel makes of the neighbours' rows. ``edge_data`` is read along with the edges:
-    with weights it is ``Σ_j w_ij source[j]``. ``scattered``: a matrix, in memory whole, to whose rows the kernel adds
-    what it finds for the neighbours, tile after tile."""
+    with weights it is ``Σ_j w_ij source[j]``. ``scattered``: a matrix, in memory whole or spilled as runs
+    (``ooc.plan.runs``), to whose rows the kernel adds what it finds for the neighbours, tile after tile."""
 
     source: str
     output: str
@@ -211,7 +211,8 @@ class Workload:
     parameters, their gradients and the optimizer's moments). ``threads`` tiles are computed at once, in ``dtype``.
     ``kept`` says what waits for the backward pass, in the order of the forward stages; ``recomputed`` matrices do not:
     it computes them again. Kernels take values of ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values
-    as they are kept, however narrow.
+    as they are kept, however narrow. ``handed``: by matrix that a pull scatters to, how often something is added to a
+    row of its tiles 0…i-1; without that, it can only be in memory whole.
     """
 
     rows: int
@@ -227,3 +228,4 @@ class Workload:
     dtype: str = "float32"
     recomputed: tuple[Matrix, ...] = ()
     kept: tuple[Kept, ...] = ()
+    handed: Mapping[str, Sequence[int]] = field(default_factory=dict)

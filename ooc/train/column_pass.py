@@ -55,6 +55,7 @@ class ColumnPassRun:
                         flow.put(step, task)
                     self.executor.workspace.launched(step)
                 flow.drain()
+            self.commit.finish()
         finally:
             for reads in self.filling.values():
                 for block, _, _ in reads:

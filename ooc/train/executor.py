@@ -37,6 +37,7 @@ from ooc.train.program_run import ProgramRun
 from ooc.train.record import PassRecord
 from ooc.train.residency import BlockedMatrix
 from ooc.train.row_pass import RowPassRun
+from ooc.train.spilled_sums import SpilledSums
 from ooc.train.stages import Kernel, Step, Tile
 from ooc.train.stopwatch import Stopwatch
 from ooc.train.team import Team
@@ -104,6 +105,12 @@ class Executor:
                 opening.callback(matrix.close)
                 if name in plan.spilled:
                     matrix.file = create_spill(spill_dir, name, grid.file_nbytes)
+            self.spilled_sums: dict[str, SpilledSums] = {}
+            for name, runs in plan.runs.items():
+                file = create_spill(spill_dir, name, runs.nbytes)
+                sums = SpilledSums(name, runs, self.matrices[name].region_dtype, file, self.engine)
+                opening.callback(sums.close)
+                self.spilled_sums[name] = sums
             opening.callback(self.workspace.settle)
             self._resources = opening.pop_all()
 
@@ -197,14 +204,20 @@ class Executor:
             run.finish()
             self._refuse_strays()
         except torch.OutOfMemoryError as error:
-            self.workspace.settle()
+            self._settle()
             raise BudgetError(
                 f"the device's memory is used up, within its budget of {format_size(self.plan.device_limit_bytes)}: "
                 f"{' '.join(str(error).split())[:200]}; give a larger --gpu-budget"
             ) from None
         except BaseException:
-            self.workspace.settle()
+            self._settle()
             raise
+
+    def _settle(self) -> None:
+        """Let everything under way end, whatever its result."""
+        self.workspace.settle()
+        for sums in self.spilled_sums.values():
+            sums.settle()
 
     def pull_rows(self, source: Tensor, edges: TileEdges, direction: Direction) -> Tensor:
         """The tile's rows of the sum over neighbours, with the self term.

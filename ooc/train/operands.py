@@ -139,6 +139,9 @@ class Sums:
             rows_S, values_SC = rows_S[inside_S], values_SC[inside_S]
         self._whole.index_add_(0, rows_S, values_SC)
 
+    def finish(self) -> None:
+        """They are there."""
+
 
 class Edges:
     """An array of the edges of one direction, their indices or what they carry, for one sweep over the rows."""

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ooc.plan.plan import ColumnPass, Region
+from ooc.plan.plan import ColumnPass, Region, RowPass
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
 from ooc.plan.workload import Kind, Pull
 from ooc.train.operands import Sums
 from ooc.train.residency import as_matrix
+from ooc.train.spilled_sums import RunWriter, SummedRows
 
 if TYPE_CHECKING:
     from ooc.train.executor import Executor
@@ -83,13 +84,26 @@ class ProgramRun:
         memory = self.workspace.region(self.region(name, index).frame, self.plan.matrices[name].region_nbytes)
         return as_matrix(memory, matrix.region_dtype, matrix.grid.rows, matrix.grid.columns)
 
-    def sums(self, pull: Pull | None, index: int) -> Sums | None:
+    def sums(self, pull: Pull | None, index: int) -> Sums | RunWriter | None:
         """The matrix that pass ``index`` scatters to, if its pull does."""
         if pull is None or pull.scattered is None:
             return None
+        spilled = self.executor.spilled_sums.get(pull.scattered)
+        if spilled is not None:
+            frame = self.region(pull.scattered, index).frame
+            return spilled.writer(self.workspace.region(frame, spilled.runs.writing_nbytes))
         whole = self.whole(pull.scattered, index)
-        assert whole is not None, "what is scattered to is in memory whole"
+        assert whole is not None, "what is scattered to is in memory whole, or spilled"
         return Sums(whole)
+
+    def summed_rows(self, name: str, item: RowPass) -> SummedRows | None:
+        """The rows of matrix ``name``, which a pass loads, if these are sums that have been spilled."""
+        spilled = self.executor.spilled_sums.get(name)
+        if spilled is None:
+            return None
+        frame = self.region(name, item.index).frame
+        memory = self.workspace.region(frame, spilled.runs.reading_nbytes)
+        return spilled.reader(memory, reverse=item.stage.reverse)
 
     def written_rows(self, name: str, index: int) -> int:
         """How many rows of matrix ``name``, which pass ``index`` pulls, this program has written.

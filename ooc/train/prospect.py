@@ -2,8 +2,8 @@
 """What training would be: planned for any machine and any budgets, and never run.
 
 The workload is that of ``Trainer``, from the same lowering and the same stages, so that for a store which is there
-the plan is the trainer's too. Of the graph, only where the edges of every tile begin is read; nothing as tall as the
-graph is held.
+the plan is the trainer's too. Of the graph, only where the edges of every tile begin is read, and for layers of unknown
+insides the in-edges, once, a tile's at a time; nothing as tall as the graph is held.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,6 +18,7 @@ from ooc.storage.store import Store
 from ooc.train.averaging import Averaging
 from ooc.train.evaluation import make_scorer, scoring_nbytes
 from ooc.train.graph import GraphRows, rows_nbytes
+from ooc.train.handed_rows import counted_rows, most_rows
 from ooc.train.hypothetical import hypothetical_store, spread
 from ooc.train.loss import RowsLoss, resolve_loss
 from ooc.train.metrics import resolve_metric
@@ -60,6 +61,7 @@ class Prospect:
         compute_dtype: str = "float32",
     ) -> None:
         store = graph if isinstance(graph, Store) else hypothetical_store(graph)
+        tile_edges = stored(store) if isinstance(graph, Store) else spread(graph)
         check_trainable(store)
         chosen = resolve_metric(metric, store.task, store.num_classes)
         self._averaging = Averaging(model, average, 1)
@@ -90,7 +92,8 @@ class Prospect:
             objective,
             self._programs,
             rows=GraphRows(offsets={}, scale_N1=None, before=False, self_term=False, self_N1=None),
-            tile_edges=stored(store) if isinstance(graph, Store) else spread(graph),
+            tile_edges=tile_edges,
+            handed_rows=counted_rows(store) if isinstance(graph, Store) else most_rows(tile_edges),
             seed=0,
             fixed_host_bytes=rows_nbytes(store, network.scaling, dtype.itemsize) + self._extra_host_bytes,
             extra_device_bytes=self._averaging.nbytes + resources.overhead_bytes,

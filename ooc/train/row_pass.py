@@ -31,15 +31,7 @@ class RowPassRun:
         self.program, self.item, self.compute, self.kernel = run, item, compute, kernel
         self.commit = Committing(run.sums(item.pull, item.index), commit)
         executor = self.executor = run.executor
-        self.inputs = {
-            name: Input(
-                executor.matrices[name],
-                executor.workspace,
-                whole=run.whole(name, item.index),
-                dtype=executor.dtype if run.is_scratch(name) else None,
-            )
-            for name in item.loads
-        }
+        self.inputs = {name: run.summed_rows(name, item) or self._input(name) for name in item.loads}
         self.outputs = {name: self._output(name) for name in item.stage.stores}
         self.source: Tensor | None = None
         self.edges: EdgeSweep | None = None
@@ -48,6 +40,15 @@ class RowPassRun:
             assert source is not None
             self.source = source[: run.written_rows(item.pull.source, item.index)]
             self.edges = EdgeSweep(executor, item.pull)
+
+    def _input(self, name: str) -> Input:
+        run, item = self.program, self.item
+        return Input(
+            self.executor.matrices[name],
+            self.executor.workspace,
+            whole=run.whole(name, item.index),
+            dtype=self.executor.dtype if run.is_scratch(name) else None,
+        )
 
     def _output(self, name: str) -> Output:
         run, item = self.program, self.item
@@ -75,6 +76,7 @@ class RowPassRun:
                     flow.put(step, tile)
                 self.executor.workspace.launched(step)
             flow.drain()
+        self.commit.finish()
         for step in range(max(first, stop - 2), stop):
             self.program.end(step)
 

@@ -24,11 +24,12 @@ from ooc.storage.store import Store
 from ooc.train.devices import check_computable, check_hardware, find_device, hardware_for, place_of
 from ooc.train.first_aggregation import find_aggregation
 from ooc.train.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
+from ooc.train.handed_rows import counted_rows
 from ooc.train.lowering import Network, lower
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.objective import Objective
 from ooc.train.stages import StageBuilder, Step
-from ooc.train.workload import STORE_MATRICES, TileEdges, counted, describe_workload, matrix_columns
+from ooc.train.workload import STORE_MATRICES, HandedRows, TileEdges, counted, describe_workload, matrix_columns
 
 TILE_ROWS = 1024
 """Rows computed at once. A tile of 128 float32 columns is 512 KiB, so that a stage's temporaries stay in the
@@ -182,6 +183,7 @@ def make_setup(
         programs,
         rows=rows,
         tile_edges=counted(rows),
+        handed_rows=counted_rows(store),
         seed=seed,
         fixed_host_bytes=fixed,
         extra_device_bytes=extra_device_bytes + resources.overhead_bytes,
@@ -219,7 +221,8 @@ def admit_rows(network: Network, store: Store, limits: Limits, *, extra_host_byt
 class Drafts:
     """The ways to train a network on a graph, and which of them suits a machine and its budgets.
 
-    ``tile_edges``: how edges are spread over the rows. Nothing of the graph is read here.
+    ``tile_edges``: how edges are spread over the rows, and ``handed_rows`` the gradients that are handed to them. Of
+    the graph nothing else is read here.
     """
 
     def __init__(
@@ -233,6 +236,7 @@ class Drafts:
         *,
         rows: GraphRows,
         tile_edges: TileEdges,
+        handed_rows: HandedRows,
         seed: int,
         fixed_host_bytes: int,
         extra_device_bytes: int,
@@ -246,6 +250,7 @@ class Drafts:
         self._programs = programs
         self._rows = rows
         self._tile_edges = tile_edges
+        self._handed_rows = handed_rows
         self._seed = seed
         self._fixed_host_bytes = fixed_host_bytes
         self._extra_device_bytes = extra_device_bytes
@@ -283,6 +288,7 @@ class Drafts:
             self._store,
             self.arrays,
             self._tile_edges,
+            self._handed_rows,
             tile_rows=self._resources.tile_rows,
             fixed_host_bytes=self._fixed_host_bytes,
             spill_dtype=spill_dtype(self._resources, self._network),

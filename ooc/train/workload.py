@@ -18,6 +18,10 @@ from ooc.train.task import label_columns
 TileEdges = Callable[[Direction, int], Sequence[int]]
 """By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
 
+HandedRows = Callable[[int, int, int], Sequence[int]]
+"""By rows that are computed, rows that are handed to, and rows of a tile: how many gradients tiles 0…i-1 of the latter
+are handed, for every i up to their number."""
+
 STORE_MATRICES = ("x", "y", "split/train", "split/valid", "split/test")
 
 
@@ -33,6 +37,7 @@ def describe_workload(
     store: Store,
     arrays: Mapping[str, Array],
     tile_edges: TileEdges,
+    handed_rows: HandedRows,
     *,
     tile_rows: int,
     fixed_host_bytes: int,
@@ -62,6 +67,7 @@ def describe_workload(
             kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
             stored = itemsize if name in lasting else spill_dtype.itemsize  # what outlives the run is never rounded
             matrices[name] = Matrix(name, height[name], columns[name], stored, kind)
+    scattering = {name: s.rows for s in every if s.pull is not None for name in s.pull.added_to}
     pulled: dict[Direction, set[EdgeData]] = {}
     for stage in every:
         if stage.pull is not None:
@@ -95,6 +101,7 @@ def describe_workload(
             for name, (height, columns) in builder.recomputed.items()
         ),
         kept=builder.kept,
+        handed={name: handed_rows(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()},
     )
 
 

@@ -25,7 +25,8 @@ EDGES_AT_ONCE = 16384
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
     """``others_S``: the other nodes as rows of the pulled matrix; ``edge_index_2E`` counts the nodes of this
-    graph, int64, sources above targets. ``weight_E`` and ``features_EK`` are as the tile's, in the store's types."""
+    graph, int64, sources above targets. ``weight_E`` and ``features_EK`` are as the tile's, in the store's types.
+    ``stands_in``: the rows have no edges, and the other node is none of their in-neighbours."""
 
     start: int
     rows: int
@@ -33,6 +34,7 @@ class Neighbourhood:
     edge_index_2E: Tensor
     weight_E: Tensor | None
     features_EK: Tensor | None
+    stands_in: bool = False
 
     def gather(self, source_NC: Tensor) -> Tensor:
         """The rows of the pulled matrix that are nodes here → [R + S, C]."""
@@ -81,6 +83,18 @@ def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
     return Neighbourhood(tile.start, tile.rows, others_S, torch.stack((source_E, target_E)), weight_E, features_EK)
 
 
+def other_neighbours(tile: TileEdges, rows: int) -> Tensor:
+    """The in-neighbours below ``rows`` of a tile, or of a run of its rows, that are none of these rows: ascending, each
+    once. Those of its ``neighbourhood``, alone."""
+    neighbours_E = tile.indices_E.long()
+    if not len(neighbours_E):
+        return neighbours_E
+    highest_row(tile, 0, neighbours_E)
+    is_own_E = (neighbours_E >= tile.start) & (neighbours_E < tile.start + tile.rows)
+    others_S: Tensor = torch.unique(neighbours_E[~is_own_E & (neighbours_E < rows)], sorted=True)
+    return others_S
+
+
 def _without_edges(tile: TileEdges) -> Neighbourhood:
     """Rows that have no edges, and beside them the first of them once more, with an edge from the second: between
     different rows where there are two, as differences of 0 have no gradient in some layers."""
@@ -92,4 +106,5 @@ def _without_edges(tile: TileEdges) -> Neighbourhood:
         torch.tensor([[1 if tile.rows > 1 else tile.rows], [tile.rows]]),
         None if weight_E is None else weight_E.new_ones(1),
         None if features_EK is None else features_EK.new_ones(1, features_EK.shape[1]),
+        stands_in=True,
     )

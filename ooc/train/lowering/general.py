@@ -4,10 +4,11 @@
 Forward, a tile gathers its rows and their in-neighbours out of the pulled matrix and runs the layer on the graph that
 they make (``kernels.neighbourhood``), run after run of rows where there are many edges. Backward, it runs once more
 under autograd, and the gradient goes to all of these rows: to the tile's own, which are a row of the result each, and
-to those of the in-neighbours, which are added, tile after tile in their order, to a matrix that is in memory whole.
-That is the only place where anything is scattered, and what it costs: both matrices in full width, where a sum gets by
-with some columns of one. Rows of a tile are computed together by code that promises nothing of single rows, so tiles
-are the same ones in every plan.
+to those of the in-neighbours, which are added up, tile after tile in their order: in a matrix that is in memory whole,
+or where that does not fit, out of a file that they are appended to (``ooc.plan.runs``). That is the only place where
+anything is scattered, and what it costs is a matrix in full width to gather from, where a sum gets by with some columns
+of it, and its gradient, in memory or on the SSD several times over. Rows of a tile are computed together by code that
+promises nothing of single rows, so tiles are the same ones in every plan.
 
 Shapes: R rows of the tile, S nodes of the graph around some of them, C columns of the source.
 """
@@ -38,8 +39,8 @@ _WAITING = 4
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """Of a tile: the gradient of its own rows [R, C]; ``others``, rows of the source, each of them once, and what is to
-    be added to their gradients [S, C], part after part and tile after tile; and the gradients of parameters."""
+    """Of a tile: the gradient of its own rows [R, C]; ``others``, ascending rows of the source, none twice, and what is
+    to be added to their gradients [S, C], part after part and tile after tile; and the gradients of parameters."""
 
     rows: Tensor
     others: list[tuple[Tensor, Tensor]]
@@ -103,7 +104,8 @@ class General(EdgeAggregate):
             if trains:
                 d_x = torch.zeros_like(x_SC) if d_x is None else d_x
                 rows.append(d_x[: run.rows])
-                others.append((near.others_S, d_x[run.rows :]))
+                if not near.stands_in:
+                    others.append((near.others_S, d_x[run.rows :]))
         pairs = [(p, total) for p, total in zip(parameters, sums, strict=True) if total is not None]
         return Scattered(torch.cat(rows) if trains else source.new_zeros(tile.rows, 1), others, pairs)
 

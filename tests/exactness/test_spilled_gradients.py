@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that run as they are, where sources' gradients do not fit in memory: spilled as runs, results are the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch_geometric.nn import SAGEConv
+
+from ooc.errors import BudgetError, OocError
+from ooc.prefetch.engine import DirectEngine
+from ooc.storage.store import Store
+from ooc.train.kernels import neighbourhood
+from ooc.train.trainer import Trainer
+from tests.exactness.comparison import assert_agrees, make_trainer, store_of, train_epoch
+from tests.exactness.layers import MlpMessages
+from tests.exactness.reference import CustomCase
+from tests.exactness.test_general_layers import least
+from tests.exactness.test_savings import in_hop_order
+from tests.graphs import GraphCase, random_data
+from tests.prefetch.faults import Faults, faulty_engine
+from tests.prefetch.held import assert_no_more_held, held
+
+WIDTH = 24
+GRAPH = GraphCase(nodes=3000, edges=9000, features=5, self_loops=30, isolated=40, duplicates=50, unlabelled=300)
+WHOLE_BYTES = GRAPH.nodes * WIDTH * 4
+
+
+class Wide(nn.Module):
+    """Two layers as they are, the second of wide rows."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first = MlpMessages(features, WIDTH)
+        self.second = MlpMessages(WIDTH, classes, "softmax")
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x, edge_index)), edge_index)
+
+
+class Deep(nn.Module):
+    """Two layers as they are, after and between others."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(features, WIDTH), MlpMessages(WIDTH, WIDTH)
+        self.third, self.fourth = SAGEConv(WIDTH, WIDTH), MlpMessages(WIDTH, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        rows = self.second(torch.relu(self.first(x, edge_index)), edge_index)
+        return self.fourth(torch.relu(self.third(rows, edge_index) + rows), edge_index)
+
+
+CASE = CustomCase(make=Wide)
+OPTIONS: dict[str, Any] = {"tile_rows": 64, "threads": 1, "dtype": torch.float32}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
+
+
+def trained(store: Store, folder: Path, epochs: int = 2, **options: Any) -> tuple[list[Any], Trainer]:
+    """Losses and gradients of some epochs, and the trainer, closed."""
+    with make_trainer(CASE, store, folder, **OPTIONS | options) as trainer:
+        return [train_epoch(trainer) for _ in range(epochs)], trainer
+
+
+def test_budgets_too_small_for_both_matrices_do(store: Store, tmp_path: Path) -> None:
+    """The one that is gathered from fits, its gradient beside it does not; results are those of large budgets."""
+    scarce = least(CASE, store, tmp_path, **OPTIONS)
+    with pytest.raises(BudgetError):
+        make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce | {"gpu_budget": int(0.98 * scarce["gpu_budget"])})
+    epochs, trainer = trained(store, tmp_path, **scarce)
+    plan = trainer.plan
+    assert list(plan.runs) == ["dm2"]
+    assert plan.arena_bytes < 2 * WHOLE_BYTES
+    (title,) = [item.title for item in plan.programs["train"] if "spilled" in item.title]
+    assert title.endswith(", general path, sources' gradients spilled")
+    expected, roomy = trained(store, tmp_path)
+    assert not roomy.plan.runs and not roomy.plan.ssd_write_bytes
+    for one, other in zip(epochs, expected, strict=True):
+        assert one.loss == other.loss
+        assert all(torch.equal(one.gradients[name], gradient) for name, gradient in other.gradients.items())
+
+
+def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, tmp_path: Path) -> None:
+    """Runs are written once and read once, and nothing is left of them."""
+    scarce = least(CASE, store, tmp_path, **OPTIONS)
+    with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
+        records = trainer.fit(epochs=3, eval_every=0)
+        plan = trainer.plan
+    for record in records[1:]:
+        assert record.ssd_write_bytes == plan.ssd_write_bytes
+        assert record.ssd_read_bytes == plan.ssd_read_bytes
+    assert plan.ssd_write_bytes >= plan.runs["dm2"].nbytes > WHOLE_BYTES
+    assert list((tmp_path / "spill").iterdir()) == []
+
+
+@pytest.mark.parametrize(("spill_dtype", "threads"), [(None, 3), ("bfloat16", 1)])
+def test_plans_and_threads_do_not_matter(
+    store: Store, tmp_path: Path, spill_dtype: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of other heights have other buckets, and results are equal to the last bit."""
+    monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 100)
+    given = {"spill_dtype": spill_dtype}
+    expected, _ = trained(store, tmp_path, epochs=1, **given)
+    buckets = set()
+    for block_rows in (64, 512):
+        options = given | {"block_rows": block_rows, "threads": threads}
+        scarce = least(CASE, store, tmp_path, **OPTIONS | options)
+        epochs, trainer = trained(store, tmp_path, epochs=1, **options, **scarce)
+        assert list(trainer.plan.runs) == ["dm2"], block_rows
+        buckets.add(trainer.plan.runs["dm2"].buckets)
+        assert epochs[0].loss == expected[0].loss
+        for name, gradient in expected[0].gradients.items():
+            assert torch.equal(epochs[0].gradients[name], gradient), (name, block_rows)
+    assert len(buckets) > 1
+
+
+@given(
+    graph=st.builds(
+        GraphCase,
+        nodes=st.integers(1000, 1500),
+        edges=st.integers(300, 3000),
+        features=st.integers(1, 12),
+        undirected=st.booleans(),
+        self_loops=st.integers(0, 12),
+        isolated=st.integers(0, 60),
+        duplicates=st.integers(0, 30),
+        unlabelled=st.integers(0, 200),
+        seed=st.integers(0, 10_000),
+    ),
+    tile_rows=st.sampled_from([32, 64]),
+)
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_graph_is_exact(graph: GraphCase, tile_rows: int, tmp_path: Path) -> None:
+    """Losses and gradients are PyG's."""
+    data = random_data(graph)
+    store = store_of(data, tmp_path)
+    budgets = least(CASE, store, tmp_path, tile_rows=tile_rows)
+    with make_trainer(CASE, store, tmp_path, tile_rows=tile_rows, **budgets) as trainer:
+        assert trainer.plan.runs
+    assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=tile_rows, **budgets)
+
+
+def test_rows_that_do_not_reach_the_loss_have_none(tmp_path: Path) -> None:
+    """In the order of hops from few training nodes, runs are of the rows within reach."""
+    graph = GraphCase(nodes=3000, edges=5000, unlabelled=2700, seed=5)
+    store, data = in_hop_order(random_data(graph), tmp_path)
+    budgets = least(CASE, store, tmp_path, tile_rows=64)
+    with make_trainer(CASE, store, tmp_path, tile_rows=64, **budgets) as trainer:
+        assert trainer.plan.runs["dm2"].rows < graph.nodes / 2
+    assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=64, **budgets)
+
+
+def test_several_layers_that_spill(tmp_path: Path) -> None:
+    """Each has runs of its own, among layers that are taken apart."""
+    case = CustomCase(make=Deep)
+    data = random_data(GraphCase(nodes=1500, edges=4000))
+    store = store_of(data, tmp_path)
+    budgets = least(case, store, tmp_path, tile_rows=64)
+    with make_trainer(case, store, tmp_path, tile_rows=64, **budgets) as trainer:
+        assert sorted(trainer.plan.runs) == ["dm2", "dm4"]
+    assert_agrees(case, data, tmp_path, epochs=2, store=store, tile_rows=64, **budgets)
+
+
+@pytest.mark.parametrize("faults", [{"full": 0.2}, {"broken": 0.2}], ids=["full", "broken"])
+def test_a_disk_that_fails_ends_the_run_with_one_line(
+    store: Store, tmp_path: Path, faults: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread, descriptor or file is left."""
+    scarce = least(CASE, store, tmp_path, **OPTIONS)
+    before = held()
+
+    def engine(*_: Any, **__: Any) -> tuple[DirectEngine, str]:
+        return faulty_engine(Faults(seed=3, **faults), depth=8, bulk_depth=4), "a test"
+
+    monkeypatch.setattr("ooc.train.executor.choose_engine", engine)
+    with pytest.raises(OocError, match=r"^\S+: (reading|writing) .* at byte \d+ failed: [^\n]+$"):
+        trained(store, tmp_path, **scarce)
+    assert_no_more_held(before)
+    assert list((tmp_path / "spill").iterdir()) == []
+
+
+def test_a_disk_without_room_for_them_is_found_before_training(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan knows how much they take."""
+    scarce = least(CASE, store, tmp_path, **OPTIONS)
+    monkeypatch.setattr("ooc.train.session.free_bytes", lambda folder: 100_000)
+    with pytest.raises(BudgetError, match=r"the plan spills .* where 100.* are free"):
+        trained(store, tmp_path, **scarce)
