@@ -44,6 +44,7 @@ class SpilledSums:
         self._engine = engine
         self._chunks: list[list[_Chunk]] = []
         self._end = 0
+        self._nbytes = runs.nbytes
         self._under_way: set[Ticket] = set()
 
     def writer(self, memory: Tensor) -> "RunWriter":
@@ -64,7 +65,7 @@ class SpilledSums:
         self._chunks[bucket].append(_Chunk(bucket, self._end, entries))
         span = Span(self._file, self._end, nbytes, self._name)
         self._end += nbytes
-        assert self._end <= self.runs.nbytes, "more is handed out than has been counted"
+        assert self._end <= self._nbytes, "more is handed out than has been counted"
         return self._sent(self._engine.write([span], memory[:nbytes].numpy()))
 
     def fetch(self, chunk: _Chunk, memory: Tensor) -> Ticket:
@@ -107,6 +108,7 @@ class RunWriter:
         runs = self._runs = spilled.runs
         self._spilled = spilled
         self._memory = _cut(memory, runs.chunk_bytes, runs.buckets + CHUNKS_LEAVING)
+        self._entries = [spilled.entries(chunk) for chunk in self._memory]
         self._chunk = list(range(runs.buckets))
         self._filled = [0] * runs.buckets
         self._free = list(range(runs.buckets, len(self._memory)))
@@ -125,7 +127,7 @@ class RunWriter:
         while len(numbers):
             filled = self._filled[bucket]
             count = min(len(numbers), self._runs.chunk_entries - filled)
-            into_numbers, into_values = self._spilled.entries(self._memory[self._chunk[bucket]])
+            into_numbers, into_values = self._entries[self._chunk[bucket]]
             into_numbers[filled : filled + count].copy_(numbers[:count])
             into_values[filled : filled + count].copy_(values[:count])
             numbers, values = numbers[count:], values[count:]
@@ -164,8 +166,9 @@ class SummedRows:
         sums = min(2, runs.buckets)
         self._sums = _cut(memory, runs.sums_nbytes, sums)
         chunks = _cut(memory[sums * runs.sums_nbytes :], runs.chunk_bytes, CHUNKS_ARRIVING + 1)
-        self._memory, numbers = chunks[:-1], chunks[-1]
-        self._numbers = as_matrix(numbers, torch.int64, runs.chunk_entries, 1)[:, 0]
+        self._memory = chunks[:-1]
+        self._entries = [spilled.entries(chunk) for chunk in self._memory]
+        self._numbers = as_matrix(chunks[-1], torch.int64, runs.chunk_entries, 1)[:, 0]
         self._arriving: deque[Ticket] = deque()
         self._added = 0
         self._bucket = -1
@@ -195,7 +198,7 @@ class SummedRows:
         while self._arriving and self._order[self._added].bucket == bucket:
             self._spilled.wait(self._arriving.popleft())
             count = self._order[self._added].entries
-            numbers, values = self._spilled.entries(self._memory[self._added % CHUNKS_ARRIVING])
+            numbers, values = self._entries[self._added % CHUNKS_ARRIVING]
             sums.index_add_(0, self._numbers[:count].copy_(numbers[:count]), values[:count])
             self._added += 1
             self._send()
