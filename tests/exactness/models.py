@@ -85,6 +85,19 @@ class Branches(nn.Module):
         return self.out(both, edge_index) + F.normalize(both[:, :H], dim=-1) @ self.skip.weight[:, :1] * 0.5
 
 
+class SumsAndMaxima(nn.Module):
+    """Two ways to aggregate in one model, one after the other and side by side."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.largest = GCNConv(features, H), SAGEConv(H, H, aggr="max")
+        self.left, self.right = GCNConv(H, classes), GraphConv(H, classes, aggr="max")
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.largest(F.relu(self.first(x, edge_index)), edge_index).tanh()
+        return self.left(x, edge_index) + self.right(x, edge_index)
+
+
 class GCNII(nn.Module):
     """GCN2Conv as in its paper."""
 
@@ -208,6 +221,7 @@ MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "residual": Residual,
     "dense": Dense,
     "branches": Branches,
+    "sums and maxima": SumsAndMaxima,
     "GCNII": GCNII,
     "GCNII, two weights": lambda f, c: GCNII(f, c, shared=False),
     "APPNP": Predicted,
