@@ -80,8 +80,8 @@ class SpilledSums:
 
     def wait(self, ticket: Ticket) -> None:
         """Return when it has ended; raises SpillError where it failed."""
-        self._under_way.discard(ticket)
         ticket.wait()
+        self._under_way.discard(ticket)
 
     def entries(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """The numbers [n] and values [n, C] of a chunk's memory; no copy."""

@@ -12,9 +12,14 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from ooc.errors import BudgetError, OocError
+from ooc.plan import UNMEASURED, Limits
+from ooc.plan.graphs import GraphStatistics
 from ooc.prefetch.engine import DirectEngine
+from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.kernels import neighbourhood
+from ooc.train.prospect import Prospect
+from ooc.train.setup import Resources
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of, train_epoch
 from tests.exactness.layers import MlpMessages
@@ -99,6 +104,33 @@ def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, tmp_path: Path) -> N
         assert record.ssd_read_bytes == plan.ssd_read_bytes
     assert plan.ssd_write_bytes >= plan.runs["dm2"].nbytes > WHOLE_BYTES
     assert list((tmp_path / "spill").iterdir()) == []
+
+
+def test_they_are_planned_without_training(store: Store, tmp_path: Path) -> None:
+    """Of a store the trainer's own plan; of a graph of as many nodes and edges, no fewer bytes."""
+    scarce = least(CASE, store, tmp_path, **OPTIONS)
+    with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
+        expected = trainer.plan
+    model = CASE.build(store.num_features, store.num_classes, dtype=torch.float32)
+    resources = Resources.parse("1G", "1G", threads=1, tile_rows=64)
+    limits = Limits(scarce["gpu_budget"], scarce["host_budget"])
+    _, plan = Prospect(model, store, resources).plan(limits, UNMEASURED)
+    assert plan.runs == expected.runs and plan.summary() == expected.summary()
+    graph = GraphStatistics(
+        name="like it",
+        nodes=store.num_nodes,
+        edges=store.num_edges,
+        features=store.num_features,
+        classes=store.num_classes,
+        labelled=store.num_nodes,
+        source="a test",
+    )
+    prospect = Prospect(model, graph, resources)
+    with pytest.raises(BudgetError, match="--gpu-budget") as caught:
+        prospect.plan(Limits(1000, 50_000), UNMEASURED)
+    named = parse_size(str(caught.value).rsplit("--gpu-budget ", 1)[1])
+    _, other = prospect.plan(Limits(named, 50_000), UNMEASURED)
+    assert other.runs["dm2"].nbytes >= expected.runs["dm2"].nbytes
 
 
 @pytest.mark.parametrize(("spill_dtype", "threads"), [(None, 3), ("bfloat16", 1)])
