@@ -132,7 +132,7 @@ class Planning:
             self._prospects[spill_dtype] = Prospect(
                 model,
                 self.graph,
-                resources,
+                replace(resources, hardware=self.hardware),
                 loss=build_loss(self._loss_settings(), store),
                 metric=settings.metric,
                 average=build_average(settings, model),

@@ -31,6 +31,8 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         grid = matrices[item.pull.source].grid
         share = grid.slab_columns if isinstance(item, ColumnPass) else grid.columns
         nbytes += -(-_kernel_nbytes(item.pull, edges, min(item.rows, tile)) * share // grid.columns)
+        if workload.parts is not None and item.pull.per_edge is None:
+            nbytes += workload.parts.nbytes(edges=edges, rows=min(item.rows, tile), columns=share)
     return workload.threads * nbytes
 
 

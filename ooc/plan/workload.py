@@ -91,6 +91,23 @@ class PerEdge:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """How a device makes plain sums: in stretches of at most ``edges`` edges, which each have ``bytes_each`` of lists.
+
+    The stretches of a row that has several go into a workspace of ``itemsize`` bytes a column, then are added up.
+    """
+
+    edges: int
+    itemsize: int
+    bytes_each: int
+
+    def nbytes(self, *, edges: int, rows: int, columns: int) -> int:
+        """A bound on what it takes beside the result for ``rows`` rows with so many edges together."""
+        most = edges // self.edges
+        return 2 * most * columns * self.itemsize + (rows + most) * self.bytes_each
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
     """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one;
     or, with ``per_edge``, what a kernel makes of the neighbours' rows. ``edge_data`` is read along with the edges:
@@ -212,7 +229,8 @@ class Workload:
     ``kept`` says what waits for the backward pass, in the order of the forward stages; ``recomputed`` matrices do not:
     it computes them again. Kernels take values of ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values
     as they are kept, however narrow. ``handed``: by matrix that a pull scatters to, how often something is added to a
-    row of its tiles 0…i-1; without that, it can only be in memory whole.
+    row of its tiles 0…i-1; without that, it can only be in memory whole. ``parts``: how plain sums are
+    made where that takes memory.
     """
 
     rows: int
@@ -229,3 +247,4 @@ class Workload:
     recomputed: tuple[Matrix, ...] = ()
     kept: tuple[Kept, ...] = ()
     handed: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    parts: Parts | None = None

@@ -17,7 +17,7 @@ from ooc.train.lowering import Network
 from ooc.train.lowering.edge_functions import DotAttention, EdgeSum, Gatv2Attention
 from ooc.train.lowering.general import General
 from ooc.train.lowering.network import values_of
-from ooc.train.lowering.per_edge import EdgeAggregate, Maximum
+from ooc.train.lowering.per_edge import EdgeAggregate, GatAttention, Maximum
 from ooc.train.profiling import known_hardware
 
 CPU = torch.device("cpu")
@@ -60,17 +60,15 @@ def check_computable(network: Network, device: Device | None) -> None:
     if device is None:
         return
     for value in (*values_of(network.training), *values_of(network.evaluation)):
-        if isinstance(value, EdgeAggregate):
+        if isinstance(value, EdgeAggregate) and not isinstance(value, (GatAttention, Maximum)):
             raise ModelError(
                 f"{_called(value)} is computed on the CPU only, not on {device.name} yet; use --device cpu, or a model "
-                "that sums over neighbours (GCN, SAGE, GIN and their like)"
+                "that sums over neighbours or takes their maximum (GCN, SAGE, GIN and their like) or GATConv"
             )
 
 
 def _called(value: EdgeAggregate) -> str:
     match value:
-        case Maximum():
-            return "the maximum over neighbours (aggr='max')"
         case General():
             return f"{type(value.layer.module).__name__}, which runs as it is,"
         case EdgeSum():
@@ -80,4 +78,4 @@ def _called(value: EdgeAggregate) -> str:
         case DotAttention():
             return "TransformerConv's attention"
         case _:
-            return "GATConv's attention"
+            return "GATConv's attention with features of edges"

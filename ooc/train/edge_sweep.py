@@ -29,6 +29,7 @@ class EdgeSweep:
     def __init__(self, executor: "Executor", pull: Pull) -> None:
         self._offsets = executor.rows.offsets[pull.direction]
         self._nodes = executor.plan.rows
+        self._doubts = executor.doubts.get(pull.direction)
         self._arrays: dict[EdgeData | None, Edges] = {
             data: Edges(executor.matrices[edges_name(pull.direction, data)], executor.workspace)
             for data in (None, *pull.edge_data)
@@ -51,4 +52,5 @@ class EdgeSweep:
             self._nodes,
             weight_E=None if weight is None else weight[:, 0],
             features_EK=taken.get(EdgeData.FEATURES),
+            doubts=self._doubts,
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ooc.errors import BudgetError
+from ooc.errors import BudgetError, StoreError
 from ooc.plan.plan import Plan, RowPass, edges_name
 from ooc.plan.staging import Way
 from ooc.plan.workload import Direction, Fate, Kind
@@ -31,6 +31,8 @@ from ooc.train.aggregate import follows_all, pull, with_self, within, without_se
 from ooc.train.column_pass import ColumnPassRun
 from ooc.train.device_workspace import DeviceWorkspace
 from ooc.train.graph import GraphRows, damaged
+from ooc.train.kernels.doubts import Doubts, Fault
+from ooc.train.kernels.edge_dropout import DISORDER
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.lowering.general import Scattered
 from ooc.train.program_run import ProgramRun
@@ -85,7 +87,8 @@ class Executor:
         self.spill_dtype = spill_dtype or dtype
         self.passes: list[PassRecord] = []
         """What the passes of the program that ran last have taken."""
-        self._strays: dict[Direction, Tensor] = {}
+        self.doubts = {} if device is None else {direction: Doubts(plan.rows) for direction in plan.topologies}
+        """On a device, about the neighbour lists of each direction."""
         self._resources = ExitStack()
         with ExitStack() as opening:
             self.engine, _ = choose_engine(spill_dir, store.path)
@@ -202,7 +205,7 @@ class Executor:
                 self.passes.append(watch.lap(program, item.title))
                 progress(done)
             run.finish()
-            self._refuse_strays()
+            self._refuse_faults()
         except torch.OutOfMemoryError as error:
             self._settle()
             raise BudgetError(
@@ -231,7 +234,8 @@ class Executor:
         if weight is not None:
             assert not is_narrow, "weights would be rounded to the source's type"
             weight = weight.to(source.dtype)
-        self._look_for_strays(indices, direction)
+        if edges.doubts is not None:
+            edges.doubts.look_for_strays(indices)
         if len(source) < self.plan.rows and follows_all(source):
             indices, offsets, weight = within(indices, offsets, len(source), weight)
         if is_narrow and self.rows.self_term:
@@ -248,25 +252,22 @@ class Executor:
             self.rows.add_self(pulled, source, edges.start, own)
         return pulled
 
-    def _look_for_strays(self, indices_E: Tensor, direction: Direction) -> None:
-        """On a device, note neighbours that are none of the graph's rows, and do not wait for the answer."""
-        if indices_E.device.type != "cpu":
-            found = ((indices_E < 0) | (indices_E >= self.plan.rows)).any()
-            before = self._strays.get(direction)
-            self._strays[direction] = found if before is None else before | found
-
-    def _refuse_strays(self) -> None:
-        """StoreError where a program has met such neighbours."""
-        strays, self._strays = self._strays, {}
-        for direction, found in strays.items():
-            if bool(found):
+    def _refuse_faults(self) -> None:
+        """StoreError where a program has met neighbour lists that cannot be what was written."""
+        found = {direction: doubts.found() for direction, doubts in self.doubts.items()}
+        for direction, faults in found.items():
+            if Fault.STRAY in faults:
                 raise damaged(self.store, f"{direction.value}/indices")
+            if Fault.DISORDER in faults:
+                raise StoreError(DISORDER)
 
     def run_kernel(
         self, kernel: Kernel, source: Tensor, own: Tensor | None, edges: TileEdges, groups: range
     ) -> Tensor | Scattered:
         """The tile's rows of what ``kernel`` makes of the neighbours' rows of ``source``; ``own`` are these rows of
         the pull's own matrix, None where the source stands for it."""
+        if edges.doubts is not None:
+            edges.doubts.look_for_strays(edges.indices_E)
         return kernel(edges, source, source[edges.start : edges.start + edges.rows] if own is None else own, groups)
 
     def read_rows(self, name: str) -> Iterator[Tensor]:

@@ -280,6 +280,7 @@ class Drafts:
             active=self._active,
             seed=self._seed,
             place=self._resources.place,
+            on_device=self._resources.hardware.has_device_memory,
         )
         steps = self._programs(builder)
         workload = describe_workload(

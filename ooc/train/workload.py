@@ -11,6 +11,7 @@ from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.aggregate import sums_rows_of
 from ooc.train.graph import GraphRows
+from ooc.train.kernels.cuda import memory
 from ooc.train.lowering import Network
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.task import label_columns
@@ -102,6 +103,7 @@ def describe_workload(
         ),
         kept=builder.kept,
         handed={name: handed_rows(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()},
+        parts=memory.sums(itemsize) if builder.on_device else None,
     )
 
 

@@ -1,72 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``device="cuda"``: a GPU where there is one, otherwise the tests' device with the kernel in the interpreter."""
+"""``device="cuda"``: a GPU where there is one, otherwise the tests' device with the kernels in the interpreter."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn.models import GCN, GraphSAGE
+from torch_geometric.data import Data
 
 import ooc
+from ooc.errors import StoreError
 from ooc.plan.hardware import UNMEASURED_DEVICE
-from ooc.prefetch.cuda import Cuda
 from ooc.storage.store import Store
-from ooc.train.record import EpochRecord
+from ooc.train.kernels.pulls import BY_DEVICE, Pulls
 from ooc.train.trainer import Trainer
+from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, store_of
+from tests.exactness.reference import Epoch, ModelCase, Reference, disagreement, smooth_adam
 from tests.gpu.device import DEVICE, sums
 from tests.graphs import GraphCase, random_data
 from tests.train.fake_device import FakeDevice
 
 pytestmark = pytest.mark.gpu
 
-GRAPH = GraphCase(nodes=120, edges=500, features=12, self_loops=9, train=0.2, unlabelled=70)
+EPOCHS = 2
+GRAPH = GraphCase(nodes=70, edges=260, features=12, self_loops=9, duplicates=12, train=0.2, unlabelled=40)
+MODELS = {
+    "gcn": ModelCase(kind="gcn", dropout=0.2),
+    "sage": ModelCase(kind="sage", dropout=0.2),
+    "sage of maxima": ModelCase(kind="sage", dropout=0.2, options={"aggr": "max"}),
+    "gat": ModelCase(kind="gat", dropout=0.3, options={"heads": 2}),
+}
 
 
-def interpreted(source: Tensor, *lists: Tensor | None) -> Tensor:
-    """The interpreter copies whole memories to and fro; it is given copies."""
-    on_host = [None if part is None else part.cpu() for part in lists]
-    return sums.pull(source.cpu(), *on_host).to(source.device)
+def copied(value: Any) -> Any:
+    """Tensors of their own: the interpreter copies the whole memory of one to and fro."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{f.name: copied(part) for f in fields(value) if isinstance(part := getattr(value, f.name), Tensor)}
+        )
+    return value
+
+
+def on_copies(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def pulled(*given: Any, **named: Any) -> Tensor:
+        return kernel(*map(copied, given), **{name: copied(value) for name, value in named.items()})
+
+    return pulled
 
 
 @contextmanager
 def device(patched: pytest.MonkeyPatch) -> Iterator[None]:
-    """What computes where there is no GPU."""
+    """What computes where there is no GPU: the kernels of a GPU, each of them one of the tests' device."""
     if DEVICE.type == "cuda":
         yield
         return
     with FakeDevice() as fake:
+        of_gpu = BY_DEVICE["cuda"]()
+        kernels = fake.pulls(Pulls(*(on_copies(getattr(of_gpu, pull.name)) for pull in fields(Pulls))))
+        patched.setitem(BY_DEVICE, fake.place.type, lambda: kernels)
         patched.setattr("ooc.train.setup.find_device", lambda name: fake)
-        patched.setattr("ooc.train.executor.pull", interpreted)
+        patched.setattr("ooc.train.executor.pull", fake.kernel(on_copies(sums.pull)))
         patched.setattr("ooc.train.executor.follows_all", lambda source: False)
         yield
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """In hop order: not every row is computed, and neighbours beyond them are passed over."""
-    data = random_data(GRAPH, dtype=torch.float32)
-    return ooc.convert(data, tmp_path_factory.mktemp("gpu") / "hop.ooc", dtype="float32", order="hop")
+def data() -> Data:
+    return random_data(GRAPH, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("kind", [GCN, GraphSAGE], ids=["gcn", "sage"])
-def test_losses_are_those_of_the_cpu(
-    kind: type[torch.nn.Module], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def store(data: Data, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return store_of(data, tmp_path_factory.mktemp("gpu"))
+
+
+def trainer_of(case: ModelCase, store: Store, folder: Path, **options: Any) -> Trainer:
+    """Of a new model, with small tiles."""
+    model = case.build(store.num_features, store.num_classes, dtype=torch.float32)
+    return Trainer(
+        model,
+        store,
+        optimizer=smooth_adam(model),
+        **({"spill_dir": folder, "tile_rows": 32} | options),
+    )
+
+
+def on_device(case: ModelCase, store: Store, folder: Path) -> Trainer:
+    """With the least memory that will do there and on the host."""
+
+    def build(gpu: int | str, host: int | str) -> Trainer:
+        budgets: dict[str, Any] = {"gpu_budget": gpu, "host_budget": host}
+        return trainer_of(case, store, folder, device="cuda", hardware=UNMEASURED_DEVICE, **budgets)
+
+    return build(*least_budgets(build))
+
+
+@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())
+def test_losses_and_gradients_are_pygs(
+    case: ModelCase, data: Data, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within what GPUs round otherwise; and the bytes over the wire are the plan's."""
+    """Dropout on edges and rows included; and the bytes over the wire are the plan's."""
+    with device(monkeypatch), on_device(case, store, tmp_path) as trainer:
+        reference = Reference(case, trainer.model, data, smooth_adam)
+        for epoch in range(1, EPOCHS + 1):
+            expected = reference.train()
+            (record,) = trainer.fit(epochs=1)
+            gradients = {name: p.grad.cpu() for name, p in trainer.model.named_parameters() if p.grad is not None}
+            difference, whose = disagreement(Epoch(record.loss, gradients), expected, floor=FLOOR[torch.float32])
+            assert difference <= TOLERANCE[torch.float32], f"epoch {epoch}: {whose} differs by {difference:.1e}"
+        assert record.to_device_bytes == trainer.plan.to_device_bytes > 0
+        scores, expected_scores = trainer.evaluate(), reference.accuracies()
+    assert {name: scores[name] for name in expected_scores} == expected_scores
 
-    def trained(**options: Any) -> tuple[list[EpochRecord], int]:
-        torch.manual_seed(0)
-        model = kind(12, 8, 2, 4, dropout=0.2)
-        with Trainer(model, store, host_budget="300K", spill_dir=tmp_path, tile_rows=32, **options) as trainer:
-            return trainer.fit(epochs=3), trainer.plan.to_device_bytes
 
-    expected, _ = trained(gpu_budget="16M")
-    with device(monkeypatch):
-        budget = 100_000 + (Cuda.overhead_bytes if DEVICE.type == "cuda" else 0)
-        found, to_device = trained(gpu_budget=budget, device="cuda", hardware=UNMEASURED_DEVICE)
-    assert [r.loss for r in found] == pytest.approx([r.loss for r in expected], rel=1e-3)
-    assert found[-1].to_device_bytes == to_device > 0
+@pytest.mark.parametrize("name", ["sage", "sage of maxima", "gat"])
+def test_in_hop_order_losses_are_those_of_the_cpu(
+    name: str, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every row is computed, and neighbours beyond them are passed over."""
+    hopped = ooc.convert(data, tmp_path / "hop.ooc", dtype="float32", order="hop")
+    case = replace(MODELS[name], dropout=0.0)
+    with trainer_of(case, hopped, tmp_path) as trainer:
+        expected = [record.loss for record in trainer.fit(epochs=EPOCHS)]
+    with device(monkeypatch), on_device(case, hopped, tmp_path) as trainer:
+        found = [record.loss for record in trainer.fit(epochs=EPOCHS)]
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sage", "sage of maxima", "gat"])
+def test_damage_is_told_before_any_weight_is_stepped(
+    name: str, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels do not follow a neighbour that is none, and the program's end says so."""
+    damaged = store_of(data, tmp_path)
+    (extent,) = damaged.topology("in")[1].extents(100, 101)
+    with extent.path.open("r+b") as file:
+        file.seek(extent.offset)
+        file.write((10_000).to_bytes(extent.nbytes, "little"))
+    with device(monkeypatch), on_device(replace(MODELS[name], dropout=0.0), damaged, tmp_path) as trainer:
+        before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+        with pytest.raises(StoreError, match=r"in/indices of the store .* is damaged"):
+            trainer.fit(epochs=1)
+        trainer.close()
+    assert all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters(), strict=True))

@@ -10,14 +10,16 @@ late raises ``Race``, whatever happened to come out here.
 Tensors are the device's or the host's, as with CUDA: what is made of a tensor of the device is the device's, operators
 that take some of both are refused, and so is NumPy. ``place`` is a label (torch's "meta", of which nothing is used but
 the name); underneath all tensors are the CPU's, so results are the CPU's to the bit.
+
+Kernels that are no operators of torch are made the device's by ``FakeDevice.kernel``: launched once, whatever they do.
 """
 
 import ctypes
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from random import Random
 from typing import Any, Self
 
@@ -26,13 +28,14 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from ooc.plan.staging import Way
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device, Event
 from ooc.prefetch.engine import Counters, Engine, Span, Ticket
+from ooc.train.kernels.pulls import Pulls
 
 Clock = tuple[int, int, int]
 """How much of each stream has happened: kernels, copies to the device, copies to the host."""
@@ -265,6 +268,28 @@ class FakeDevice(Device):
                         raise Race(f"{what} and copy {copy.number} {way.value}, for which it does not wait")
             self.accesses.append(Access(self.kernels, extent, writes, what))
 
+    def kernel(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """``function`` as one kernel of this device: it reads the tensors that it is given, all of them the device's,
+        and what it returns is new memory there. Inside, nobody watches."""
+
+        def launched(*args: Any, **kwargs: Any) -> Tensor:
+            given = list(_tensors_in((*args, *kwargs.values())))
+            if any(t not in self.tensors and t.dim() for t in given):
+                raise WrongPlace(f"{function.__name__} of a tensor of the host")
+            held = [t for t in given if t.numel() and self.arena.start <= t.data_ptr() < self.arena.stop]
+            if held:
+                self.launch(function.__name__, [(tensor, False) for tensor in held])
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                result = function(*args, **kwargs)
+            self.tensors.add(result)
+            return result
+
+        return launched
+
+    def pulls(self, of: Pulls) -> Pulls:
+        """The kernels ``of`` another device, as this one's."""
+        return Pulls(*(self.kernel(getattr(of, pull.name)) for pull in fields(Pulls)))
+
     def request(self, memory: Bytes, ticket: "WatchedTicket", *, writes: bool) -> None:
         """Of the SSD; ``writes``: into memory."""
         extent = Extent.of_array(memory)
@@ -293,6 +318,15 @@ class Tensors:
 
     def __contains__(self, tensor: object) -> bool:
         return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._known
+
+
+def _tensors_in(values: Sequence[object]) -> Iterator[Tensor]:
+    """Those among arguments, and in the dataclasses among them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif is_dataclass(value):
+            yield from _tensors_in([getattr(value, field.name) for field in fields(value)])
 
 
 def _is_cpu(device: object) -> bool:

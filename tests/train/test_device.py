@@ -3,8 +3,9 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
-from torch_geometric.nn.models import GAT, GIN, GraphSAGE
+from torch_geometric.nn import TransformerConv
+from torch_geometric.nn.models import GAT, GraphSAGE
 
 import ooc
 from ooc.cli.tables import print_outcome, print_plan
@@ -24,12 +26,14 @@ from ooc.sizes import format_size
 from ooc.storage.store import Store
 from ooc.train.aggregate import pull, within
 from ooc.train.device_workspace import DeviceWorkspace
+from ooc.train.kernels.pulls import BY_DEVICE, Pulls
 from ooc.train.prospect import Prospect
 from ooc.train.record import EpochRecord
 from ooc.train.run import RunFolder
 from ooc.train.setup import Resources
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import least_budgets, make_trainer, store_of
+from tests.exactness.layers import MlpMessages
 from tests.exactness.models import Residual
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.graphs import GraphCase, random_data
@@ -45,6 +49,8 @@ MODELS = {
     "sage": ModelCase(kind="sage", layers=3, hidden=24, dropout=0.3),
     "gin with batch norm": ModelCase(kind="gin", layers=2, hidden=16, options={"norm": "batch_norm", "jk": "cat"}),
     "residual": CustomCase(make=Residual),
+    "gat": ModelCase(kind="gat", layers=2, hidden=12, dropout=0.3, options={"heads": 3}),
+    "sage of maxima": ModelCase(kind="sage", layers=2, hidden=16, dropout=0.3, options={"aggr": "max"}),
 }
 SHARES = [(1.0, 1.0), (1.0, 40.0), (1.4, 1.5), (60.0, 60.0)]
 """Budgets as multiples of the least that would do: (device, host)."""
@@ -84,7 +90,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
 
 
 def use(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, engine: Callable[[], Engine] | None = None) -> None:
-    """Let ``device="cuda"`` mean ``fake``, which is told of every request of the SSD."""
+    """Let ``device="cuda"`` mean ``fake``, which is told of every request of the SSD and has the CPU's kernels."""
 
     def watched(*folders: Path) -> tuple[Engine, str]:
         inner = choose_engine(*folders)[0] if engine is None else engine()
@@ -92,6 +98,7 @@ def use(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, engine: Callable[[], 
 
     monkeypatch.setattr("ooc.train.setup.find_device", lambda name: fake if name == "cuda" else None)
     monkeypatch.setattr("ooc.train.executor.choose_engine", watched)
+    monkeypatch.setitem(BY_DEVICE, fake.place.type, lambda: fake.pulls(BY_DEVICE["cpu"]()))
 
 
 def builder(model: ModelCase, store: Store, folder: Path, **options: Any) -> Build:
@@ -150,10 +157,12 @@ def test_results_are_the_cpus_to_the_bit(
     assert moved == {(True, True), (True, False), (False, False)}, "all three tiers had their part"
 
 
-@pytest.mark.parametrize("slab_columns", [3, 5])
-def test_slabs_come_over_the_wire(slab_columns: int, store: Store, tmp_path: Path, device: FakeDevice) -> None:
-    """Column passes, whose slab buffers are filled from below while others are pulled."""
-    model = MODELS["gcn"]
+@pytest.mark.parametrize(("name", "slab_columns"), [("gcn", 3), ("gcn", 5), ("gat", 5), ("sage of maxima", 5)])
+def test_slabs_come_over_the_wire(
+    name: str, slab_columns: int, store: Store, tmp_path: Path, device: FakeDevice
+) -> None:
+    """Column passes, whose slab buffers are filled from below while others are pulled: of attention head by head."""
+    model = MODELS[name]
     expected = outcome(builder(model, store, tmp_path, threads=1)())
     build = on_device(model, store, tmp_path, slab_columns=slab_columns)
     gpu, host = least_budgets(build)
@@ -162,10 +171,11 @@ def test_slabs_come_over_the_wire(slab_columns: int, store: Store, tmp_path: Pat
     assert_same(outcome(trainer), expected)
 
 
+@pytest.mark.parametrize("name", ["gcn", "sage of maxima"])
 def test_intermediates_kept_in_half_the_bytes_are_widened_on_the_device(
-    store: Store, tmp_path: Path, device: FakeDevice
+    name: str, store: Store, tmp_path: Path, device: FakeDevice
 ) -> None:
-    model = MODELS["gcn"]
+    model = MODELS[name]
     options: dict[str, Any] = {"spill_dtype": "bfloat16", "slab_columns": 8}
     expected = outcome(builder(model, store, tmp_path, threads=1, **options)())
     build = on_device(model, store, tmp_path, **options)
@@ -173,11 +183,12 @@ def test_intermediates_kept_in_half_the_bytes_are_widened_on_the_device(
     assert_same(outcome(build(gpu, host)), expected)
 
 
-def test_rows_in_hop_order_pull_from_fewer(tmp_path: Path, device: FakeDevice) -> None:
+@pytest.mark.parametrize("name", ["sage", "gat", "sage of maxima"])
+def test_rows_in_hop_order_pull_from_fewer(name: str, tmp_path: Path, device: FakeDevice) -> None:
     """Neighbours beyond the rows that reach the loss are left out, on the device as on the CPU."""
     data = random_data(GraphCase(nodes=600, edges=1500, features=12, train=0.02, unlabelled=520), dtype=torch.float32)
     hopped = ooc.convert(data, tmp_path / "hop.ooc", dtype="float32", order="hop")
-    model = MODELS["sage"]
+    model = MODELS[name]
     expected = outcome(builder(model, hopped, tmp_path, threads=1)())
     build = on_device(model, hopped, tmp_path)
     gpu, host = least_budgets(build)
@@ -353,10 +364,9 @@ def test_a_run_goes_on_where_it_stopped(
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: GAT(20, 8, 2, 4), "GATConv's attention"),
         (lambda: GAT(20, 8, 2, 4, v2=True), "GATv2Conv's attention"),
-        (lambda: GraphSAGE(20, 8, 2, 4, aggr="max"), "the maximum over neighbours"),
-        (lambda: GIN(20, 8, 2, 4, aggr="max"), "the maximum over neighbours"),
+        (lambda: TransformerConv(20, 4), "TransformerConv's attention"),
+        (lambda: MlpMessages(20, 4), "MlpMessages, which runs as it is,"),
     ],
 )
 def test_what_only_the_cpu_computes_is_refused_by_name(
@@ -397,10 +407,7 @@ def test_a_damaged_neighbour_list_is_one_line(
 ) -> None:
     """Told when the program is over, before any weight is stepped, where kernels cannot raise."""
     store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
-    (extent,) = store.topology("in")[1].extents(100, 101)
-    with extent.path.open("r+b") as file:
-        file.seek(extent.offset)
-        file.write((10_000).to_bytes(extent.nbytes, "little"))
+    damage(store, 100, [10_000])
     if not waits:
 
         def lenient(source: Tensor, indices: Tensor, offsets: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -413,6 +420,62 @@ def test_a_damaged_neighbour_list_is_one_line(
         with pytest.raises(StoreError, match=r"in/indices of the store .* is damaged"):
             trainer.fit(epochs=1)
     assert all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["gat", "sage of maxima"])
+@pytest.mark.parametrize("waits", [True, False], ids=["the kernel says so", "the kernel passes over it"])
+def test_so_it_is_where_attention_and_maxima_pull(
+    name: str, waits: bool, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
+    damage(store, 100, [10_000])
+    if not waits:
+        monkeypatch.setitem(BY_DEVICE, device.place.type, lambda: device.pulls(passing_over(BY_DEVICE["cpu"]())))
+    with on_device(MODELS[name], store, tmp_path)() as trainer:
+        before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+        with pytest.raises(StoreError, match="damaged"):
+            trainer.fit(epochs=1)
+    assert all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["the kernel says so", "the kernel passes over it"])
+def test_neighbours_out_of_order_are_refused_where_dropout_counts_them(
+    waits: bool, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks of repeated edges would be others forward than backward; without dropout the order is nobody's affair."""
+    store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
+    offsets, indices = (array.read() for array in store.topology("in"))
+    first = next(int(a) for a, b in pairwise(offsets) if b - a > 1 and indices[a] != indices[b - 1])
+    stop = int(offsets[offsets > first][0])
+    damage(store, first, indices[first:stop][::-1].tolist())
+    if not waits:
+        monkeypatch.setattr("ooc.train.kernels.edge_dropout._check_order", lambda piece: None)
+    with on_device(MODELS["gat"], store, tmp_path)() as trainer, pytest.raises(StoreError, match="ascending order"):
+        trainer.fit(epochs=1)
+    with on_device(replace(MODELS["gat"], dropout=0.0), store, tmp_path)() as trainer:
+        trainer.fit(epochs=1)
+
+
+def damage(store: Store, first: int, values: list[int]) -> None:
+    """Let other neighbours stand in the in-lists from edge ``first`` on."""
+    at = 0
+    for extent in store.topology("in")[1].extents(first, first + len(values)):
+        itemsize = store.topology("in")[1].itemsize
+        taken = values[at : at + extent.nbytes // itemsize]
+        at += len(taken)
+        with extent.path.open("r+b") as file:
+            file.seek(extent.offset)
+            file.write(b"".join(value.to_bytes(itemsize, "little") for value in taken))
+
+
+def passing_over(pulls: Pulls) -> Pulls:
+    """The forward pulls without a word about neighbours that are none: like any beyond the source's end, they add
+    nothing."""
+    return replace(
+        pulls,
+        attend=lambda gat, tile, **rows: pulls.attend(gat, replace(tile, nodes=1 << 30), **rows),
+        maxima=lambda tile, source, **rows: pulls.maxima(replace(tile, nodes=1 << 30), source, **rows),
+    )
 
 
 def test_without_triton_cuda_is_refused_in_one_line(
@@ -459,12 +522,13 @@ def test_a_broken_disk_is_one_line_and_nothing_is_left_under_way(
 # ---- whether the checks would see it -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["gcn", "gat"])
 @pytest.mark.parametrize("method", ["await_read", "_behind"])
 def test_an_executor_that_forgets_an_event_is_seen(
-    method: str, store: Store, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+    name: str, method: str, store: Store, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparisons above mean something: without these waits there is a race (test_device_workspace: any wait)."""
-    build = on_device(MODELS["gcn"], store, tmp_path, slab_columns=16)
+    build = on_device(MODELS[name], store, tmp_path, slab_columns=16)
     gpu, host = least_budgets(build)
     trainer = build(int(1.2 * gpu), int(1.2 * host))
     nothing = [] if method == "_behind" else None

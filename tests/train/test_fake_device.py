@@ -149,3 +149,23 @@ def test_parameters_move_there_and_back_with_their_gradients(setting: Setting) -
     weight.grad = None
     weight.data = weight.data.to("cpu")
     assert torch.equal(weight.detach(), torch.full((2, 2), -2.0))
+
+
+def test_a_kernel_of_its_own_is_launched_once_and_watched_like_any(setting: Setting) -> None:
+    """What it is given must have come, and be the device's; what it returns is the device's."""
+    device = setting.device
+
+    def doubled(given: Tensor) -> Tensor:
+        assert given.device.type == "cpu", "nobody watches inside"
+        return torch.from_numpy(2 * given.numpy())
+
+    kernel = device.kernel(doubled)
+    launched = device.kernels
+    result = kernel(setting.frame(1))
+    assert device.kernels == launched + 1
+    assert result in device.tensors
+    device.copy(setting.frame(0), setting.below(0), Way.TO_DEVICE, [])
+    with pytest.raises(Race, match="doubled"):
+        kernel(setting.frame(0))
+    with pytest.raises(WrongPlace, match="doubled"):
+        kernel(setting.below(2))

@@ -12,4 +12,6 @@ alone, so it is the same to the bit whatever rows are computed with it and on wh
     edge_function    any message and score per edge, under autograd
     functions        GATv2, TransformerConv and GINE as edge functions
     maximum          the largest of the neighbours' rows, gradients shared among ties
+    pulls            which of these, or of those of a GPU (``cuda``), compute where a tensor is
+    doubts           what is wrong with neighbour lists, found on a device that nobody waits for
 """

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.errors import StoreError
+from ooc.train.kernels.doubts import Doubts
 
 EDGES_PER_PIECE = 16384
 """Few enough that what one piece gathers stays in the cache; many enough that operators outweigh their calls."""
@@ -39,6 +40,7 @@ class TileEdges:
     ``indices_E`` and ``offsets_R1`` (counted from the tile's first edge) are of one integer type. ``nodes`` is the
     number of rows of the graph; neighbours at or beyond the end of a shorter pulled matrix are absent: they add
     nothing. ``weight_E`` and ``features_EK`` are what the edges carry, in the store's types, where it was asked for.
+    ``doubts``: where it is noted what is wrong with the lists; None where the kernels raise.
     """
 
     indices_E: Tensor
@@ -48,6 +50,7 @@ class TileEdges:
     self_loops: SelfLoops = SelfLoops.AS_STORED
     weight_E: Tensor | None = None
     features_EK: Tensor | None = None
+    doubts: Doubts | None = None
 
     @property
     def rows(self) -> int:

@@ -115,7 +115,7 @@ class General(EdgeAggregate):
         per_node = taken.node_bytes + columns * itemsize
         return (EDGES_AT_ONCE, taken.edge_bytes + per_node + _BYTES_PER_EDGE, 2 * (columns + self.result) * itemsize)
 
-    def per_edge(self, columns: int, own: str | None, itemsize: int) -> PerEdge:
+    def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
         waiting = _WAITING * self.source.columns * itemsize if own is not None and self.source.trains else 0
         temporaries = self.temporaries(itemsize)
         return PerEdge(self.groups, columns, own, *temporaries, general=True, waiting_bytes_per_edge=waiting)

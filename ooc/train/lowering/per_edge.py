@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from ooc.plan.workload import PerEdge
 from ooc.train.graph import Scaling
 from ooc.train.kernels import edges, gat, maximum
+from ooc.train.kernels.cuda import memory
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.pulls import pulls_for
 from ooc.train.lowering.values import Aggregate, Gradients, Rows, Value
 
 
@@ -105,9 +107,14 @@ class EdgeAggregate(Aggregate):
         """Edges at once, bytes for each of them and for each row, and bytes a row beside that, of any of the pulls."""
         raise NotImplementedError
 
-    def per_edge(self, columns: int, own: str | None, itemsize: int) -> PerEdge:
-        """How the planner is to think of one of the pulls."""
-        return PerEdge(self.groups, columns, own, *self.temporaries(itemsize))
+    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        """The same on a device with memory of its own; what only the CPU computes is planned as there."""
+        return self.temporaries(itemsize)
+
+    def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
+        """How the planner is to think of one of the pulls; ``on_device``: of a device with memory of its own."""
+        temporaries = self.device_temporaries(itemsize) if on_device else self.temporaries(itemsize)
+        return PerEdge(self.groups, columns, own, *temporaries)
 
     def of_result(self, rows: Tensor) -> Tensor:
         """[R, groups · result]: the columns of p, or of its gradient, that are the result's."""
@@ -125,17 +132,20 @@ class Maximum(EdgeAggregate):
         return 2 * self.groups
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        return maximum.pull_maxima(tile, source, keep=self.keep)
+        return pulls_for(source).maxima(tile, source, keep=self.keep)
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return maximum.upstream(self.of_result(gradient), kept), None
 
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        return maximum.pull_sources(tile, target_NK=source, source_RW=own)
+        return pulls_for(source).maxima_sources(tile, target_NK=source, source_RW=own)
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
         bounds = maximum.scratch_bytes(columns=self.groups, itemsize=itemsize)
         return (maximum.EDGES_PER_PIECE, *bounds)
+
+    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        return memory.maximum(columns=self.groups, itemsize=itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +174,8 @@ class Attention(EdgeAggregate):
         return EdgeDropout(options.p, key.seed, key.epoch, options.site) if options.p else None
 
     def _edges(self, tile: TileEdges) -> TileEdges:
+        if self.options.p and tile.doubts is not None:
+            tile.doubts.look_for_disorder(tile.indices_E, tile.offsets_R1)
         return replace(tile, self_loops=self.options.self_loops)
 
 
@@ -191,20 +203,25 @@ class GatAttention(Attention):
         return gat.GatHeads(groups, self.negative_slope, self._dropout(key))
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        return gat.attend(self._heads(key, groups), self._edges(tile), source_NS=source, a_dst_RH=own, keep=self.keep)
+        heads, edges = self._heads(key, groups), self._edges(tile)
+        return pulls_for(source).attend(heads, edges, source_NS=source, a_dst_RH=own, keep=self.keep)
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert target is not None
         return gat.upstream(self.of_result(gradient), kept, target)
 
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        return gat.pull_sources(self._heads(key, groups), self._edges(tile), target_NS=source, source_RS=own)
+        heads, edges = self._heads(key, groups), self._edges(tile)
+        return pulls_for(source).attend_sources(heads, edges, target_NS=source, source_RS=own)
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
         bounds = gat.scratch_bytes(
             heads=self.groups, channels=self.result, itemsize=itemsize, dropout=self.options.p > 0
         )
         return (edges.EDGES_PER_PIECE, *bounds)
+
+    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        return memory.attention(heads=self.groups, channels=self.result, itemsize=itemsize)
 
 
 class Result(Value):

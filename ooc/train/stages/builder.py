@@ -39,6 +39,7 @@ class StageBuilder(Ground):
         active: ActiveRows,
         seed: int,
         place: torch.device = CPU,
+        on_device: bool = False,
     ) -> None:
         super().__init__(
             network,
@@ -49,6 +50,7 @@ class StageBuilder(Ground):
             active=active,
             seed=seed,
             place=place,
+            on_device=on_device,
         )
         self.aggregated = aggregated
         drawn = 0 in forgotten

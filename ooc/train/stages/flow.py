@@ -441,7 +441,8 @@ class Flow:
 
     def _per_edge(self, aggregate: EdgeAggregate, columns: int, own: str | None) -> PerEdge:
         """How the planner is to think of one of its pulls: a layer of unknown insides takes a row's edges together."""
-        found = aggregate.per_edge(columns, own, self.ground.network.dtype.itemsize)
+        itemsize = self.ground.network.dtype.itemsize
+        found = aggregate.per_edge(columns, own, itemsize, on_device=self.ground.on_device)
         if not isinstance(aggregate, General):
             return found
         return replace(found, edges_at_once=max(found.edges_at_once, self._most_edges))

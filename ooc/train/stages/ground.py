@@ -15,7 +15,8 @@ CPU = torch.device("cpu")
 
 class Ground:
     """``epoch`` keys the dropout masks. ``columns`` are those of every matrix that a stage names; stages add theirs.
-    ``place`` is where tiles are computed.
+    ``place`` is where tiles are computed, ``on_device`` whether the machine that is planned for has memory of its own
+    there: it may be another one than this.
     ``packed``: the matrices of bits, whose columns are bytes. ``read_rows``: how many rows of a matrix stages load."""
 
     def __init__(
@@ -29,6 +30,7 @@ class Ground:
         active: ActiveRows,
         seed: int,
         place: torch.device = CPU,
+        on_device: bool = False,
     ) -> None:
         self.network = network
         self.rows = rows
@@ -39,6 +41,7 @@ class Ground:
         self.active = active
         self.seed = seed
         self.place = place
+        self.on_device = on_device
         self.epoch = 0
         self.backward_direction = Direction.IN if undirected else Direction.OUT
 

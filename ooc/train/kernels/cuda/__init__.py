@@ -5,6 +5,7 @@
     shapes           how many rows and columns a program takes, and how many edges at a time
     choice           which of those shapes is fastest on this GPU: measured once, kept on disk
     launch           what all launches have in common
+    memory           what a pull takes of the GPU's memory, for admission
     sums             the plain sum
     maximum          the largest, gradients shared among ties
     gat              GAT's attention, forward and backward

@@ -36,6 +36,7 @@ def attend(
 ) -> Tensor:
     """Forward: targets pull z and a_src over in-edges → Z [R, H·C]; with ``keep`` what the backward pass needs beside
     it, [R, H·(2C+2)]. lse is 0 where a row has no edges. ``segments``: the tile's, if it has been cut before."""
+    assert len(a_dst_RH) == tile.rows, "a program reads the scalar of every row"
     source_NS, a_dst_RH = rows_in_line(source_NS), a_dst_RH.contiguous()
     heads, sums = len(gat.heads), sums_dtype(source_NS.dtype)
     channels = source_NS.shape[1] // heads - SOURCE_SCALARS
@@ -111,6 +112,7 @@ def pull_sources(
     """Backward: sources pull dZ with its scalars over out-edges → dz of the messages and da_src [R, H·(C+1)], of the
     sources' type. Scalars of ``target_NS`` are read as they are: in a type narrower than float32, lse is too coarse.
     """
+    assert len(source_RS) == tile.rows, "a program reads every row's own"
     target_NS, source_RS = rows_in_line(target_NS), rows_in_line(source_RS)
     heads, sums = len(gat.heads), sums_dtype(target_NS.dtype)
     channels = target_NS.shape[1] // heads - TARGET_SCALARS

@@ -93,6 +93,7 @@ def pull_sources(
 
     ``target_NK``: maximum and share of every column, as ``upstream`` gives them.
     """
+    assert len(source_RW) == tile.rows, "a program reads every row's own"
     target_NK, source_RW = rows_in_line(target_NK), rows_in_line(source_RW)
     width, sums = source_RW.shape[1], sums_dtype(target_NK.dtype)
     if segments is None:

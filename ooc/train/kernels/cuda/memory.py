@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pulls on a GPU take of its memory for a tile, results included: bounds for admission, and no Triton needed.
+
+Beside its result a pull has the cut of the tile's rows into segments (``segments.cut``) and a workspace: a slot in the
+summing type for every part of a long row. E edges make at most 2 · ⌊E / 512⌋ slots, so that a workspace is so much for
+every edge, and small beside what is pulled; one hub or a thousand makes no difference.
+"""
+
+from ooc.plan.workload import Parts
+from ooc.train.kernels.cuda.segments import EDGES_PER_SEGMENT
+
+EVERY_EDGE = 1 << 62
+"""Edges at once: all of a tile, whatever their number."""
+
+_SEGMENT_BYTES = 160
+"""Of the lists of a cut with what computing them takes, for each segment: some twenty numbers of up to 8 bytes."""
+
+
+def sums(itemsize: int) -> Parts:
+    """How plain sums of numbers of ``itemsize`` bytes are made in parts."""
+    return Parts(EDGES_PER_SEGMENT, _summed(itemsize), _SEGMENT_BYTES)
+
+
+def attention(*, heads: int, channels: int, itemsize: int) -> tuple[int, int, int]:
+    """Of ``gat.attend`` and ``gat.pull_sources``: edges at once, bytes for each edge and row, and for each row beside.
+
+    Forward is the larger: a slot and a row of the result have two matrices of a head's channels and its scalars.
+    """
+    numbers = heads * (2 * channels + 3)
+    return _bounds(slot=numbers, row=numbers + heads, itemsize=itemsize)
+
+
+def maximum(*, columns: int, itemsize: int) -> tuple[int, int, int]:
+    """Of ``maximum.pull_maxima`` and ``maximum.pull_sources``: a maximum and its ties for every column."""
+    return _bounds(slot=2 * columns, row=2 * columns, itemsize=itemsize)
+
+
+def _bounds(*, slot: int, row: int, itemsize: int) -> tuple[int, int, int]:
+    """``slot``, ``row``: numbers of a slot, and of a row of the result, which may be rounded, in a copy, once more."""
+    summed = _summed(itemsize)
+    slots_per_edge = -(-2 * slot * summed // EDGES_PER_SEGMENT)
+    cut_per_edge = -(-_SEGMENT_BYTES // EDGES_PER_SEGMENT)
+    return EVERY_EDGE, slots_per_edge + cut_per_edge, 2 * row * summed + _SEGMENT_BYTES
+
+
+def _summed(itemsize: int) -> int:
+    """Bytes of the type that numbers of ``itemsize`` bytes are summed in."""
+    return max(4, itemsize)

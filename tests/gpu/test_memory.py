@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pulls on a GPU allocate for a tile stays within the bounds that admission is given, and not far below them.
+
+Launches are left out: a program allocates nothing, and Triton's interpreter would.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ooc.train.kernels.cuda import memory
+from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads
+from tests.gpu.device import gat, maximum, sums
+from tests.train.test_kernel_memory import peak_bytes
+
+pytestmark = pytest.mark.gpu
+
+ROWS, HEADS, CHANNELS = 256, 4, 16
+WIDTH = HEADS * CHANNELS
+DEGREES = [0, 2, 20, 511, 513, 1500]
+"""Of every row, or of one row as much as all: where rows have no parts, and where they have as many as can be."""
+
+
+class Nothing:
+    """A program that is not launched."""
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *arguments, **options: None
+
+
+@pytest.fixture(autouse=True)
+def nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (gat, maximum, sums):
+        for name in vars(module):
+            if name.endswith(("_segments", "_slots")) and name not in ("pull_segments", "add_slots"):
+                monkeypatch.setattr(module, name, Nothing())
+
+
+def tile(degree: int, *, hub: bool) -> TileEdges:
+    edges = ROWS * degree
+    offsets = torch.arange(ROWS + 1) * degree
+    if hub:
+        offsets[1:] = edges
+    return TileEdges(torch.zeros(edges, dtype=torch.int32), offsets.int(), 0, ROWS, SelfLoops.EXACTLY_ONE)
+
+
+def rows(columns: int) -> Tensor:
+    return torch.zeros(ROWS, columns)
+
+
+def bound_of(edges: int, bounds: tuple[int, int, int]) -> int:
+    """What the planner makes of a kernel's bounds."""
+    at_once, per_edge, per_row = bounds
+    return (min(edges, at_once) + ROWS) * per_edge + ROWS * per_row
+
+
+LAYER = GatHeads(range(HEADS), 0.2)
+SOURCE, TARGET = rows(WIDTH + SOURCE_SCALARS * HEADS), rows(WIDTH + TARGET_SCALARS * HEADS)
+SCORES = rows(2 * HEADS)[:, ::2]
+PLAIN, SHARES = rows(WIDTH), rows(2 * WIDTH)
+ATTENTION = memory.attention(heads=HEADS, channels=CHANNELS, itemsize=4)
+MAXIMUM = memory.maximum(columns=WIDTH, itemsize=4)
+
+CALLS: dict[str, tuple[Callable[[TileEdges], Tensor], tuple[int, int, int]]] = {
+    "attend": (lambda tile: gat.attend(LAYER, tile, source_NS=SOURCE, a_dst_RH=SCORES, keep=True), ATTENTION),
+    "attend, backward": (lambda tile: gat.pull_sources(LAYER, tile, target_NS=TARGET, source_RS=SOURCE), ATTENTION),
+    "maxima": (lambda tile: maximum.pull_maxima(tile, PLAIN, keep=True), MAXIMUM),
+    "maxima, backward": (lambda tile: maximum.pull_sources(tile, target_NK=SHARES, source_RW=PLAIN), MAXIMUM),
+}
+
+
+@pytest.mark.parametrize("hub", [False, True])
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("name", CALLS)
+def test_attention_and_maxima(name: str, degree: int, hub: bool) -> None:
+    call, bounds = CALLS[name]
+    edges = tile(degree, hub=hub)
+    taken = peak_bytes(lambda: call(edges))
+    bound = bound_of(edges.indices_E.numel(), bounds)
+    assert bound / 6 < taken <= bound
+
+
+@pytest.mark.parametrize("hub", [False, True])
+@pytest.mark.parametrize("degree", DEGREES)
+def test_sums(degree: int, hub: bool) -> None:
+    edges = tile(degree, hub=hub)
+    taken = peak_bytes(lambda: sums.pull(PLAIN, edges.indices_E, edges.offsets_R1))
+    parts = memory.sums(4).nbytes(edges=edges.indices_E.numel(), rows=ROWS, columns=WIDTH)
+    bound = parts + ROWS * WIDTH * 4  # the result is counted among the stage's
+    assert bound / 3 < taken <= bound
