@@ -19,7 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from ooc.train.kernels.cuda import gat, maximum, sums
+from ooc.train.dropout import Draw
+from ooc.train.kernels.cuda import dropout, gat, maximum, sums
 from ooc.train.kernels.cuda.segments import cut
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import SelfLoops, TileEdges
@@ -70,6 +71,8 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
         weight = torch.zeros(EDGES, dtype=dtype) if width == 100 else None
         sums.pull_segments(torch.zeros(NODES, width, dtype=dtype), tile.indices_E, segments, weight)
     if not only_sums:
+        label = "masks"
+        dropout.keep_mask(Draw(1, 2, 3, 4, 0.5), torch.zeros(NODES, 100))
         label = "maximum"
         source, target = torch.zeros(NODES, 64), torch.zeros(NODES, 128)
         maximum.pull_maxima(tile, source, keep=True, segments=segments)
@@ -77,9 +80,9 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
         heads, channels = 2, 64
         source, a_dst = torch.zeros(NODES, heads * (channels + 1)), torch.zeros(NODES, heads)
         target = torch.zeros(NODES, heads * (channels + 3))
-        for dropout in (None, EdgeDropout(0.5, 1, 2, 3)):
-            label = "attention" if dropout is None else "attention with dropout"
-            layer = GatHeads(range(heads), 0.2, dropout)
+        for dropped in (None, EdgeDropout(0.5, 1, 2, 3)):
+            label = "attention" if dropped is None else "attention with dropout"
+            layer = GatHeads(range(heads), 0.2, dropped)
             gat.attend(layer, tile, source_NS=source, a_dst_RH=a_dst, keep=True, segments=segments)
             gat.pull_sources(layer, tile, target_NS=target, source_RS=source, segments=segments)
     JITFunction.run = run
@@ -100,7 +103,7 @@ def _described(kernel: Any) -> dict[str, Any]:
     return {
         "registers": int(re.findall(r"REG:(\d+)", usage)[-1]),
         "spilled_bytes": int(re.findall(r"STACK:(\d+)", usage)[-1]) + int(re.findall(r"LOCAL:(\d+)", usage)[-1]),
-        "widest_load_bytes": max(int(count or 1) * int(bits) // 8 for count, bits in loads),
+        "widest_load_bytes": max((int(count or 1) * int(bits) // 8 for count, bits in loads), default=0),
         "has_atomics": bool(re.search(r"\b(atom|red)\.", ptx)),
     }
 

@@ -14,10 +14,21 @@ from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import TileEdges
 
 pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
+from ooc.train.kernels.cuda import dropout, gat, maximum, sums
 
-from ooc.train.kernels.cuda import gat, maximum, sums
-
-__all__ = ["DEVICE", "EXAMPLES", "MOST", "gat", "maximum", "same_bits", "segments_of", "shapes", "sums", "there"]
+__all__ = [
+    "DEVICE",
+    "EXAMPLES",
+    "MOST",
+    "dropout",
+    "gat",
+    "maximum",
+    "same_bits",
+    "segments_of",
+    "shapes",
+    "sums",
+    "there",
+]
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 

@@ -15,6 +15,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent.parent
 SUMS = {"sum_segments", "sum_slots"}
 KERNELS = {
     *SUMS,
+    "draw_masks",
     *("maxima_segments", "maxima_slots", "shares_segments"),
     *("attend_segments", "attend_slots", "sources_segments", "sources_slots"),
 }

@@ -16,6 +16,7 @@ import ooc
 from ooc.errors import StoreError
 from ooc.plan.hardware import UNMEASURED_DEVICE
 from ooc.storage.store import Store
+from ooc.train import dropout
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, store_of
@@ -64,6 +65,7 @@ def device(patched: pytest.MonkeyPatch) -> Iterator[None]:
         of_gpu = BY_DEVICE["cuda"]()
         kernels = fake.pulls(Pulls(*(on_copies(getattr(of_gpu, pull.name)) for pull in fields(Pulls))))
         patched.setitem(BY_DEVICE, fake.place.type, lambda: kernels)
+        patched.setitem(dropout.BY_DEVICE, fake.place.type, fake.kernel(dropout.BY_DEVICE["cuda"]))
         patched.setattr("ooc.train.setup.find_device", lambda name: fake)
         patched.setattr("ooc.train.executor.pull", fake.kernel(on_copies(sums.pull)))
         patched.setattr("ooc.train.executor.follows_all", lambda source: False)

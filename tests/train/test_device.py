@@ -24,6 +24,7 @@ from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
 from ooc.prefetch.engine import Engine, choose_engine
 from ooc.sizes import format_size
 from ooc.storage.store import Store
+from ooc.train import dropout
 from ooc.train.aggregate import pull, within
 from ooc.train.device_workspace import DeviceWorkspace
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
@@ -99,6 +100,7 @@ def use(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, engine: Callable[[], 
     monkeypatch.setattr("ooc.train.setup.find_device", lambda name: fake if name == "cuda" else None)
     monkeypatch.setattr("ooc.train.executor.choose_engine", watched)
     monkeypatch.setitem(BY_DEVICE, fake.place.type, lambda: fake.pulls(BY_DEVICE["cpu"]()))
+    monkeypatch.setitem(dropout.BY_DEVICE, fake.place.type, dropout.BY_DEVICE["cpu"])
 
 
 def builder(model: ModelCase, store: Store, folder: Path, **options: Any) -> Build:

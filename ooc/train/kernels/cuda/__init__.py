@@ -9,6 +9,7 @@
     sums             the plain sum
     maximum          the largest, gradients shared among ties
     gat              GAT's attention, forward and backward
+    dropout          masks of dropout on rows
 
 A program holds the sums of a few segments and adds one edge of each after the other, in the order of the list. So
 neither the shape of a program nor the tile it belongs to changes a bit of any row, there are no atomics, and

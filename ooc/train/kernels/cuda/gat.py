@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
 from ooc.train.kernels.cuda.gat_programs import attend_segments, attend_slots, sources_segments, sources_slots
-from ooc.train.kernels.cuda.launch import accumulator, ceil_div, on_device_of, rows_in_line, sums_dtype
+from ooc.train.kernels.cuda.launch import accumulator, ceil_div, on_device_of, rows_in_line, signed, sums_dtype
 from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edge_dropout import EdgeDropout
@@ -182,4 +182,4 @@ def _dropout(dropout: EdgeDropout | None) -> tuple[int, int, float]:
     if dropout is None:
         return 0, 0, 1.0
     low, high = dropout.key
-    return (high << 32 | low) - (high >> 31 << 64), dropout.threshold, dropout.kept_scale  # of a signed 64-bit type
+    return signed(high << 32 | low), dropout.threshold, dropout.kept_scale

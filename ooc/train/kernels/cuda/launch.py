@@ -38,6 +38,11 @@ def ceil_div(count: int, size: int) -> int:
     return -(-count // size)
 
 
+def signed(word: int) -> int:
+    """64 bits as the signed number that they are to a program."""
+    return word - (word >> 63 << 64)
+
+
 def rows_in_line(matrix: Tensor) -> Tensor:
     """``matrix`` with the numbers of a row side by side; rows may lie apart."""
     return matrix if matrix.stride(1) == 1 or matrix.shape[1] <= 1 else matrix.contiguous()

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of dropout on rows are the processor's, bit for bit."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooc.train.dropout import BY_DEVICE, Draw, keep_mask
+from tests.gpu.device import DEVICE, EXAMPLES, dropout, same_bits
+
+pytestmark = pytest.mark.gpu
+
+
+@given(
+    seed=st.integers(-(2**63), 2**63 - 1),
+    epoch=st.integers(0, 2**48 - 1),
+    layer=st.integers(0, 2**16 - 1),
+    start=st.integers(0, 2**40),
+    rows=st.integers(0, 20),
+    columns=st.integers(0, 20),
+    p=st.sampled_from([0.0, 0.3, 0.5, 0.9, 1.0]),
+)
+@settings(max_examples=10 * EXAMPLES, deadline=None)
+def test_masks(seed: int, epoch: int, layer: int, start: int, rows: int, columns: int, p: float) -> None:
+    """Whatever the key, the rows, and columns that are no multiple of what a count gives."""
+    found = dropout.keep_mask(Draw(seed, epoch, layer, start, p), torch.zeros(rows, columns, device=DEVICE))
+    assert found.dtype == torch.bool
+    assert same_bits(found, keep_mask(seed, epoch, layer, start, start + rows, columns, p))
+
+
+def test_a_matrix_of_several_programs() -> None:
+    found = dropout.keep_mask(Draw(3, 4, 5, 70, 0.4), torch.zeros(300, 17, device=DEVICE))
+    assert same_bits(found, keep_mask(3, 4, 5, 70, 370, 17, 0.4))
+    assert 0.55 < found.float().mean() < 0.65
+
+
+def test_a_gpu_draws_by_it() -> None:
+    draw, like = Draw(1, 2, 3, 4, 0.5), torch.zeros(9, 5, device=DEVICE)
+    assert same_bits(BY_DEVICE["cuda"](draw, like), draw.mask(9, 5))
