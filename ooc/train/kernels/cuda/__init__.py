@@ -4,7 +4,7 @@
     segments         rows cut into stretches of bounded length, so that a row with many edges is many programs' work
     shapes           how many rows and columns a program takes, and how many edges at a time
     choice           which of those shapes is fastest on this GPU: measured once, kept on disk
-    launch           what all launches have in common
+    launch           what all launches have in common, and how segments are gone through
     memory           what a pull takes of the GPU's memory, for admission
     sums             the plain sum
     maximum          the largest, gradients shared among ties

@@ -10,15 +10,16 @@ Shapes: N rows of a pulled matrix, R rows of the tile, H heads of the slab, C ch
 are head after head, scalars beside channels.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
 from ooc.train.kernels.cuda.gat_programs import attend_segments, attend_slots, sources_segments, sources_slots
-from ooc.train.kernels.cuda.launch import accumulator, ceil_div, on_device_of, rows_in_line, signed, sums_dtype
+from ooc.train.kernels.cuda.launch import Pulling, rows_in_line, signed, sums_dtype
 from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.cuda.shapes import Shape
-from ooc.train.kernels.edge_dropout import EdgeDropout
-from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns, upstream
 
 __all__ = ["attend", "pull_sources", "upstream"]
@@ -40,63 +41,18 @@ def attend(
     source_NS, a_dst_RH = rows_in_line(source_NS), a_dst_RH.contiguous()
     heads, sums = len(gat.heads), sums_dtype(source_NS.dtype)
     channels = source_NS.shape[1] // heads - SOURCE_SCALARS
-    if segments is None:
-        segments = cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
     dtype = sums if keep else source_NS.dtype
     out = source_NS.new_empty(tile.rows, heads * result_columns(channels, keep=keep), dtype=dtype)
     if out.numel() == 0:
         return out
-    shape = shape or shape_for(Kernel.ATTEND, source_NS, channels)
     workspace = source_NS.new_empty(segments.slots, heads, 2 * channels + 3, dtype=sums)
-    seed, threshold, scale = _dropout(gat.dropout)
-    with on_device_of(source_NS):
-        attend_segments[(ceil_div(segments.count, shape.rows) * heads,)](
-            source_NS,
-            a_dst_RH,
-            tile.indices_E,
-            tile.offsets_R1,
-            segments.row_S,
-            segments.first_S,
-            segments.edges_S,
-            segments.slot_S,
-            out,
-            workspace,
-            segments.count,
-            segments.rows,
-            source_NS.shape[0],
-            tile.start,
-            gat.heads.start,
-            seed,
-            threshold,
-            CHANNELS=channels,
-            HEADS=heads,
-            STRIDE=source_NS.stride(0),
-            SLOPE=gat.negative_slope,
-            SCALE=scale,
-            HAS_DROPOUT=gat.dropout is not None,
-            HAS_SLOTS=segments.slots > 0,
-            KEEP=keep,
-            SELF_LOOPS=tile.self_loops is SelfLoops.EXACTLY_ONE,
-            ACCUMULATOR=accumulator(source_NS.dtype),
-            ROWS=shape.rows,
-            COLUMNS=shape.columns,
-            UNROLL=shape.unroll,
-            num_warps=shape.warps,
-        )
-        if segments.long_rows:
-            attend_slots[(segments.long_rows * heads,)](
-                workspace,
-                segments.row_L,
-                segments.slot_L,
-                segments.slots_L,
-                out,
-                segments.rows,
-                CHANNELS=channels,
-                HEADS=heads,
-                KEEP=keep,
-                ACCUMULATOR=accumulator(sums),
-                COLUMNS=shape.columns,
-            )
+    shape = shape or shape_for(Kernel.ATTEND, source_NS, channels)
+    pulling = Pulling(tile, segments, source_NS, out, workspace, shape, across=heads)
+    numbers, constants = _of_layer(gat)
+    columns: dict[str, Any] = {"CHANNELS": channels, "HEADS": heads, "KEEP": keep}
+    pulling.over_segments(attend_segments, a_dst_RH, numbers=numbers, **constants, **columns)
+    pulling.over_long_rows(attend_slots, **columns)
     return out
 
 
@@ -116,70 +72,26 @@ def pull_sources(
     target_NS, source_RS = rows_in_line(target_NS), rows_in_line(source_RS)
     heads, sums = len(gat.heads), sums_dtype(target_NS.dtype)
     channels = target_NS.shape[1] // heads - TARGET_SCALARS
-    if segments is None:
-        segments = cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
     out = source_RS.new_empty(tile.rows, heads * (channels + SOURCE_SCALARS))
     if out.numel() == 0:
         return out
-    shape = shape or shape_for(Kernel.ATTEND_SOURCES, target_NS, channels)
     workspace = target_NS.new_empty(segments.slots, heads, 2 * channels + 1, dtype=sums)
-    seed, threshold, scale = _dropout(gat.dropout)
-    with on_device_of(target_NS):
-        sources_segments[(ceil_div(segments.count, shape.rows) * heads,)](
-            target_NS,
-            source_RS,
-            tile.indices_E,
-            tile.offsets_R1,
-            segments.row_S,
-            segments.first_S,
-            segments.edges_S,
-            segments.slot_S,
-            out,
-            workspace,
-            segments.count,
-            segments.rows,
-            target_NS.shape[0],
-            tile.start,
-            gat.heads.start,
-            seed,
-            threshold,
-            CHANNELS=channels,
-            HEADS=heads,
-            STRIDE=target_NS.stride(0),
-            SOURCE_STRIDE=source_RS.stride(0),
-            SLOPE=gat.negative_slope,
-            SCALE=scale,
-            HAS_DROPOUT=gat.dropout is not None,
-            HAS_SLOTS=segments.slots > 0,
-            SELF_LOOPS=tile.self_loops is SelfLoops.EXACTLY_ONE,
-            ACCUMULATOR=accumulator(target_NS.dtype),
-            ROWS=shape.rows,
-            COLUMNS=shape.columns,
-            UNROLL=shape.unroll,
-            num_warps=shape.warps,
-        )
-        if segments.long_rows:
-            sources_slots[(segments.long_rows * heads,)](
-                workspace,
-                source_RS,
-                segments.row_L,
-                segments.slot_L,
-                segments.slots_L,
-                out,
-                segments.rows,
-                CHANNELS=channels,
-                HEADS=heads,
-                SOURCE_STRIDE=source_RS.stride(0),
-                ACCUMULATOR=accumulator(sums),
-                COLUMNS=shape.columns,
-            )
+    shape = shape or shape_for(Kernel.ATTEND_SOURCES, target_NS, channels)
+    pulling = Pulling(tile, segments, target_NS, out, workspace, shape, across=heads)
+    numbers, constants = _of_layer(gat)
+    columns: dict[str, Any] = {"CHANNELS": channels, "HEADS": heads, "SOURCE_STRIDE": source_RS.stride(0)}
+    pulling.over_segments(sources_segments, source_RS, numbers=numbers, **constants, **columns)
+    pulling.over_long_rows(sources_slots, source_RS, **columns)
     return out
 
 
-def _dropout(dropout: EdgeDropout | None) -> tuple[int, int, float]:
-    """The generator's key as one number, below which of its numbers a coefficient is dropped, what others are scaled
-    by."""
+def _of_layer(gat: GatHeads) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    """What programs over segments take of the layer: the slab's first head, the generator's key as one number and below
+    which of its numbers a coefficient is dropped; and constants, with what others are scaled by."""
+    dropout = gat.dropout
+    constants = {"SLOPE": gat.negative_slope, "HAS_DROPOUT": dropout is not None}
     if dropout is None:
-        return 0, 0, 1.0
+        return (gat.heads.start, 0, 0), constants | {"SCALE": 1.0}
     low, high = dropout.key
-    return signed(high << 32 | low), dropout.threshold, dropout.kept_scale
+    return (gat.heads.start, signed(high << 32 | low), dropout.threshold), constants | {"SCALE": dropout.kept_scale}

@@ -8,7 +8,7 @@ side by side, head after head. ``ooc.train.kernels.gat`` has the formulas; names
 import triton
 import triton.language as tl
 
-from ooc.train.kernels.cuda.sum_programs import narrow
+from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_segments
 
 
 @triton.jit
@@ -45,19 +45,21 @@ def is_kept(target, source, repeats, head, seed, threshold):
 
 
 @triton.jit
-def repeats_before(indices, first, row_start, edges):
-    """How many edges of its row before each segment's first one equal it; rows are in ascending order."""
+def open_repeats(indices, offsets, row, rows, first, edges):
+    """Each segment's first neighbour, and how many edges of its row before that one equal it, less one: the first edge
+    finds its like in the former and is counted again. Rows are in ascending order."""
+    row_start = tl.load(offsets + row, mask=row < rows, other=0)
     neighbour = tl.load(indices + first, mask=edges > 0, other=0)
-    before = tl.full(first.shape, 0, tl.int32)
+    repeats = tl.full(first.shape, -1, tl.int32)
     place = first - 1
     is_equal = (edges > 0) & (place >= row_start)
     is_equal = is_equal & (tl.load(indices + place, mask=is_equal, other=0) == neighbour)
     while tl.max(is_equal.to(tl.int32)) > 0:
-        before += is_equal.to(tl.int32)
+        repeats += is_equal.to(tl.int32)
         place -= 1
         is_equal = is_equal & (place >= row_start)
         is_equal = is_equal & (tl.load(indices + place, mask=is_equal, other=0) == neighbour)
-    return neighbour.to(tl.int64), before
+    return neighbour.to(tl.int64), repeats
 
 
 @triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start", "first_head", "seed", "threshold"])
@@ -70,22 +72,14 @@ def attend_segments(
 ):  # fmt: skip
     """Z over every segment with what the backward pass needs, into ``out`` or the segment's slot."""
     program = tl.program_id(0)
-    segment = (program // HEADS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
-    is_segment = segment < segments
-    edges = tl.load(edges_of + segment, mask=is_segment, other=0)
-    first = tl.load(first_of + segment, mask=is_segment, other=0)
-    row = tl.load(row_of + segment, mask=is_segment, other=rows)
+    segment, row, first, edges, steps = open_segments(
+        program // HEADS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    )
     own = row + tile_start
-    steps = edges
-    if SELF_LOOPS:  # one more after the row's last edge
-        row_stop = tl.load(offsets + row + 1, mask=row < rows, other=-1)
-        steps = edges + ((first + edges == row_stop) & (row < rows)).to(tl.int32)
     if HAS_DROPOUT:
-        row_start = tl.load(offsets + row, mask=row < rows, other=0)
-        previous, repeats = repeats_before(indices, first, row_start, edges)
-        repeats -= 1  # the first edge finds its like in ``previous`` and is counted again
+        previous, repeats = open_repeats(indices, offsets, row, rows, first, edges)
     mine = tl.load(a_dst + row * HEADS + head, mask=row < rows, other=0.0).to(ACCUMULATOR)
 
     highest = tl.full([ROWS, 1], -3.4e38, ACCUMULATOR)
@@ -127,7 +121,7 @@ def attend_segments(
             if KEEP:
                 bent_z = bent_z * shrink + bent * value
 
-    slot = tl.load(slot_of + segment, mask=is_segment, other=-1)
+    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     finish_attention(out, row, head, column, z, bent_z, highest, weights, bents, is_whole, CHANNELS, HEADS, KEEP)
     if HAS_SLOTS:
@@ -147,17 +141,15 @@ def attend_slots(
 ):  # fmt: skip
     """The slots of every long row merged in order into ``out``."""
     program = tl.program_id(0)
-    number = (program // HEADS).to(tl.int64) + tl.full([1, 1], 0, tl.int64)
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
-    row = tl.load(row_of + number)
-    first = tl.load(slot_of + number)
+    row, first, slots = open_long_row(program // HEADS, row_of, slot_of, slots_of)
     highest = tl.full([1, 1], -3.4e38, ACCUMULATOR)
     weights = tl.full([1, 1], 0.0, ACCUMULATOR)
     bents = tl.full([1, 1], 0.0, ACCUMULATOR)
     z = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
     bent_z = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
-    for slot in range(0, tl.max(tl.load(slots_of + number))):
+    for slot in range(0, slots):
         place = workspace + ((first + slot) * HEADS + head) * (2 * CHANNELS + 3)
         part = tl.load(place + 2 * CHANNELS)
         higher = tl.where(part > highest, part, highest)
@@ -197,22 +189,14 @@ def sources_segments(
 ):  # fmt: skip
     """dz and da_src of every segment's own row, into ``out``, or their sums into the segment's slot."""
     program = tl.program_id(0)
-    segment = (program // HEADS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
-    is_segment = segment < segments
-    edges = tl.load(edges_of + segment, mask=is_segment, other=0)
-    first = tl.load(first_of + segment, mask=is_segment, other=0)
-    row = tl.load(row_of + segment, mask=is_segment, other=rows)
+    segment, row, first, edges, steps = open_segments(
+        program // HEADS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    )
     own = row + tile_start
-    steps = edges
-    if SELF_LOOPS:
-        row_stop = tl.load(offsets + row + 1, mask=row < rows, other=-1)
-        steps = edges + ((first + edges == row_stop) & (row < rows)).to(tl.int32)
     if HAS_DROPOUT:
-        row_start = tl.load(offsets + row, mask=row < rows, other=0)
-        previous, repeats = repeats_before(indices, first, row_start, edges)
-        repeats -= 1
+        previous, repeats = open_repeats(indices, offsets, row, rows, first, edges)
     mine = source + row * SOURCE_STRIDE + head * (CHANNELS + 1) + CHANNELS
     a_src = tl.load(mine, mask=row < rows, other=0.0).to(ACCUMULATOR)
 
@@ -249,7 +233,7 @@ def sources_segments(
             total += weight * value
             bent_total += bent * value
 
-    slot = tl.load(slot_of + segment, mask=is_segment, other=-1)
+    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     finish_sources(
         out, source, row, head, column, total, bent_total, bent_d, is_whole, CHANNELS, HEADS, SOURCE_STRIDE, ACCUMULATOR
@@ -270,16 +254,14 @@ def sources_slots(
 ):  # fmt: skip
     """The slots of every long row added in order, and dz and da_src from them into ``out``."""
     program = tl.program_id(0)
-    number = (program // HEADS).to(tl.int64) + tl.full([1, 1], 0, tl.int64)
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
-    row = tl.load(row_of + number)
-    first = tl.load(slot_of + number)
+    row, first, slots = open_long_row(program // HEADS, row_of, slot_of, slots_of)
     is_column = column < CHANNELS
     bent_d = tl.full([1, 1], 0.0, ACCUMULATOR)
     total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
     bent_total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
-    for slot in range(0, tl.max(tl.load(slots_of + number))):
+    for slot in range(0, slots):
         place = workspace + ((first + slot) * HEADS + head) * (2 * CHANNELS + 1)
         total += tl.load(place + column, mask=is_column, other=0.0)
         bent_total += tl.load(place + CHANNELS + column, mask=is_column, other=0.0)

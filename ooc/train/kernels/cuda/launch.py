@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all launches have in common: types, numbers of programs, and on which device."""
+"""What all launches have in common: types, numbers of programs, on which device, and how segments are gone through."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from ooc.errors import ModelError
+from ooc.train.kernels.cuda.segments import Segments
+from ooc.train.kernels.cuda.shapes import Shape
+from ooc.train.kernels.edges import SelfLoops, TileEdges
 
 _TYPES = {
     torch.float64: tl.float64,
@@ -51,3 +56,86 @@ def rows_in_line(matrix: Tensor) -> Tensor:
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Launches within go to the GPU where ``tensor`` is; in the interpreter there is none."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+def add_up(
+    program: Any, segments: Segments, workspace: Tensor, *operands: Tensor, out: Tensor, across: int, **constants: Any
+) -> None:
+    """The slots of every long row of ``segments``, in ``workspace``, into its row of ``out``, by ``across`` programs
+    side by side."""
+    if not segments.long_rows:
+        return
+    with on_device_of(workspace):
+        program[(segments.long_rows * across,)](
+            workspace,
+            *operands,
+            segments.row_L,
+            segments.slot_L,
+            segments.slots_L,
+            out,
+            segments.rows,
+            ACCUMULATOR=accumulator(workspace.dtype),
+            **constants,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pulling:
+    """A tile's rows pulling from ``matrix_NW``, one or more columns of programs side by side (``across``).
+
+    ``out`` gets the results, ``workspace`` [slots, …] in the summing type the parts of long rows.
+    """
+
+    tile: TileEdges
+    segments: Segments
+    matrix_NW: Tensor
+    out: Tensor
+    workspace: Tensor
+    shape: Shape
+    across: int
+
+    def over_segments(self, program: Any, *operands: Tensor, numbers: tuple[int, ...] = (), **constants: Any) -> None:
+        """Every segment into its row of ``out`` or into its slot. ``operands`` come behind the matrix, ``numbers``
+        behind the tile's first row."""
+        segments, shape, matrix = self.segments, self.shape, self.matrix_NW
+        with on_device_of(matrix):
+            program[(ceil_div(segments.count, shape.rows) * self.across,)](
+                matrix,
+                *operands,
+                self.tile.indices_E,
+                self.tile.offsets_R1,
+                segments.row_S,
+                segments.first_S,
+                segments.edges_S,
+                segments.slot_S,
+                self.out,
+                self.workspace,
+                segments.count,
+                segments.rows,
+                matrix.shape[0],
+                self.tile.start,
+                *numbers,
+                STRIDE=matrix.stride(0),
+                HAS_SLOTS=segments.slots > 0,
+                SELF_LOOPS=self.tile.self_loops is SelfLoops.EXACTLY_ONE,
+                ACCUMULATOR=accumulator(matrix.dtype),
+                ROWS=shape.rows,
+                COLUMNS=shape.columns,
+                UNROLL=shape.unroll,
+                num_warps=shape.warps,
+                **constants,
+            )
+
+    def over_long_rows(self, program: Any, *operands: Tensor, **constants: Any) -> None:
+        """The slots of every long row into its row of ``out``. ``operands`` come behind the workspace."""
+        columns = self.shape.columns
+        add_up(
+            program,
+            self.segments,
+            self.workspace,
+            *operands,
+            out=self.out,
+            across=self.across,
+            COLUMNS=columns,
+            **constants,
+        )

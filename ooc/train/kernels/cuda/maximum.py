@@ -11,12 +11,12 @@ Shapes: N rows of a pulled matrix, R rows of the tile, W columns.
 from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
-from ooc.train.kernels.cuda.launch import accumulator, ceil_div, on_device_of, rows_in_line, sums_dtype
+from ooc.train.kernels.cuda.launch import Pulling, ceil_div, rows_in_line, sums_dtype
 from ooc.train.kernels.cuda.maximum_programs import maxima_segments, maxima_slots, shares_segments
 from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.cuda.shapes import Shape
-from ooc.train.kernels.cuda.sums import add_slots
-from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.cuda.sum_programs import sum_slots
+from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.maximum import upstream
 
 __all__ = ["pull_maxima", "pull_sources", "upstream"]
@@ -29,55 +29,16 @@ def pull_maxima(
     ties beside it, [R, W·2]. ``segments``: the tile's, if it has been cut before."""
     source_NW = rows_in_line(source_NW)
     width, sums = source_NW.shape[1], sums_dtype(source_NW.dtype)
-    if segments is None:
-        segments = cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
     out = source_NW.new_empty(tile.rows, 2 * width if keep else width, dtype=sums if keep else source_NW.dtype)
     if out.numel() == 0:
         return out
-    shape = shape or shape_for(Kernel.MAXIMUM, source_NW)
     workspace = source_NW.new_empty(segments.slots, 2 * width, dtype=sums)
+    shape = shape or shape_for(Kernel.MAXIMUM, source_NW)
     blocks = ceil_div(width, shape.columns)
-    with on_device_of(source_NW):
-        maxima_segments[(ceil_div(segments.count, shape.rows) * blocks,)](
-            source_NW,
-            tile.indices_E,
-            tile.offsets_R1,
-            segments.row_S,
-            segments.first_S,
-            segments.edges_S,
-            segments.slot_S,
-            out,
-            workspace,
-            segments.count,
-            segments.rows,
-            source_NW.shape[0],
-            tile.start,
-            WIDTH=width,
-            STRIDE=source_NW.stride(0),
-            BLOCKS=blocks,
-            HAS_SLOTS=segments.slots > 0,
-            KEEP=keep,
-            SELF_LOOPS=tile.self_loops is SelfLoops.EXACTLY_ONE,
-            ACCUMULATOR=accumulator(source_NW.dtype),
-            ROWS=shape.rows,
-            COLUMNS=shape.columns,
-            UNROLL=shape.unroll,
-            num_warps=shape.warps,
-        )
-        if segments.long_rows:
-            maxima_slots[(segments.long_rows * blocks,)](
-                workspace,
-                segments.row_L,
-                segments.slot_L,
-                segments.slots_L,
-                out,
-                segments.rows,
-                WIDTH=width,
-                BLOCKS=blocks,
-                KEEP=keep,
-                ACCUMULATOR=accumulator(sums),
-                COLUMNS=shape.columns,
-            )
+    pulling = Pulling(tile, segments, source_NW, out, workspace, shape, across=blocks)
+    pulling.over_segments(maxima_segments, WIDTH=width, BLOCKS=blocks, KEEP=keep)
+    pulling.over_long_rows(maxima_slots, WIDTH=width, BLOCKS=blocks, KEEP=keep)
     return out
 
 
@@ -96,41 +57,15 @@ def pull_sources(
     assert len(source_RW) == tile.rows, "a program reads every row's own"
     target_NK, source_RW = rows_in_line(target_NK), rows_in_line(source_RW)
     width, sums = source_RW.shape[1], sums_dtype(target_NK.dtype)
-    if segments is None:
-        segments = cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
     out_RW = source_RW.new_empty(tile.rows, width)
     if out_RW.numel() == 0:
         return out_RW
-    shape = shape or shape_for(Kernel.MAXIMUM_SOURCES, target_NK, width)
     workspace = target_NK.new_empty(segments.slots, width, dtype=sums)
+    shape = shape or shape_for(Kernel.MAXIMUM_SOURCES, target_NK, width)
     blocks = ceil_div(width, shape.columns)
-    with on_device_of(target_NK):
-        shares_segments[(ceil_div(segments.count, shape.rows) * blocks,)](
-            target_NK,
-            source_RW,
-            tile.indices_E,
-            tile.offsets_R1,
-            segments.row_S,
-            segments.first_S,
-            segments.edges_S,
-            segments.slot_S,
-            out_RW,
-            workspace,
-            segments.count,
-            segments.rows,
-            target_NK.shape[0],
-            tile.start,
-            WIDTH=width,
-            STRIDE=target_NK.stride(0),
-            SOURCE_STRIDE=source_RW.stride(0),
-            BLOCKS=blocks,
-            HAS_SLOTS=segments.slots > 0,
-            SELF_LOOPS=tile.self_loops is SelfLoops.EXACTLY_ONE,
-            ACCUMULATOR=accumulator(target_NK.dtype),
-            ROWS=shape.rows,
-            COLUMNS=shape.columns,
-            UNROLL=shape.unroll,
-            num_warps=shape.warps,
-        )
-        add_slots(workspace, segments, out_RW, shape.columns)
+    pulling = Pulling(tile, segments, target_NK, out_RW, workspace, shape, across=blocks)
+    stride = source_RW.stride(0)
+    pulling.over_segments(shares_segments, source_RW, WIDTH=width, BLOCKS=blocks, SOURCE_STRIDE=stride)
+    pulling.over_long_rows(sum_slots, WIDTH=width, BLOCKS=blocks)
     return out_RW

@@ -3,15 +3,12 @@
 
 Values are compared in ACCUMULATOR, which holds every value of a narrower type exactly; ties are counted in it.
 Maximum and ties, maximum and share lie side by side, column after column.
-
-What finds the next edge is written out in every program, here and in ``gat_programs``: a call for every edge would
-make the interpreter several times as slow.
 """
 
 import triton
 import triton.language as tl
 
-from ooc.train.kernels.cuda.sum_programs import narrow
+from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_segments
 
 
 @triton.jit
@@ -37,18 +34,12 @@ def maxima_segments(
 ):  # fmt: skip
     """The largest of every column over every segment and how many equal it, into ``out`` or the segment's slot."""
     program = tl.program_id(0)
-    segment = (program // BLOCKS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    is_segment = segment < segments
     is_column = column < WIDTH
-    edges = tl.load(edges_of + segment, mask=is_segment, other=0)
-    first = tl.load(first_of + segment, mask=is_segment, other=0)
-    row = tl.load(row_of + segment, mask=is_segment, other=rows)
+    segment, row, first, edges, steps = open_segments(
+        program // BLOCKS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    )
     own = row + tile_start
-    steps = edges
-    if SELF_LOOPS:  # one more after the row's last edge
-        row_stop = tl.load(offsets + row + 1, mask=row < rows, other=-1)
-        steps = edges + ((first + edges == row_stop) & (row < rows)).to(tl.int32)
 
     highest = tl.full([ROWS, COLUMNS], float("-inf"), ACCUMULATOR)
     ties = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
@@ -69,7 +60,7 @@ def maxima_segments(
             ties = tl.where(is_higher, 1.0, tl.where(is_equal, ties + 1.0, ties))
             highest = tl.where(is_higher, value, highest)
 
-    slot = tl.load(slot_of + segment, mask=is_segment, other=-1)
+    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     finish_maxima(out, row * WIDTH + column, highest, ties, is_whole & is_column, KEEP)
     if HAS_SLOTS:
@@ -85,14 +76,12 @@ def maxima_slots(
 ):  # fmt: skip
     """The slots of every long row merged into ``out``."""
     program = tl.program_id(0)
-    number = (program // BLOCKS).to(tl.int64) + tl.full([1, 1], 0, tl.int64)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    row = tl.load(row_of + number)
-    first = tl.load(slot_of + number)
+    row, first, slots = open_long_row(program // BLOCKS, row_of, slot_of, slots_of)
     is_column = (column < WIDTH) & (row < rows)
     highest = tl.full([1, COLUMNS], float("-inf"), ACCUMULATOR)
     ties = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
-    for slot in range(0, tl.max(tl.load(slots_of + number))):
+    for slot in range(0, slots):
         place = 2 * ((first + slot) * WIDTH + column)
         value = tl.load(workspace + place, mask=is_column, other=0.0)
         count = tl.load(workspace + place + 1, mask=is_column, other=0.0)
@@ -113,18 +102,12 @@ def shares_segments(
     """Of every segment's own row of ``source``, the shares in ``target`` [nodes, 2 · WIDTH] where its value is the
     maximum, summed into ``out`` or the segment's slot."""
     program = tl.program_id(0)
-    segment = (program // BLOCKS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    is_segment = segment < segments
     is_column = column < WIDTH
-    edges = tl.load(edges_of + segment, mask=is_segment, other=0)
-    first = tl.load(first_of + segment, mask=is_segment, other=0)
-    row = tl.load(row_of + segment, mask=is_segment, other=rows)
+    segment, row, first, edges, steps = open_segments(
+        program // BLOCKS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    )
     own = row + tile_start
-    steps = edges
-    if SELF_LOOPS:
-        row_stop = tl.load(offsets + row + 1, mask=row < rows, other=-1)
-        steps = edges + ((first + edges == row_stop) & (row < rows)).to(tl.int32)
     mine = tl.load(source + row * SOURCE_STRIDE + column, mask=(row < rows) & is_column, other=0.0).to(ACCUMULATOR)
 
     total = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
@@ -144,7 +127,7 @@ def shares_segments(
             share = tl.load(place + 1, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
             total += tl.where(highest == mine, share, 0.0)
 
-    slot = tl.load(slot_of + segment, mask=is_segment, other=-1)
+    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_whole & is_column)
     if HAS_SLOTS:

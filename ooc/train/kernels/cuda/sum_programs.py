@@ -10,20 +10,7 @@ is int64.
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def narrow(value, TYPE: tl.constexpr):
-    """``value`` as TYPE, rounded to nearest, ties to even.
-
-    For bfloat16 that is done on the bits: a cast does the same on a GPU, but cuts digits off in the interpreter.
-    """
-    if tl.bfloat16 == TYPE:
-        bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
-        bits = tl.where(value == value, bits + 0x7FFF + ((bits >> 16) & 1), 0x7FC00000)
-        narrowed = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        narrowed = value.to(TYPE)
-    return narrowed
+from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row
 
 
 @triton.jit(do_not_specialize=["segments", "rows", "nodes"])
@@ -69,12 +56,10 @@ def sum_slots(
 ):  # fmt: skip
     """The slots of every long row, added in order into ``out``."""
     program = tl.program_id(0)
-    number = (program // BLOCKS).to(tl.int64) + tl.full([1, 1], 0, tl.int64)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    row = tl.load(row_of + number)
-    first = tl.load(slot_of + number)
+    row, first, slots = open_long_row(program // BLOCKS, row_of, slot_of, slots_of)
     is_column = (column < WIDTH) & (row < rows)
     total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
-    for slot in range(0, tl.max(tl.load(slots_of + number))):
+    for slot in range(0, slots):
         total += tl.load(workspace + (first + slot) * WIDTH + column, mask=is_column, other=0.0)
     tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_column)

@@ -4,7 +4,7 @@
 from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
-from ooc.train.kernels.cuda.launch import accumulator, ceil_div, on_device_of, rows_in_line, sums_dtype
+from ooc.train.kernels.cuda.launch import accumulator, add_up, ceil_div, on_device_of, rows_in_line, sums_dtype
 from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.cuda.sum_programs import sum_segments, sum_slots
@@ -63,25 +63,5 @@ def pull_segments(
             UNROLL=shape.unroll,
             num_warps=shape.warps,
         )
-        add_slots(workspace, segments, out_RW, shape.columns)
+    add_up(sum_slots, segments, workspace, out=out_RW, across=blocks, WIDTH=width, BLOCKS=blocks, COLUMNS=shape.columns)
     return out_RW
-
-
-def add_slots(workspace_PW: Tensor, segments: Segments, out_RW: Tensor, columns: int) -> None:
-    """The parts of long rows added up into ``out_RW``; P slots."""
-    if segments.long_rows == 0:
-        return
-    width = out_RW.shape[1]
-    blocks = ceil_div(width, columns)
-    sum_slots[(segments.long_rows * blocks,)](
-        workspace_PW,
-        segments.row_L,
-        segments.slot_L,
-        segments.slots_L,
-        out_RW,
-        segments.rows,
-        WIDTH=width,
-        BLOCKS=blocks,
-        ACCUMULATOR=accumulator(workspace_PW.dtype),
-        COLUMNS=columns,
-    )
