@@ -14,6 +14,7 @@ import torch
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
 sys.path.insert(0, str(CHECKOUT / "tools"))
+from gpu_parts import epochs  # noqa: E402
 from gpu_parts.report import Failed, LeftOut, Report  # noqa: E402
 from gpu_parts.suite import run_tests  # noqa: E402
 
@@ -100,6 +101,19 @@ def test_one_part_that_fails_does_not_stop_the_others() -> None:
         "full": "out of memory on the device",
     }
     assert report.values["fine"] == 3
+
+
+def test_epochs_of_ours_stay_where_pyg_s_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the processor, whose epochs they are then."""
+    store = epochs.make_store(tmp_path, 60, 300)
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr(epochs, "_full_batch", lambda *arguments: raise_(full))
+    found = epochs.compare(store, "gat", 8, torch.device("cpu"), tmp_path)
+    assert found["ooc"]["seconds"] > 0
+    assert found["left_out"] == {"PyG": "out of memory on the device"}
+    monkeypatch.setattr(epochs, "_full_batch", lambda *arguments: raise_(RuntimeError("shapes")))
+    with pytest.raises(RuntimeError, match="shapes"):
+        epochs.compare(store, "gat", 8, torch.device("cpu"), tmp_path)
 
 
 def test_a_part_that_would_begin_too_late_is_left_out() -> None:
