@@ -21,7 +21,7 @@ import psutil
 from ooc.cli.settings import CPU_DEVICE_SHARE_OF_FREE, HOST_SHARE_OF_FREE
 from ooc.memory import available_memory_bytes
 from ooc.prefetch.engines import kvikio
-from ooc.prefetch.engines.choice import choose_engine, filesystem_of, probe_direct
+from ooc.prefetch.engines.choice import BY_WAY_OF_HOST, choose_engine, filesystem_of, probe_direct
 from ooc.prefetch.engines.kernel_queue import KernelQueue
 from ooc.sizes import format_size
 
@@ -75,7 +75,7 @@ def examine(path: Path) -> Report:
 
 def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
     filesystem, probe = filesystem_of(folder), probe_direct(folder)
-    engine, reason = choose_engine(folder, device="cuda" if with_driver else "cpu")
+    engine, reason = choose_engine(folder)  # as training does, for a GPU too
     engine.close()
     io_submit, io_uring = _io_submit(), _io_uring()
     lacks = _gpudirect_lacks(folder, with_driver=with_driver)
@@ -102,6 +102,7 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
         "o_direct": {True: "works", False: "refused", None: "could not be tried"}[probe.works],
         "io_submit": io_submit,
         "io_uring": f"{io_uring} (not needed)",
+        "to_a_gpu": BY_WAY_OF_HOST,
         "gpudirect": not lacks,
         "gpudirect_lacks": lacks,
     }
@@ -238,8 +239,6 @@ def _gpu(driver: str | None, report: Report) -> dict[str, Any]:
         return facts
     facts["devices"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     facts["free_bytes"], facts["total_bytes"] = map(int, torch.cuda.mem_get_info())
-    if _version("kvikio-cu13") is None:
-        report.blame("GPUDirect Storage needs kvikio, which is not installed", "pip install 'ooc[gpu]'")
     return facts
 
 

@@ -21,6 +21,7 @@ from ooc.plan.workload import Direction, Fate, Kind
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.device import Device
 from ooc.prefetch.engine import Counters, Span, choose_engine
+from ooc.prefetch.engines.choice import BY_WAY_OF_HOST
 from ooc.prefetch.frames import Frames
 from ooc.prefetch.spill import create_spill
 from ooc.prefetch.transfers import Transfers
@@ -177,6 +178,11 @@ class Executor:
         if tier is Fate.DEVICE:
             return plan.device_peak_bytes - plan.device_arena_bytes + min(used, plan.device_arena_bytes)
         return plan.fixed_host_bytes + max(0, used - plan.device_arena_bytes)
+
+    @property
+    def ssd_way(self) -> str:
+        """What reads and writes the SSD, and how that gets to a device with memory of its own."""
+        return self.engine.name if self._transfers is None else f"{self.engine.name}, {BY_WAY_OF_HOST}"
 
     def wire_bytes(self, way: Way) -> int:
         """Bytes sent that way over the wire so far."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-_NEWER = {"io_busy_s", "hit_rate", "passes", "to_device_bytes", "to_host_bytes"}
+_NEWER = {"io_busy_s", "hit_rate", "passes", "to_device_bytes", "to_host_bytes", "ssd_way"}
 """Fields that records written by earlier versions lack."""
 
 
@@ -40,7 +40,8 @@ class EpochRecord:
     both spent waiting for the disk, ``io_busy_s`` the part of training in which the disk had something to do, and
     ``hit_rate`` the part of all reads of blocks that found them in memory. Peaks are those of the epoch, of the
     memory under each budget. ``passes`` are those of the training program, one after the other. ``to_device_bytes`` and
-    ``to_host_bytes`` went over the wire to a device with memory of its own, and came back.
+    ``to_host_bytes`` went over the wire to a device with memory of its own, and came back. ``ssd_way`` is the engine
+    that read and wrote the SSD, and how that got to such a device.
     """
 
     epoch: int
@@ -60,6 +61,7 @@ class EpochRecord:
     passes: tuple[PassRecord, ...] = ()
     to_device_bytes: int = 0
     to_host_bytes: int = 0
+    ssd_way: str = ""
 
     @property
     def bound(self) -> str:

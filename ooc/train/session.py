@@ -108,6 +108,10 @@ class Session:
         """What each pass of the program that ran last has taken."""
         return tuple(self._running().passes)
 
+    def ssd_way(self) -> str:
+        """What reads and writes the SSD."""
+        return self._running().ssd_way
+
     def io(self) -> "Snapshot":
         """What has been read, written and waited for so far."""
         return Snapshot(self._running())

@@ -322,6 +322,7 @@ class Trainer:
             to_device_bytes=now.io.to_device_bytes - started.io.to_device_bytes,
             to_host_bytes=now.io.to_host_bytes - started.io.to_host_bytes,
             passes=self._session.passes(),
+            ssd_way=self._session.ssd_way(),
         )
 
     def _evaluated(self, record: EpochRecord) -> EpochRecord:

@@ -243,6 +243,7 @@ def test_every_epoch_moves_the_planned_bytes_each_way(
     assert moved(first)[0] >= plan.to_device_bytes > 0
     planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
     assert [moved(record) for record in others] == [planned] * 3
+    assert first.ssd_way.endswith(", by way of host memory")
 
 
 def moved(record: EpochRecord) -> tuple[int, int, int, int]:
@@ -291,6 +292,7 @@ def test_the_cpu_has_no_wire(store: Store, tmp_path: Path) -> None:
     with builder(MODELS["gcn"], store, tmp_path)() as trainer:
         (record,) = trainer.fit(epochs=1)
     assert record.to_device_bytes == record.to_host_bytes == 0
+    assert record.ssd_way in ("direct", "buffered")
 
 
 def test_the_device_is_given_its_budget_and_what_is_planned(store: Store, tmp_path: Path, device: FakeDevice) -> None:

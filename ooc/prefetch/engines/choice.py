@@ -14,6 +14,9 @@ from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.engines.seam import PAGE_BYTES, Engine, open_direct
 from ooc.prefetch.spill import open_nameless
 
+BY_WAY_OF_HOST = "by way of host memory"
+"""How blocks get from the SSD to a GPU, with or without GPUDirect: training knows no other way yet."""
+
 _PROBE_BYTES = 2 * PAGE_BYTES
 
 
