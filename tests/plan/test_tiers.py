@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
-from ooc.plan import UNMEASURED, Limits, Plan, Workload, make_plan
+from ooc.plan import UNMEASURED, Direction, Limits, Plan, Workload, make_plan
 from ooc.plan.program import Program
 from ooc.plan.replacement import Policy, count_hits
 from ooc.plan.simulator import simulate
 from ooc.plan.staging import Staging, Way
 from ooc.plan.verifier import verify_plan
+from ooc.plan.workload import Parts
 from ooc.sizes import parse_size
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
@@ -38,6 +39,22 @@ def test_with_plenty_nothing_moves() -> None:
     assert made.has_tiers
     assert made.to_device_bytes == made.to_host_bytes == made.ssd_bytes == 0
     assert all(row["device"] == 100 for row in made.summary() if row["matrix"] != "dp1"), "which nobody reads"
+
+
+@pytest.mark.parametrize("hub", [False, True])
+def test_sums_in_parts_are_admitted_with_their_workspace(hub: bool) -> None:
+    """For each thread's tile: a row for every part there can be, and lists for every part and row; wherever the edges
+    of the tile are."""
+    work = replace(WORK, parts=Parts(edges=512, itemsize=4, bytes_each=160))
+    if hub:
+        edges = [0, *[WORK.rows * 10] * (len(WORK.topologies[Direction.IN].tile_edges) - 1)]
+        topologies = {d: replace(t, tile_edges=edges) for d, t in WORK.topologies.items()}
+        work = replace(work, topologies=topologies)
+    most = (400_000 if hub else 10_240) // 512
+    parts = 2 * most * 64 * 4 + (1024 + most) * 160
+    made, plain = (plan(EVERYTHING, EVERYTHING, one) for one in (work, replace(work, parts=None)))
+    assert made.scratch_bytes - plain.scratch_bytes == WORK.threads * parts
+    verify_plan(made)
 
 
 def test_what_the_host_holds_never_touches_the_disk() -> None:

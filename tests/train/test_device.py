@@ -250,11 +250,14 @@ def moved(record: EpochRecord) -> tuple[int, int, int, int]:
     return record.to_device_bytes, record.to_host_bytes, record.ssd_read_bytes, record.ssd_write_bytes
 
 
-def test_a_prospect_plans_what_the_trainer_runs(store: Store, tmp_path: Path, device: FakeDevice) -> None:
+@pytest.mark.parametrize("make", [GraphSAGE, GAT])
+def test_a_prospect_plans_what_the_trainer_runs(
+    make: Callable[..., torch.nn.Module], store: Store, tmp_path: Path, device: FakeDevice
+) -> None:
     """With what the device takes beside, and with one thread that launches everything."""
     device.overhead_bytes = 3_000_000
     options: dict[str, Any] = {"hardware": WITH_DEVICE_MEMORY, "device": "cuda", "tile_rows": TILE_ROWS}
-    model = GraphSAGE(20, 16, 2, 4)
+    model = make(20, 16, 2, 4)
     resources = Resources.parse("4M", "1M", spill_dir=tmp_path, **options)
     _, plan = Prospect(model, store, resources).plan(resources.limits, resources.hardware)
     with Trainer(model, store, "4M", "1M", spill_dir=tmp_path, **options) as trainer:
