@@ -2,17 +2,18 @@
 """Training planned without being run: the trainer's own plan, and plans for graphs that are not here."""
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch_geometric.nn.models import GCN
+from torch_geometric.nn.models import GAT, GCN
 
 import ooc
 from ooc.errors import BudgetError
-from ooc.plan import UNMEASURED, Limits
+from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits
 from ooc.plan.graphs import KNOWN, GraphStatistics, reach
-from ooc.plan.workload import Direction
+from ooc.plan.workload import Direction, PerEdge
 from ooc.storage.store import Store
 from ooc.train.hypothetical import hypothetical_store
 from ooc.train.prospect import Prospect, stored
@@ -53,6 +54,23 @@ def test_a_store_gets_the_plan_that_the_trainer_makes(
         d: list(t.tile_edges) for d, t in rows.items()
     }
     assert (plan.device_peak_bytes, plan.host_peak_bytes) == (expected.device_peak_bytes, expected.host_peak_bytes)
+
+
+def test_for_a_machine_with_a_gpu_its_kernels_are_admitted(store: Store) -> None:
+    """Which go through all edges of a tile at once, with workspaces for long rows; whatever the machine at hand."""
+
+    def pulls(machine: Hardware) -> tuple[list[PerEdge], bool]:
+        model = GAT(store.num_features, 16, 2, store.num_classes, heads=2)
+        workload = Prospect(model, store, replace(resources(), hardware=machine)).workload
+        stages = workload.programs["train"]
+        return [s.pull.per_edge for s in stages if s.pull and s.pull.per_edge], workload.parts is not None
+
+    (here, in_parts_here), (there, in_parts_there) = pulls(UNMEASURED), pulls(UNMEASURED_DEVICE)
+    assert (in_parts_here, in_parts_there) == (False, True)
+    assert len(here) == len(there) == 4
+    for on_cpu, on_gpu in zip(here, there, strict=True):
+        assert on_cpu.edges_at_once < 1 << 20 < on_gpu.edges_at_once
+        assert on_gpu.bytes_per_edge < on_cpu.bytes_per_edge
 
 
 def test_edges_of_a_store_are_counted_by_tile(store: Store) -> None:
