@@ -99,6 +99,10 @@ class Piece:
     def _positions(self) -> Tensor:
         return torch.arange(self.edges, dtype=self.offsets_R1.dtype)
 
+    def spread(self, values_RW: Tensor) -> Tensor:
+        """Values of every row at each of its edges [E, W]."""
+        return values_RW.index_select(0, self.row_E)
+
     def sums(self, values_EW: Tensor, weight_E: Tensor | None = None) -> Tensor:
         """Sum over every row's edges, in their order, each times its weight → [rows, W]."""
         return F.embedding_bag(
@@ -222,12 +226,14 @@ def _with_self(neighbours_E: Tensor, offsets_R1: Tensor, first: int, rows: int) 
     present = max(0, min(height, rows - first))
     added = torch.arange(height + 1, dtype=offsets_R1.dtype).clamp_(max=present)
     offsets = offsets_R1 + added
-    out = torch.empty(neighbours_E.numel() + present, dtype=neighbours_E.dtype)
-    own = torch.zeros(out.numel(), dtype=torch.bool)
-    own[offsets[1 : present + 1].long() - 1] = True
-    out[own] = torch.arange(first, first + present, dtype=out.dtype)
-    out[~own] = neighbours_E
-    return out, offsets, own
+    given = neighbours_E.numpy()
+    places = offsets[1 : present + 1].numpy() - 1
+    is_given = np.ones(len(given) + present, dtype=np.bool_)
+    is_given[places] = False
+    out = np.empty(len(is_given), dtype=given.dtype)
+    out[is_given] = given  # several times as fast as torch's masked assignment
+    out[places] = np.arange(first, first + present, dtype=given.dtype)
+    return torch.from_numpy(out), offsets, torch.from_numpy(~is_given)
 
 
 def _positions_with_self(tile: TileEdges, start: int, positions_E: Tensor | slice, is_own_E: Tensor) -> Tensor:

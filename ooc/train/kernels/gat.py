@@ -18,7 +18,8 @@ scalars. So nothing of the width of a head is ever computed per edge: with weigh
     da_dst_i = dZ_i · Z'_i - D_i A'_i        Z'_i = Σ_j l_ij α_ij m_ij z_j,  A'_i = Σ_j l_ij α_ij
 
 Z' and A' come from the forward pass at the price of one more matrix kept, so that no second pull over in-edges is
-needed.
+needed. Nor is a neighbour fetched twice, with either weight: l has two values, so the edges with a score above zero are
+summed apart from the others, and Z = Z⁺ + Z⁻, Z' = Z⁺ + slope · Z⁻. Fetching is most of what an edge costs.
 
 All that an edge needs of a row lies side by side, head after head, so that any group of whole heads is a slab:
 
@@ -37,11 +38,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.plan.workload import Direction
+from ooc.train.kernels.bags import Bags
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import Piece, TileEdges, pieces
 from ooc.train.kernels.softmax import RunningSoftmax
-
-_INT32_MAX = 2**31 - 1
 
 SOURCE_SCALARS = 1
 """Scalars of a head beside its channels, in what targets pull: a_src."""
@@ -67,31 +67,26 @@ def attend(gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RH: Tenso
     """Forward: targets pull z and a_src over in-edges → Z [R, H·C]; with ``keep`` what the backward pass needs beside
     it, [R, H·(2C+2)]. lse is 0 where a row has no edges."""
     rows, heads = a_dst_RH.shape
-    columns = source_NS.shape[1] // heads
-    z_RHK = source_NS.new_zeros(rows, heads, columns)
-    slope_z_RHK = torch.zeros_like(z_RHK) if keep else None
-    slope_sum_RH = torch.zeros_like(a_dst_RH) if keep else None
-    totals = [total for total in (z_RHK, slope_z_RHK, slope_sum_RH) if total is not None]
-    softmax = RunningSoftmax(rows, heads, a_dst_RH, totals)
+    channels = source_NS.shape[1] // heads - SOURCE_SCALARS
+    apart_2RHK = source_NS.new_zeros(2, rows, heads, channels + SOURCE_SCALARS)
+    slope_sum_RH = torch.zeros_like(a_dst_RH)
+    softmax = RunningSoftmax(rows, heads, a_dst_RH, [*apart_2RHK, slope_sum_RH])
     for piece in pieces(tile, len(source_NS)):
-        here = piece.rows
-        neighbours = _Neighbours(piece, heads, source_NS)
-        score_EH = neighbours.scalars(-1).add_(a_dst_RH[here].index_select(0, piece.row_E))
-        slope_EH = _slopes(score_EH, gat.negative_slope) if keep else None
-        weight_EH = softmax.weigh(piece, F.leaky_relu_(score_EH, gat.negative_slope))
-        if slope_EH is not None and slope_sum_RH is not None:
-            slope_sum_RH[here] += piece.sums(weight_EH * slope_EH)
-        if gat.dropout is not None:
-            weight_EH *= gat.dropout.scale(piece, Direction.IN, gat.heads, weight_EH.dtype)
-        z_RHK[here] += neighbours.sum(weight_EH)
-        if slope_EH is not None and slope_z_RHK is not None:
-            slope_z_RHK[here] += neighbours.sum(weight_EH.mul_(slope_EH))
+        bags = Bags(piece, heads, source_NS)
+        score_X = bags.columns(-1)[0].add_(bags.spread(a_dst_RH[piece.rows]))
+        weight_X = softmax.weigh(bags, F.leaky_relu(score_X, gat.negative_slope))
+        if keep:
+            slope_sum_RH[piece.rows] += bags.sums(_sloped(gat, weight_X, score_X))
+        apart_2RHK[:, piece.rows] += _sums_apart(gat, piece, Direction.IN, bags, weight_X, score_X)
     lse_RH = softmax.finish()
-    z_RHC = z_RHK[:, :, :-1]
-    if slope_z_RHK is None or slope_sum_RH is None:
-        return z_RHC.reshape(rows, -1)
-    kept = (z_RHC, lse_RH[:, :, None], slope_z_RHK[:, :, :-1], slope_sum_RH[:, :, None])
-    return torch.cat(kept, dim=2).view(rows, -1)
+    above_RHC, below_RHC = apart_2RHK[:, :, :, :channels].unbind(0)
+    if not keep:
+        return (above_RHC + below_RHC).view(rows, -1)
+    out_RHK = source_NS.new_empty(rows, heads, result_columns(channels, keep=True))
+    torch.add(above_RHC, below_RHC, out=out_RHK[:, :, :channels])
+    torch.add(above_RHC, below_RHC, alpha=gat.negative_slope, out=out_RHK[:, :, channels + 1 : -1])
+    out_RHK[:, :, channels], out_RHK[:, :, -1] = lse_RH, slope_sum_RH
+    return out_RHK.view(rows, -1)
 
 
 def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RH: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,21 +111,23 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
     source_RHK = source_RS.view(rows, heads, -1)
     channels = source_RHK.shape[2] - SOURCE_SCALARS
     a_src_RH = source_RHK[:, :, channels]
-    out_RHK, slope_out_RHK = source_RS.new_zeros(2, rows, heads, channels + TARGET_SCALARS)
+    apart_2RHK = source_RS.new_zeros(2, rows, heads, channels + TARGET_SCALARS)
     slope_d_RH = source_RS.new_zeros(rows, heads)
     for piece in pieces(tile, len(target_NS)):
-        here = piece.rows
-        neighbours = _Neighbours(piece, heads, target_NS)
-        a_dst_EH, lse_EH, d_EH = (neighbours.scalars(k) for k in range(-TARGET_SCALARS, 0))
-        score_EH = a_dst_EH.add_(a_src_RH[here].index_select(0, piece.row_E))
-        slope_EH = _slopes(score_EH, gat.negative_slope)
-        weight_EH = F.leaky_relu_(score_EH, gat.negative_slope).sub_(lse_EH).exp_()
-        slope_d_RH[here] += piece.sums((weight_EH * slope_EH).mul_(d_EH))
+        bags = Bags(piece, heads, target_NS)
+        score_X, lse_X = bags.columns(-3, -2)
+        score_X += bags.spread(a_src_RH[piece.rows])
+        weight_X = F.leaky_relu(score_X, gat.negative_slope).sub_(lse_X).exp_()
         if gat.dropout is not None:
-            weight_EH *= gat.dropout.scale(piece, Direction.OUT, gat.heads, weight_EH.dtype)
-        out_RHK[here] += neighbours.sum(weight_EH)
-        slope_out_RHK[here] += neighbours.sum(weight_EH.mul_(slope_EH))
-    da_src_RH = (slope_out_RHK[:, :, :channels] * source_RHK[:, :, :channels]).sum(2).sub_(slope_d_RH)
+            (d_X,) = bags.columns(-1)
+            slope_d_RH[piece.rows] += bags.sums(_sloped(gat, d_X.mul_(weight_X), score_X))
+        apart_2RHK[:, piece.rows] += _sums_apart(gat, piece, Direction.OUT, bags, weight_X, score_X)
+    above_RHK, below_RHK = apart_2RHK.unbind(0)
+    out_RHK = torch.add(above_RHK, below_RHK, alpha=gat.negative_slope)
+    if gat.dropout is None:
+        slope_d_RH = out_RHK[:, :, -1]
+    da_src_RH = (out_RHK[:, :, :channels] * source_RHK[:, :, :channels]).sum(2).sub_(slope_d_RH)
+    torch.add(above_RHK, below_RHK, out=out_RHK)
     return torch.cat((out_RHK[:, :, :channels], da_src_RH[:, :, None]), dim=2).view(rows, -1)
 
 
@@ -139,52 +136,28 @@ def scratch_bytes(*, heads: int, channels: int, itemsize: int, dropout: bool) ->
     tile, and for every row beside that.
 
     An edge of a piece has its neighbour, row and position (16 bytes at most each, the added self-loop's copy
-    included), up to nine numbers a head and, several at a time, its place in the slab for every head; dropout adds
-    four counters of 8 bytes, twice. A row has five matrices of the slab's width at most and eight numbers a head.
+    included). For every head it has up to four numbers, and of 8 bytes each at most its bag, its place, its
+    neighbour's row, that again in the order of summing, what was counted before it and, twice while it is put
+    together, that order; dropout adds four counters of 8 bytes, twice. A row has five matrices of the slab's width at
+    most, and eight numbers and as many places a head.
     """
-    per_edge = 48 + heads * (9 * itemsize + 32) + (96 + heads * (1 + itemsize) if dropout else 0)
-    per_row = heads * (5 * (channels + TARGET_SCALARS) + 8) * itemsize + 24 + heads * 8
+    per_edge = 48 + heads * (4 * itemsize + 60) + (96 + heads * (2 + 2 * itemsize) if dropout else 0)
+    per_row = heads * ((5 * (channels + TARGET_SCALARS) + 8) * itemsize + 64) + 24
     return per_edge, per_row
 
 
-class _Neighbours:
-    """A piece's neighbours in a slab of heads with their scalars [N, H·K], read as one row a node and head."""
-
-    def __init__(self, piece: Piece, heads: int, slab_NS: Tensor) -> None:
-        assert slab_NS.is_contiguous() and slab_NS.shape[1] % heads == 0
-        self.matrix_XK = slab_NS.view(-1, slab_NS.shape[1] // heads)
-        self.heads, self.rows = heads, piece.stop - piece.start
-        index = piece.neighbours_E
-        if slab_NS.numel() > _INT32_MAX or piece.edges * heads > _INT32_MAX:
-            index = index.long()
-        numbers = torch.arange(heads, dtype=index.dtype)
-        self.rows_EH = index[:, None] * heads + numbers
-        starts = piece.offsets_R1[:-1].to(index.dtype) + (numbers * piece.edges)[:, None]
-        self.offsets = torch.cat((starts.view(-1), index.new_tensor([piece.edges * heads])))
-        self._rows_by_head: Tensor | None = None
-
-    def scalars(self, column: int) -> Tensor:
-        """One of the columns of every head [E, H]."""
-        columns = self.matrix_XK.shape[1]
-        places = (self.rows_EH * columns).add_(column % columns)
-        return self.matrix_XK.view(-1).index_select(0, places.view(-1)).view_as(self.rows_EH)
-
-    def sum(self, weight_EH: Tensor) -> Tensor:
-        """Σ weight · row → [rows, H, K], a view: every head with weights of its own, in one pass of ``embedding_bag``
-        whose bags are rows of the tile, head after head."""
-        if self._rows_by_head is None:
-            self._rows_by_head = self.rows_EH.t().reshape(-1)
-        sums = F.embedding_bag(
-            self._rows_by_head,
-            self.matrix_XK,
-            self.offsets,
-            mode="sum",
-            include_last_offset=True,
-            per_sample_weights=weight_EH.t().reshape(-1),
-        )
-        return sums.view(self.heads, self.rows, -1).transpose(0, 1)
+def _sums_apart(
+    gat: GatHeads, piece: Piece, direction: Direction, bags: Bags, weight_X: Tensor, score_X: Tensor
+) -> Tensor:
+    """Sums of neighbours by edges with a score above zero, and by the others; what dropout leaves of them. Writes over
+    the weights."""
+    if gat.dropout is None:
+        return bags.sums_apart(weight_X, score_X > 0)
+    scale_X = bags.by_bag(gat.dropout.scale(piece, direction, gat.heads, weight_X.dtype))
+    return bags.sums_apart(weight_X.mul_(scale_X), score_X > 0, scale_X != 0)
 
 
-def _slopes(score_EH: Tensor, negative_slope: float) -> Tensor:
-    """Derivative of the leaky rectifier: 1 above zero, the slope elsewhere, as torch has it."""
-    return torch.where(score_EH > 0, score_EH.new_tensor(1.0), score_EH.new_tensor(negative_slope))
+def _sloped(gat: GatHeads, values_X: Tensor, score_X: Tensor) -> Tensor:
+    """Values times the derivative of the leaky rectifier: 1 above zero, the slope elsewhere, as torch has it."""
+    sloped_X: Tensor = torch.ops.aten.leaky_relu_backward(values_X, score_X, gat.negative_slope, False)
+    return sloped_X

@@ -6,15 +6,34 @@ a higher one appears. Rows within one piece, which is nearly all of them, take n
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ooc.train.kernels.edges import Piece
+
+class Edges(Protocol):
+    """Edges of some rows, however what is computed of them is laid out."""
+
+    @property
+    def rows(self) -> slice:
+        """Their rows among the tile's."""
+        ...
+
+    @property
+    def continues(self) -> bool:
+        """Whether their row was begun before."""
+        ...
+
+    def spread(self, values: Tensor, /) -> Tensor: ...
+
+    def maxima(self, values: Tensor, /) -> Tensor: ...
+
+    def sums(self, values: Tensor, /) -> Tensor: ...
 
 
 class RunningSoftmax:
-    """Weights of edges [E, H] for a tile of R rows, and the sums that were made with them.
+    """Weights of edges, for every head, in a tile of R rows, and the sums that were made with them.
 
     ``totals`` are matrices [R, H, …], zero at first, to which the caller adds sums weighted by what ``weigh``
     returns; ``finish`` divides them by the sum of weights. A row without edges keeps its zeros.
@@ -25,20 +44,20 @@ class RunningSoftmax:
         self._sum_RH = like.new_zeros(rows, heads)
         self._totals = totals
 
-    def weigh(self, piece: Piece, score_EH: Tensor) -> Tensor:
-        """exp(score - highest so far), written over ``score_EH``."""
-        here = piece.rows
-        highest = piece.maxima(score_EH)
-        if piece.continues:
+    def weigh(self, edges: Edges, score: Tensor) -> Tensor:
+        """exp(score - highest so far), written over ``score``."""
+        here = edges.rows
+        highest = edges.maxima(score)
+        if edges.continues:
             highest = torch.maximum(highest, self._highest_RH[here])
             shrink = (self._highest_RH[here] - highest).exp_()
             self._sum_RH[here] *= shrink
             for total in self._totals:
                 total[here] *= shrink.view(*shrink.shape, *[1] * (total.dim() - 2))
         self._highest_RH[here] = highest
-        weight_EH = score_EH.sub_(highest.index_select(0, piece.row_E)).exp_()
-        self._sum_RH[here] += piece.sums(weight_EH)
-        return weight_EH
+        weight = score.sub_(edges.spread(highest)).exp_()
+        self._sum_RH[here] += edges.sums(weight)
+        return weight
 
     def finish(self) -> Tensor:
         """Normalise the totals; the logarithm of the sum of exponentials [R, H], 0 for a row without edges."""
