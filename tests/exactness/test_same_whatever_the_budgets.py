@@ -14,9 +14,9 @@ from tests.exactness.models import Branches, Residual
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.graphs import GraphCase, random_data
 
-GRAPH = GraphCase(nodes=800, edges=5000, features=24, self_loops=30, isolated=40, duplicates=100, unlabelled=200)
+GRAPH = GraphCase(nodes=450, edges=2800, features=24, self_loops=20, isolated=25, duplicates=60, unlabelled=110)
 TILE_ROWS = 64
-EPOCHS = 3
+EPOCHS = 2
 NODE_NORM = {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}
 MODELS = {
     "gcn": ModelCase(kind="gcn", layers=3, hidden=40, dropout=0.3, input_dropout=0.2, options=NODE_NORM),
@@ -33,13 +33,21 @@ CUTS: list[dict[str, Any]] = [
     {"block_rows": TILE_ROWS},
     {"block_rows": 4 * TILE_ROWS},
     {"block_rows": 16 * TILE_ROWS},
-    {"block_rows": 64 * TILE_ROWS},
     {"slab_columns": 1},
     {"slab_columns": 7},
     {"slab_columns": 16},
     {"slab_columns": 1000},
     {"block_rows": 2 * TILE_ROWS, "slab_columns": 5},
 ]
+FORMS = [(torch.float32, False), (torch.float64, True), (torch.float32, True), (torch.float64, False)]
+"""Type and whether the graph is undirected. A model has two that differ in both, its neighbours the other two, so that
+any two of model, type and direction come together. Every plan is made for one of a model's two forms, the leanest for
+both."""
+CASES = {
+    f"{name}-{dtype}-{'undirected' if undirected else 'directed'}": (model, dtype, undirected, half)
+    for number, (name, model) in enumerate(MODELS.items())
+    for half, (dtype, undirected) in enumerate(FORMS[2 * (number % 2) :][:2])
+}
 
 
 def outcome(
@@ -52,11 +60,9 @@ def outcome(
         return losses, scores, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
-@pytest.mark.parametrize("undirected", [False, True], ids=["directed", "undirected"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize(("model", "dtype", "undirected", "half"), CASES.values(), ids=CASES.keys())
 def test_results_do_not_depend_on_the_plan(
-    model: ModelCase, dtype: torch.dtype, undirected: bool, tmp_path: Path
+    model: ModelCase, dtype: torch.dtype, undirected: bool, half: int, tmp_path: Path
 ) -> None:
     """Every plan gives the losses, accuracies and weights of the roomiest one, compared by ``==``."""
     graph = GraphCase(**{**GRAPH.__dict__, "undirected": undirected})
@@ -71,7 +77,8 @@ def test_results_do_not_depend_on_the_plan(
         {"gpu_budget": int(gpu * device_share), "host_budget": int(host * host_share)}
         for device_share, host_share in SHARES
     ]
-    for options in plans + CUTS:
+    leanest, *others = plans + CUTS
+    for options in [leanest, *others[half::2]]:
         losses, scores, parameters = outcome(model, store, tmp_path, dtype, **options)
         assert losses == expected[0], options
         assert scores == expected[1], options

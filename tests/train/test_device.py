@@ -58,6 +58,7 @@ SHARES = [(1.0, 1.0), (1.0, 40.0), (1.4, 1.5), (60.0, 60.0)]
 
 Scores = dict[str, float | None]
 Build = Callable[..., Trainer]
+Least = Callable[..., tuple[int, int]]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -80,6 +81,22 @@ class Outcome:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def least(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Least:
+    """The least budgets, for the device and for the host, that do for a model on ``store``; found once."""
+    known: dict[str, tuple[int, int]] = {}
+
+    def find(model: str, **options: Any) -> tuple[int, int]:
+        key = f"{model} {options}"
+        if key not in known:
+            with FakeDevice(1) as fake, pytest.MonkeyPatch.context() as patch:
+                use(fake, patch)
+                known[key] = least_budgets(on_device(MODELS[model], store, tmp_path_factory.mktemp("least"), **options))
+        return known[key]
+
+    return find
 
 
 @pytest.fixture
@@ -137,15 +154,14 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
 # ---- results -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize("name", MODELS)
 def test_results_are_the_cpus_to_the_bit(
-    model: ModelCase, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, store: Store, least: Least, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the budgets of the three tiers, and in whatever order copies happen."""
+    model = MODELS[name]
     expected = outcome(builder(model, store, tmp_path, threads=1)())
-    with FakeDevice() as fake:
-        use(fake, monkeypatch)
-        gpu, host = least_budgets(lambda gpu, host: on_device(model, store, tmp_path)(gpu, host))
+    gpu, host = least(name)
     found, moved = [], set()
     for seed, (of_device, of_host) in enumerate(SHARES):
         with FakeDevice(seed, eager=seed / len(SHARES)) as fake:
@@ -232,11 +248,11 @@ def test_a_loss_with_weights_of_its_own_goes_to_the_device(store: Store, tmp_pat
 
 @pytest.mark.parametrize("share", [1.0, 1.5])
 def test_every_epoch_moves_the_planned_bytes_each_way(
-    share: float, store: Store, tmp_path: Path, device: FakeDevice
+    share: float, store: Store, least: Least, tmp_path: Path, device: FakeDevice
 ) -> None:
     """To the device, to the host, from the SSD and to it. The first epoch also fills the memory."""
     build = on_device(MODELS["sage"], store, tmp_path)
-    gpu, host = least_budgets(build)
+    gpu, host = least("sage")
     with build(int(share * gpu), int(share * host)) as trainer:
         plan = trainer.plan
         first, *others = trainer.fit(epochs=4)
@@ -267,9 +283,11 @@ def test_a_prospect_plans_what_the_trainer_runs(
     assert plan.has_tiers and plan.fixed_device_bytes > 3_000_000
 
 
-def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(store: Store, tmp_path: Path, device: FakeDevice) -> None:
+def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(
+    store: Store, least: Least, tmp_path: Path, device: FakeDevice
+) -> None:
     build = on_device(MODELS["sage"], store, tmp_path)
-    gpu, host = least_budgets(build)
+    gpu, host = least("sage")
     said = StringIO()
     console = Console(file=said, width=120)
     with build(gpu, host) as trainer:
@@ -298,9 +316,11 @@ def test_the_cpu_has_no_wire(store: Store, tmp_path: Path) -> None:
     assert record.ssd_way in ("direct", "buffered")
 
 
-def test_the_device_is_given_its_budget_and_what_is_planned(store: Store, tmp_path: Path, device: FakeDevice) -> None:
+def test_the_device_is_given_its_budget_and_what_is_planned(
+    store: Store, least: Least, tmp_path: Path, device: FakeDevice
+) -> None:
     build = on_device(MODELS["gcn"], store, tmp_path)
-    gpu, host = least_budgets(build)
+    gpu, host = least("gcn")
     with build(gpu, host) as trainer:
         (record,) = trainer.fit(epochs=1)
         assert device.limit_bytes == gpu
@@ -310,9 +330,11 @@ def test_the_device_is_given_its_budget_and_what_is_planned(store: Store, tmp_pa
         assert record.host_peak_bytes == trainer.plan.host_peak_bytes <= host
 
 
-def test_what_the_device_takes_beside_is_admitted(store: Store, tmp_path: Path, device: FakeDevice) -> None:
+def test_what_the_device_takes_beside_is_admitted(
+    store: Store, least: Least, tmp_path: Path, device: FakeDevice
+) -> None:
     build = on_device(MODELS["gcn"], store, tmp_path)
-    gpu, host = least_budgets(build)
+    gpu, host = least("gcn")
     device.overhead_bytes = 50_000_000
     with pytest.raises(BudgetError, match=r"--gpu-budget"):
         build(gpu, host)
@@ -509,14 +531,14 @@ def test_memory_used_up_within_the_budget_is_one_line(
 
 
 def test_a_broken_disk_is_one_line_and_nothing_is_left_under_way(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, least: Least, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = MODELS["sage"]
     faults = Faults(seed=5)
     with FakeDevice(2) as fake:
         use(fake, monkeypatch, lambda: faulty_engine(faults))
         build = on_device(model, store, tmp_path)
-        gpu, host = least_budgets(build)
+        gpu, host = least("sage")
         undisturbed = outcome(build(gpu, host))
         faults = Faults(seed=5, broken=0.2)
         with build(gpu, host) as trainer, pytest.raises(SpillError, match="failed"):
@@ -532,11 +554,17 @@ def test_a_broken_disk_is_one_line_and_nothing_is_left_under_way(
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 @pytest.mark.parametrize("method", ["await_read", "_behind"])
 def test_an_executor_that_forgets_an_event_is_seen(
-    name: str, method: str, store: Store, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    method: str,
+    store: Store,
+    least: Least,
+    tmp_path: Path,
+    device: FakeDevice,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The comparisons above mean something: without these waits there is a race (test_device_workspace: any wait)."""
     build = on_device(MODELS[name], store, tmp_path, slab_columns=16)
-    gpu, host = least_budgets(build)
+    gpu, host = least(name, slab_columns=16)
     trainer = build(int(1.2 * gpu), int(1.2 * host))
     nothing = [] if method == "_behind" else None
     monkeypatch.setattr(DeviceWorkspace, method, lambda self, which: nothing)
