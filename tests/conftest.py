@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("no timing", deadline=None)  # a busy machine is no failure
-settings.load_profile("no timing")
+from tests.examples import ORDINARY, THOROUGH
+
+for name, count in ("ordinary", ORDINARY), ("thorough", THOROUGH):
+    settings.register_profile(name, deadline=None, max_examples=count)  # a busy machine is no failure
+settings.load_profile("ordinary")  # --hypothesis-profile is looked at later
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")

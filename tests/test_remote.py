@@ -20,6 +20,7 @@ from ooc.errors import StoreError
 from ooc.remote import StoreFeatures, StoreGraph, read_rows
 from ooc.storage.store import Store
 from tests.conversion.arrays import in_order, open_descriptors, random_arrays
+from tests.examples import examples
 
 _ARRAYS = random_arrays(nodes=3000, edges=20_000, features=33)
 Backend = tuple[StoreFeatures, StoreGraph]
@@ -62,7 +63,7 @@ def test_rows_are_asked_for_in_every_way(backend: Backend, kind: str) -> None:
     np.testing.assert_array_equal(features.get_tensor(None, "x", index).numpy(), wanted)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.lists(st.integers(0, 2999), max_size=60), st.integers(1, 5000))
 def test_rows_read_together_are_the_rows_read_alone(rows: list[int], gap_bytes: int) -> None:
     array = _shared_store().array("x")

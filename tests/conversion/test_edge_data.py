@@ -23,6 +23,7 @@ from ooc.storage.store import Store
 from ooc.storage.verification import verify
 from tests.conversion.arrays import Arrays, edges_of, files_of, random_arrays
 from tests.conversion.killed import run
+from tests.examples import examples
 
 _TINY = Shares(sort_keys=20, edges=37, feature_rows=11, label_rows=13)
 
@@ -78,7 +79,7 @@ def _expected(
     return ends, np.array([numbers for _, _, numbers in found]).reshape(ends.shape[1], _numbers(arrays).shape[1])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     nodes=st.integers(1, 40),
     edges=st.integers(0, 120),

@@ -16,9 +16,10 @@ from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for, values
 from ooc.conversion.edge_values import ValueForm, Values
 from ooc.errors import SourceError
 from tests.conversion.arrays import open_descriptors
+from tests.examples import examples
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(0, 3000),
@@ -102,7 +103,7 @@ def _spread(folder: Path, keys: Keys, *, largest: int, parts: int, values: Value
     return buckets
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 39), st.integers(0, 39)), max_size=60), st.integers(1, 9))
 def test_blocks_lose_duplicates_and_gain_self_loops(nodes: int, pairs: list[tuple[int, int]], size: int) -> None:
     """Also where duplicates and loops fall on the border of two blocks."""
@@ -126,7 +127,7 @@ def test_blocks_lose_duplicates_and_gain_self_loops(nodes: int, pairs: list[tupl
     assert [*found, *joined(SelfLoops(form, loops_to.node).remaining())] == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.floats(-(2.0**90), 2.0**90, width=32)), max_size=60),
     st.integers(1, 9),

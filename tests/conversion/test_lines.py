@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ooc.conversion.lines import Kind, leading_comments, line_blocks, plain_suffix, rows_of_numbers
 from ooc.errors import SourceError
 from tests.conversion.fixtures.edge_lists import compressed
+from tests.examples import examples
 
 _ROWS = st.lists(st.tuples(st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1)), max_size=60)
 _FILLING = st.sampled_from(["", "\n", "# comment 1 2 3\n", "  \n", "% 7\n"])
@@ -23,7 +24,7 @@ def _read(path: Path, block_bytes: int = 1 << 16, columns: tuple[int, ...] = (2,
     return np.concatenate(blocks).tolist() if blocks else []
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     _ROWS,
     st.lists(_FILLING, min_size=1),

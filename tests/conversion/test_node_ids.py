@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ooc.conversion.node_ids import RankTable, Same, Sorted, collect, numbering, sorted_with_rows, write_ids
 from ooc.errors import BudgetError, SourceError
+from tests.examples import examples
 
 _IDS = st.sets(st.one_of(st.integers(0, 300), st.integers(0, 100_000)), min_size=1, max_size=200)
 
@@ -37,7 +38,7 @@ def test_ids_of_rows_name_the_rows(ids: set[int], random: object, asked: list[in
     assert found == [rows.index(value) if value in ids else -1 for value in queries.tolist()]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.lists(st.lists(st.one_of(st.integers(0, 50), st.integers(0, 2**40)), max_size=60), max_size=12))
 def test_a_scarce_memory_collects_the_same_ids(
     tmp_path_factory: pytest.TempPathFactory, blocks: list[list[int]]

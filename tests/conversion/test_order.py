@@ -28,6 +28,7 @@ from ooc.storage.scatter import RowScatter
 from ooc.storage.store import SPLITS, Store
 from ooc.storage.verification import verify
 from tests.conversion.arrays import Arrays, edges_of, files_of, in_order, open_descriptors, random_arrays
+from tests.examples import examples
 
 
 def _labelled(arrays: Arrays, *, train: int, others: int, seed: int = 0) -> Arrays:
@@ -73,7 +74,7 @@ def _check_prefixes(store: Store, hops: list[int], train_hops: list[int]) -> Non
             assert d == depth or (sources[targets < prefixes[d]] < prefixes[d + 1]).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     nodes=st.integers(1, 60),
     edges=st.integers(0, 120),

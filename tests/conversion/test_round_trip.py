@@ -14,6 +14,7 @@ from ooc.conversion import conversion, csr, edge_runs, topology
 from ooc.conversion.budget import Shares
 from ooc.storage.verification import verify
 from tests.conversion.arrays import Arrays, edges_of, files_of, in_order, random_arrays
+from tests.examples import examples
 
 
 @st.composite
@@ -44,7 +45,7 @@ def _expected(arrays: Arrays, *, symmetrize: bool, self_loops: bool, drop_duplic
     return in_order(edges)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     graphs(),
     st.booleans(),

@@ -19,6 +19,7 @@ from ooc.conversion.streams import Checked, FileBlob, ForwardBlob, Inflated, Lim
 from ooc.conversion.torch_files import read_torch_dict
 from ooc.conversion.zip_members import Archive
 from ooc.errors import SourceError
+from tests.examples import examples
 
 _TEXT = b"".join(b"%d," % (number * number) for number in range(40_000))
 
@@ -64,7 +65,7 @@ def test_a_fork_goes_on_from_the_same_place_and_leaves_the_other_there(tmp_path:
 
 
 @given(places=st.lists(st.integers(0, len(_TEXT)), max_size=80))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_forward_blob_goes_to_any_place(places: list[int]) -> None:
     """Back and forth, more often than places are kept."""
     blob = ForwardBlob(Inflated(MemoryBlob(_deflated(_TEXT), "packed").at(0), "packed"), len(_TEXT), "forward")
@@ -131,7 +132,7 @@ def _zip(members: dict[str, bytes], method: int) -> bytes:
     inner=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),
     outer=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, None]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_members_are_those_that_zipfile_finds(
     tmp_path_factory: pytest.TempPathFactory, members: dict[str, bytes], inner: int, outer: int | None
 ) -> None:
@@ -188,7 +189,7 @@ def test_npy_headers_that_are_none_are_refused(data: bytes, message: str) -> Non
     ending=st.sampled_from(["\n", "\r\n"]),
     last=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_text_is_parsed_as_python_parses_it(rows: list[list[float]], ending: str, last: bool) -> None:
     text = ending.join(",".join(repr(value) for value in row) for row in rows) + (ending if last else "")
     blob = MemoryBlob(text.encode(), "a.csv")

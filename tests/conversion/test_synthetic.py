@@ -12,11 +12,12 @@ import ooc
 from ooc.conversion.shuffle import Shuffle
 from ooc.conversion.synthetic import Parameters, synthetic_source
 from tests.conversion.arrays import edges_of, files_of, in_order
+from tests.examples import examples
 
 _BASE = "synthetic:nodes=20000,edges=200000,features=16,classes=7"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 5000), st.integers(0, 2**63), st.integers(0, 5))
 def test_a_shuffle_is_a_bijection_with_its_inverse(n: int, seed: int, stream: int) -> None:
     places = np.arange(n)

@@ -16,6 +16,7 @@ from ooc.plan.plan import ColumnPass
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
 from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
+from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 
 ROUGH = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8)
@@ -229,7 +230,12 @@ def attentive(draw: st.DrawFn) -> ModelCase:
     slab_columns=st.sampled_from([None, 1, 4]),
     share=st.sampled_from([1.0, 1.0, 1.2, 3.0, 100.0]),
 )
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(15),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_any_case_is_exact(
     graph: GraphCase, model: ModelCase, tile_rows: int, slab_columns: int | None, share: float, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from ooc.train.setup import Resources
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
 from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, adamw, smooth_adam
+from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 
 EPOCHS = 3
@@ -212,7 +213,12 @@ def featured(draw: st.DrawFn) -> ModelCase:
     slab_columns=st.sampled_from([None, 1, 4]),
     share=st.sampled_from([1.0, 1.2, 100.0]),
 )
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(8),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_any_case_is_exact(
     graph: GraphCase, model: ModelCase, tile_rows: int, slab_columns: int | None, share: float, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from ooc.train.setup import Resources
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
 from tests.exactness.models import Adaptive, Graphs
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
+from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 
 EPOCHS = 3
@@ -164,7 +165,12 @@ def test_results_do_not_depend_on_the_plan(model: ModelCase, tmp_path: Path) -> 
     slab_columns=st.sampled_from([None, 1, 4]),
     share=st.sampled_from([1.0, 1.2, 100.0]),
 )
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(15),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_any_case_is_exact(
     graph: GraphCase,
     kind: dict[str, Any],

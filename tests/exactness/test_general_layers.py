@@ -47,6 +47,7 @@ from tests.exactness.layers import (
 )
 from tests.exactness.reference import CustomCase, ModelCase, adamw, smooth_adam
 from tests.exactness.test_savings import in_hop_order
+from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 
 EPOCHS = 3
@@ -227,7 +228,12 @@ def test_predictions(name: str, tmp_path: Path) -> None:
     tile_rows=st.sampled_from([4, 16, 64]),
     share=st.sampled_from([1.0, 1.3, 100.0]),
 )
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(6),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_any_case_is_exact(graph: GraphCase, name: str, tile_rows: int, share: float, tmp_path: Path) -> None:
     """Under the least budgets that the trainer itself says would do, or a multiple of them."""
     data = random_data(graph)

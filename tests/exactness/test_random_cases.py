@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
 from tests.exactness.reference import ModelCase
+from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 
 EXAMPLES = 25
@@ -84,7 +85,7 @@ def cuts(draw: st.DrawFn) -> dict[str, Any]:
 shares = st.sampled_from([1.0, 1.0, 1.1, 1.5, 3.0, 100.0])
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@settings(max_examples=examples(EXAMPLES), deadline=None, derandomize=True)
 @given(graph=graphs, model=models(), cut=cuts(), gpu_share=shares, host_share=shares)
 def test_any_case_is_exact(
     graph: GraphCase, model: ModelCase, cut: dict[str, Any], gpu_share: float, host_share: float

@@ -21,6 +21,7 @@ from ooc.train.trainer import Saving
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, make_trainer, train_epoch
 from tests.exactness.models import MODELS, Branches, Predicted, Residual
 from tests.exactness.reference import CustomCase, ModelCase, Reference, adam, disagreement
+from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 
 ALL, NONE = tuple(Saving), ()
@@ -51,7 +52,7 @@ def assert_same_training(case: ModelCase, store: Store, data: Data, folder: Path
     assert {name: scores[name] for name in expected_scores} == expected_scores
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     graph=st.builds(
         GraphCase,

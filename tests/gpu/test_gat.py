@@ -13,6 +13,7 @@ from ooc.train.kernels import gat as reference
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import SelfLoops, TileEdges
+from tests.examples import examples
 from tests.gpu.device import DEVICE, EXAMPLES, MOST, gat, same_bits, segments_of, shapes, there
 from tests.train.kernel_cases import KernelGraph, graphs, numbers
 
@@ -54,7 +55,7 @@ def check(graph: KernelGraph, heads: reference.GatHeads, seed: int, most: int, s
 
 
 @given(graphs(), st.integers(0, 99), st.sampled_from([0.2, 0.0, 1.0, -0.5]), MOST, WHOLE, st.integers(0, 5))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 def test_outputs_and_gradients(
     graph: KernelGraph, seed: int, slope: float, most: int, shape: Shape, absent: int
 ) -> None:
@@ -63,7 +64,7 @@ def test_outputs_and_gradients(
 
 
 @given(graphs(), st.integers(0, 99), st.sampled_from([0.3, 1.0]), st.sampled_from([2, 64]), st.integers(0, 3))
-@settings(max_examples=max(4, EXAMPLES // 3), deadline=None)
+@settings(max_examples=examples(max(4, EXAMPLES // 3)), deadline=None)
 def test_dropout_has_the_processor_s_masks(graph: KernelGraph, seed: int, p: float, most: int, first_head: int) -> None:
     """Of repeated edges too, also where a row is cut between them, and of a slab of later heads."""
     heads = reference.GatHeads(range(first_head, first_head + HEADS), 0.2, EdgeDropout(p, seed=seed, epoch=2, layer=1))
@@ -71,7 +72,7 @@ def test_dropout_has_the_processor_s_masks(graph: KernelGraph, seed: int, p: flo
 
 
 @given(graphs(), st.integers(0, 99), st.sampled_from([1, 3]), st.sampled_from([1, 4]))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 def test_tiles_shapes_and_slabs_of_heads_change_no_bit(graph: KernelGraph, seed: int, height: int, unroll: int) -> None:
     source, a_dst = sources(graph, seed, torch.float32)
     target = numbers(seed + 2, graph.nodes, HEADS * (CHANNELS + 3), dtype=torch.float32)

@@ -12,6 +12,7 @@ from ooc.train.kernels import maximum as reference
 from ooc.train.kernels.cuda.segments import cut
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import SelfLoops, TileEdges
+from tests.examples import examples
 from tests.gpu.device import DEVICE, EXAMPLES, MOST, maximum, same_bits, segments_of, shapes, there
 from tests.train.kernel_cases import KernelGraph, graphs, numbers
 
@@ -34,7 +35,7 @@ def values(seed: int, rows: int, levels: int) -> Tensor:
     shapes(),
     st.integers(0, 5),
 )
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 def test_maxima_ties_and_gradients(
     graph: KernelGraph, seed: int, levels: int, dtype: torch.dtype, most: int, shape: Shape, absent: int
 ) -> None:
@@ -78,7 +79,7 @@ def test_parts_of_a_gradient(column: list[float], ties: float, most: int) -> Non
 
 
 @given(graphs(), st.integers(0, 99), st.sampled_from([1, 3]), shapes())
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 def test_shapes_and_tiles_change_no_bit(graph: KernelGraph, seed: int, height: int, shape: Shape) -> None:
     source = numbers(seed, graph.nodes, WIDTH, dtype=torch.float32).to(DEVICE)
     target = numbers(seed + 1, graph.nodes, 2 * WIDTH, dtype=torch.float32).to(DEVICE)

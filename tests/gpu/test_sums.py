@@ -13,6 +13,7 @@ from ooc.train import aggregate
 from ooc.train.kernels.cuda.segments import cut
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import SelfLoops
+from tests.examples import examples
 from tests.gpu.device import DEVICE, EXAMPLES, MOST, same_bits, segments_of, shapes, sums
 from tests.train.kernel_cases import HEIGHTS, KernelGraph, graphs, numbers
 
@@ -34,7 +35,7 @@ def in_parts(source: Tensor, indices: Tensor, offsets: Tensor, most: int) -> Ten
 
 
 @given(graphs(SelfLoops.AS_STORED), st.integers(0, 99), WIDTHS, DTYPES, MOST, shapes(), st.booleans())
-@settings(max_examples=5 * EXAMPLES, deadline=None)
+@settings(max_examples=examples(5 * EXAMPLES), deadline=None)
 def test_sums_have_the_processor_s_bits(
     graph: KernelGraph, seed: int, width: int, dtype: torch.dtype, most: int, shape: Shape, wide_indices: bool
 ) -> None:
@@ -51,7 +52,7 @@ def test_sums_have_the_processor_s_bits(
 
 
 @given(graphs(SelfLoops.AS_STORED), st.integers(0, 99), WIDTHS, MOST)
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 def test_edges_may_have_weights(graph: KernelGraph, seed: int, width: int, most: int) -> None:
     source = numbers(seed, graph.nodes, width)
     _, _, tile = next(graph.tiles(Direction.IN, graph.nodes))
@@ -62,7 +63,7 @@ def test_edges_may_have_weights(graph: KernelGraph, seed: int, width: int, most:
 
 
 @given(graphs(SelfLoops.AS_STORED), st.integers(0, 99), HEIGHTS, st.booleans())
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 def test_tiles_and_slabs_change_no_bit(graph: KernelGraph, seed: int, height: int, weighted: bool) -> None:
     """By the call that the processor's has, of a slab that lies within a wider matrix."""
     source = numbers(seed, graph.nodes, 12, dtype=torch.float32).to(DEVICE)

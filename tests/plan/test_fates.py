@@ -16,6 +16,7 @@ from ooc.plan.fates import Fates, choose_fates
 from ooc.plan.ledger import Resource, account
 from ooc.plan.shortage import remedies
 from ooc.plan.workload import Fate
+from tests.examples import examples
 from tests.plan.chains import Outcome, all_plans, chains, keeps, play
 
 BUDGETS_PER_CHAIN = 6
@@ -41,7 +42,7 @@ def chosen(chain: Chain, limits: Budgets) -> Fates | None:
         return None
 
 
-@settings(max_examples=350, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(350), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_fates_cost_what_the_best_of_all_plans_costs(data: st.DataObject) -> None:
     """Each example is six instances: the plans of a chain are played once for every unit, and held to six budgets."""
@@ -61,7 +62,7 @@ def test_fates_cost_what_the_best_of_all_plans_costs(data: st.DataObject) -> Non
             assert keeps(play(chain, fates.choices, unit), limits)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.sampled_from([1e-3, 0.05, 0.3]))
 def test_within_a_tolerance_fates_cost_at_most_that_part_more(data: st.DataObject, tolerance: float) -> None:
     chain = data.draw(chains())
@@ -74,7 +75,7 @@ def test_within_a_tolerance_fates_cost_at_most_that_part_more(data: st.DataObjec
         assert near.bound <= exact.ledger.cost * (1 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.sampled_from([0, 3, 20]))
 def test_a_search_that_gives_up_keeps_the_budgets_and_says_how_good_it_is(data: st.DataObject, most: int) -> None:
     chain = data.draw(chains())
@@ -88,7 +89,7 @@ def test_a_search_that_gives_up_keeps_the_budgets_and_says_how_good_it_is(data: 
         assert early.ledger.cost >= exact.ledger.cost * (1 - 1e-9)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_the_ledger_says_what_playing_the_epoch_through_shows(data: st.DataObject) -> None:
     """For any plan, not the best only."""
@@ -101,7 +102,7 @@ def test_the_ledger_says_what_playing_the_epoch_through_shows(data: st.DataObjec
     assert (ledger.device_units, ledger.host_units, ledger.ssd_write_units) == played[1:]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_more_budget_never_costs_more(data: st.DataObject) -> None:
     chain = data.draw(chains())
@@ -120,7 +121,7 @@ def test_more_budget_never_costs_more(data: st.DataObject) -> None:
             assert richer.ledger.cost <= fates.ledger.cost * (1 + 1e-9)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_the_least_budgets_do_plan_and_a_unit_less_does_not(data: st.DataObject) -> None:
     chain = data.draw(chains())

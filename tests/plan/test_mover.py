@@ -13,6 +13,7 @@ from ooc.plan import Hardware, Limits, Plan, make_plan
 from ooc.plan.hardware import Curve, Disk, Wire
 from ooc.plan.simulator import simulate
 from ooc.plan.timeline import Resource, Timeline
+from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
 WORK = workload()
@@ -32,7 +33,7 @@ def moved(timeline: Timeline, *resources: Resource) -> list[int]:
     return [timeline.moved_bytes.get(resource, 0) for resource in resources]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     device_bytes=st.integers(4 << 20, 128 << 20),
     host_bytes=st.integers(2 << 20, 128 << 20),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ooc.plan.replacement import Kept, Policy, Uses, belady, count_hits, next_spans
 from ooc.plan.sequence import Span, Use
+from tests.examples import examples
 
 
 def uses_of(blocks: list[int], capacity: list[int], *, cyclic: bool = False) -> Uses:
@@ -39,7 +40,7 @@ def hits(uses: Uses, after: tuple[bool, ...] | list[bool]) -> int | None:
 sequences = st.lists(st.integers(0, 4), min_size=1, max_size=9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data(), blocks=sequences, cyclic=st.booleans())
 def test_no_other_choice_has_more_hits(data: st.DataObject, blocks: list[int], cyclic: bool) -> None:
     """Against all 2^n ways to keep or not to keep, with room that changes from step to step; a cycle too, where what
@@ -60,7 +61,7 @@ def test_no_other_choice_has_more_hits(data: st.DataObject, blocks: list[int], c
     assert mine == best
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data(), blocks=st.lists(st.integers(0, 12), min_size=1, max_size=60), cyclic=st.booleans())
 def test_the_policies_that_cannot_look_ahead_have_no_more_hits(
     data: st.DataObject, blocks: list[int], cyclic: bool

@@ -18,6 +18,7 @@ from ooc.plan.staging import Staging, Way
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import Parts
 from ooc.sizes import parse_size
+from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
 WORK = workload()
@@ -101,7 +102,7 @@ def test_without_memory_of_its_own_a_device_has_no_second_arena() -> None:
 # ---- any workload, any budgets -----------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.integers(1, 60_000),
     width=st.sampled_from([1, 8, 64, 100]),
@@ -158,7 +159,7 @@ def test_more_device_memory_never_means_more_time() -> None:
     assert made[-1].to_device_bytes < made[0].to_device_bytes / 2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     device=st.integers(2_000_000, 40_000_000),
     host=st.integers(500_000, 40_000_000),

@@ -15,6 +15,7 @@ from ooc.errors import SpillError
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.engines.seam import ChunkFile, Engine, OpenFile, Span, open_file
 from ooc.prefetch.spill import create_spill
+from tests.examples import examples
 from tests.prefetch.faults import Faults
 from tests.prefetch.held import assert_no_more_held, held
 
@@ -69,7 +70,7 @@ class EngineContract:
 
     # ---- the same bytes ----------------------------------------------------------------------------------
 
-    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         offset=st.integers(0, 3 * 4096) | st.integers(0, 3).map(lambda pages: pages * 4096),
         nbytes=st.integers(1, 3 * 4096) | st.sampled_from([MIB + 5000, 2 * MIB, 4 * MIB + 1, 5 * MIB]),

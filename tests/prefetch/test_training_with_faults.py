@@ -15,6 +15,7 @@ from ooc.errors import OocError
 from ooc.prefetch.engine import DirectEngine
 from ooc.storage.store import Store
 from ooc.train.trainer import Trainer
+from tests.examples import examples
 from tests.prefetch.faults import Faults, faulty_engine
 from tests.prefetch.held import assert_no_more_held, held
 
@@ -58,7 +59,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
 rates = st.sampled_from([0.0, 0.0, 0.01, 0.2])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 1 << 30),
     short=rates,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ooc.errors import StoreError
 from ooc.storage.array import DTYPES, Array, chunk_rows, create_array, open_array, resume_array
 from ooc.storage.store import write_group
+from tests.examples import examples
 
 
 def _write(folder: Path, rows: np.ndarray, *, chunk_bytes: int = 1 << 14, step: int = 700) -> Array:
@@ -25,7 +26,7 @@ def _write(folder: Path, rows: np.ndarray, *, chunk_bytes: int = 1 << 14, step: 
     return open_array(folder, "a")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     rows=st.integers(0, 5000),
     columns=st.sampled_from([None, 1, 3, 7, 128]),
@@ -142,7 +143,7 @@ def test_misuse_of_a_writer_is_refused(tmp_path: Path) -> None:
     marked=st.floats(0, 1),
     later=st.floats(0, 1),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_writer_goes_on_where_another_had_flushed(
     tmp_path_factory: pytest.TempPathFactory, rows: int, columns: int | None, marked: float, later: float
 ) -> None:

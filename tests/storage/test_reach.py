@@ -15,6 +15,7 @@ from ooc.storage.array import Array
 from ooc.storage.reach import distances, farthest_of, nearest, reach
 from ooc.storage.store import Store
 from tests.conversion.arrays import edges_of, random_arrays
+from tests.examples import examples
 
 
 def _searched(edges: np.ndarray, seeds: np.ndarray, depth: int) -> list[np.ndarray]:
@@ -28,7 +29,7 @@ def _searched(edges: np.ndarray, seeds: np.ndarray, depth: int) -> list[np.ndarr
     return sets
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     nodes=st.integers(1, 40),
     edges=st.integers(0, 90),
@@ -64,7 +65,7 @@ def test_the_sets_are_those_of_a_plain_search(
     np.testing.assert_array_equal(seeds, before)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(1, 30), st.integers(0, 60), st.integers(0, 2**32), st.floats(0, 1), st.integers(0, 5))
 def test_the_nearest_of_several_masks_is_the_first_as_near(
     tmp_path_factory: pytest.TempPathFactory, nodes: int, edges: int, seed: int, share: float, most: int

@@ -19,6 +19,7 @@ from ooc.plan.workload import Direction
 from ooc.train.kernels import gat
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import SelfLoops, TileEdges
+from tests.examples import examples
 from tests.train.kernel_cases import HEIGHTS, PIECES, KernelGraph, by_tiles, graphs, numbers, small_pieces
 from tests.train.test_edge_dropout import scale_of_edges
 
@@ -99,7 +100,7 @@ def pyg(graph: KernelGraph, seed: int, slope: float, dropout: EdgeDropout | None
     PIECES,
     st.integers(0, 12),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_output_and_gradients_are_pyg_s(
     graph: KernelGraph,
     seed: int,
@@ -128,7 +129,7 @@ def test_output_and_gradients_are_pyg_s(
 
 
 @given(graphs(), st.integers(0, 999), HEIGHTS, PIECES, st.sampled_from([None, 0.5]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_tiles_and_threads_change_no_bit(
     graph: KernelGraph, seed: int, height: int, edges_per_piece: int, p: float | None
 ) -> None:
@@ -141,7 +142,7 @@ def test_tiles_and_threads_change_no_bit(
 
 
 @given(graphs(), st.integers(0, 999), st.integers(0, HEADS - 1), st.integers(1, HEADS))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_heads_computed_apart_have_the_same_bits(graph: KernelGraph, seed: int, first: int, count: int) -> None:
     """A slab of some heads gives their columns, masks included."""
     dropout = EdgeDropout(0.5, 0, 0, 0)

@@ -28,6 +28,7 @@ from ooc.prefetch.transfers import Transfers
 from ooc.train.device_workspace import DeviceWorkspace, _Copy
 from ooc.train.program_run import ProgramRun
 from ooc.train.workspace import Filling
+from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 from tests.train.fake_device import FakeDevice, Race, WatchedTicket
 
@@ -225,7 +226,7 @@ def ran(plan: Plan, seed: int, *, eager: float = 0.2) -> list[tuple[int, int, in
     return moved
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     rows=st.integers(1, 6000),
     layers=st.integers(1, 3),

@@ -14,6 +14,7 @@ from ooc.errors import StoreError
 from ooc.plan.workload import Direction
 from ooc.train.kernels.edge_dropout import EdgeDropout, philox
 from ooc.train.kernels.edges import SelfLoops, TileEdges, pieces
+from tests.examples import examples
 from tests.train.kernel_cases import HEIGHTS, PIECES, KernelGraph, graphs, small_pieces
 
 
@@ -69,7 +70,7 @@ def drawn(graph: KernelGraph, direction: Direction, height: int, dropout: EdgeDr
 
 
 @given(graphs(), HEIGHTS, HEIGHTS, PIECES, st.integers(0, 5), st.integers(1, 6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_both_ends_draw_the_same_masks(
     graph: KernelGraph, height: int, other_height: int, edges_per_piece: int, first_head: int, heads: int
 ) -> None:
@@ -82,7 +83,7 @@ def test_both_ends_draw_the_same_masks(
 
 
 @given(graphs(SelfLoops.AS_STORED), HEIGHTS, PIECES, st.integers(0, 5), st.integers(1, 6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_masks_are_those_drawn_one_by_one(
     graph: KernelGraph, height: int, edges_per_piece: int, first_head: int, heads: int
 ) -> None:

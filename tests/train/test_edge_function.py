@@ -34,6 +34,7 @@ from ooc.train.kernels.edge_function import (
 from ooc.train.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from ooc.train.kernels.functions import Gatv2, Gine, TransformerAttention
+from tests.examples import examples
 from tests.train.kernel_cases import HEIGHTS, PIECES, KernelGraph, by_tiles, graphs, numbers, small_pieces
 from tests.train.test_edge_dropout import scale_of_edges
 
@@ -318,7 +319,7 @@ def pull(
     st.integers(0, 11),
     st.sampled_from([None, 0.4]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_output_and_gradients_are_pyg_s(
     name: str, data: st.DataObject, seed: int, height: int, edges_per_piece: int, unscored: int, p: float | None
 ) -> None:
@@ -350,7 +351,7 @@ def test_output_and_gradients_are_pyg_s(
 
 @pytest.mark.parametrize("name", CASES)
 @given(st.data(), st.integers(0, 999), HEIGHTS, PIECES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_tiles_and_threads_change_no_bit(
     name: str, data: st.DataObject, seed: int, height: int, edges_per_piece: int
 ) -> None:
@@ -366,7 +367,7 @@ def test_tiles_and_threads_change_no_bit(
 
 
 @given(graphs(), st.integers(0, 999), st.booleans())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_gradients_of_parameters_row_by_row(graph: KernelGraph, seed: int, drops: bool) -> None:
     """Where targets bring GATv2's vectors along, the gradients of every row's add up to those of the vectors."""
     case = gatv2(features=0)

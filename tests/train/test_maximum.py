@@ -11,6 +11,7 @@ from torch_geometric.nn import SAGEConv
 from ooc.plan.workload import Direction
 from ooc.train.kernels import maximum
 from ooc.train.kernels.edges import SelfLoops, TileEdges
+from tests.examples import examples
 from tests.train.kernel_cases import HEIGHTS, PIECES, KernelGraph, by_tiles, graphs, numbers, small_pieces
 
 WIDTH = 3
@@ -48,7 +49,7 @@ def values(seed: int, rows: int, levels: int) -> Tensor:
     PIECES,
     st.integers(0, 11),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_values_and_gradients_are_pyg_s(
     graph: KernelGraph, seed: int, levels: int, rectified: bool, height: int, edges_per_piece: int, unscored: int
 ) -> None:
@@ -70,7 +71,7 @@ def test_values_and_gradients_are_pyg_s(
 
 
 @given(graphs(), st.integers(0, 999), HEIGHTS, PIECES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_tiles_and_threads_change_no_bit(graph: KernelGraph, seed: int, height: int, edges_per_piece: int) -> None:
     source, gradient = values(seed, graph.nodes, 2).float(), numbers(seed + 1, graph.nodes, WIDTH).float()
     with small_pieces(edges_per_piece):

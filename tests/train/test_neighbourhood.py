@@ -13,6 +13,7 @@ from ooc.errors import StoreError
 from ooc.train.kernels import neighbourhood as module
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.neighbourhood import neighbourhood, runs
+from tests.examples import examples
 
 
 def tile_of(neighbours: list[list[int]], start: int, nodes: int, **carried: Tensor) -> TileEdges:
@@ -27,7 +28,7 @@ def tile_of(neighbours: list[list[int]], start: int, nodes: int, **carried: Tens
     start=st.integers(0, 20),
     rows=st.integers(28, 30),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_edge_is_there_once(neighbours: list[list[int]], start: int, rows: int) -> None:
     """Counted in rows of the graph again, edges are the tile's in their order, but for absent neighbours."""
     edges = sum(map(len, neighbours))

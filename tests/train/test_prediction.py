@@ -24,6 +24,7 @@ from ooc.train.prediction import Prediction
 from ooc.train.setup import Resources
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase
+from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 from tests.train.labelled import labelled, random_labels, random_values
 
@@ -90,7 +91,7 @@ def test_predictions_agree_with_the_scores(store: Store, tmp_path: Path) -> None
     assert scores["valid_acc"] == pytest.approx(float(right[DATA.val_mask].mean()), rel=1e-12)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     kind=st.sampled_from(["gcn", "sage"]),
     layers=st.integers(1, 3),

@@ -11,6 +11,7 @@ from torch import Tensor
 from ooc.train import bits
 from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import Features, Rows
+from tests.examples import examples
 
 
 @given(rows=st.integers(0, 4), columns=st.integers(1, 40), seed=st.integers(0, 999))
@@ -26,7 +27,7 @@ def test_bits_are_numpys_on_any_device(rows: int, columns: int, seed: int) -> No
 SPECIAL = [0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-40, -1e-40]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     rows=st.integers(0, 5),
     columns=st.integers(1, 40),

@@ -15,6 +15,7 @@ from ooc.train.record import EpochRecord
 from ooc.train.trainer import Saving, Trainer
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase
+from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 
 APART = [saving for saving in Saving if saving is not Saving.SHARED_FORWARD]
@@ -41,7 +42,7 @@ def assert_same(case: ModelCase, store: Store, folder: Path, fit: dict[str, Any]
     return shared
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     kind=st.sampled_from(["gcn", "sage"]),
     layers=st.integers(1, 3),
