@@ -180,7 +180,7 @@ def test_threads_read_at_once_and_leave_nothing_open(backend: Backend) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert right == [True] * 8 and open_descriptors() == before
+    assert right == [True] * 8 and open_descriptors() <= before
 
 
 def test_importing_ooc_imports_no_torch() -> None:

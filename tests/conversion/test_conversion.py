@@ -133,10 +133,10 @@ def test_cancelled_work_is_removed_or_kept_as_asked(tmp_path: Path, task: str) -
     before = open_descriptors()
     with pytest.raises(KeyboardInterrupt):
         ooc.convert(_SYNTHETIC, tmp_path / "g.ooc", on_cancel="remove", listener=interrupt)
-    assert not list(tmp_path.iterdir()) and open_descriptors() == before
+    assert not list(tmp_path.iterdir()) and open_descriptors() <= before
     with pytest.raises(KeyboardInterrupt):
         ooc.convert(_SYNTHETIC, tmp_path / "g.ooc", listener=interrupt)
-    assert [path.name for path in tmp_path.iterdir()] == ["g.ooc.partial"] and open_descriptors() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["g.ooc.partial"] and open_descriptors() <= before
     events: list[Event] = []
     store = ooc.convert(_SYNTHETIC, tmp_path / "g.ooc", listener=events.append)
     assert any(isinstance(event, Note) and event.text.startswith("going on") for event in events)

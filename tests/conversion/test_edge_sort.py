@@ -81,7 +81,7 @@ def test_any_keys_come_back_sorted(
     if values is not None:
         carried = [run.values for run in runs if run.values is not None]
         np.testing.assert_array_equal(np.concatenate([values[:0], *carried]), values[np.argsort(keys, kind="stable")])
-    assert not list(folder.iterdir()) and open_descriptors() == before
+    assert not list(folder.iterdir()) and open_descriptors() <= before
 
 
 def _numbered(count: int, width: int) -> Values:
@@ -176,7 +176,7 @@ def test_a_full_disk_while_sorting_closes_every_file(tmp_path: Path) -> None:
     spreader.add(np.arange(100, dtype=np.uint64))
     assert open_descriptors() > before
     spreader.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize("capacity", [100, 5], ids=["sorted", "spread again"])

@@ -187,12 +187,12 @@ def test_an_interruption_leaves_nothing_or_what_is_gone_on_with(tmp_path: Path, 
     for out in (None, tmp_path / "h.ooc"):
         with pytest.raises(KeyboardInterrupt):
             reorder(store, out, on_cancel="remove", listener=interrupt)
-        assert [path.name for path in tmp_path.iterdir()] == ["g.ooc"] and open_descriptors() == before
+        assert [path.name for path in tmp_path.iterdir()] == ["g.ooc"] and open_descriptors() <= before
     assert files_of(store.path) == files
     if not task.startswith("reading"):  # which a conversion has too, before
         with pytest.raises(KeyboardInterrupt):
             ooc.convert(random_arrays(), tmp_path / "i.ooc", order="hop", listener=interrupt)
-        assert [path.name for path in tmp_path.iterdir()] == ["g.ooc"] and open_descriptors() == before
+        assert [path.name for path in tmp_path.iterdir()] == ["g.ooc"] and open_descriptors() <= before
     whole = files_of(reorder(store, tmp_path / "whole.ooc").path)
     for out in (tmp_path / "h.ooc", None):
         with pytest.raises(KeyboardInterrupt):
