@@ -66,12 +66,12 @@ class Prospect:
         chosen = resolve_metric(metric, store.task, store.num_classes)
         self._averaging = Averaging(model, average, 1)
         self._share_forward = Saving.SHARED_FORWARD in savings
-        tile_rows = resources.tile_rows
+        resources = resources.for_model(model, store.num_features)
         network, active = take_apart(
             model,
             store,
             input_dropout=input_dropout,
-            tile_rows=tile_rows,
+            tile_rows=resources.tile_rows,
             savings=savings,
             ignore_edge_data=ignore_edge_data,
             compute_dtype=compute_dtype,

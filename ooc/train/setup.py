@@ -32,8 +32,10 @@ from ooc.train.stages import StageBuilder, Step
 from ooc.train.workload import STORE_MATRICES, HandedRows, TileEdges, counted, describe_workload, matrix_columns
 
 TILE_ROWS = 1024
-"""Rows computed at once. A tile of 128 float32 columns is 512 KiB, so that a stage's temporaries stay in the
-core's cache; it is also the unit in which gradients are summed, which makes results independent of block rows."""
+"""Rows computed at once where the widest matrix has more than 128 columns, and twice as many otherwise. A tile of 1 MiB
+keeps a stage's temporaries in the core's cache, and its products take several times as long as launching them; it is
+also the unit in which gradients are summed, which makes results independent of block rows."""
+_NARROW_COLUMNS = 128
 
 SPILL_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """What intermediates may be kept as."""
@@ -62,6 +64,8 @@ class Resources:
     see it. None of it changes a result, but for
     ``spill_dtype``: the type that intermediates are rounded to between passes, wherever they wait (None: none);
     and ``device`` (None: the CPU), whose arithmetic rounds in its own way. On a device one thread launches everything.
+
+    ``tile_rows``: 0 until the model is known (``for_model``), unless the user says.
     """
 
     limits: Limits
@@ -78,6 +82,16 @@ class Resources:
         """Where tensors are computed."""
         return place_of(self.device)
 
+    def for_model(self, model: nn.Module, num_features: int) -> Self:
+        """With the rows of a tile settled, by the widths of the model and its features alone, so that no budget changes
+        what is summed; OptionError if blocks are to be no whole tiles."""
+        columns = max([num_features, *(max(p.shape, default=1) for p in model.parameters())])
+        tile_rows = self.tile_rows or (TILE_ROWS if columns > _NARROW_COLUMNS else 2 * TILE_ROWS)
+        block_rows = self.limits.block_rows
+        if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
+            raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
+        return replace(self, tile_rows=tile_rows)
+
     @property
     def overhead_bytes(self) -> int:
         """What the device takes of its budget beside what is planned."""
@@ -93,7 +107,7 @@ class Resources:
         block_rows: int | None = None,
         slab_columns: int | None = None,
         max_ssd_writes: str | int | None = None,
-        tile_rows: int = TILE_ROWS,
+        tile_rows: int | None = None,
         threads: int | None = None,
         listener: Listener = ignore,
         spill_dtype: str | None = None,
@@ -105,10 +119,6 @@ class Resources:
         Without ``hardware``: this machine as ``ooc profile`` has measured it with this spill folder, or estimates.
         """
         computing = find_device(device)
-        if tile_rows < 1:
-            raise OptionError(f"tile rows must be positive, not {tile_rows}")
-        if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
-            raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
         folder = Path(spill_dir) if spill_dir is not None else Path(gettempdir())
         if hardware is None:
             hardware = hardware_for(computing, folder)
@@ -123,7 +133,7 @@ class Resources:
                     None if max_ssd_writes is None else parse_size(max_ssd_writes, name="max ssd writes", zero=True)
                 ),
             ),
-            tile_rows=tile_rows,
+            tile_rows=_checked_positive(tile_rows, "tile rows") or 0,
             threads=1 if computing else _checked_positive(threads, "threads") or torch.get_num_threads(),
             spill_dir=folder,
             listener=listener,

@@ -106,7 +106,7 @@ class Trainer:
         max_ssd_writes: str | int | None = None,
         spill_dtype: str | None = None,
         compute_dtype: str = "float32",
-        tile_rows: int = TILE_ROWS,
+        tile_rows: int | None = None,
         threads: int | None = None,
         savings: Collection[Saving] = tuple(Saving),
         ignore_edge_data: str = "none",
@@ -126,7 +126,7 @@ class Trainer:
             listener=listener,
             hardware=hardware,
             device=device,
-        )
+        ).for_model(model, store.num_features)
         place = self._resources.place
         task = store.task
         self.model, self.store = model, store
@@ -141,7 +141,7 @@ class Trainer:
             model,
             store,
             input_dropout=input_dropout,
-            tile_rows=tile_rows,
+            tile_rows=self._resources.tile_rows,
             savings=savings,
             ignore_edge_data=ignore_edge_data,
             compute_dtype=compute_dtype,

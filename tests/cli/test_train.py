@@ -35,7 +35,7 @@ RICH = [
     *("--clip", "0.5", "--optimizer", "adamw", "--weight-decay", "0.01", "--log", "csv"),
 ]
 AVERAGED = [*LONG, "--average", "ema", "--average-from", "2", "--schedule", "cosine", "--norm", "batch"]
-TIGHT = ["--gpu-budget", "2302K", "--host-budget", "300K", "--block-rows", "1024", "--slab-columns", "5"]
+TIGHT = ["--gpu-budget", "4137K", "--host-budget", "300K", "--block-rows", "2048", "--slab-columns", "5"]
 
 
 def metrics(run_folder: Path) -> list[dict[str, Any]]:
@@ -201,7 +201,7 @@ def test_models_and_norms_resume_exactly(run: RunCommand, graph: Path, here: Pat
         (["--gpu-budget", "10K"], r"give --gpu-budget \d+[KM]"),
         (["--host-budget", "10K"], r"give --host-budget \d+[KM]"),
         (["--spill-dir", "nowhere"], "spill folder .*nowhere does not exist"),
-        (["--block-rows", "7"], "multiple of 1024"),
+        (["--block-rows", "7"], "multiple of 2048"),
         (["--patience", "3", "--eval-every", "0"], "patience"),
         (["--out", "/proc/run"], "/proc/run: "),
     ],
