@@ -10,6 +10,7 @@ from typing import Self
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.events import Listener, ignore
@@ -85,7 +86,7 @@ class Resources:
     def for_model(self, model: nn.Module, num_features: int) -> Self:
         """With the rows of a tile settled, by the widths of the model and its features alone, so that no budget changes
         what is summed; OptionError if blocks are to be no whole tiles."""
-        columns = max([num_features, *(max(p.shape, default=1) for p in model.parameters())])
+        columns = max([num_features, *(max(p.shape, default=1) for p in model.parameters() if not is_lazy(p))])
         tile_rows = self.tile_rows or (TILE_ROWS if columns > _NARROW_COLUMNS else 2 * TILE_ROWS)
         block_rows = self.limits.block_rows
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
