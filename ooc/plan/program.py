@@ -311,23 +311,23 @@ class _Unrolling:
     def _begin(self, p: int, t: int, first: int) -> None:
         self._release(t - 2, first)
         self.frames.cool(t)
-        spans, found = self.uses.spans, self.found
+        spans, found, copy, count = self.uses.spans, self.found, Use.COPY, len(self.uses.spans)
         acquired: list[Acquire] = []
-        while self.next < len(spans):
-            i = self.next
-            span = spans[i]
-            if span.first > t and not self._may_prefetch(p, i, t):
-                break
-            self.next += 1
-            if found[i] or span.use is Use.COPY:
-                continue
-            self.ahead += self.pass_of[span.first] != p
-            frame = self._must_take(p, self.until[i])
-            load = span.use is Use.READ
-            acquired.append(Acquire(span.block, frame, load))
-            self.where[span.block] = frame
-            if load:
-                self.read_bytes += self.nbytes(span.block)
+        i = self.next
+        while i < count:
+            first_step, _, block, use = spans[i]
+            if not found[i] and use is not copy:
+                if first_step > t and not self._may_prefetch(p, i, t):
+                    break
+                self.ahead += self.pass_of[first_step] != p
+                frame = self._must_take(p, self.until[i])
+                load = use is Use.READ
+                acquired.append(Acquire(block, frame, load))
+                self.where[block] = frame
+                if load:
+                    self.read_bytes += self.nbytes(block)
+            i += 1
+        self.next = i
         self.acquire.append(tuple(acquired))
         self._finish(t)
 
@@ -335,29 +335,28 @@ class _Unrolling:
         """What step ``t`` copies to slab buffers, and what is written after it."""
         filled: list[tuple[int, bool]] = []
         stored: list[int] = []
+        spans, copy, write = self.uses.spans, Use.COPY, Use.WRITE
         for i in self.uses.ending(t):
-            span = self.uses.spans[i]
-            if span.use is Use.COPY:
-                filled.append((span.block, self.found[i]))
-                self.read_bytes += 0 if self.found[i] else self.nbytes(span.block)
-            elif span.use is Use.WRITE and span.block in self.to_write:
-                stored.append(span.block)
-                self.stored_at[span.block] = t
-                self.write_bytes += self.nbytes(span.block)
+            _, _, block, use = spans[i]
+            if use is copy:
+                filled.append((block, self.found[i]))
+                self.read_bytes += 0 if self.found[i] else self.nbytes(block)
+            elif use is write and block in self.to_write:
+                stored.append(block)
+                self.stored_at[block] = t
+                self.write_bytes += self.nbytes(block)
         if filled:
             self.fill[t] = tuple(filled)
         self.store.append(tuple(stored))
 
     def _may_prefetch(self, p: int, i: int, t: int) -> bool:
-        """Whether span ``i``, of a later step, can have its frame at step ``t`` already."""
-        span = self.uses.spans[i]
-        if span.use is Use.COPY or self.found[i]:
-            return True
-        if span.block in self.where:
+        """Whether span ``i``, of a later step, can have its frame at step ``t`` already. It needs one."""
+        first, _, block, use = self.uses.spans[i]
+        if block in self.where:
             return False  # still in use elsewhere
-        if self.pass_of[span.first] != p:
-            written = self.stored_at.get(span.block, t if span.block in self.to_write else -2)
-            if span.use is Use.WRITE or self.pass_of[span.first] != p + 1 or written >= t - 1:
+        if self.pass_of[first] != p:
+            written = self.stored_at.get(block, t if block in self.to_write else -2)
+            if use is Use.WRITE or self.pass_of[first] != p + 1 or written >= t - 1:
                 return False
             if self.ahead >= self.room_ahead[p + 1]:
                 return False
@@ -367,15 +366,16 @@ class _Unrolling:
         """Frames of blocks that were in use for the last time, or for long, at step ``t`` of this pass."""
         if t < first:
             return
+        after, spans = self.kept.after, self.uses.spans
         for i in self.uses.ending(t):
-            if self.kept.after[i]:
+            if after[i]:
                 continue
-            span = self.uses.spans[i]
-            if span.use is Use.COPY and not self.found[i]:
+            _, _, block, use = spans[i]
+            if use is Use.COPY and not self.found[i]:
                 continue
-            frame = self.where.pop(span.block, None)
+            frame = self.where.pop(block, None)
             if frame is not None:
-                self.frames.give(frame, t, being_written=self.stored_at.get(span.block) == t)
+                self.frames.give(frame, t, being_written=self.stored_at.get(block) == t)
 
     def _untils(self) -> list[int]:
         """By span: the pass in which its frame comes back, counted on into the next epoch. Nobody looks further."""
