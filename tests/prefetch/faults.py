@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 
 from ooc.prefetch.engines.direct import DirectEngine
-from ooc.prefetch.engines.kernel_queue import KernelQueue
+from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
 from ooc.prefetch.engines.plain import SystemCalls
 
 PAGE = 4096
@@ -95,28 +95,27 @@ class FaultyQueue(KernelQueue):
     def __init__(self, depth: int, faults: Faults) -> None:
         super().__init__(depth)
         self.faults = faults
-        self._writing = [False] * depth
+        self._written: set[int] = set()
 
-    def prepare(self, slot: int, descriptor: int, address: int, nbytes: int, offset: int, *, writing: bool) -> None:
-        self._writing[slot] = writing
-        super().prepare(slot, descriptor, address, nbytes, offset, writing=writing)
-
-    def submit(self, slots: list[int]) -> int:  # type: ignore[override]
+    def submit(self, requests: Requests, first: int, count: int) -> int:
         self.faults.interrupt()
         if self.faults._strikes(self.faults.interrupted):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return super().submit(slots[: self.faults.shorten(len(slots)) if len(slots) < PAGE else None])
+        count = self.faults.shorten(count) if count < PAGE else count
+        if requests.writing:
+            self._written.update(requests.tags(first, count))
+        return super().submit(requests, first, count)
 
-    def reap(self, maximum: int) -> list[tuple[int, int]]:
+    def reap(self, minimum: int, maximum: int) -> list[tuple[int, int]]:
         self.faults.delay()
         if self.faults._strikes(self.faults.interrupted):
             return []
-        return [(slot, self._worsened(slot, result)) for slot, result in super().reap(maximum)]
+        return [(tag, self._worsened(tag, result)) for tag, result in super().reap(minimum, maximum)]
 
-    def _worsened(self, slot: int, result: int) -> int:
+    def _worsened(self, tag: int, result: int) -> int:
         if result <= 0:
             return result
-        return -self.faults.error(writing=self._writing[slot]) or self.faults.shorten(result)
+        return -self.faults.error(writing=tag in self._written) or self.faults.shorten(result)
 
 
 def faulty_engine(faults: Faults, **options: int) -> DirectEngine:

@@ -17,7 +17,7 @@ import pytest
 from ooc.errors import SpillError
 from ooc.prefetch.engines.buffered import BufferedEngine
 from ooc.prefetch.engines.direct import DirectEngine
-from ooc.prefetch.engines.kernel_queue import KernelQueue
+from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
 from ooc.prefetch.engines.kvikio import KvikioCalls, KvikioEngine
 from ooc.prefetch.engines.mmap import MappedCalls, MmapEngine
 from ooc.prefetch.engines.seam import ChunkFile, Counters, Engine, OpenFile, Span, Ticket
@@ -37,7 +37,7 @@ class TestDirect(EngineContract):
 
     def test_a_queue_that_breaks_leaves_nobody_waiting(self, spill: OpenFile) -> None:
         class Broken(KernelQueue):
-            def reap(self, maximum: int) -> list[tuple[int, int]]:
+            def reap(self, minimum: int, maximum: int) -> list[tuple[int, int]]:
                 raise OSError(errno.EINVAL, "Invalid argument")
 
         engine = DirectEngine(queue=Broken, depth=2)
@@ -55,6 +55,56 @@ class TestDirect(EngineContract):
         assert engine.counters.read_bytes < 6 * MIB
         bulk.wait()
         engine.close()
+
+    def test_requests_that_the_kernel_refuses_go_the_plain_way(self, spill: OpenFile) -> None:
+        class Refusing(KernelQueue):
+            refused = 0
+
+            def submit(self, requests: Requests, first: int, count: int) -> int:
+                if first % 2:
+                    Refusing.refused += 1
+                    raise OSError(errno.EINVAL, "Invalid argument")
+                return super().submit(requests, first, 1)
+
+        data, back = random_bytes(MIB), aligned(MIB)
+        os.pwrite(spill.buffered, data.tobytes(), 0)
+        engine = DirectEngine(queue=Refusing, piece_bytes=64 << 10)
+        engine.read([Span(spill, 0, MIB, "m")], back).wait()
+        engine.close()
+        assert np.array_equal(back, data)
+        assert (Refusing.refused, engine.counters.read_bytes) == (8, MIB)
+
+    def test_many_small_requests_are_few_steps(self, spill: OpenFile) -> None:
+        """They are sent and collected several at a time, yet an idle disk gets the first few at once, and no wait is
+        for more than an eighth of what is under way."""
+        sent: list[tuple[int, int]] = []
+        waited: list[tuple[int, int]] = []
+
+        class Watched(KernelQueue):
+            under_way = 0
+
+            def submit(self, requests: Requests, first: int, count: int) -> int:
+                before = self.under_way
+                taken = super().submit(requests, first, count)
+                sent.append((before, count))
+                self.under_way += taken
+                return taken
+
+            def reap(self, minimum: int, maximum: int) -> list[tuple[int, int]]:
+                waited.append((minimum, self.under_way))
+                ended = super().reap(minimum, maximum)
+                self.under_way -= len(ended)
+                return ended
+
+        places = [Span(spill, 8192 * number, 4096, "m") for number in range(1024)]
+        engine = DirectEngine(queue=Watched, depth=64)
+        engine.read(places, aligned(1024 * 4096)).wait()
+        engine.close()
+        assert sent[0] == (0, 2)
+        assert max(count for _, count in sent) == 8
+        assert len(sent) < 512
+        assert all(1 <= minimum <= max(1, under_way // 8) for minimum, under_way in waited)
+        assert max(minimum for minimum, _ in waited) > 1
 
 
 class TestDirectOnThreads(EngineContract):
@@ -186,6 +236,20 @@ def test_a_ticket_waits_for_every_piece_before_it_tells_of_a_failure() -> None:
     waiting.join()
     with pytest.raises(SpillError, match="first"):
         ticket.wait()
+
+
+def test_everyone_who_waits_for_a_ticket_is_told() -> None:
+    ticket = Ticket(Counters(), 2)
+    waiting = [threading.Thread(target=ticket.wait) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    ticket.part_done()
+    assert not ticket.ended
+    ticket.part_done()
+    for thread in waiting:
+        thread.join(10)
+    assert ticket.ended
+    assert not any(thread.is_alive() for thread in waiting)
 
 
 def test_chunk_files_are_open_only_while_they_are_read(tmp_path: Path) -> None:

@@ -11,22 +11,66 @@ import errno
 import os
 import platform
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 
 _READ, _WRITE = 0, 1
 _SETUP, _DESTROY, _GETEVENTS, _SUBMIT = range(4)
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2), "riscv64": (0, 1, 4, 2)}
-_CONTROL_BLOCK = struct.Struct("<QIIHhIQQqQII")  # data, key, flags, opcode, priority, fd, buf, nbytes, offset, …
-_EVENT = struct.Struct("<QQqq")  # data, control block, result, second result
-_POINTER_BYTES = 8
+_WORD_BYTES = 8
+_BLOCK_WORDS = 8  # of a control block: tag, key and flags, operation and file, address, bytes, offset, two unused
+_AIM_WORD = 2  # of these, the one of operation and file: u16 operation, i16 priority, u32 descriptor
+_COLUMN_WORDS = (0, 3, 4, 5)  # those of tag, address, bytes and offset
+_EVENT = struct.Struct("<Q8xq8x")  # tag, (control block), result, (second result)
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-_libc.syscall.argtypes = [ctypes.c_long] * 6
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+_syscall.argtypes = [ctypes.c_long] * 6
+
+
+class Requests:
+    """Requests of one file and direction, laid out as the kernel reads them: described once, sent in any portions.
+
+    The kernel copies what it is sent, so that these may be forgotten while their requests are under way.
+    """
+
+    __slots__ = ("_blocks", "_pointers", "writing")
+
+    def __init__(
+        self,
+        *,
+        tags: Iterable[int],
+        addresses: Iterable[int],
+        nbytes: Sequence[int],
+        offsets: Iterable[int],
+        writing: bool,
+    ) -> None:
+        """Columns of one entry a request; a tag (below 2⁶⁴) comes back with its request's result."""
+        self.writing = writing
+        blocks = array("Q", bytes(_WORD_BYTES * _BLOCK_WORDS * len(nbytes)))
+        for word, column in zip(_COLUMN_WORDS, (tags, addresses, nbytes, offsets), strict=True):
+            blocks[word::_BLOCK_WORDS] = array("Q", column)
+        self._blocks = blocks
+        start, words = blocks.buffer_info()
+        self._pointers = array("Q", range(start, start + words * _WORD_BYTES, _BLOCK_WORDS * _WORD_BYTES))
+
+    def aim(self, descriptor: int) -> None:
+        """Name the file of all of them."""
+        word = descriptor << 32 | (_WRITE if self.writing else _READ)
+        self._blocks[_AIM_WORD::_BLOCK_WORDS] = array("Q", (word,)) * len(self._pointers)
+
+    def pointers(self, first: int) -> int:
+        """Where the pointers to the control blocks lie, from the ``first`` on; they live as long as this."""
+        return self._pointers.buffer_info()[0] + first * _WORD_BYTES
+
+    def tags(self, first: int, count: int) -> list[int]:
+        """Of ``count`` requests from the ``first`` on."""
+        return self._blocks[first * _BLOCK_WORDS : (first + count) * _BLOCK_WORDS : _BLOCK_WORDS].tolist()
 
 
 class KernelQueue:
-    """At most ``depth`` requests under way, each in a slot numbered from 0.
+    """At most ``depth`` requests under way.
 
     Raises OSError where the system has no such queue (ENOSYS), forbids it (EPERM), or has given them all away
     (EAGAIN: fs.aio-max-nr). Not thread-safe, except that one thread may ``reap`` while another submits.
@@ -34,57 +78,30 @@ class KernelQueue:
 
     def __init__(self, depth: int) -> None:
         numbers = _NUMBERS.get(platform.machine())
-        if numbers is None or ctypes.sizeof(ctypes.c_void_p) != _POINTER_BYTES:
+        if numbers is None or ctypes.sizeof(ctypes.c_void_p) != _WORD_BYTES:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         self._numbers = numbers
-        self._blocks = bytearray(depth * _CONTROL_BLOCK.size)
-        self._pointers = (ctypes.c_uint64 * depth)()
-        self._events = bytearray(depth * _EVENT.size)
         self._depth = depth
-        # Kept: while these live, the bytearrays can neither move nor shrink under the kernel.
-        self._pinned = [(ctypes.c_char * len(m)).from_buffer(m) for m in (self._blocks, self._events)]
-        self._blocks_at, self._events_at = (ctypes.addressof(pinned) for pinned in self._pinned)
-        self._pointers_at = ctypes.addressof(self._pointers)
+        self._events = bytearray(depth * _EVENT.size)
+        self._pinned = (ctypes.c_char * len(self._events)).from_buffer(self._events)  # so that they cannot move
+        self._events_at = ctypes.addressof(self._pinned)
         context = ctypes.c_ulong(0)
         self._call(_SETUP, depth, ctypes.addressof(context))
         self._context = context.value
 
-    def prepare(self, slot: int, descriptor: int, address: int, nbytes: int, offset: int, *, writing: bool) -> None:
-        """Describe the request of a free slot; ``submit`` sends it."""
-        _CONTROL_BLOCK.pack_into(
-            self._blocks,
-            slot * _CONTROL_BLOCK.size,
-            slot,
-            0,
-            0,
-            _WRITE if writing else _READ,
-            0,
-            descriptor,
-            address,
-            nbytes,
-            offset,
-            0,
-            0,
-            0,
-        )
+    def submit(self, requests: Requests, first: int, count: int) -> int:
+        """Send ``count`` requests from the ``first`` on → how many were taken; OSError if the first one was not."""
+        return self._call(_SUBMIT, self._context, count, requests.pointers(first))
 
-    def submit(self, slots: Sequence[int]) -> int:
-        """Send prepared slots → how many were taken, from the first; OSError if the first one was not."""
-        for index, slot in enumerate(slots):
-            self._pointers[index] = self._blocks_at + slot * _CONTROL_BLOCK.size
-        return self._call(_SUBMIT, self._context, len(slots), self._pointers_at)
-
-    def reap(self, maximum: int) -> list[tuple[int, int]]:
-        """Wait until a request has ended → (slot, bytes moved or minus the error number) of at most ``maximum``.
-
-        A signal may end the wait early, with nothing.
-        """
+    def reap(self, minimum: int, maximum: int) -> list[tuple[int, int]]:
+        """Wait until ``minimum`` requests have ended → (tag, bytes moved or minus the error number) of at most
+        ``maximum``. At least so many must be under way. A signal may end the wait early, with fewer or nothing."""
+        most = min(maximum, self._depth)
         try:
-            count = self._call(_GETEVENTS, self._context, 1, min(maximum, self._depth), self._events_at, 0)
+            count = self._call(_GETEVENTS, self._context, min(minimum, most), most, self._events_at)
         except InterruptedError:
             return []
-        ended = memoryview(self._events)[: count * _EVENT.size]
-        return [(slot, result) for slot, _, result, _ in _EVENT.iter_unpack(ended)]
+        return list(_EVENT.iter_unpack(memoryview(self._events)[: count * _EVENT.size]))
 
     def close(self) -> None:
         """Wait for what is under way and give the queue back."""
@@ -92,9 +109,8 @@ class KernelQueue:
             self._call(_DESTROY, self._context)
             self._context = 0
 
-    def _call(self, which: int, *arguments: int) -> int:
-        padded = (*arguments, *(0 for _ in range(5 - len(arguments))))
-        result: int = _libc.syscall(self._numbers[which], *padded)
+    def _call(self, which: int, first: int, second: int = 0, third: int = 0, fourth: int = 0) -> int:
+        result: int = _syscall(self._numbers[which], first, second, third, fourth, 0)
         if result < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Sequence
 from errno import EINVAL
+from itertools import accumulate
 from queue import SimpleQueue
 from typing import cast
 
@@ -29,22 +30,41 @@ class SystemCalls:
         return os.pwritev(descriptor, [memory], offset)
 
 
-def cut(
-    spans: Sequence[Span], memory: Bytes, *, piece_bytes: int, writing: bool, counters: Counters
-) -> tuple[Ticket, list[Piece]]:
-    """Requests of at most ``piece_bytes`` that together move ``spans`` to or from ``memory``, and their ticket."""
-    joined = join_adjacent(spans)
-    assert sum(span.nbytes for span in joined) <= memory.nbytes
-    view, address = _operand(memory)
-    ticket = Ticket(counters, sum(-(-span.nbytes // piece_bytes) for span in joined))
-    pieces = []
-    at = 0
-    for span in joined:
-        for start in range(0, span.nbytes, piece_bytes):
-            nbytes = min(piece_bytes, span.nbytes - start)
-            pieces.append(Piece(span, span.offset + start, view[at : at + nbytes], address + at, writing, ticket))
-            at += nbytes
-    return ticket, pieces
+class Call:
+    """What one call asks for: ``parts`` of at most ``piece_bytes``, each from or to where it ``starts`` in the memory,
+    and the ticket of them all."""
+
+    __slots__ = ("address", "memory", "parts", "starts", "ticket", "writing")
+
+    def __init__(
+        self, spans: Sequence[Span], memory: Bytes, *, piece_bytes: int, writing: bool, counters: Counters
+    ) -> None:
+        self.memory, self.address = _operand(memory)
+        self.writing = writing
+        self.parts = _cut(join_adjacent(spans), piece_bytes)
+        self.starts = list(accumulate([part.nbytes for part in self.parts], initial=0))
+        assert self.starts[-1] <= memory.nbytes
+        self.ticket = Ticket(counters, len(self.parts))
+
+    def piece(self, part: Span, start: int) -> Piece:
+        """One of the parts, to be moved by itself."""
+        memory = self.memory[start : start + part.nbytes]
+        return Piece(part, part.offset, memory, self.address + start, self.writing, self.ticket)
+
+    def pieces(self) -> list[Piece]:
+        """All of them."""
+        return [self.piece(part, start) for part, start in zip(self.parts, self.starts, strict=False)]
+
+
+def _cut(spans: Sequence[Span], piece_bytes: int) -> list[Span]:
+    parts = []
+    for span in spans:
+        if 0 < span.nbytes <= piece_bytes:
+            parts.append(span)
+            continue
+        for at in range(0, span.nbytes, piece_bytes):
+            parts.append(Span(span.file, span.offset + at, min(piece_bytes, span.nbytes - at), span.label))
+    return parts
 
 
 def _operand(memory: Bytes) -> tuple[memoryview, int]:
@@ -174,6 +194,6 @@ class ThreadEngine(Engine):
         self._bulk.close()
 
     def _submit(self, spans: Sequence[Span], memory: Bytes, lane: Lane, *, writing: bool) -> Ticket:
-        ticket, pieces = cut(spans, memory, piece_bytes=self._piece_bytes, writing=writing, counters=self.counters)
-        lane.submit(pieces)
-        return ticket
+        call = Call(spans, memory, piece_bytes=self._piece_bytes, writing=writing, counters=self.counters)
+        lane.submit(call.pieces())
+        return call.ticket

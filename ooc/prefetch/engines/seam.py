@@ -144,18 +144,19 @@ class Counters:
 class Ticket:
     """A promise that ``parts`` pieces will be moved. Kept by the engine, waited for by its holder."""
 
-    __slots__ = ("_counters", "_done", "_error", "_left", "_lock")
+    __slots__ = ("_counters", "_error", "_gate", "_left", "_lock", "ended")
 
     def __init__(self, counters: Counters, parts: int) -> None:
         self._counters = counters
         self._left = parts
         self._error: SpillError | None = None
+        self.ended = not parts
+        """Whether ``wait`` would return, or raise, at once."""
         self._lock = threading.Lock()
-        self._done = threading.Event()
+        self._gate = threading.Lock()  # held until the last part has ended; an Event would cost as much as a request
         if parts:
+            self._gate.acquire()
             counters.begin()
-        else:
-            self._done.set()
 
     def part_done(self, error: SpillError | None = None, *, parts: int = 1) -> None:
         """A piece, or several, have ended, well or not. The first error is the one that is told."""
@@ -165,19 +166,15 @@ class Ticket:
             last = self._left == 0
         if last:
             self._counters.end()
-            self._done.set()
-
-    @property
-    def ended(self) -> bool:
-        """Whether ``wait`` would return, or raise, at once."""
-        return self._done.is_set()
+            self.ended = True
+            self._gate.release()
 
     def wait(self) -> None:
         """Block until every piece has ended; raises SpillError if any failed. Later calls tell the same."""
-        if not self._done.is_set():
+        if not self.ended:
             start = time.perf_counter()
             try:
-                self._done.wait()
+                self.settle()
             finally:
                 self._counters.add(wait_s=time.perf_counter() - start)
         if self._error is not None:
@@ -185,7 +182,8 @@ class Ticket:
 
     def settle(self) -> None:
         """Wait like ``wait`` but swallow failures: for cleaning up after another error."""
-        self._done.wait()
+        with self._gate:
+            pass
 
 
 class Piece:
@@ -203,13 +201,12 @@ class Piece:
         self.writing = writing
         self.ticket = ticket
 
-    def fail(self, reason: str, *, at: int | None = None) -> None:
-        """End the piece with the one line that names matrix, file and offset."""
+    def fail(self, reason: str, *, at: int | None = None, parts: int = 1) -> None:
+        """End the piece, and others of its call, with the one line that names matrix, file and offset."""
         verb = "writing" if self.writing else "reading"
         at = self.offset if at is None else at
-        self.ticket.part_done(
-            SpillError(f"{self.span.label}: {verb} {self.span.file.path} at byte {at} failed: {reason}")
-        )
+        line = f"{self.span.label}: {verb} {self.span.file.path} at byte {at} failed: {reason}"
+        self.ticket.part_done(SpillError(line), parts=parts)
 
     def fail_short(self, done: int) -> None:
         """End a piece of which nothing moves after ``done`` bytes: the file ends there, or takes no more."""
