@@ -11,6 +11,7 @@ from ooc.plan.sequence import Step as PlannedStep
 from ooc.plan.temporaries import pull_tile_rows
 from ooc.train.committing import Committing
 from ooc.train.edge_sweep import EdgeSweep
+from ooc.train.graph import Scaling
 from ooc.train.operands import Input
 from ooc.train.program_run import ProgramRun
 from ooc.train.stages import Kernel, Tile
@@ -22,7 +23,7 @@ class ColumnPassRun:
     """One execution of a column pass: slab after slab, the topology streamed once for each."""
 
     def __init__(
-        self, run: ProgramRun, item: ColumnPass, kernel: Kernel | None, commit: Callable[[Tile], None]
+        self, run: ProgramRun, item: ColumnPass, kernel: Kernel | Scaling, commit: Callable[[Tile], None]
     ) -> None:
         self.program, self.item, self.kernel = run, item, kernel
         self.commit = Committing(run.sums(item.pull, item.index), commit)
@@ -132,8 +133,8 @@ class ColumnPassRun:
         assert self.edges is not None
         edges = self.edges.take(start, stop)
         tile = Tile(start, stop, {})
-        if self.kernel is None:
-            pulled = self.executor.pull_rows(self.slab, edges, self.item.pull.direction)
+        if isinstance(self.kernel, Scaling):
+            pulled = self.executor.pull_rows(self.slab, edges, self.item.pull.direction, self.kernel)
         else:
             own = None if self.own is None else self.own.tile(start, stop)
             pulled = tile.take(self.executor.run_kernel(self.kernel, self.slab, own, edges, self.groups))

@@ -31,7 +31,7 @@ from ooc.storage.store import Store
 from ooc.train.aggregate import follows_all, pull, with_self, within, without_self
 from ooc.train.column_pass import ColumnPassRun
 from ooc.train.device_workspace import DeviceWorkspace
-from ooc.train.graph import GraphRows, damaged
+from ooc.train.graph import GraphRows, Scaling, damaged
 from ooc.train.kernels.doubts import Doubts, Fault
 from ooc.train.kernels.edge_dropout import DISORDER
 from ooc.train.kernels.edges import TileEdges
@@ -204,7 +204,7 @@ class Executor:
             for done, item in enumerate(self.plan.programs[program], start=1):
                 run.enter(item.index)
                 if isinstance(item, RowPass):
-                    kernel = None if item.pull is None else kernels[item.pull]
+                    kernel = Scaling.SUM if item.pull is None else kernels[item.pull]
                     RowPassRun(run, item, functions[item.stage.name], kernel, commit).run()
                 else:
                     ColumnPassRun(run, item, kernels[item.pull], commit).run()
@@ -228,12 +228,13 @@ class Executor:
         for sums in self.spilled_sums.values():
             sums.settle()
 
-    def pull_rows(self, source: Tensor, edges: TileEdges, direction: Direction) -> Tensor:
-        """The tile's rows of the sum over neighbours, with the self term.
+    def pull_rows(self, source: Tensor, edges: TileEdges, direction: Direction, scaling: Scaling) -> Tensor:
+        """The tile's rows of the sum over neighbours, with the self term that ``scaling`` has.
 
         ``source`` may have fewer rows than the graph: the others are zero. Where it is narrower than what is computed
         in, so is the result: a sum in float32, rounded once, which is why the self term is one of the summands.
         """
+        of_rows = self.rows.scaled(scaling)
         own = min(edges.start + edges.rows, len(source))
         is_narrow = source.dtype != self.dtype
         indices, offsets, weight = edges.indices_E, edges.offsets_R1, edges.weight_E
@@ -244,8 +245,8 @@ class Executor:
             edges.doubts.look_for_strays(indices)
         if len(source) < self.plan.rows and follows_all(source):
             indices, offsets, weight = within(indices, offsets, len(source), weight)
-        if is_narrow and self.rows.self_term:
-            if self.rows.self_N1 is not None:
+        if is_narrow and of_rows.self_term:
+            if of_rows.self_N1 is not None:
                 indices, offsets = without_self(indices, offsets, edges.start)
             indices, offsets = with_self(indices, offsets, edges.start, own)
         try:
@@ -255,7 +256,7 @@ class Executor:
                 raise damaged(self.store, f"{direction.value}/indices") from None
             raise
         if not is_narrow:
-            self.rows.add_self(pulled, source, edges.start, own)
+            of_rows.add_self(pulled, source, edges.start, own)
         return pulled
 
     def _refuse_faults(self) -> None:

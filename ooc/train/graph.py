@@ -9,7 +9,8 @@ disk is column indices only:
 Where edges have weights, A is a matrix of these, the sum a weighted one, and I what self-loops weigh (edge_weights).
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -79,20 +80,19 @@ _WEIGHTED = frozenset(
 _LOOP_WEIGHTS = {Scaling.GCN: 1.0, Scaling.WEIGHTED_GCN: 1.0, Scaling.WEIGHTED_GCN_IMPROVED: 2.0}
 
 
-@dataclass(slots=True)
-class GraphRows:
-    """Per-row facts in host memory: ``offsets`` [N+1] by direction, ``scale_N1`` and ``self_N1`` in the compute dtype.
+@dataclass(frozen=True, slots=True)
+class RowScaling:
+    """What one scaling does to every row, in host memory: ``scale_N1`` and ``self_N1`` in the compute dtype.
 
     ``before``: rows are scaled before the sum as well as after it. ``self_term``: every row counts itself once;
     ``self_N1`` then holds what its self-loop weighs minus the self-loops already among its edges, ``None`` where that
     is 1 everywhere.
     """
 
-    offsets: dict[Direction, npt.NDArray[np.signedinteger]]
-    scale_N1: Tensor | None
-    before: bool
-    self_term: bool
-    self_N1: Tensor | None
+    scale_N1: Tensor | None = None
+    before: bool = False
+    self_term: bool = False
+    self_N1: Tensor | None = None
 
     def add_self(self, pulled: Tensor, source: Tensor, start: int, stop: int) -> None:
         """Add the self term of rows ``start:stop`` to the first rows of ``pulled``; ``source`` is the whole slab."""
@@ -104,16 +104,31 @@ class GraphRows:
         else:
             own.addcmul_(source[start:stop], _beside(self.self_N1[start:stop], source))
 
+    def scale(self, start: int, rows_RC: Tensor) -> Tensor | None:
+        """[R, 1] factors after the sum for rows from ``start`` on, where these are; ``None`` for a plain sum."""
+        return None if self.scale_N1 is None else _beside(self.scale_N1[start : start + len(rows_RC)], rows_RC)
+
+
+_PLAIN = RowScaling()
+
+
+@dataclass(slots=True)
+class GraphRows:
+    """Per-row facts in host memory: ``offsets`` [N+1] by direction, and what each scaling of the model needs."""
+
+    offsets: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
+    scalings: Mapping[Scaling, RowScaling] = field(default_factory=dict)
+
+    def scaled(self, scaling: Scaling) -> RowScaling:
+        """What ``scaling`` does to rows; nothing where nothing is known of it."""
+        return self.scalings.get(scaling, _PLAIN)
+
     def most_edges(self, direction: Direction) -> int:
         """The most edges of any row, 0 where nothing is known of them; in chunks of rows, as their differences are as
         large as the offsets."""
         offsets = self.offsets.get(direction, np.zeros(1, dtype=np.int64))
         starts = range(0, len(offsets) - 1, _CHUNK_ROWS)
         return max((int(np.diff(offsets[start : start + _CHUNK_ROWS + 1]).max()) for start in starts), default=0)
-
-    def scale(self, start: int, rows_RC: Tensor) -> Tensor | None:
-        """[R, 1] factors after the sum for rows from ``start`` on, where these are; ``None`` for a plain sum."""
-        return None if self.scale_N1 is None else _beside(self.scale_N1[start : start + len(rows_RC)], rows_RC)
 
 
 def _beside(facts_R1: Tensor, rows_RC: Tensor) -> Tensor:
@@ -173,18 +188,25 @@ def offset_itemsize(store: Store) -> int:
     return 4 if store.num_edges < 2**31 else 8
 
 
-def rows_nbytes(store: Store, scaling: Scaling, itemsize: int) -> int:
+def rows_nbytes(store: Store, scalings: Collection[Scaling], itemsize: int) -> int:
     """Host bytes that ``load_rows`` will take, for admission beforehand."""
-    per_row = len(directions(store)) * offset_itemsize(store)
-    if not scaling.plain:
-        per_row += itemsize
-    if scaling.loop_weight is not None and (store.num_self_loops or scaling.loop_weight != 1.0):
-        per_row += itemsize
-    return (store.num_nodes + 1) * per_row
+    facts = sum((not scaling.plain) + _counts_own(store, scaling) for scaling in scalings)
+    return (store.num_nodes + 1) * (len(directions(store)) * offset_itemsize(store) + facts * itemsize)
 
 
-def load_rows(store: Store, scaling: Scaling, dtype: torch.dtype) -> GraphRows:
-    """Read offsets and derive scalings, in chunks of rows so that nothing larger than the result is held."""
+def _counts_own(store: Store, scaling: Scaling) -> bool:
+    """Whether what a row's self-loop adds differs from row to row, or from 1."""
+    return scaling.loop_weight is not None and (store.num_self_loops > 0 or scaling.loop_weight != 1.0)
+
+
+def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype) -> GraphRows:
+    """Read offsets and derive ``scalings``, in chunks of rows so that nothing larger than the result is held."""
+    offsets = _load_offsets(store)
+    into_rows = offsets[Direction.IN]
+    return GraphRows(offsets, {scaling: _row_scaling(store, scaling, into_rows, dtype) for scaling in scalings})
+
+
+def _load_offsets(store: Store) -> dict[Direction, npt.NDArray[np.signedinteger]]:
     n = store.num_nodes
     offset_type = np.dtype(f"i{offset_itemsize(store)}")
     offsets: dict[Direction, npt.NDArray[np.signedinteger]] = {}
@@ -200,18 +222,25 @@ def load_rows(store: Store, scaling: Scaling, dtype: torch.dtype) -> GraphRows:
         if rows[n] != store.num_edges:
             raise damaged(store, f"{direction.value}/indptr")
         offsets[direction] = rows
+    return offsets
+
+
+def _row_scaling(
+    store: Store, scaling: Scaling, into_rows: npt.NDArray[np.signedinteger], dtype: torch.dtype
+) -> RowScaling:
+    """What ``scaling`` does to the store's rows, whose in-edges begin at ``into_rows`` [N+1]."""
     if scaling.plain:
-        return GraphRows(offsets=offsets, scale_N1=None, before=False, self_term=False, self_N1=None)
-    fill = scaling.loop_weight
+        return _PLAIN
+    n, fill = store.num_nodes, scaling.loop_weight
     scale = torch.empty(n, 1, dtype=dtype)
-    own = torch.empty(n, 1, dtype=dtype) if fill is not None and (store.num_self_loops or fill != 1.0) else None
+    own = torch.empty(n, 1, dtype=dtype) if _counts_own(store, scaling) else None
     for start in range(0, n, _CHUNK_ROWS):
         stop = min(n, start + _CHUNK_ROWS)
-        into_rows = offsets[Direction.IN][start : stop + 1]
+        into = into_rows[start : stop + 1]
         degree, loop = (
-            weighted_degrees(store, into_rows, start, loop_weight=fill)
+            weighted_degrees(store, into, start, loop_weight=fill)
             if scaling.weighted
-            else _degrees(store, into_rows, start, self_term=fill is not None)
+            else _degrees(store, into, start, self_term=fill is not None)
         )
         if own is not None:
             own[start:stop, 0] = loop
@@ -220,9 +249,7 @@ def load_rows(store: Store, scaling: Scaling, dtype: torch.dtype) -> GraphRows:
             scale[start:stop, 0] = inverse.masked_fill(degree == 0, 0.0)
         else:
             scale[start:stop, 0] = 1.0 / degree.clamp(min=1).to(dtype)
-    return GraphRows(
-        offsets=offsets, scale_N1=scale, before=scaling.normalized, self_term=fill is not None, self_N1=own
-    )
+    return RowScaling(scale, before=scaling.normalized, self_term=fill is not None, self_N1=own)
 
 
 def _degrees(

@@ -282,7 +282,7 @@ def _lower(model: nn.Module, store: Store, *, whole: bool, edge_data: frozenset[
         )
 
     network = attempt(once=True)
-    if whole or not network.aggregates_once or find_aggregation(store, network.scaling, network.dtype) is not None:
+    if whole or all(find_aggregation(store, scaling, network.dtype) is not None for scaling in network.aggregated_once):
         return network
     return attempt(once=False)
 

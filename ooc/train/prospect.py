@@ -91,11 +91,11 @@ class Prospect:
             active,
             objective,
             self._programs,
-            rows=GraphRows(offsets={}, scale_N1=None, before=False, self_term=False, self_N1=None),
+            rows=GraphRows(),
             tile_edges=tile_edges,
             handed_rows=counted_rows(store) if isinstance(graph, Store) else most_rows(tile_edges),
             seed=0,
-            fixed_host_bytes=rows_nbytes(store, network.scaling, dtype.itemsize) + self._extra_host_bytes,
+            fixed_host_bytes=rows_nbytes(store, network.scalings, dtype.itemsize) + self._extra_host_bytes,
             extra_device_bytes=self._averaging.nbytes + resources.overhead_bytes,
         )
 

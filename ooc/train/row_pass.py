@@ -11,6 +11,7 @@ from ooc.plan.slabs import direct_slabs, stored_slabs
 from ooc.plan.workload import Pull
 from ooc.train.committing import Committing
 from ooc.train.edge_sweep import EdgeSweep
+from ooc.train.graph import Scaling
 from ooc.train.operands import Input, Output
 from ooc.train.program_run import ProgramRun
 from ooc.train.stages import Kernel, Tile
@@ -25,7 +26,7 @@ class RowPassRun:
         run: ProgramRun,
         item: RowPass,
         compute: Callable[[Tile], dict[str, Tensor]],
-        kernel: Kernel | None,
+        kernel: Kernel | Scaling,
         commit: Callable[[Tile], None],
     ) -> None:
         self.program, self.item, self.compute, self.kernel = run, item, compute, kernel
@@ -108,9 +109,11 @@ class RowPassRun:
     def _pull(self, pull: Pull, tile: Tile) -> Tensor:
         assert self.source is not None and self.edges is not None
         edges = self.edges.take(tile.start, tile.stop)
-        if self.kernel is None or pull.per_edge is None:
-            return self.executor.rounded(self.executor.pull_rows(self.source, edges, pull.direction), pull.source)
+        if isinstance(self.kernel, Scaling):
+            pulled = self.executor.pull_rows(self.source, edges, pull.direction, self.kernel)
+            return self.executor.rounded(pulled, pull.source)
+        assert pull.per_edge is not None
         own = next((tile.inputs[name] for name in pull.own), None)
         groups = range(pull.per_edge.groups)
-        pulled = self.executor.run_kernel(self.kernel, self.source, own, edges, groups)
-        return self.executor.rounded(tile.take(pulled), pull.source)
+        found = self.executor.run_kernel(self.kernel, self.source, own, edges, groups)
+        return self.executor.rounded(tile.take(found), pull.source)

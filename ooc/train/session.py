@@ -79,8 +79,10 @@ class Session:
             return
         self.run("prepare", "first aggregation")
         network = self._setup.network
-        if network.aggregates_once and keep_aggregation(self._store, network.scaling, executor, "ax"):
-            self._listener(Note(f"the first aggregation is kept in {self._store.path} for later runs"))
+        for scaling in network.aggregated_once:
+            name = network.first_aggregation(scaling)
+            if name not in self._setup.arrays and keep_aggregation(self._store, scaling, executor, name):
+                self._listener(Note(f"the first aggregation is kept in {self._store.path} for later runs"))
 
     @torch.no_grad()
     def run(self, program: str, task: str) -> None:

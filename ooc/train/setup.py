@@ -184,7 +184,7 @@ def make_setup(
     """
     check_computable(network, resources.device)
     fixed = admit_rows(network, store, resources.limits, extra_host_bytes=extra_host_bytes)
-    rows = load_rows(store, network.scaling, network.dtype)
+    rows = load_rows(store, network.scalings, network.dtype)
     drafts = Drafts(
         network,
         store,
@@ -220,7 +220,7 @@ def training_programs(builder: StageBuilder, *, share_forward: bool) -> dict[str
 
 def admit_rows(network: Network, store: Store, limits: Limits, *, extra_host_bytes: int) -> int:
     """Host bytes of what is known of every row and ``extra_host_bytes``; BudgetError where the budget is smaller."""
-    fixed = rows_nbytes(store, network.scaling, network.dtype.itemsize) + extra_host_bytes
+    fixed = rows_nbytes(store, network.scalings, network.dtype.itemsize) + extra_host_bytes
     if fixed > limits.host_bytes:
         raise BudgetError(
             f"row offsets, scalings and scores of {store.num_nodes:,} nodes need {format_size(fixed)} on the host, "
@@ -286,7 +286,7 @@ class Drafts:
             undirected=self._store.undirected,
             objective=self._objective,
             num_columns=matrix_columns(self._network, self._store),
-            aggregated="ax" in self.arrays,
+            aggregated=frozenset(self.arrays),
             forgotten=forgotten,
             active=self._active,
             seed=self._seed,
@@ -330,10 +330,13 @@ def spill_dtype(resources: Resources, network: Network) -> torch.dtype:
 
 
 def _arrays(network: Network, store: Store) -> dict[str, Array]:
-    """The store's matrices, with the first aggregation where it was kept and is of use."""
+    """The store's matrices, with the first aggregations that were kept and are of use."""
     arrays = {name: store.array(name) for name in STORE_MATRICES}
-    kept = find_aggregation(store, network.scaling, network.dtype) if network.aggregates_once else None
-    return arrays if kept is None else {**arrays, "ax": kept}
+    for scaling in network.aggregated_once:
+        kept = find_aggregation(store, scaling, network.dtype)
+        if kept is not None:
+            arrays[network.first_aggregation(scaling)] = kept
+    return arrays
 
 
 def take_apart(

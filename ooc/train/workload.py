@@ -29,7 +29,7 @@ STORE_MATRICES = ("x", "y", "split/train", "split/valid", "split/test")
 def matrix_columns(network: Network, store: Store) -> dict[str, int]:
     """Columns of the matrices that are there before any stage."""
     columns = {name: 1 for name in STORE_MATRICES} | {"x": store.num_features, "y": label_columns(store)}
-    return columns | {"ax": store.num_features}
+    return columns | dict.fromkeys(map(network.first_aggregation, network.aggregated_once), store.num_features)
 
 
 def describe_workload(
@@ -51,7 +51,8 @@ def describe_workload(
     columns = builder.columns
     itemsize = network.dtype.itemsize
     # Weights are of the type that is summed, and would be rounded to it.
-    sums_as_kept = sums_rows_of(spill_dtype, network.dtype) and not network.scaling.weighted
+    weighted = any(scaling.weighted for scaling in network.scalings)
+    sums_as_kept = sums_rows_of(spill_dtype, network.dtype) and not weighted
     every = [stage for stages in programs.values() for stage in stages]
     used = {n for s in every for n in (*s.loads, *s.writes, *((s.pull.source,) if s.pull else ()))}
     lasting = {name for stage in programs.get("prepare", ()) for name in stage.stores}

@@ -86,7 +86,7 @@ class Assembly:
         _check_matrix(source)
         found = self._aggregates.get((source, scaling))
         if found is None:
-            once = self.setting.aggregate_once and self.is_constant(source)
+            once = self._sums_once(source, scaling)
             found = self._aggregates[source, scaling] = Aggregate(self._next(), source, scaling, once=once)
         return found
 
@@ -94,8 +94,7 @@ class Assembly:
         """A^hops(source) Wᵀ, in whichever order is cheaper: A(HW) = A(H)W."""
         _check_matrix(source)
         place = len(self.products)
-        constant = self.setting.aggregate_once and self.is_constant(source)
-        sum_first = constant or self.setting.sum_first(place, hops, weight)
+        sum_first = self._sums_once(source, scaling) or self.setting.sum_first(place, hops, weight)
         value = source if sum_first else self.linear(source, weight)
         for _ in range(hops):
             value = self.aggregate(value, scaling)
@@ -108,6 +107,11 @@ class Assembly:
         if isinstance(value, EdgeAggregate):
             return False
         return isinstance(value, Features) or (isinstance(value, Aggregate) and self.is_constant(value.source))
+
+    def _sums_once(self, source: Value, scaling: Scaling) -> bool:
+        """Whether this sum of ``source`` is computed once: of x, or of what was summed from it in the same way."""
+        summed = isinstance(source, Aggregate) and source.once and source.scaling is scaling
+        return self.setting.aggregate_once and (summed or isinstance(source, Features))
 
     def linear(self, source: Value, weight: nn.Parameter) -> Value:
         """x Wᵀ."""

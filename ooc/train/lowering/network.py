@@ -34,7 +34,8 @@ class Network:
 
     training: Value
     evaluation: Value
-    scaling: Scaling
+    scalings: tuple[Scaling, ...]
+    """How its sums are scaled, each way once."""
     dtype: torch.dtype
     parameters: list[nn.Parameter]
     """Those that are trained and have a part in the output."""
@@ -62,11 +63,16 @@ class Network:
         return self.evaluation if index == self.depth else self.embeddings[index - 1]
 
     @property
-    def aggregates_once(self) -> bool:
-        """Whether A(X) of the features as they are is needed: the same in every epoch."""
+    def aggregated_once(self) -> tuple[Scaling, ...]:
+        """The scalings of which A(X) of the features as they are is needed: the same in every epoch."""
         values = [v for v in values_of(self.training) if not (isinstance(v, Aggregate) and v.once)]
-        once = [source for value in values for source in value.inputs if isinstance(source, Aggregate) and source.once]
-        return any(aggregate.hops == 1 for aggregate in once)
+        once = {source for value in values for source in value.inputs if isinstance(source, Aggregate) and source.once}
+        return tuple(s for s in self.scalings if any(v.hops == 1 and v.scaling is s for v in once))
+
+    def first_aggregation(self, scaling: Scaling, hops: int = 1) -> str:
+        """The name of the matrix that holds A^hops(X), aggregated once."""
+        name = "ax" if hops == 1 else f"ax{hops}"
+        return name if scaling is self.scalings[0] else f"{name}.{scaling.name.lower()}"
 
     @property
     def same_in_evaluation(self) -> bool:
@@ -155,19 +161,13 @@ def lower(
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
     if not aggregates:
         raise ModelError(f"model {type(model).__name__} is not supported: it has no graph convolution")
-    scalings = {value.scaling for value in aggregates if not isinstance(value, EdgeAggregate)}
-    if len(scalings) > 1:
-        raise ModelError(
-            "convolutions of one model must all aggregate in the same way, not by "
-            + " and ".join(sorted(scaling.value for scaling in scalings))
-        )
     if training.columns < num_classes:
         raise ModelError(f"the model has {training.columns} outputs, the store has {num_classes} classes")
     taking_part = {id(parameter) for value in values_of(training) for parameter in value.parameters}
     return Network(
         training=training,
         evaluation=evaluation,
-        scaling=next(iter(scalings), Scaling.SUM),
+        scalings=tuple(dict.fromkeys(v.scaling for v in aggregates if not isinstance(v, EdgeAggregate))),
         dtype=parameters[0].dtype,
         parameters=[parameter for parameter in parameters if id(parameter) in taking_part],
         idle=[parameter for parameter in parameters if id(parameter) not in taking_part],

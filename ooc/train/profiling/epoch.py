@@ -177,5 +177,5 @@ def _workload(matrices: dict[str, Matrix], stages: tuple[Stage, ...], threads: i
 def _executor(plan: Plan, folder: Path, threads: int) -> Executor:
     """Of a program without edges and without matrices of a store: the store is asked for nothing but its folder."""
     no_store: Any = SimpleNamespace(path=folder)
-    no_rows = GraphRows(offsets={}, scale_N1=None, before=False, self_term=False, self_N1=None)
+    no_rows = GraphRows()
     return Executor(plan, no_store, {}, no_rows, torch.float32, folder, threads=threads)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of a network: training, scoring, both at once, predicting, and what is prepared once."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 
 import torch
 
 from ooc.plan.workload import Direction, Kept, Pull
-from ooc.train.graph import ActiveRows, GraphRows
+from ooc.train.graph import ActiveRows, GraphRows, Scaling
 from ooc.train.lowering.network import Network
-from ooc.train.lowering.values import Value
+from ooc.train.lowering.values import Aggregate, Value
 from ooc.train.objective import Objective
 from ooc.train.stages.again import read_backward, repeatable
 from ooc.train.stages.flow import Flow
@@ -20,10 +20,11 @@ from ooc.train.stages.tile import Sink, Step, Tensors, Tile
 class StageBuilder(Ground):
     """Makes the steps of the programs of a network on a graph, and adds up what tiles contribute.
 
-    ``aggregated``: A(X) is there already. ``forgotten``: the forward stages of which the backward pass finds nothing
-    kept and computes it again; of stage 0, what is drawn from x and A(X) alone is drawn wherever it is needed, and in
-    no program kept. ``epoch`` is set before each run of a training program. Tiles are computed in any order and on any
-    thread, and only read what is here; ``commit`` adds their sums, in the order of the stage's rows, whatever the plan.
+    ``aggregated``: the matrices A(X) that are there already. ``forgotten``: the forward stages of which the backward
+    pass finds nothing kept and computes it again; of stage 0, what is drawn from x and A(X) alone is drawn wherever it
+    is needed, and in no program kept. ``epoch`` is set before each run of a training program. Tiles are computed in any
+    order and on any thread, and only read what is here; ``commit`` adds their sums, in the order of the stage's rows,
+    whatever the plan.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class StageBuilder(Ground):
         undirected: bool,
         objective: Objective,
         num_columns: dict[str, int],
-        aggregated: bool,
+        aggregated: Collection[str],
         forgotten: Collection[int],
         active: ActiveRows,
         seed: int,
@@ -99,32 +100,45 @@ class StageBuilder(Ground):
     # ---- the programs -------------------------------------------------------------------------------
 
     def prepare(self) -> list[Step]:
-        """What is computed once: t · A(s · x) and further hops, as far as the network asks for them."""
-        wanted = {v.hops: v for flow in (self._training, self._evaluation) for v in flow.constants()}
-        if not wanted or (self.aggregated and max(wanted) == 1):
-            return []
-        flow, nodes = self._training, self.active.nodes
+        """What is computed once: t · A(s · x) and further hops, as far as the network asks for them, scaling after
+        scaling."""
+        constants = [v for flow in (self._training, self._evaluation) for v in flow.constants()]
+        steps: list[Step] = []
+        for scaling in self.network.scalings:
+            wanted = {v.hops: v for v in constants if v.scaling is scaling}
+            if wanted and not (max(wanted) == 1 and self.network.first_aggregation(scaling) in self.aggregated):
+                steps += self._aggregate_once(scaling, wanted)
+        return steps
 
-        def scaled(name: str) -> Callable[[Tile], Tensors]:
-            return lambda tile: {"mx1": self.before(tile.inputs[name].to(self.network.dtype), tile)}
+    def _aggregate_once(self, scaling: Scaling, wanted: Mapping[int, Aggregate]) -> list[Step]:
+        """``wanted``: by hops."""
+        flow, nodes, network = self._training, self.active.nodes, self.network
+        other = "" if scaling is network.scalings[0] else f".{scaling.name.lower()}"
+        so = f" by {scaling.value}" if other else ""
+        last = max(wanted)
 
-        steps = []
-        for hop in range(1, max(wanted) + 1):
-            message, sums = f"mx{hop}", f"px{hop}"
-            kept = (f"ax{hop}" if hop > 1 else "ax",) if hop in wanted and not (hop == 1 and self.aggregated) else ()
-            stores = (*kept, *((f"mx{hop + 1}",) if hop < max(wanted) else ()))
-            self.columns |= dict.fromkeys((message, sums, *stores), self.columns["x"])
+        def message(hop: int) -> str:
+            return f"mx{hop}{other}"
+
+        def scaled(tile: Tile) -> Tensors:
+            return {message(1): self.before(tile.inputs["x"].to(network.dtype), tile, scaling)}
+
+        steps: list[Step] = []
+        for hop in range(1, last + 1):
+            name, sums = network.first_aggregation(scaling, hop), f"px{hop}{other}"
+            kept = (name,) if hop in wanted and name not in self.aggregated else ()
+            stores = (*kept, *((message(hop + 1),) if hop < last else ()))
+            self.columns |= dict.fromkeys((message(hop), sums, *stores), self.columns["x"])
             if hop == 1:
-                spec = flow.spec("scale x", nodes, loads=("x",), stores=(message,))
-                steps.append(Step(spec, scaled("x")))
+                steps.append(Step(flow.spec(f"scale x{so}", nodes, loads=("x",), stores=(message(1),)), scaled))
 
             def compute(tile: Tile, sums: str = sums, stores: tuple[str, ...] = stores) -> Tensors:
-                rows = self.after(tile.inputs[sums], tile)
-                return {name: self.before(rows, tile) if name.startswith("m") else rows for name in stores}
+                rows = self.after(tile.inputs[sums], tile, scaling)
+                return {name: self.before(rows, tile, scaling) if name.startswith("m") else rows for name in stores}
 
-            pull = Pull(message, sums, Direction.IN, edge_data=wanted[max(wanted)].edge_data)
-            title = "aggregate x" if hop == 1 else f"aggregate x again ({hop})"
-            steps.append(Step(flow.spec(title, nodes, pull=pull, stores=stores), compute))
+            pull = Pull(message(hop), sums, Direction.IN, edge_data=wanted[last].edge_data)
+            title = f"aggregate x{so}" if hop == 1 else f"aggregate x again{so} ({hop})"
+            steps.append(Step(flow.spec(title, nodes, pull=pull, stores=stores), compute, scaling))
         return steps
 
     def train(self) -> list[Step]:

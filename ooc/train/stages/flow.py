@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.plan.workload import Direction, PerEdge, Pull, Stage
+from ooc.train.graph import Scaling
 from ooc.train.lowering.general import General
 from ooc.train.lowering.network import EVERYWHERE
 from ooc.train.lowering.per_edge import EdgeAggregate
@@ -47,12 +48,13 @@ class Flow:
     def __init__(self, ground: Ground, schedule: Schedule, forgotten: Collection[int] = ()) -> None:
         self.ground = ground
         self.schedule = schedule
-        self.names = Names(schedule, ground.columns)
+        self.names = Names(schedule, ground.network, ground.columns)
         self.repetitions = Repetitions(schedule, forgotten)
 
     def constants(self) -> list[Aggregate]:
         """What of the network is aggregated once."""
-        used = {source for value in self.schedule.values if not is_constant(value) for source in value.inputs}
+        values = [value for value in self.schedule.values if not is_constant(value)]
+        used = dict.fromkeys(source for value in values for source in value.inputs)
         return [v for v in used if isinstance(v, Aggregate) and v.once]
 
     # ---- forward --------------------------------------------------------------------------------------
@@ -82,7 +84,8 @@ class Flow:
 
         pull, kernel = self._pull(recipe, stage)
         stores = {n: v.columns for n, v in stored.items()} | {n: a.source.columns for n, a in pulled_next.items()}
-        return Step(self._describe(title, row_count, recipe, pull=pull, stores=stores), compute, kernel)
+        spec = self._describe(title, row_count, recipe, pull=pull, kernel=kernel, stores=stores)
+        return Step(spec, compute, kernel)
 
     def score(self) -> Step:
         """The last stage, scored. In the order of the loss, so that sums of scores come out the same."""
@@ -118,7 +121,7 @@ class Flow:
             return {}
 
         pull, kernel = self._pull(recipe, last)
-        spec = self._describe(title, rows, recipe, pull=pull, loads=inputs, reverse=reverse, judged=True)
+        spec = self._describe(title, rows, recipe, pull=pull, kernel=kernel, loads=inputs, reverse=reverse, judged=True)
         return Step(spec, compute, kernel)
 
     # ---- loss and backward ------------------------------------------------------------------------------
@@ -145,6 +148,7 @@ class Flow:
             self.ground.active.training_rows(0),
             recipe,
             pull=pull,
+            kernel=kernel,
             loads=(*loads, *labels),
             stores=stores,
             backward=last,
@@ -182,10 +186,10 @@ class Flow:
         recipe = self.repetitions.backward_recipe(stage)
         above = schedule.pulled(stage + 1)
         pull: Pull | None = None
-        kernel: Kernel | None = None
+        kernel: Kernel | Scaling = Scaling.SUM
         if above is not None and above.source.trains and not isinstance(above, General):
             sums, message = names.sums_gradient(above), names.message_gradient(above)
-            per_edge = None
+            per_edge, kernel = None, above.scaling
             if isinstance(above, EdgeAggregate):
                 per_edge = self._per_edge(above, above.source.columns, names.message(above))
                 kernel = partial(above.backward_sources, ground)
@@ -205,6 +209,7 @@ class Flow:
             ground.active.training_rows(schedule.stage_hops[stage]),
             recipe,
             pull=pull,
+            kernel=kernel,
             loads=loads,
             stores=stores,
             backward=stage,
@@ -266,7 +271,7 @@ class Flow:
             gradient = tile.inputs[name].to(ground.network.dtype)
             shared = schedule.shares_gradient(value)
             if shared is not None and name == self.names.sums_gradient(shared):
-                gradient = ground.without_after(gradient, tile)
+                gradient = ground.without_after(gradient, tile, shared.scaling)
             _add(gradients, value, gradient.reshape(-1, *value.tail))
         for value in schedule.backward_of(stage):
             if isinstance(value, Moments):
@@ -302,7 +307,7 @@ class Flow:
                 out[names.target_gradient(pulled)] = d_target
         elif pulled is not None and pulled.source.trains:
             gradient = gradients.get(pulled)
-            scaled = None if gradient is None else ground.after(gradient, tile)
+            scaled = None if gradient is None else ground.after(gradient, tile, pulled.scaling)
             out[names.sums_gradient(pulled)] = self._padded(scaled, pulled, height)
         for value, (prior, name) in self._passed_on[stage].items():
             if prior is not None:
@@ -408,7 +413,8 @@ class Flow:
         pulled = self.schedule.pulled(stage)
         if recipe.pulled and pulled is not None:
             result = tile.inputs[self.names.sums(pulled, recipe.repeated)]
-            known[pulled] = result if isinstance(pulled, EdgeAggregate) else self.ground.after(result, tile)
+            scaled = result if isinstance(pulled, EdgeAggregate) else self.ground.after(result, tile, pulled.scaling)
+            known[pulled] = scaled
         for value in recipe.order:
             if value in recipe.reach and self._beyond(recipe.reach[value], tile):
                 continue
@@ -424,17 +430,17 @@ class Flow:
 
     def _message(self, aggregate: Aggregate, rows: Tensor, tile: Tile) -> Tensor:
         """What ``aggregate`` pulls of these rows; and of its gradient, theirs."""
-        return rows if isinstance(aggregate, EdgeAggregate) else self.ground.before(rows, tile)
+        return rows if isinstance(aggregate, EdgeAggregate) else self.ground.before(rows, tile, aggregate.scaling)
 
-    def _pull(self, recipe: Recipe, stage: int) -> tuple[Pull | None, Kernel | None]:
-        """What the forward of ``stage`` pulls, if ``recipe`` needs it."""
+    def _pull(self, recipe: Recipe, stage: int) -> tuple[Pull | None, Kernel | Scaling]:
+        """What the forward of ``stage`` pulls, if ``recipe`` needs it, and what with."""
         pulled, names = self.schedule.pulled(stage), self.names
         if not recipe.pulled or pulled is None:
-            return None, None
+            return None, Scaling.SUM
         message, sums = names.message(pulled, recipe.repeated), names.sums(pulled, recipe.repeated)
         if not isinstance(pulled, EdgeAggregate):
             self.ground.columns[sums] = pulled.columns
-            return Pull(message, sums, Direction.IN, edge_data=pulled.edge_data), None
+            return Pull(message, sums, Direction.IN, edge_data=pulled.edge_data), pulled.scaling
         own = None if pulled.target is None else names.value(pulled.target)
         per_edge = self._per_edge(pulled, pulled.columns, own)
         return Pull(message, sums, Direction.IN, per_edge, pulled.edge_data), partial(pulled.forward, self.ground)
@@ -459,6 +465,7 @@ class Flow:
         recipe: Recipe,
         *,
         pull: Pull | None = None,
+        kernel: Kernel | Scaling = Scaling.SUM,
         loads: Iterable[str] = (),
         stores: dict[str, int] | None = None,
         backward: int | None = None,
@@ -495,13 +502,14 @@ class Flow:
             stores=tuple(stores or {}),
             reverse=reverse,
             temporary_columns=sum(temporaries) + sum(widths),
-            work=self._work(recipe, pull, names, tuple(stores or {}), taken_back, rows=rows, judged=judged),
+            work=self._work(recipe, pull, kernel, names, tuple(stores or {}), taken_back, rows=rows, judged=judged),
         )
 
     def _work(
         self,
         recipe: Recipe,
         pull: Pull | None,
+        kernel: Kernel | Scaling,
         loads: Sequence[str],
         stores: Sequence[str],
         taken_back: Sequence[Value],
@@ -511,10 +519,10 @@ class Flow:
     ) -> Work:
         """Of one row. What is loaded is read once, what is stored read and written; what is pulled or stored to be
         pulled is scaled by rows, and gradients that several values give are added up."""
-        columns, scaling = self.ground.columns, self.ground.network.scaling
+        columns = self.ground.columns
         values = sum(columns[name] for name in loads) + 2 * sum(columns[name] for name in stores)
-        if pull is not None and pull.per_edge is None:
-            values += (2 * scaling.row_scalings + 3 * (scaling.loop_weight is not None)) * columns[pull.source]
+        if pull is not None and isinstance(kernel, Scaling):
+            values += (2 * kernel.row_scalings + 3 * (kernel.loop_weight is not None)) * columns[pull.source]
         operators = 2 * (len(loads) + len(stores))
         if judged:
             operators += JUDGING_OPERATORS

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ooc.plan.workload import Direction
-from ooc.train.graph import ActiveRows, GraphRows
+from ooc.train.graph import ActiveRows, GraphRows, Scaling
 from ooc.train.lowering.network import Network
 from ooc.train.objective import Objective
 from ooc.train.stages.tile import Tile
@@ -49,17 +49,18 @@ class Ground:
         """[rows, columns] in the compute dtype."""
         return torch.zeros(rows, columns, dtype=self.network.dtype, device=self.place)
 
-    def before(self, rows: Tensor, tile: Tile) -> Tensor:
+    def before(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
         """s · rows."""
-        scale = self.rows.scale(tile.start, rows) if self.rows.before else None
+        of_rows = self.rows.scaled(scaling)
+        scale = of_rows.scale(tile.start, rows) if of_rows.before else None
         return rows if scale is None else rows * scale
 
-    def after(self, rows: Tensor, tile: Tile) -> Tensor:
+    def after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
         """t · rows."""
-        scale = self.rows.scale(tile.start, rows)
+        scale = self.rows.scaled(scaling).scale(tile.start, rows)
         return rows if scale is None else rows * scale
 
-    def without_after(self, rows: Tensor, tile: Tile) -> Tensor:
+    def without_after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
         """rows / t, where t is nowhere zero."""
-        scale = self.rows.scale(tile.start, rows)
+        scale = self.rows.scaled(scaling).scale(tile.start, rows)
         return rows if scale is None else rows / scale

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What matrices and stages are called. k counts the aggregations, from 1, with those that are done once.
 
-x, y, split/…    the store's         ax, ax2, …   A(x), A(A(x)), …, aggregated once
+x, y, split/…    the store's         ax, ax2, …   A(x), A(A(x)), …, aggregated once; ax.mean, … where A is another one
 m<k>, p<k>       what aggregation k pulls, and its sum over in-edges
 dp<k>, dm<k>     gradients of both, the latter pulled over out-edges
 dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it; of a layer of
@@ -17,6 +17,7 @@ z<k>.<j>, …      z<k>, m<k>, … computed again for backward j
 from collections.abc import Iterator
 
 from ooc.train.lowering.general import General
+from ooc.train.lowering.network import Network
 from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import Aggregate, Features, Linear, Moments, Rowwise, Sum, Value
@@ -32,8 +33,9 @@ class Names:
     name with another one only where the matrices are equally wide.
     """
 
-    def __init__(self, schedule: Schedule, columns: dict[str, int]) -> None:
+    def __init__(self, schedule: Schedule, network: Network, columns: dict[str, int]) -> None:
         self._schedule = schedule
+        self._network = network
         self._once = max((v.hops for v in schedule.values if isinstance(v, Aggregate) and v.once), default=0)
         counts: dict[str, int] = {}
         self._stages = [_distinct(str(self._layer(stage)), counts) for stage in range(schedule.last + 1)]
@@ -113,7 +115,7 @@ class Names:
         if isinstance(value, Features):
             return "x"
         if isinstance(value, Aggregate) and value.once:
-            return "ax" if value.hops == 1 else f"ax{value.hops}"
+            return self._network.first_aggregation(value.scaling, value.hops)
         layer = self._layer(self._schedule.stage[value])
         if isinstance(value, Aggregate):
             return f"q{layer}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from ooc.plan.workload import Stage
+from ooc.train.graph import Scaling
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.lowering.general import Scattered
 from ooc.train.lowering.statistics import TileMoments
@@ -49,8 +50,8 @@ class Tile:
 
 @dataclass(slots=True)
 class Step:
-    """A stage, the function that computes it, and what it pulls with; None: a plain sum."""
+    """A stage, the function that computes it, and what it pulls with: a kernel, or a sum of rows scaled so."""
 
     spec: Stage
     compute: Callable[[Tile], Tensors]
-    kernel: Kernel | None = None
+    kernel: Kernel | Scaling = Scaling.SUM
