@@ -81,13 +81,15 @@ class Epoch:
 class SharedDropout:
     """Dropout with the trainer's own masks: the k-th that drops anything in an epoch has site k, the input's is 0.
 
-    What is dropped while a convolution of ``watch``'s passes its edges on are coefficients of edges.
+    What is dropped while a convolution of ``watch``'s passes its edges on are coefficients of edges. A layer with
+    ``drops_inside`` drops from nodes or edges, which are told apart by their numbers.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.epoch, self.site = 0, 0
         self._edge_index: Tensor | None = None
+        self._inside: list[Tensor] = []
 
     def watch(self, model: torch.nn.Module) -> None:
         """Know which edges the attentions of ``model`` are at work on."""
@@ -98,8 +100,21 @@ class SharedDropout:
         def leave(module: MessagePassing, inputs: tuple[Any, ...], output: Any) -> None:
             self._edge_index = None
 
+        def enter_layer(module: MessagePassing, inputs: tuple[Any, ...]) -> None:
+            x, edge_index = inputs[:2]
+            loops = torch.arange(len(x)).expand(2, -1)
+            others = edge_index[:, edge_index[0] != edge_index[1]]
+            self._inside = [loops, edge_index, others]
+            self._inside += [torch.cat((edges, loops), dim=1) for edges in (edge_index, others)]
+
+        def leave_layer(module: MessagePassing, inputs: tuple[Any, ...], output: Any) -> None:
+            self._inside = []
+
         for module in model.modules():
-            if isinstance(module, (GATConv, GATv2Conv)):
+            if getattr(module, "drops_inside", False):
+                module.register_forward_pre_hook(enter_layer)
+                module.register_forward_hook(leave_layer)
+            elif isinstance(module, (GATConv, GATv2Conv)):
                 module.register_edge_update_forward_pre_hook(enter)
                 module.register_edge_update_forward_hook(leave)
             elif isinstance(module, TransformerConv):
@@ -121,6 +136,11 @@ class SharedDropout:
         if not training or p == 0.0:
             return x
         self.site += 1
+        if self._inside:
+            ends, *same = (ends for ends in self._inside if ends.shape[1] == len(x))
+            assert all(torch.equal(ends, other) for other in same), "rows of two kinds cannot be told apart"
+            scale = scale_of_edges(EdgeDropout(p, self.seed, self.epoch, self.site), ends, range(x[0].numel()))
+            return x * scale.to(x.dtype).view_as(x)
         if self._edge_index is None:
             return self.drop(x, self.site, p)
         dropout = EdgeDropout(p, self.seed, self.epoch, self.site)

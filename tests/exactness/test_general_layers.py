@@ -311,7 +311,19 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "degrees of sources": (lambda: Own(out_degree), ("Own", "degrees of sources")),
     "hidden by a zero": (lambda: Own(lambda s, x, e: x + s.gate * x.mean(0)), ("Own", "statistics over nodes")),
     "noise": (lambda: Own(lambda s, x, e: x + torch.rand_like(x)), ("Own", "random numbers in training")),
-    "dropout": (lambda: Own(lambda s, x, e: F.dropout(x, 0.5, s.training)), ("Own", "if that is dropout, set it to 0")),
+    "dropout of other shapes": (
+        lambda: Own(lambda s, x, e: x * F.dropout(x.new_ones(x.shape[1]), 0.5, s.training)),
+        ("Own", "drops entries of a tensor of shape [9]"),
+    ),
+    "dropout now and then": (
+        lambda: Own(lambda s, x, e: F.dropout(x, 0.5, s.training and len(x) < 20)),
+        ("Own", "how often it drops something depends on the rows"),
+    ),
+    "dropout in evaluation": (lambda: Own(lambda s, x, e: F.dropout(x, 0.5)), ("Own", "dropout in evaluation")),
+    "dropout of whole columns": (
+        lambda: Own(lambda s, x, e: F.dropout1d(x, 0.5, s.training)),
+        ("Own", "random numbers in training other than by F.dropout"),
+    ),
     "a norm over nodes": (lambda: Own(lambda s, x, e: s.norm(x)), ("Own", "its buffer norm.running_mean")),
     "a counter": (Counting, ("Counting", "its buffer count")),
     "a cache": (Remembering, ("Remembering", "fails on some rows")),

@@ -35,6 +35,7 @@ _LOW = 0xFFFFFFFF
 _HALF = np.uint64(32)
 
 Words = npt.NDArray[np.uint32]
+Rows = npt.NDArray[np.int64]
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
@@ -70,10 +71,13 @@ class EdgeDropout:
         own = piece.row_E.add(piece.tile_start + piece.start).numpy()
         other = piece.neighbours_E.numpy().astype(np.int64, copy=False)
         target, source = (own, other) if direction is Direction.IN else (other, own)
-        repeats = piece.repeats_E().numpy().astype(np.uint32)
+        return self.scale_of(target, source, piece.repeats_E().numpy().astype(np.uint32), heads, dtype)
+
+    def scale_of(self, target: Rows, source: Rows, repeats: Words, heads: range, dtype: torch.dtype) -> Tensor:
+        """The same [E, heads] for edges between these rows [E], of which so many are before each one."""
         high = ((target >> 32) << 8 | (source >> 32)) << 16
         threshold = np.uint32(self.threshold)
-        keep = np.empty((piece.edges, len(heads)), dtype=np.bool_)
+        keep = np.empty((len(target), len(heads)), dtype=np.bool_)
         for group in range(heads.start // HEADS_PER_COUNT, -(-heads.stop // HEADS_PER_COUNT)):
             last = (high | group).astype(np.uint32)
             words = philox((target.astype(np.uint32), source.astype(np.uint32), repeats, last), self.key)

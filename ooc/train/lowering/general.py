@@ -14,6 +14,7 @@ Shapes: R rows of the tile, S nodes of the graph around some of them, C columns 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import local
 from typing import Any
@@ -23,8 +24,10 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 from ooc.plan.workload import EdgeData, PerEdge
+from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import TileEdges
-from ooc.train.kernels.neighbourhood import EDGES_AT_ONCE, neighbourhood, runs
+from ooc.train.kernels.inner_dropout import InnerDropout
+from ooc.train.kernels.neighbourhood import EDGES_AT_ONCE, Neighbourhood, neighbourhood, runs
 from ooc.train.lowering.assembly import Assembly
 from ooc.train.lowering.layer import Layer, layer_of, sharing
 from ooc.train.lowering.locality import Findings, examine
@@ -48,15 +51,17 @@ class Scattered:
 
 
 class General(EdgeAggregate):
-    """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in."""
+    """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
+    masks of its first dropout, the next one those of its second."""
 
     def __init__(
-        self, index: int, source: Value, layer: Layer, module: nn.Module, findings: Findings, *, keep: bool
+        self, index: int, source: Value, layer: Layer, module: nn.Module, findings: Findings, *, site: int, keep: bool
     ) -> None:
         super().__init__(index, source, None, groups=1, result=findings.columns, kept=0, keep=keep)
         self.parameters = findings.parameters
         self.layer = layer
         self.findings = findings
+        self.site = site
         self._module = module
         self._of_thread = local()
 
@@ -85,7 +90,8 @@ class General(EdgeAggregate):
         module, parts = self._own_module(), []
         for run in runs(tile):
             near = neighbourhood(run, len(source))
-            parts.append(self.layer.forward(module, near.gather(source), near))
+            with self._dropping(key, near):
+                parts.append(self.layer.forward(module, near.gather(source), near))
         return torch.cat(parts)
 
     def scatter(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Scattered:
@@ -99,7 +105,8 @@ class General(EdgeAggregate):
             near = neighbourhood(run, len(source))
             x_SC = near.gather(source)
             gradient = own[run.start - tile.start :][: run.rows]
-            d_x, parts = self.layer.backward(module, x_SC, near, gradient, parameters, trains=trains)
+            with self._dropping(key, near):
+                d_x, parts = self.layer.backward(module, x_SC, near, gradient, parameters, trains=trains)
             sums = [_added(total, part) for total, part in zip(sums, parts, strict=True)]
             if trains:
                 d_x = torch.zeros_like(x_SC) if d_x is None else d_x
@@ -113,12 +120,27 @@ class General(EdgeAggregate):
         taken = self.findings.footprint
         columns = self.source.columns
         per_node = taken.node_bytes + columns * itemsize
-        return (EDGES_AT_ONCE, taken.edge_bytes + per_node + _BYTES_PER_EDGE, 2 * (columns + self.result) * itemsize)
+        masks = 2 * max((dropped.row_nbytes for dropped in self.findings.dropped), default=0)  # a loop for each edge
+        return (
+            EDGES_AT_ONCE,
+            taken.edge_bytes + per_node + masks + _BYTES_PER_EDGE,
+            2 * (columns + self.result) * itemsize,
+        )
 
     def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
         waiting = _WAITING * self.source.columns * itemsize if own is not None and self.source.trains else 0
         temporaries = self.temporaries(itemsize)
         return PerEdge(self.groups, columns, own, *temporaries, general=True, waiting_bytes_per_edge=waiting)
+
+    def _dropping(self, key: Key, near: Neighbourhood) -> AbstractContextManager[object]:
+        """The masks of this epoch for a run on ``near``; in training of a layer that has dropped nothing too, in case
+        that it does so after all."""
+        if not self._module.training:
+            return nullcontext()
+        where = self.layer.where
+        return InnerDropout(
+            near, self.findings.dropped, lambda call, p: EdgeDropout(p, key.seed, key.epoch, self.site + call), where
+        )
 
     def _own_module(self) -> nn.Module:
         """This thread's copy: a layer may keep something while it runs."""
@@ -158,5 +180,7 @@ def lower_general(
         record=record,
     )
     keep = setting.training and (source.trains or bool(findings.parameters))
+    site = assembly.sites + 1
+    assembly.sites += len(findings.dropped)
     assembly.convolved.append(source)
-    return assembly.add(lambda index: General(index, source, layer, module, findings, keep=keep))
+    return assembly.add(lambda index: General(index, source, layer, module, findings, site=site, keep=keep))

@@ -10,13 +10,16 @@ parameters that it has and with others, since one that is 0 may hide what it mul
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from ooc.errors import ModelError
 from ooc.plan.workload import EdgeData
+from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import TileEdges
+from ooc.train.kernels.inner_dropout import Discovery, Dropped, InnerDropout
 from ooc.train.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.train.lowering.assembly import first_line
 from ooc.train.lowering.footprint import Footprint, footprint, peak_bytes
@@ -33,12 +36,14 @@ _SHAKE = 0.1
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What trying a layer has told: its output's ``columns``; which ``parameters`` have a part in it; what a run takes;
-    ``tells_modes``: whether it computes something else in training than in evaluation."""
+    ``tells_modes``: whether it computes something else in training than in evaluation; ``dropped``: what it drops
+    entries from."""
 
     columns: int
     parameters: tuple[nn.Parameter, ...]
     footprint: Footprint
     tells_modes: bool
+    dropped: tuple[Dropped, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ def examine(
     keeps it from being run tile by tile. ``record``: it is to be differentiated."""
     with torch.random.fork_rng(devices=[]):
         trial = _Trial(layer, module, columns, edge_features)
+        trial.find_dropout()
         outputs = trial.check_whole()
         trial.check_order()
         unused = trial.check_tiles()
@@ -65,10 +71,10 @@ def examine(
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         used = tuple(p for i, p in enumerate(parameters) if i not in unused)
         tells_modes = trial.tells_modes()
-        taken = _footprint(
-            layer, sharing(module, layer.where), columns, edge_features, dtype, used, outputs, record=record
-        )
-    return Findings(outputs, used, taken, tells_modes)
+        dropped = tuple(trial.dropped)
+        own = sharing(module, layer.where)
+        taken = _footprint(layer, own, columns, edge_features, dtype, used, outputs, dropped, record=record)
+    return Findings(outputs, used, taken, tells_modes, dropped)
 
 
 class _Trial:
@@ -82,6 +88,22 @@ class _Trial:
         self.columns, self.edge_features = columns, edge_features
         self.generator = torch.Generator().manual_seed(1)
         self.case = _small_case(layer, columns, edge_features, self.generator, loops=_LOOPS)
+        self.dropped: Sequence[Dropped] = ()
+
+    def find_dropout(self) -> None:
+        """Find what the layer drops entries from; refused where that is neither of nodes nor of edges."""
+        discovery = Discovery(self.case.near)
+        self._whole(discovery)
+        if discovery.other_shapes:
+            shape = list(discovery.other_shapes[0])
+            raise self.layer.refuse(f"it drops entries of a tensor of shape {shape}, not a row a node or edge")
+        if discovery.calls and not self.training:
+            raise self.layer.refuse("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
+        self.dropped = discovery.calls
+
+    def _masked(self, near: Neighbourhood) -> InnerDropout:
+        """Masks for a run on ``near``."""
+        return _masked(near, self.dropped, self.layer.where)
 
     def check_whole(self) -> int:
         """Columns of what it gives; refused where that is no matrix, or another one every time."""
@@ -89,15 +111,15 @@ class _Trial:
         kept = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         torch.manual_seed(1)
         before = torch.random.get_rng_state()
-        first = self._whole()
+        first = self._whole(self._masked(self.case.near))
         drawn = not torch.equal(before, torch.random.get_rng_state())
         if not isinstance(first, Tensor) or first.dim() != 2 or len(first) != len(x_NC) or first.dtype != x_NC.dtype:
             raise layer.refuse("it does not give one row of numbers a node")
-        if drawn or not _same(self._whole(), first):
+        if drawn or not _same(self._whole(self._masked(self.case.near)), first):
             when = " in training" if self.training else ""
             raise layer.refuse(
-                f"it draws random numbers{when}, which could not be drawn again for the gradient; if that is dropout, "
-                "set it to 0"
+                f"it draws random numbers{when} other than by F.dropout, which could not be drawn again for the "
+                "gradient; set that to 0"
             )
         for name, buffer in self.module.named_buffers():
             if not torch.equal(buffer, kept[name]):
@@ -111,16 +133,20 @@ class _Trial:
         order_E = order_E[near.edge_index_2E[1, order_E].argsort(stable=True)]
         weight_E, features_EK = (None if v is None else v[order_E] for v in (near.weight_E, near.features_EK))
         other = Neighbourhood(0, near.rows, near.others_S, near.edge_index_2E[:, order_E], weight_E, features_EK)
-        result = self.layer.forward(self.module, self.case.x_NC, other)
-        if not _same(result, self.layer.forward(self.module, self.case.x_NC, near)):
+        with Discovery(near):  # nothing is dropped: repeated edges are told apart by their order
+            result = self.layer.forward(self.module, self.case.x_NC, other)
+            expected = self.layer.forward(self.module, self.case.x_NC, near)
+        if not _same(result, expected):
             raise self.layer.refuse("what it gives depends on the order of edges, which a store does not keep")
 
     def check_tiles(self) -> set[int]:
         """Which parameters have no part in what it gives; refused where tile by tile it gives something else."""
         case, layer = self.case, self.layer
-        values_NO = layer.forward(self.module, case.x_NC, case.near)
+        with self._masked(case.near):
+            values_NO = layer.forward(self.module, case.x_NC, case.near)
         gradient_NO = torch.randn(values_NO.shape, generator=self.generator, dtype=values_NO.dtype)
-        whole = layer.backward(self.module, case.x_NC, case.near, gradient_NO, self.parameters, trains=True)
+        with self._masked(case.near):
+            whole = layer.backward(self.module, case.x_NC, case.near, gradient_NO, self.parameters, trains=True)
         expected = [_or_zero(whole[0], case.x_NC), *map(_or_zero, whole[1], self.parameters)]
         found = [torch.zeros_like(part) for part in expected]
         for start in range(0, _NODES, _TILE):
@@ -128,10 +154,14 @@ class _Trial:
             here = slice(start, start + near.rows)
             x_SC = near.gather(case.x_NC)
             try:
-                rows_RO = layer.forward(self.module, x_SC, near)
-                d_x, d_parameters = layer.backward(
-                    self.module, x_SC, near, gradient_NO[here], self.parameters, trains=True
-                )
+                with self._masked(near):
+                    rows_RO = layer.forward(self.module, x_SC, near)
+                with self._masked(near):
+                    d_x, d_parameters = layer.backward(
+                        self.module, x_SC, near, gradient_NO[here], self.parameters, trains=True
+                    )
+            except ModelError:
+                raise
             except Exception as error:
                 raise layer.refuse(f"it fails on some rows with their in-neighbours: {first_line(error)}") from error
             if not _same(rows_RO, values_NO[here]):
@@ -162,6 +192,8 @@ class _Trial:
 
     def tells_modes(self) -> bool:
         """Whether it gives something else in the other mode, or fails there."""
+        if self.dropped:
+            return True
         here = self.layer.forward(self.module, self.case.x_NC, self.case.near)
         self.module.train(not self.training)
         try:
@@ -169,10 +201,12 @@ class _Trial:
         except Exception:
             return True
 
-    def _whole(self) -> Tensor:
+    def _whole(self, dropout: Discovery | InnerDropout) -> Tensor:
         try:
-            with torch.no_grad():
+            with dropout, torch.no_grad():
                 result: Tensor = self.layer.run(self.module, self.case.x_NC, self.case.near)
+        except ModelError:
+            raise
         except Exception as error:
             raise self.layer.refuse(f"it fails on a small graph: {first_line(error)}") from error
         return result
@@ -237,6 +271,7 @@ def _footprint(
     dtype: torch.dtype,
     parameters: Sequence[nn.Parameter],
     outputs: int,
+    dropped: Sequence[Dropped],
     *,
     record: bool,
 ) -> Footprint:
@@ -248,15 +283,17 @@ def _footprint(
         sources = torch.randint(0, nodes, (edges,), generator=generator)
         targets = torch.randint(0, 1 if skewed else rows, (edges,), generator=generator).sort().values
         near = _graph(layer, torch.stack((sources, targets)), rows, edge_features, dtype, generator)
+        near = replace(near, others_S=torch.arange(rows, nodes))
         x_SC = torch.randn(nodes, columns, generator=generator, dtype=dtype)
         gradient_RO = torch.randn(rows, outputs, generator=generator, dtype=dtype)
         carried = [v for v in (near.weight_E, near.features_EK) if v is not None]
         known = [x_SC, gradient_RO, near.edge_index_2E, *carried, *module.parameters(), *module.buffers()]
 
         def compute() -> object:
-            if record:
-                return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=True)
-            return layer.forward(module, x_SC, near)
+            with _masked(near, dropped, layer.where):
+                if record:
+                    return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=True)
+                return layer.forward(module, x_SC, near)
 
         return peak_bytes(compute, known)
 
@@ -264,6 +301,11 @@ def _footprint(
     if found is None:
         raise layer.refuse("it takes memory for every row times the most edges of any row, which no budget can hold")
     return found
+
+
+def _masked(near: Neighbourhood, dropped: Sequence[Dropped], where: str) -> InnerDropout:
+    """Masks that are as good as any."""
+    return InnerDropout(near, dropped, lambda call, p: EdgeDropout(p, 1, 1, call + 1), where)
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
