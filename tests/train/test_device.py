@@ -37,6 +37,7 @@ from tests.exactness.comparison import least_budgets, make_trainer, store_of
 from tests.exactness.layers import MlpMessages
 from tests.exactness.models import Residual
 from tests.exactness.reference import CustomCase, ModelCase
+from tests.exactness.test_mixed_sums import Beside
 from tests.graphs import GraphCase, random_data
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 from tests.prefetch.faults import Faults, faulty_engine
@@ -50,6 +51,7 @@ MODELS = {
     "sage": ModelCase(kind="sage", layers=3, hidden=24, dropout=0.3),
     "gin with batch norm": ModelCase(kind="gin", layers=2, hidden=16, options={"norm": "batch_norm", "jk": "cat"}),
     "residual": CustomCase(make=Residual),
+    "sums of several scalings": CustomCase(make=Beside),
     "gat": ModelCase(kind="gat", layers=2, hidden=12, dropout=0.3, options={"heads": 3}),
     "sage of maxima": ModelCase(kind="sage", layers=2, hidden=16, dropout=0.3, options={"aggr": "max"}),
 }
