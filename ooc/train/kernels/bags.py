@@ -40,29 +40,29 @@ class Bags:
         counts_R, first_R = offsets_R1.diff(), offsets_R1[:-1, None] * heads
         numbers_H = torch.arange(heads, dtype=dtype)
         start_RH = first_R + counts_R[:, None] * numbers_H
-        self._counts_B = counts_R[:, None].expand(self._shape).reshape(-1)
+        self._counts_B = counts_R[:, None].expand(self._shape).reshape(-1).numpy().astype(np.intp)
         self._offsets_B1 = torch.cat((start_RH.view(-1), offsets_R1.new_tensor([self._edges])))
-        self._bag_X = torch.repeat_interleave(self._counts_B, output_size=self._edges)
-        # Number n of a bag is edge n of its row, and the heads of an edge lie side by side: x = start + n there is
-        # place first + n·H + head here.
-        behind_B = (start_RH * heads - first_R - numbers_H).view(-1)
-        places_X = torch.arange(0, self._edges * heads, heads, dtype=dtype)
-        self._place_X = places_X.sub_(behind_B.index_select(0, self._bag_X))
-        self._row_X = self.by_bag(piece.neighbours_E.to(dtype)[:, None] * heads + numbers_H)
+        # Number n of a bag is edge n of its row. Where a head's edges follow one another, as they do nowhere but here,
+        # x = start + n is at place head · E + (the row's first edge) + n.
+        ahead_RH = offsets_R1[:-1, None] + numbers_H * piece.edges - start_RH
+        self._place_X = self.spread(ahead_RH).add_(torch.arange(self._edges, dtype=dtype))
+        self._row_X = self._in_order(piece.neighbours_E.to(dtype) * heads + numbers_H[:, None])
 
     def by_bag(self, values_EH: Tensor) -> Tensor:
         """Values of every edge and head, bag by bag [X]."""
-        return values_EH.reshape(-1).index_select(0, self._place_X)
+        return self._in_order(values_EH.t())
+
+    def _in_order(self, values_HE: Tensor) -> Tensor:
+        return values_HE.reshape(-1).index_select(0, self._place_X)
 
     def spread(self, values_RH: Tensor) -> Tensor:
         """Values of every row and head at each edge of their bag [X]."""
-        return values_RH.reshape(-1).index_select(0, self._bag_X)
+        return torch.from_numpy(np.repeat(values_RH.reshape(-1).numpy(), self._counts_B))
 
     def columns(self, *columns: int) -> tuple[Tensor, ...]:
         """Some columns of the neighbours' rows [X], counted from the end where negative."""
-        count = self.matrix_VK.shape[1]
-        first_X, numbers_VK = self._row_X * count, self.matrix_VK.view(-1)
-        return tuple(numbers_VK.index_select(0, first_X + column % count) for column in columns)
+        count, numbers_VK = self.matrix_VK.shape[1], self.matrix_VK.view(-1)
+        return tuple(numbers_VK[column % count :: count].index_select(0, self._row_X) for column in columns)
 
     def maxima(self, values_X: Tensor) -> Tensor:
         """Largest of every bag [R, H]; −∞ where there are no edges."""
@@ -98,7 +98,7 @@ class Bags:
     @cached_property
     def _filled(self) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.intp]]:
         """Which bags have edges (``None``: all), and where those begin."""
-        counts, starts = self._counts_B.numpy(), self._offsets_B1[:-1].numpy().astype(np.intp)
+        counts, starts = self._counts_B, self._offsets_B1[:-1].numpy().astype(np.intp)
         if counts.all():
             return None, starts
         filled = np.flatnonzero(counts)

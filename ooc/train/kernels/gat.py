@@ -31,6 +31,7 @@ Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, H hea
 K columns of a head with its scalars.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -68,24 +69,24 @@ def attend(gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RH: Tenso
     it, [R, H·(2C+2)]. lse is 0 where a row has no edges."""
     rows, heads = a_dst_RH.shape
     channels = source_NS.shape[1] // heads - SOURCE_SCALARS
-    apart_2RHK = source_NS.new_zeros(2, rows, heads, channels + SOURCE_SCALARS)
-    slope_sum_RH = torch.zeros_like(a_dst_RH)
-    softmax = RunningSoftmax(rows, heads, a_dst_RH, [*apart_2RHK, slope_sum_RH])
-    for piece in pieces(tile, len(source_NS)):
-        bags = Bags(piece, heads, source_NS)
-        score_X = bags.columns(-1)[0].add_(bags.spread(a_dst_RH[piece.rows]))
+    out_RHK = source_NS.new_empty(rows, heads, result_columns(channels, keep=keep))
+    z_RHC, slope_z_RHC, slope_sum_RH = out_RHK[:, :, :channels], out_RHK[:, :, channels + 1 : -1], out_RHK[:, :, -1]
+    totals = [z_RHC, out_RHK[:, :, channels + 1 :]] if keep else [out_RHK]
+    softmax = RunningSoftmax(rows, heads, a_dst_RH, totals)
+    for piece in _begun(pieces(tile, len(source_NS)), out_RHK):
+        bags, here = Bags(piece, heads, source_NS), piece.rows
+        score_X = bags.columns(-1)[0].add_(bags.spread(a_dst_RH[here]))
         weight_X = softmax.weigh(bags, F.leaky_relu(score_X, gat.negative_slope))
         if keep:
-            slope_sum_RH[piece.rows] += bags.sums(_sloped(gat, weight_X, score_X))
-        apart_2RHK[:, piece.rows] += _sums_apart(gat, piece, Direction.IN, bags, weight_X, score_X)
+            _put(piece, slope_sum_RH, bags.sums(_sloped(gat, weight_X, score_X)))
+        apart_2RHK = _sums_apart(gat, piece, Direction.IN, bags, weight_X, score_X)
+        above_RHC, below_RHC = apart_2RHK[:, :, :, :channels].unbind(0)
+        _put(piece, z_RHC, above_RHC, below_RHC)
+        if keep:
+            _put(piece, slope_z_RHC, above_RHC, below_RHC, alpha=gat.negative_slope)
     lse_RH = softmax.finish()
-    above_RHC, below_RHC = apart_2RHK[:, :, :, :channels].unbind(0)
-    if not keep:
-        return (above_RHC + below_RHC).view(rows, -1)
-    out_RHK = source_NS.new_empty(rows, heads, result_columns(channels, keep=True))
-    torch.add(above_RHC, below_RHC, out=out_RHK[:, :, :channels])
-    torch.add(above_RHC, below_RHC, alpha=gat.negative_slope, out=out_RHK[:, :, channels + 1 : -1])
-    out_RHK[:, :, channels], out_RHK[:, :, -1] = lse_RH, slope_sum_RH
+    if keep:
+        out_RHK[:, :, channels] = lse_RH
     return out_RHK.view(rows, -1)
 
 
@@ -110,25 +111,27 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
     rows, heads = len(source_RS), len(gat.heads)
     source_RHK = source_RS.view(rows, heads, -1)
     channels = source_RHK.shape[2] - SOURCE_SCALARS
-    a_src_RH = source_RHK[:, :, channels]
-    apart_2RHK = source_RS.new_zeros(2, rows, heads, channels + TARGET_SCALARS)
-    slope_d_RH = source_RS.new_zeros(rows, heads)
-    for piece in pieces(tile, len(target_NS)):
-        bags = Bags(piece, heads, target_NS)
+    z_RHC, a_src_RH = source_RHK[:, :, :channels], source_RHK[:, :, channels]
+    out_RHK = torch.empty_like(source_RHK, memory_format=torch.contiguous_format)
+    for piece in _begun(pieces(tile, len(target_NS)), out_RHK):
+        bags, here = Bags(piece, heads, target_NS), piece.rows
         score_X, lse_X = bags.columns(-3, -2)
-        score_X += bags.spread(a_src_RH[piece.rows])
+        score_X += bags.spread(a_src_RH[here])
         weight_X = F.leaky_relu(score_X, gat.negative_slope).sub_(lse_X).exp_()
+        slope_d_RH = None
         if gat.dropout is not None:
             (d_X,) = bags.columns(-1)
-            slope_d_RH[piece.rows] += bags.sums(_sloped(gat, d_X.mul_(weight_X), score_X))
-        apart_2RHK[:, piece.rows] += _sums_apart(gat, piece, Direction.OUT, bags, weight_X, score_X)
-    above_RHK, below_RHK = apart_2RHK.unbind(0)
-    out_RHK = torch.add(above_RHK, below_RHK, alpha=gat.negative_slope)
-    if gat.dropout is None:
-        slope_d_RH = out_RHK[:, :, -1]
-    da_src_RH = (out_RHK[:, :, :channels] * source_RHK[:, :, :channels]).sum(2).sub_(slope_d_RH)
-    torch.add(above_RHK, below_RHK, out=out_RHK)
-    return torch.cat((out_RHK[:, :, :channels], da_src_RH[:, :, None]), dim=2).view(rows, -1)
+            slope_d_RH = bags.sums(_sloped(gat, d_X.mul_(weight_X), score_X))
+        apart_2RHK = _sums_apart(gat, piece, Direction.OUT, bags, weight_X, score_X)
+        above_RHC, below_RHC = apart_2RHK[:, :, :, :channels].unbind(0)
+        _put(piece, out_RHK[:, :, :channels], above_RHC, below_RHC)
+        above_RHK, below_RHK = apart_2RHK.unbind(0)
+        slope_RHK = above_RHK.add_(below_RHK, alpha=gat.negative_slope)
+        if slope_d_RH is None:
+            slope_d_RH = slope_RHK[:, :, -1]
+        da_src_RH = (slope_RHK[:, :, :channels] * z_RHC[here]).sum(2)
+        _put(piece, out_RHK[:, :, channels], da_src_RH, slope_d_RH, alpha=-1.0)
+    return out_RHK.view(rows, -1)
 
 
 def scratch_bytes(*, heads: int, channels: int, itemsize: int, dropout: bool) -> tuple[int, int]:
@@ -136,14 +139,37 @@ def scratch_bytes(*, heads: int, channels: int, itemsize: int, dropout: bool) ->
     tile, and for every row beside that.
 
     An edge of a piece has its neighbour, row and position (16 bytes at most each, the added self-loop's copy
-    included). For every head it has up to four numbers, and of 8 bytes each at most its bag, its place, its
-    neighbour's row, that again in the order of summing, what was counted before it and, twice while it is put
-    together, that order; dropout adds four counters of 8 bytes, twice. A row has five matrices of the slab's width at
-    most, and eight numbers and as many places a head.
+    included). For every head it has up to four numbers, and of 8 bytes each at most its place, its neighbour's row,
+    that again in the order of summing, what was counted before it and, twice while it is put together, that order;
+    dropout adds four counters of 8 bytes, twice. A row has four matrices of the slab's width at most, and eight
+    numbers and as many places a head.
     """
-    per_edge = 48 + heads * (4 * itemsize + 60) + (96 + heads * (2 + 2 * itemsize) if dropout else 0)
-    per_row = heads * ((5 * (channels + TARGET_SCALARS) + 8) * itemsize + 64) + 24
+    per_edge = 48 + heads * (4 * itemsize + 52) + (96 + heads * (2 + 2 * itemsize) if dropout else 0)
+    per_row = heads * ((4 * (channels + TARGET_SCALARS) + 8) * itemsize + 64) + 24
     return per_edge, per_row
+
+
+def _begun(pieces: Iterable[Piece], out_RHK: Tensor) -> Iterator[Piece]:
+    """The pieces in order; rows of ``out`` that no piece begins are 0."""
+    stop = 0
+    for piece in pieces:
+        out_RHK[stop : piece.start + piece.continues] = 0.0
+        yield piece
+        stop = piece.stop
+    out_RHK[stop:] = 0.0
+
+
+def _put(piece: Piece, total: Tensor, one: Tensor, other: Tensor | None = None, *, alpha: float = 1.0) -> None:
+    """Make the rows of a piece ``one + alpha · other``, or add that where the piece continues a row."""
+    own = total[piece.rows]
+    if piece.continues:
+        own += one
+        if other is not None:
+            own.add_(other, alpha=alpha)
+    elif other is None:
+        own.copy_(one)
+    else:
+        torch.add(one, other, alpha=alpha, out=own)
 
 
 def _sums_apart(
