@@ -4,6 +4,7 @@
 from functools import lru_cache
 from operator import sub
 
+from ooc.plan.grid import Grid
 from ooc.plan.plan import ColumnPass, MatrixPlan, Pass
 from ooc.plan.workload import EdgeData, Pull, Topology, Workload
 
@@ -33,7 +34,16 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         nbytes += -(-_kernel_nbytes(item.pull, edges, min(item.rows, tile)) * share // grid.columns)
         if workload.parts is not None and item.pull.per_edge is None:
             nbytes += workload.parts.nbytes(edges=edges, rows=min(item.rows, tile), columns=share)
+        return workload.threads * nbytes + _apart_nbytes(item.pull, grid, share, workload)
     return workload.threads * nbytes
+
+
+def _apart_nbytes(pull: Pull, grid: Grid, share: int, workload: Workload) -> int:
+    """The copy of some columns of a slab, ``share`` columns wide, that all threads read."""
+    kind = pull.per_edge
+    if kind is None:
+        return 0
+    return grid.rows * (kind.groups * share // grid.columns) * len(kind.apart) * workload.pulled_itemsize
 
 
 def _edge_data_bytes(pull: Pull, workload: Workload) -> int:

@@ -77,7 +77,8 @@ class PerEdge:
     or that of the source, of which a slab has all rows. Temporaries of one call, all groups together, are
     ``bytes_per_edge`` for at most ``edges_at_once`` edges and every row, and ``bytes_per_row``. ``general``: what a
     layer of unknown insides makes of a tile's rows, all together, so that they are always cut into the same tiles;
-    ``waiting_bytes_per_edge``: of what it finds for other rows, until that is added to them.
+    ``waiting_bytes_per_edge``: of what it finds for other rows, until that is added to them. ``apart``: columns of
+    every group of the source, counted from the group's end, of which a pass has a copy by itself while it pulls.
     """
 
     groups: int
@@ -88,6 +89,7 @@ class PerEdge:
     bytes_per_row: int
     general: bool = False
     waiting_bytes_per_edge: int = 0
+    apart: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

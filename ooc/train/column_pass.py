@@ -2,6 +2,7 @@
 """Running a column pass: a pull, one slab of columns after the other."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ooc.plan.temporaries import pull_tile_rows
 from ooc.train.committing import Committing
 from ooc.train.edge_sweep import EdgeSweep
 from ooc.train.graph import Scaling
+from ooc.train.kernels.edges import Apart
 from ooc.train.operands import Input
 from ooc.train.program_run import ProgramRun
 from ooc.train.stages import Kernel, Tile
@@ -36,6 +38,7 @@ class ColumnPassRun:
         self.edges: EdgeSweep | None = None
         self.own: Input | None = None
         self.groups = range(0)
+        self.apart: Apart | None = None
         self.out: dict[int, Tensor] = {}
 
     def run(self) -> None:
@@ -44,7 +47,8 @@ class ColumnPassRun:
         try:
             with Flow(self.executor.team, self._pull, self.commit) as flow:
                 for step in range(first, stop):
-                    if step == first or steps[step].slab != steps[step - 1].slab:
+                    begins = step == first or steps[step].slab != steps[step - 1].slab
+                    if begins:
                         flow.drain()
                         self._sweep(steps[step].slab)
                     if step - 2 >= first:
@@ -52,6 +56,8 @@ class ColumnPassRun:
                         self.program.end(step - 2)
                     self.program.begin(step)
                     self._fill(step)
+                    if begins and (kind := self.item.pull.per_edge) is not None:
+                        self.apart = Apart.of(self.slab, len(self.groups), kind.apart)
                     for task in self._open(steps[step]):
                         flow.put(step, task)
                     self.executor.workspace.launched(step)
@@ -70,6 +76,7 @@ class ColumnPassRun:
         self.edges = EdgeSweep(self.executor, self.item.pull)
         rows = self.program.written_rows(self.item.pull.source, self.item.index)
         self.slab = self._buffer(slab)[:rows]
+        self.apart = None
         self.out.clear()
         kind = self.item.pull.per_edge
         if kind is None:
@@ -137,6 +144,7 @@ class ColumnPassRun:
             pulled = self.executor.pull_rows(self.slab, edges, self.item.pull.direction, self.kernel)
         else:
             own = None if self.own is None else self.own.tile(start, stop)
+            edges = replace(edges, apart=self.apart)
             pulled = tile.take(self.executor.run_kernel(self.kernel, self.slab, own, edges, self.groups))
         block, first = divmod(start, self.target.grid.block_rows)
         self.out[block][first : first + stop - start].copy_(pulled)

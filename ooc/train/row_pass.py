@@ -2,6 +2,7 @@
 """Running a row pass: tiles of all columns, computed one by one from what the plan has put where."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from ooc.plan.workload import Pull
 from ooc.train.committing import Committing
 from ooc.train.edge_sweep import EdgeSweep
 from ooc.train.graph import Scaling
+from ooc.train.kernels.edges import Apart
 from ooc.train.operands import Input, Output
 from ooc.train.program_run import ProgramRun
 from ooc.train.stages import Kernel, Tile
@@ -36,10 +38,13 @@ class RowPassRun:
         self.outputs = {name: self._output(name) for name in item.stage.stores}
         self.source: Tensor | None = None
         self.edges: EdgeSweep | None = None
+        self.apart: Apart | None = None
         if item.pull is not None:
             source = run.whole(item.pull.source, item.index)
             assert source is not None
             self.source = source[: run.written_rows(item.pull.source, item.index)]
+            if item.pull.per_edge is not None:
+                self.apart = Apart.of(self.source, item.pull.per_edge.groups, item.pull.per_edge.apart)
             self.edges = EdgeSweep(executor, item.pull)
 
     def _input(self, name: str) -> Input:
@@ -115,5 +120,5 @@ class RowPassRun:
         assert pull.per_edge is not None
         own = next((tile.inputs[name] for name in pull.own), None)
         groups = range(pull.per_edge.groups)
-        found = self.executor.run_kernel(self.kernel, self.source, own, edges, groups)
+        found = self.executor.run_kernel(self.kernel, self.source, own, replace(edges, apart=self.apart), groups)
         return self.executor.rounded(tile.take(found), pull.source)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ooc.plan.workload import Direction
 from ooc.train.kernels.bags import Bags
-from ooc.train.kernels.edges import pieces
+from ooc.train.kernels.edges import Apart, pieces
 from tests.train.kernel_cases import PIECES, KernelGraph, graphs, numbers, small_pieces
 
 COLUMNS = 2
@@ -44,4 +44,7 @@ def test_bags_reduce_as_a_loop_over_edges_does(graph: KernelGraph, heads: int, e
             rows = piece.neighbours_E.long()
             column_EH = slab.view(graph.nodes, heads, COLUMNS)[rows][:, :, -1]
             assert torch.equal(bags.columns(-1)[0], bags.by_bag(column_EH))
+            copied = Bags(piece, heads, torch.full_like(slab, torch.nan), Apart.of(slab, heads, (-2, -1)))
+            for found, expected in zip(copied.columns(-1, -2), bags.columns(-1, -2), strict=True):
+                assert torch.equal(found, expected)
             assert torch.equal(bags.maxima(bags.spread(sums))[sums != 0], sums[sums != 0])

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ooc.train.kernels.edges import Piece
+from ooc.train.kernels.edges import Apart, Piece
 
 _INT32_MAX = 2**31 - 1
 
@@ -25,12 +25,13 @@ _INT32_MAX = 2**31 - 1
 class Bags:
     """The bags of a piece whose neighbours are rows of ``slab_NS``: heads side by side, K columns each.
 
-    ``rows`` and ``continues`` are the piece's.
+    ``rows`` and ``continues`` are the piece's. ``apart``: where some of the columns are found by themselves, too.
     """
 
-    def __init__(self, piece: Piece, heads: int, slab_NS: Tensor) -> None:
+    def __init__(self, piece: Piece, heads: int, slab_NS: Tensor, apart: Apart | None = None) -> None:
         assert slab_NS.is_contiguous() and slab_NS.shape[1] % heads == 0
         self.rows, self.continues = piece.rows, piece.continues
+        self._apart = apart
         self.matrix_VK = slab_NS.view(-1, slab_NS.shape[1] // heads)
         self._shape = (piece.stop - piece.start, heads)
         self._edges = piece.edges * heads
@@ -61,8 +62,14 @@ class Bags:
 
     def columns(self, *columns: int) -> tuple[Tensor, ...]:
         """Some columns of the neighbours' rows [X], counted from the end where negative."""
-        count, numbers_VK = self.matrix_VK.shape[1], self.matrix_VK.view(-1)
-        return tuple(numbers_VK[column % count :: count].index_select(0, self._row_X) for column in columns)
+        return tuple(self._column_V(column).index_select(0, self._row_X) for column in columns)
+
+    def _column_V(self, column: int) -> Tensor:
+        apart = self._apart
+        if apart is not None and column in apart.columns:
+            return apart.numbers_NHS.view(-1)[apart.columns.index(column) :: len(apart.columns)]
+        count = self.matrix_VK.shape[1]
+        return self.matrix_VK.view(-1)[column % count :: count]
 
     def maxima(self, values_X: Tensor) -> Tensor:
         """Largest of every bag [R, H]; −∞ where there are no edges."""

@@ -74,7 +74,7 @@ def attend(gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RH: Tenso
     totals = [z_RHC, out_RHK[:, :, channels + 1 :]] if keep else [out_RHK]
     softmax = RunningSoftmax(rows, heads, a_dst_RH, totals)
     for piece in _begun(pieces(tile, len(source_NS)), out_RHK):
-        bags, here = Bags(piece, heads, source_NS), piece.rows
+        bags, here = Bags(piece, heads, source_NS, tile.apart), piece.rows
         score_X = bags.columns(-1)[0].add_(bags.spread(a_dst_RH[here]))
         weight_X = softmax.weigh(bags, F.leaky_relu(score_X, gat.negative_slope))
         if keep:
@@ -114,7 +114,7 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
     z_RHC, a_src_RH = source_RHK[:, :, :channels], source_RHK[:, :, channels]
     out_RHK = torch.empty_like(source_RHK, memory_format=torch.contiguous_format)
     for piece in _begun(pieces(tile, len(target_NS)), out_RHK):
-        bags, here = Bags(piece, heads, target_NS), piece.rows
+        bags, here = Bags(piece, heads, target_NS, tile.apart), piece.rows
         score_X, lse_X = bags.columns(-3, -2)
         score_X += bags.spread(a_src_RH[here])
         weight_X = F.leaky_relu(score_X, gat.negative_slope).sub_(lse_X).exp_()

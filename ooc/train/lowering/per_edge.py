@@ -42,6 +42,13 @@ class EdgeAggregate(Aggregate):
 
     pulls_targets = False
     """Whether the gradient of the target's own rows takes a pull of its own."""
+    source_scalars: tuple[int, ...] = ()
+    """Columns of every group of m, counted from its end, that the CPU's kernels are quicker with in a copy."""
+
+    @property
+    def upstream_scalars(self) -> tuple[int, ...]:
+        """The same of dp."""
+        return ()
 
     def __init__(
         self, index: int, source: Value, target: Value | None, *, groups: int, result: int, kept: int, keep: bool
@@ -194,6 +201,12 @@ class GatAttention(Attention):
     ) -> None:
         super().__init__(index, source, target, options, kept=options.channels + 2, keep=keep)
         self.negative_slope = negative_slope
+
+    source_scalars = (-1,)
+
+    @property
+    def upstream_scalars(self) -> tuple[int, ...]:
+        return (-3, -2, -1) if self.p else (-3, -2)
 
     @property
     def upstream_columns(self) -> int:

@@ -191,7 +191,7 @@ class Flow:
             sums, message = names.sums_gradient(above), names.message_gradient(above)
             per_edge, kernel = None, above.scaling
             if isinstance(above, EdgeAggregate):
-                per_edge = self._per_edge(above, above.source.columns, names.message(above))
+                per_edge = self._per_edge(above, above.source.columns, names.message(above), above.upstream_scalars)
                 kernel = partial(above.backward_sources, ground)
             pull = Pull(sums, message, ground.backward_direction, per_edge, above.edge_data)
 
@@ -442,13 +442,17 @@ class Flow:
             self.ground.columns[sums] = pulled.columns
             return Pull(message, sums, Direction.IN, edge_data=pulled.edge_data), pulled.scaling
         own = None if pulled.target is None else names.value(pulled.target)
-        per_edge = self._per_edge(pulled, pulled.columns, own)
+        per_edge = self._per_edge(pulled, pulled.columns, own, pulled.source_scalars)
         return Pull(message, sums, Direction.IN, per_edge, pulled.edge_data), partial(pulled.forward, self.ground)
 
-    def _per_edge(self, aggregate: EdgeAggregate, columns: int, own: str | None) -> PerEdge:
+    def _per_edge(
+        self, aggregate: EdgeAggregate, columns: int, own: str | None, apart: tuple[int, ...] = ()
+    ) -> PerEdge:
         """How the planner is to think of one of its pulls: a layer of unknown insides takes a row's edges together."""
         itemsize = self.ground.network.dtype.itemsize
         found = aggregate.per_edge(columns, own, itemsize, on_device=self.ground.on_device)
+        if apart and not self.ground.on_device:
+            found = replace(found, apart=apart)
         if not isinstance(aggregate, General):
             return found
         return replace(found, edges_at_once=max(found.edges_at_once, self._most_edges))
