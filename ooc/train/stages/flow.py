@@ -13,11 +13,10 @@ Rows that cannot reach the loss are left out: what lies K aggregations before th
 of the rows that are scored, and rows lie in the order of that distance, so every stage runs over the first so many.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.plan.workload import Direction, PerEdge, Pull, Stage
@@ -29,14 +28,14 @@ from ooc.train.lowering.projection import Projection
 from ooc.train.lowering.statistics import tile_moments
 from ooc.train.lowering.values import Aggregate, Dropout, Linear, Moments, Normalized, Rows, Rowwise, Value
 from ooc.train.stages.again import Forward, Repetitions
+from ooc.train.stages.drawing import Drawing, Known
+from ooc.train.stages.gradients import HandedGradients
 from ooc.train.stages.ground import Ground
 from ooc.train.stages.names import Names
 from ooc.train.stages.schedule import Recipe, Schedule, is_constant
+from ooc.train.stages.taking_back import TakingBack, add
 from ooc.train.stages.tile import Kernel, Sink, Step, Tensors, Tile
 from ooc.train.stages.work import JUDGING_OPERATORS, NO_WORK, Work, backward_work, forward_work, total
-
-Known = dict[Value, Tensor]
-"""Rows of values, or of their gradients, at hand."""
 
 _JUDGING_COPIES = 8
 """Matrices as wide as the output that a loss with its gradient, or scoring, makes of it."""
@@ -50,6 +49,7 @@ class Flow:
         self.schedule = schedule
         self.names = Names(schedule, ground.network, ground.columns)
         self.repetitions = Repetitions(schedule, forgotten)
+        self._handed = HandedGradients(schedule, self.names)
 
     def constants(self) -> list[Aggregate]:
         """What of the network is aggregated once."""
@@ -74,9 +74,10 @@ class Flow:
         stored = {self.names.value(v, recipe.repeated): v for v in run.values}
         pulled_next = {self.names.message(a, recipe.repeated): a for a in run.messages}
         self.ground.packed |= {name for name, value in stored.items() if value.packed}
+        draw = self._drawing(recipe, stage)
 
         def compute(tile: Tile) -> Tensors:
-            known = self._draw(recipe, tile, stage, self._rows(tile))
+            known = draw(tile, self._rows(tile))
             for barrier in moments:
                 tile.moments.append((barrier, tile_moments(known[barrier.source])))
             out = {name: _flat(known[v], v) for name, v in stored.items()}
@@ -115,9 +116,10 @@ class Flow:
     ) -> Step:
         schedule, last = self.schedule, self.schedule.last
         recipe = schedule.recipe([schedule.output], last)
+        draw = self._drawing(recipe, last)
 
         def compute(tile: Tile) -> Tensors:
-            take(tile, self._draw(recipe, tile, last, self._rows(tile))[schedule.output])
+            take(tile, draw(tile, self._rows(tile))[schedule.output])
             return {}
 
         pull, kernel = self._pull(recipe, last)
@@ -130,17 +132,19 @@ class Flow:
         """The last stage, the loss, its gradient, and as much backward as needs no other row."""
         schedule, last, objective = self.schedule, self.schedule.last, self.ground.objective
         recipe = self.repetitions.loss_recipe()
+        draw = self._drawing(recipe, last, schedule.backward_of(last))
+        take_back = self._taking_back(last)
 
         def compute(tile: Tile) -> Tensors:
             rows = self._rows(tile)
-            known = self._draw(recipe, tile, last, rows, record=self._taped(last))
+            known = draw(tile, rows)
             outputs = known[schedule.output]
             if scored:
                 objective.score(tile.inputs, tile.start, outputs, tile.contribution)
             gradients = {schedule.output: objective.gradient(tile.inputs, outputs, tile.contribution)}
-            return self._take_back(gradients, known, tile, rows, last)
+            return take_back(gradients, known, tile, rows)
 
-        loads, stores = self._gradient_traffic(last)
+        loads, stores = self._handed.traffic(last)
         pull, kernel = self._pull(recipe, last)
         labels = objective.score_inputs if scored else objective.loss_inputs
         spec = self._describe(
@@ -184,6 +188,8 @@ class Flow:
     def _backward(self, stage: int) -> Step:
         schedule, names, ground = self.schedule, self.names, self.ground
         recipe = self.repetitions.backward_recipe(stage)
+        draw = self._drawing(recipe, stage, schedule.backward_of(stage))
+        take_back = self._taking_back(stage)
         above = schedule.pulled(stage + 1)
         pull: Pull | None = None
         kernel: Kernel | Scaling = Scaling.SUM
@@ -197,13 +203,13 @@ class Flow:
 
         def compute(tile: Tile) -> Tensors:
             rows = self._rows(tile)
-            known = self._draw(recipe, tile, stage, rows, record=self._taped(stage))
+            known = draw(tile, rows)
             gradients: Known = {}
             if pull is not None and above is not None:
-                _add(gradients, above.source, self._message(above, tile.inputs[pull.output], tile))
-            return self._take_back(gradients, known, tile, rows, stage)
+                add(gradients, above.source, self._message(above, tile.inputs[pull.output], tile))
+            return take_back(gradients, known, tile, rows)
 
-        loads, stores = self._gradient_traffic(stage)
+        loads, stores = self._handed.traffic(stage)
         spec = self._describe(
             names.backward(stage),
             ground.active.training_rows(schedule.stage_hops[stage]),
@@ -264,167 +270,16 @@ class Flow:
         )
         return Step(spec, compute, partial(aggregate.scatter, self.ground))
 
-    def _take_back(self, gradients: Known, known: Known, tile: Tile, rows: Rows, stage: int) -> Tensors:
-        """From the gradients of what later stages took to those of what ``stage`` took, and of its parameters."""
-        schedule, ground = self.schedule, self.ground
-        for value, name in self._incoming[stage]:
-            gradient = tile.inputs[name].to(ground.network.dtype)
-            shared = schedule.shares_gradient(value)
-            if shared is not None and name == self.names.sums_gradient(shared):
-                gradient = ground.without_after(gradient, tile, shared.scaling)
-            _add(gradients, value, gradient.reshape(-1, *value.tail))
-        for value in schedule.backward_of(stage):
-            if isinstance(value, Moments):
-                _add(gradients, value.source, value.own_gradient(known[value.source]))
-                continue
-            if value not in gradients or self._beyond(schedule.reach(value), tile):
-                gradients.pop(value, None)  # zero, if there is one
-                rows.tape.pop(value, None)
-                continue
-            found = value.backward(gradients.pop(value), [known.get(operand) for operand in value.operands], rows)
-            tile.gradients += found.parameters
-            for source, part in zip(value.inputs, found.inputs, strict=True):
-                if part is not None and source.trains:
-                    _add(gradients, source, part)
-            if found.moments is not None and isinstance(value, Normalized) and value.moments.trains:
-                tile.moment_gradients.append((value.moments, *found.moments))
-        return self._outgoing(gradients, known, tile, stage)
-
-    def _outgoing(self, gradients: Known, known: Known, tile: Tile, stage: int) -> Tensors:
-        """What is stored of the gradients that ``stage`` has no more to do with."""
-        schedule, names, ground = self.schedule, self.names, self.ground
-        height = tile.stop - tile.start
-        out: Tensors = {}
-        pulled = schedule.pulled(stage)
-        if isinstance(pulled, General) and pulled.takes_gradient:
-            out[names.sums_gradient(pulled)] = self._padded(gradients.get(pulled), pulled, height)
-        elif isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
-            padded = self._padded(gradients.get(pulled), pulled, height)
-            target = None if pulled.target is None else known[pulled.target]
-            sums, d_target = pulled.upstream(padded, known[pulled], target)
-            out[names.sums_gradient(pulled)] = sums
-            if d_target is not None and pulled.target is not None and pulled.target.trains:
-                out[names.target_gradient(pulled)] = d_target
-        elif pulled is not None and pulled.source.trains:
-            gradient = gradients.get(pulled)
-            scaled = None if gradient is None else ground.after(gradient, tile, pulled.scaling)
-            out[names.sums_gradient(pulled)] = self._padded(scaled, pulled, height)
-        for value, (prior, name) in self._passed_on[stage].items():
-            if prior is not None:
-                _add(gradients, value, tile.inputs[prior].reshape(-1, *value.tail))
-            out[name] = self._padded(gradients.get(value), value, height)
-        return out
-
-    def _padded(self, gradient: Tensor | None, value: Value, height: int) -> Tensor:
-        """[height, columns]: the gradient, and zeros where it has no rows."""
-        if gradient is None:
-            return self.ground.zeros(height, value.columns)
-        flat = _flat(gradient, value)
-        return flat if len(flat) == height else F.pad(flat, (0, 0, 0, height - len(flat)))
-
-    # ---- gradients between stages --------------------------------------------------------------------------
-
-    def _writers(self, value: Value) -> list[int]:
-        """The stages whose backward adds to the gradient of ``value``, of an earlier stage; in their order."""
-        schedule = self.schedule
-        if not value.trains or schedule.shares_gradient(value) is not None:
-            return []
-        stages = {schedule.stage[user] for user in schedule.later_users(value)}
-        stages |= {schedule.stage[user] - 1 for user in schedule.distant_users(value)}
-        return sorted(stages, reverse=True)
-
-    @cached_property
-    def _incoming(self) -> Sequence[Sequence[tuple[Value, str]]]:
-        """By stage, as it is asked for every tile."""
-        return [self._find_incoming(stage) for stage in range(self.schedule.last + 1)]
-
-    def _find_incoming(self, stage: int) -> list[tuple[Value, str]]:
-        """The gradients that later stages have stored for values of this one."""
-        found: list[tuple[Value, str]] = []
-        for value in self.schedule.all_in_stage(stage):
-            writers = self._writers(value)
-            shared = self.schedule.shares_gradient(value) if value.trains else None
-            if writers:
-                found.append((value, self.names.gradient(value, writers, writers[-1])))
-            elif shared is not None:
-                found.append((value, self.names.sums_gradient(shared)))
-        for aggregate in self.schedule.messages(stage):
-            if isinstance(aggregate, General) and aggregate.source.trains:
-                found.append((aggregate.source, self.names.target_gradient(aggregate)))
-                found.append((aggregate.source, self.names.message_gradient(aggregate)))
-            elif isinstance(aggregate, EdgeAggregate) and aggregate.target is not None and aggregate.target.trains:
-                found.append((aggregate.target, self.names.target_gradient(aggregate)))
-        return found
-
-    @cached_property
-    def _passed_on(self) -> Sequence[Mapping[Value, tuple[str | None, str]]]:
-        """By stage, as it is asked for every tile."""
-        return [self._find_passed_on(stage) for stage in range(self.schedule.last + 1)]
-
-    def _find_passed_on(self, stage: int) -> dict[Value, tuple[str | None, str]]:
-        """The values of earlier stages to whose gradients this one adds: what is there already, and the new name."""
-        found: dict[Value, tuple[str | None, str]] = {}
-        for earlier in range(stage):
-            for value in self.schedule.all_in_stage(earlier):
-                writers = self._writers(value)
-                if stage in writers:
-                    place = writers.index(stage)
-                    prior = self.names.gradient(value, writers, writers[place - 1]) if place else None
-                    found[value] = (prior, self.names.gradient(value, writers, stage))
-        return found
-
-    def _gradient_traffic(self, stage: int) -> tuple[tuple[str, ...], dict[str, int]]:
-        """Gradients that the backward of ``stage`` loads, and those it stores with their columns."""
-        loads = [name for _, name in self._incoming[stage]]
-        stores: dict[str, int] = {}
-        pulled = self.schedule.pulled(stage)
-        if isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
-            stores[self.names.sums_gradient(pulled)] = pulled.upstream_columns
-            if pulled.target is not None and pulled.target.trains and not pulled.pulls_targets:
-                stores[self.names.target_gradient(pulled)] = pulled.target.columns
-        elif pulled is not None and pulled.source.trains:
-            stores[self.names.sums_gradient(pulled)] = pulled.columns
-        for value, (prior, name) in self._passed_on[stage].items():
-            stores[name] = value.columns
-            if prior is not None:
-                loads.append(prior)
-        return tuple(dict.fromkeys(loads)), stores
-
-    def _taped(self, stage: int) -> frozenset[Value]:
-        """The values whose backward is going to be run in that of ``stage``."""
-        return frozenset(self.schedule.backward_of(stage))
-
     # ---- rows ----------------------------------------------------------------------------------------------
 
     def _rows(self, tile: Tile) -> Rows:
         return Rows(tile.start, tile.stop, self.ground.seed, self.ground.epoch)
 
-    def _draw(
-        self, recipe: Recipe, tile: Tile, stage: int, rows: Rows, record: frozenset[Value] = frozenset()
-    ) -> Known:
-        """The rows of all values of ``recipe``, as far as they are needed."""
-        known: Known = {}
-        dtype = self.ground.network.dtype
-        for leaf in recipe.leaves:
-            if leaf in recipe.reach and self._beyond(recipe.reach[leaf], tile):
-                continue
-            loaded = tile.inputs[self.names.value(leaf, recipe.again.get(leaf))]
-            known[leaf] = loaded if leaf.packed else loaded.to(dtype).reshape(-1, *leaf.tail)
-        pulled = self.schedule.pulled(stage)
-        if recipe.pulled and pulled is not None:
-            result = tile.inputs[self.names.sums(pulled, recipe.repeated)]
-            scaled = result if isinstance(pulled, EdgeAggregate) else self.ground.after(result, tile, pulled.scaling)
-            known[pulled] = scaled
-        for value in recipe.order:
-            if value in recipe.reach and self._beyond(recipe.reach[value], tile):
-                continue
-            inputs = [known[source] for source in value.inputs if not isinstance(source, Moments)]
-            known[value] = value.compute(inputs, rows, record=value in record)
-        return known
+    def _drawing(self, recipe: Recipe, stage: int, recorded: Collection[Value] = ()) -> Drawing:
+        return Drawing(self.ground, self.names, recipe, self.schedule.pulled(stage), recorded)
 
-    def _beyond(self, reach: int, tile: Tile) -> bool:
-        """Whether a tile lies beyond all rows that reach the loss within ``reach`` hops; it never does in part."""
-        return tile.start >= self.ground.active.training_rows(reach)
+    def _taking_back(self, stage: int) -> TakingBack:
+        return TakingBack(self.ground, self.schedule, self.names, self._handed, stage)
 
     # ---- descriptions ----------------------------------------------------------------------------------------
 
@@ -595,20 +450,3 @@ def _product_columns(value: Value) -> int:
 
 def _flat(rows: Tensor, value: Value) -> Tensor:
     return rows.reshape(len(rows), value.columns)
-
-
-def _add(gradients: Known, value: Value, part: Tensor) -> None:
-    """Add to the gradient of ``value``; whichever has fewer rows is zero beyond them."""
-    if not len(part):
-        return
-    present = gradients.get(value)
-    if present is None:
-        gradients[value] = part
-        return
-    longer, shorter = (present, part) if len(present) >= len(part) else (part, present)
-    if len(longer) == len(shorter):
-        gradients[value] = longer + shorter
-    else:
-        total = longer.clone()
-        total[: len(shorter)] += shorter
-        gradients[value] = total
