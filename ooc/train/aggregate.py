@@ -48,6 +48,8 @@ def within(
     indices_E: Tensor, offsets_R1: Tensor, rows: int, weight_E: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Indices, offsets and weights without the neighbours at or beyond ``rows``."""
+    if indices_E.device.type == "cpu" and (not len(indices_E) or indices_E.numpy().max() < rows):
+        return indices_E, offsets_R1, weight_E  # as always forward, in an order by hops: a tenth of the time of looking
     return _only(indices_E < rows, indices_E, offsets_R1, weight_E)
 
 
