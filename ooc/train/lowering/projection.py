@@ -57,11 +57,12 @@ class Projection(Value):
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         with torch.no_grad():
             weight, bias = self.weights()
-        found = Gradients([self.product(gradient, weight.detach()) if self.inputs[0].trains else None])
-        source = operands[0]
+        source, multiply, kept_as = operands[0], self.product, gradient.dtype
+        factor = multiply.rounded(gradient, rows.shared_factor)
+        found = Gradients([multiply(factor, weight.detach(), kept_as) if self.inputs[0].trains else None])
         if source is None or not self.own_trains:
             return found
-        weight_gradient = self.product(gradient.T, source[: len(gradient)])
+        weight_gradient = multiply(factor.T, source[: len(gradient)], kept_as)
         bias_gradient = None if bias is None else gradient.sum(dim=0)
         found.parameters = through_weights(self.weights, self.parameters, weight_gradient, bias_gradient)
         return found

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ooc.plan.workload import EdgeData
 from ooc.train.dropout import keep_scale
 from ooc.train.graph import Scaling
-from ooc.train.lowering.products import IN_FULL, Products
+from ooc.train.lowering.products import IN_FULL, Products, SharedFactor
 from ooc.train.lowering.statistics import Statistics
 
 RowFunction = Callable[..., Tensor]
@@ -42,6 +42,7 @@ class Rows:
     seed: int
     epoch: int
     tape: dict["Value", Any] = field(default_factory=dict)
+    shared_factor: SharedFactor = field(default_factory=SharedFactor)
 
 
 @dataclass(slots=True)
@@ -180,10 +181,11 @@ class Linear(Value):
         return self.product(inputs[0], self.weight.detach().T)
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        source = operands[0]
-        found = Gradients([self.product(gradient, self.weight.detach()) if self.inputs[0].trains else None])
+        source, multiply, kept_as = operands[0], self.product, gradient.dtype
+        factor = multiply.rounded(gradient, rows.shared_factor)
+        found = Gradients([multiply(factor, self.weight.detach(), kept_as) if self.inputs[0].trains else None])
         if source is not None and self.own_trains:
-            found.parameters.append((self.weight, self.product(gradient.T, source[: len(gradient)])))
+            found.parameters.append((self.weight, multiply(factor.T, source[: len(gradient)], kept_as)))
         return found
 
 
