@@ -14,10 +14,8 @@ from ooc.plan import Hardware
 from ooc.prefetch.cuda import Cuda
 from ooc.prefetch.device import Device
 from ooc.train.lowering import Network
-from ooc.train.lowering.edge_functions import DotAttention, EdgeSum, Gatv2Attention
 from ooc.train.lowering.general import General
 from ooc.train.lowering.network import values_of
-from ooc.train.lowering.per_edge import EdgeAggregate, GatAttention, Maximum
 from ooc.train.profiling import known_hardware
 
 CPU = torch.device("cpu")
@@ -55,27 +53,14 @@ def check_hardware(hardware: Hardware, device: Device | None) -> None:
         raise OptionError(f"hardware {hardware.name} has no wire to a device, and {device.name} is to compute")
 
 
-def check_computable(network: Network, device: Device | None) -> None:
-    """ModelError for what is only computed on the CPU so far, by name."""
-    if device is None:
+def check_computable(network: Network, hardware: Hardware) -> None:
+    """ModelError for what is only computed on the CPU, by name, where ``hardware`` would have a GPU compute it."""
+    if not hardware.has_device_memory:
         return
     for value in (*values_of(network.training), *values_of(network.evaluation)):
-        if isinstance(value, EdgeAggregate) and not isinstance(value, (GatAttention, Maximum)):
+        if isinstance(value, General):
             raise ModelError(
-                f"{_called(value)} is computed on the CPU only, not on {device.name} yet; use --device cpu, or a model "
-                "that sums over neighbours or takes their maximum (GCN, SAGE, GIN and their like) or GATConv"
+                f"{type(value.layer.module).__name__}, which runs as it is, is computed on the CPU only, not on a GPU "
+                f"as {hardware.name} has one; use --device cpu, or a model of GCNConv, SAGEConv, GINConv, GINEConv, "
+                "GATConv, GATv2Conv, TransformerConv and their like"
             )
-
-
-def _called(value: EdgeAggregate) -> str:
-    match value:
-        case General():
-            return f"{type(value.layer.module).__name__}, which runs as it is,"
-        case EdgeSum():
-            return "a sum of functions of edges (GINEConv)"
-        case Gatv2Attention():
-            return "GATv2Conv's attention"
-        case DotAttention():
-            return "TransformerConv's attention"
-        case _:
-            return "GATConv's attention with features of edges"

@@ -16,6 +16,7 @@ from ooc.plan.graphs import GraphStatistics
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
 from ooc.train.averaging import Averaging
+from ooc.train.devices import check_computable
 from ooc.train.evaluation import make_scorer, scoring_nbytes
 from ooc.train.graph import GraphRows, rows_nbytes
 from ooc.train.handed_rows import counted_rows, most_rows
@@ -76,6 +77,7 @@ class Prospect:
             ignore_edge_data=ignore_edge_data,
             compute_dtype=compute_dtype,
         )
+        check_computable(network, resources.hardware)
         scored, dtype = active.scoring[0], network.dtype
         objective = Objective(
             store.task,

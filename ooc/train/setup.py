@@ -182,7 +182,7 @@ def make_setup(
     ``extra_host_bytes`` and ``extra_device_bytes`` are needed besides. Raises BudgetError with the least budgets
     that would do.
     """
-    check_computable(network, resources.device)
+    check_computable(network, resources.hardware)
     fixed = admit_rows(network, store, resources.limits, extra_host_bytes=extra_host_bytes)
     rows = load_rows(store, network.scalings, network.dtype)
     drafts = Drafts(

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from ooc.train.dropout import Draw
-from ooc.train.kernels.cuda import dropout, gat, maximum, sums
-from ooc.train.kernels.cuda.segments import cut
+from ooc.train.kernels.cuda import dropout, edge_function, gat, maximum, sums
+from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.edge_dropout import EdgeDropout
+from ooc.train.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
+from ooc.train.kernels.edge_terms import EdgeTerms
 from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
 from ooc.train.kernels.gat import GatHeads
 
 NODES = 64
@@ -85,8 +89,86 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
             layer = GatHeads(range(heads), 0.2, dropped)
             gat.attend(layer, tile, source_NS=source, a_dst_RH=a_dst, keep=True, segments=segments)
             gat.pull_sources(layer, tile, target_NS=target, source_RS=source, segments=segments)
+        for function, columns, features, dropped in edge_functions(heads, channels):
+            label = f"{type(function).__name__}{', features' if features else ''}{', dropout' if dropped else ''}"
+            pull_edges(function, columns, features, dropped, tile, heads, channels, segments)
+        label = "Gine, features"
+        summed, source = replace(tile, self_loops=SelfLoops.AS_STORED), torch.zeros(NODES, 64)
+        summed = replace(summed, features_EK=torch.zeros(EDGES, 5))
+        terms = EdgeTerms(range(64), torch.float32, torch.zeros(5, 64), torch.zeros(64))
+        named: dict[str, Any] = {"terms": terms, "segments": segments, "with_parameters": False}
+        edge_function.pull_messages(
+            Gine(), summed, source_NW=source, target_RV=source[:, :0], columns=64, terms=terms, segments=segments
+        )
+        layout = TargetLayout(64, 0, 1, 0)
+        edge_function.pull_source_gradients(Gine(), summed, source_RW=source, target_NP=source, layout=layout, **named)
+        edge_function.pull_target_gradients(
+            Gine(),
+            summed,
+            source_NW=source,
+            target_RV=source[:, :0],
+            upstream_R=Upstream(source, None),
+            with_map=True,
+            **named,
+        )
     JITFunction.run = run
     return found
+
+
+def edge_functions(
+    heads: int, channels: int
+) -> list[tuple[EdgeFunction, tuple[int, int, int], int, EdgeDropout | None]]:
+    """Attentions with the columns of a head that sources, targets and terms have, features of edges, and dropout."""
+    dropout = EdgeDropout(0.5, 1, 2, 3)
+    gatv2, dot, scalar = (
+        Gatv2(torch.zeros(heads, channels), 0.2),
+        TransformerAttention(heads),
+        GatWithFeatures(heads, 0.2),
+    )
+    wide = (channels, channels, channels)
+    return [
+        (gatv2, wide, 0, None),
+        (gatv2, wide, 5, dropout),
+        (dot, (2 * channels, channels, channels), 5, None),
+        (scalar, (channels + 1, 1, 1), 5, None),
+    ]
+
+
+def pull_edges(
+    function: EdgeFunction,
+    columns: tuple[int, int, int],
+    features: int,
+    dropped: EdgeDropout | None,
+    tile: TileEdges,
+    heads: int,
+    channels: int,
+    segments: Segments,
+) -> None:
+    """Forward, and backward in either direction."""
+    source, target = torch.zeros(NODES, heads * columns[0]), torch.zeros(NODES, heads * columns[1])
+    terms = None
+    if features:
+        tile = replace(tile, features_EK=torch.zeros(EDGES, features))
+        weight = torch.zeros(features, heads * columns[2])
+        terms = EdgeTerms(range(heads), torch.float32, weight, loop_RK=torch.zeros(NODES, features))
+    named: dict[str, Any] = {"terms": terms, "heads": Heads(range(heads), dropped), "segments": segments}
+    above = torch.zeros(NODES, heads * channels)
+    edge_function.pull_messages(function, tile, source_NW=source, target_RV=target, columns=above.shape[1], **named)
+    layout = TargetLayout(heads, columns[1], channels, 2, features)
+    packed = torch.zeros(NODES, layout.columns)
+    edge_function.pull_source_gradients(
+        function, tile, source_RW=source, target_NP=packed, layout=layout, with_parameters=False, **named
+    )
+    edge_function.pull_target_gradients(
+        function,
+        tile,
+        source_NW=source,
+        target_RV=torch.cat((target, target), dim=1) if isinstance(function, Gatv2) else target,
+        upstream_R=Upstream(above, torch.zeros(NODES, 2 * heads)),
+        with_parameters=False,
+        with_map=features > 0,
+        **named,
+    )
 
 
 def _described(kernel: Any) -> dict[str, Any]:

@@ -14,14 +14,18 @@ from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import TileEdges
 
 pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
-from ooc.train.kernels.cuda import dropout, gat, maximum, sums
+from ooc.train.kernels.cuda import dropout, edge_function, edge_sum, edge_terms, gat, launch, maximum, sums
 
 __all__ = [
     "DEVICE",
     "EXAMPLES",
     "MOST",
     "dropout",
+    "edge_function",
+    "edge_sum",
+    "edge_terms",
     "gat",
+    "launch",
     "maximum",
     "same_bits",
     "segments_of",

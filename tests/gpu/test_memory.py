@@ -5,15 +5,21 @@ Launches are left out: a program allocates nothing, and Triton's interpreter wou
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ooc.train.kernels.cuda import memory
+from ooc.train.kernels.edge_terms import Filling, LoopFeatures
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from ooc.train.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads
-from tests.gpu.device import gat, maximum, sums
+from ooc.train.kernels.pulls import BY_DEVICE
+from ooc.train.lowering.edge_functions import DotAttention, EdgeSum, EdgeTerm, Gatv2Attention
+from ooc.train.lowering.per_edge import AttentionOptions, EdgeAggregate
+from ooc.train.lowering.values import Features
+from tests.gpu.device import edge_function, edge_sum, gat, launch, maximum, sums
 from tests.train.test_kernel_memory import peak_bytes
 
 pytestmark = pytest.mark.gpu
@@ -33,9 +39,9 @@ class Nothing:
 
 @pytest.fixture(autouse=True)
 def nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gat, maximum, sums):
-        for name in vars(module):
-            if name.endswith(("_segments", "_slots")) and name != "pull_segments":
+    for module in (edge_function, edge_sum, gat, launch, maximum, sums):
+        for name, program in vars(module).items():
+            if hasattr(program, "arg_names"):  # of Triton, compiled or interpreted
                 monkeypatch.setattr(module, name, Nothing())
 
 
@@ -81,6 +87,57 @@ def test_attention_and_maxima(name: str, degree: int, hub: bool) -> None:
     taken = peak_bytes(lambda: call(edges))
     bound = bound_of(edges.indices_E.numel(), bounds)
     assert bound / 6 < taken <= bound
+
+
+class Key:
+    """What masks are drawn for."""
+
+    seed = epoch = 0
+
+
+FEATURES = 5
+LINEAR = nn.Linear(FEATURES, WIDTH)
+TERM = EdgeTerm(FEATURES, CHANNELS, lambda: (LINEAR.weight, LINEAR.bias), (LINEAR.weight, LINEAR.bias))
+LOOPS = replace(TERM, loops=LoopFeatures(Filling.MEAN))
+OF_A_COLUMN = replace(TERM, columns=1)
+OPTIONS = AttentionOptions(HEADS, CHANNELS, SelfLoops.EXACTLY_ONE, 0.0, 0)
+ATT = nn.Parameter(torch.zeros(1, HEADS, CHANNELS))
+
+
+def gatv2(term: EdgeTerm | None) -> EdgeAggregate:
+    source, target = Features(0, WIDTH), Features(1, WIDTH)
+    return Gatv2Attention(2, source, target, OPTIONS, att=ATT, negative_slope=0.2, term=term, keep=True)
+
+
+AGGREGATES: dict[str, Callable[[], EdgeAggregate]] = {
+    "GATv2": lambda: gatv2(None),
+    "GATv2, features, self-loops": lambda: gatv2(LOOPS),
+    "Transformer, features": lambda: DotAttention(
+        2, Features(0, 2 * WIDTH), Features(1, WIDTH), OPTIONS, term=TERM, keep=True
+    ),
+    "GINE": lambda: EdgeSum(1, Features(0, WIDTH), OF_A_COLUMN, keep=True),
+}
+
+
+@pytest.mark.parametrize("hub", [False, True])
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_edge_functions(name: str, degree: int, hub: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, with what is put together around the kernels."""
+    monkeypatch.setitem(BY_DEVICE, "cpu", BY_DEVICE["cuda"])
+    aggregate, edges = AGGREGATES[name](), tile(degree, hub=hub)
+    count = edges.indices_E.numel()
+    edges = replace(edges, features_EK=torch.zeros(count, FEATURES))
+    target = rows(aggregate.target.columns if aggregate.target is not None else 0)
+    source, dp = rows(aggregate.source.columns), rows(aggregate.upstream_columns)
+    groups = range(aggregate.groups)
+    bound = bound_of(count, aggregate.device_temporaries(4))
+    taken = [
+        peak_bytes(lambda: aggregate.forward(Key(), edges, source, target, groups)),
+        peak_bytes(lambda: aggregate.backward_sources(Key(), edges, dp, source, groups)),
+        peak_bytes(lambda: aggregate.backward_targets(Key(), edges, source, dp, groups)),
+    ]
+    assert bound / 6 < max(taken) <= bound, (taken, bound)
 
 
 @pytest.mark.parametrize("hub", [False, True])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import Data
 
 import ooc
@@ -20,10 +20,12 @@ from ooc.train import dropout
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, store_of
-from tests.exactness.reference import Epoch, ModelCase, Reference, disagreement, smooth_adam
+from tests.exactness.reference import CustomCase, Epoch, ModelCase, Reference, disagreement, smooth_adam
+from tests.exactness.test_edge_features import Gines, Transformers
 from tests.gpu.device import DEVICE, sums
 from tests.graphs import GraphCase, random_data
 from tests.train.fake_device import FakeDevice
+from tests.train.test_device import GatsOfFeatures
 
 pytestmark = pytest.mark.gpu
 
@@ -34,6 +36,12 @@ MODELS = {
     "sage": ModelCase(kind="sage", dropout=0.2),
     "sage of maxima": ModelCase(kind="sage", dropout=0.2, options={"aggr": "max"}),
     "gat": ModelCase(kind="gat", dropout=0.3, options={"heads": 2}),
+    "gatv2": ModelCase(kind="gat", dropout=0.3, options={"heads": 2, "v2": True}),
+}
+WITH_FEATURES: dict[str, Callable[[int, int], nn.Module]] = {
+    "transformer": Transformers,
+    "gine": Gines,
+    "gat and gatv2": GatsOfFeatures,
 }
 
 
@@ -48,8 +56,8 @@ def copied(value: Any) -> Any:
     return value
 
 
-def on_copies(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def pulled(*given: Any, **named: Any) -> Tensor:
+def on_copies(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def pulled(*given: Any, **named: Any) -> Any:
         return kernel(*map(copied, given), **{name: copied(value) for name, value in named.items()})
 
     return pulled
@@ -82,6 +90,11 @@ def store(data: Data, tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store_of(data, tmp_path_factory.mktemp("gpu"))
 
 
+@pytest.fixture(scope="module")
+def data_of_edges() -> Data:
+    return random_data(replace(GRAPH, nodes=40, edges=120, edge_features=3), dtype=torch.float32)
+
+
 def trainer_of(case: ModelCase, store: Store, folder: Path, **options: Any) -> Trainer:
     """Of a new model, with small tiles."""
     model = case.build(store.num_features, store.num_classes, dtype=torch.float32)
@@ -108,13 +121,27 @@ def test_losses_and_gradients_are_pygs(
     case: ModelCase, data: Data, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dropout on edges and rows included; and the bytes over the wire are the plan's."""
-    with device(monkeypatch), on_device(case, store, tmp_path) as trainer:
+    compare(case, data, store, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", WITH_FEATURES)
+def test_features_of_edges(name: str, data_of_edges: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In scores and messages, of added self-loops too, and the gradients of what maps them."""
+    store = store_of(data_of_edges, tmp_path)
+    compare(CustomCase(make=WITH_FEATURES[name]), data_of_edges, store, tmp_path, monkeypatch)
+
+
+def compare(case: ModelCase, data: Data, store: Store, folder: Path, patched: pytest.MonkeyPatch) -> None:
+    """Some epochs and the scores behind them, with PyG's."""
+    with device(patched), on_device(case, store, folder) as trainer:
         reference = Reference(case, trainer.model, data, smooth_adam)
         for epoch in range(1, EPOCHS + 1):
             expected = reference.train()
             (record,) = trainer.fit(epochs=1)
             gradients = {name: p.grad.cpu() for name, p in trainer.model.named_parameters() if p.grad is not None}
-            difference, whose = disagreement(Epoch(record.loss, gradients), expected, floor=FLOOR[torch.float32])
+            buffers = {name: buffer.cpu() for name, buffer in trainer.model.named_buffers()}
+            found = Epoch(record.loss, gradients, buffers)
+            difference, whose = disagreement(found, expected, floor=FLOOR[torch.float32])
             assert difference <= TOLERANCE[torch.float32], f"epoch {epoch}: {whose} differs by {difference:.1e}"
         assert record.to_device_bytes == trainer.plan.to_device_bytes > 0
         scores, expected_scores = trainer.evaluate(), reference.accuracies()

@@ -268,11 +268,11 @@ class FakeDevice(Device):
                         raise Race(f"{what} and copy {copy.number} {way.value}, for which it does not wait")
             self.accesses.append(Access(self.kernels, extent, writes, what))
 
-    def kernel(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` as one kernel of this device: it reads the tensors that it is given, all of them the device's,
-        and what it returns is new memory there. Inside, nobody watches."""
+        and what it returns, alone or in a dataclass, is new memory there. Inside, nobody watches."""
 
-        def launched(*args: Any, **kwargs: Any) -> Tensor:
+        def launched(*args: Any, **kwargs: Any) -> Any:
             given = list(_tensors_in((*args, *kwargs.values())))
             if any(t not in self.tensors and t.dim() for t in given):
                 raise WrongPlace(f"{function.__name__} of a tensor of the host")
@@ -281,7 +281,8 @@ class FakeDevice(Device):
                 self.launch(function.__name__, [(tensor, False) for tensor in held])
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 result = function(*args, **kwargs)
-            self.tensors.add(result)
+            for tensor in _tensors_in([result]):
+                self.tensors.add(tensor)
             return result
 
         return launched

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
-from torch_geometric.nn import TransformerConv
+from torch_geometric.nn import GATConv, GATv2Conv
 from torch_geometric.nn.models import GAT, GraphSAGE
 
 import ooc
@@ -37,6 +37,7 @@ from tests.exactness.comparison import least_budgets, make_trainer, store_of
 from tests.exactness.layers import MlpMessages
 from tests.exactness.models import Residual
 from tests.exactness.reference import CustomCase, ModelCase
+from tests.exactness.test_edge_features import Gines, Transformers
 from tests.exactness.test_mixed_sums import Beside
 from tests.graphs import GraphCase, random_data
 from tests.plan.workloads import WITH_DEVICE_MEMORY
@@ -54,7 +55,23 @@ MODELS = {
     "sums of several scalings": CustomCase(make=Beside),
     "gat": ModelCase(kind="gat", layers=2, hidden=12, dropout=0.3, options={"heads": 3}),
     "sage of maxima": ModelCase(kind="sage", layers=2, hidden=16, dropout=0.3, options={"aggr": "max"}),
+    "gatv2": ModelCase(kind="gat", layers=2, hidden=12, dropout=0.3, options={"heads": 3, "v2": True}),
 }
+
+
+class GatsOfFeatures(torch.nn.Module):
+    """GATConv with self-loops of mean features, GATv2Conv with constant ones."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first = GATConv(features, 4, heads=2, edge_dim=3)
+        self.second = GATv2Conv(8, classes, edge_dim=3, fill_value=0.5)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+        return out
+
+
 SHARES = [(1.0, 1.0), (1.0, 40.0), (1.4, 1.5), (60.0, 60.0)]
 """Budgets as multiples of the least that would do: (device, host)."""
 
@@ -177,7 +194,9 @@ def test_results_are_the_cpus_to_the_bit(
     assert moved == {(True, True), (True, False), (False, False)}, "all three tiers had their part"
 
 
-@pytest.mark.parametrize(("name", "slab_columns"), [("gcn", 3), ("gcn", 5), ("gat", 5), ("sage of maxima", 5)])
+@pytest.mark.parametrize(
+    ("name", "slab_columns"), [("gcn", 3), ("gcn", 5), ("gat", 5), ("gatv2", 5), ("sage of maxima", 5)]
+)
 def test_slabs_come_over_the_wire(
     name: str, slab_columns: int, store: Store, tmp_path: Path, device: FakeDevice
 ) -> None:
@@ -189,6 +208,19 @@ def test_slabs_come_over_the_wire(
     trainer = build(int(1.1 * gpu), int(1.1 * host))
     assert any(program.fill for program in trainer.plan.unrolled.values())
     assert_same(outcome(trainer), expected)
+
+
+@pytest.mark.parametrize("make", [Transformers, Gines, GatsOfFeatures])
+def test_features_of_edges_come_over_the_wire(
+    make: Callable[..., torch.nn.Module], tmp_path: Path, device: FakeDevice
+) -> None:
+    """In either direction; those of added self-loops are made where they are used."""
+    store = store_of(random_data(replace(GRAPH, edge_features=3), dtype=torch.float32), tmp_path)
+    model = CustomCase(make=make)
+    expected = outcome(builder(model, store, tmp_path, threads=1)())
+    build = on_device(model, store, tmp_path)
+    gpu, host = least_budgets(build)
+    assert_same(outcome(build(int(1.1 * gpu), int(1.1 * host))), expected)
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage of maxima"])
@@ -392,19 +424,17 @@ def test_a_run_goes_on_where_it_stopped(
 # ---- what is refused, and what fails -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: GAT(20, 8, 2, 4, v2=True), "GATv2Conv's attention"),
-        (lambda: TransformerConv(20, 4), "TransformerConv's attention"),
-        (lambda: MlpMessages(20, 4), "MlpMessages, which runs as it is,"),
-    ],
-)
+@pytest.mark.parametrize("plan_only", [False, True])
 def test_what_only_the_cpu_computes_is_refused_by_name(
-    make: Callable[[], torch.nn.Module], said: str, store: Store, tmp_path: Path, device: FakeDevice
+    plan_only: bool, store: Store, tmp_path: Path, device: FakeDevice
 ) -> None:
-    with pytest.raises(ModelError, match=f"{said}.* is computed on the CPU only, not on a fake device yet"):
-        Trainer(make(), store, spill_dir=tmp_path, device="cuda", hardware=WITH_DEVICE_MEMORY)
+    """By planning for such a machine as by training on it."""
+    model, machine = MlpMessages(20, 4), WITH_DEVICE_MEMORY
+    with pytest.raises(ModelError, match="MlpMessages, which runs as it is, is computed on the CPU only, not on a GPU"):
+        if plan_only:
+            Prospect(model, store, replace(Resources.parse("64M", "64M"), hardware=machine))
+        else:
+            Trainer(model, store, spill_dir=tmp_path, device="cuda", hardware=machine)
 
 
 def test_a_machine_of_another_kind_is_refused(store: Store, tmp_path: Path, device: FakeDevice) -> None:

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernels pull the rows that a tensor has: those of the device where it is.
 
-Attention and maxima, with one signature on all devices. What comes between forward and backward is plain torch and the
-same everywhere (``gat.upstream``, ``maximum.upstream``); plain sums choose for themselves (``ooc.train.aggregate``).
+Attention, maxima and edge functions, with one signature on all devices. What comes between forward and backward is
+plain torch and the same everywhere (``gat.upstream``, ``maximum.upstream``, ``edge_function.upstream``); plain sums
+choose for themselves (``ooc.train.aggregate``).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from ooc.train.kernels import gat, maximum
+from ooc.train.kernels import edge_function, gat, maximum
+from ooc.train.kernels.edge_function import EdgeFunction, Heads, Reduced, RowGradient, TargetLayout, Upstream
+from ooc.train.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.gat import GatHeads
 
@@ -42,6 +46,63 @@ class MaximaSources(Protocol):
     def __call__(self, tile: TileEdges, *, target_NK: Tensor, source_RW: Tensor) -> Tensor: ...
 
 
+class Messages(Protocol):
+    """``edge_function.pull_messages``."""
+
+    def __call__(
+        self,
+        function: EdgeFunction,
+        tile: TileEdges,
+        *,
+        source_NW: Tensor,
+        target_RV: Tensor,
+        columns: int,
+        terms: EdgeTerms | None = None,
+        heads: Heads | None = None,
+    ) -> Reduced: ...
+
+
+class MessageSources(Protocol):
+    """``edge_function.pull_source_gradients``."""
+
+    def __call__(
+        self,
+        function: EdgeFunction,
+        tile: TileEdges,
+        *,
+        source_RW: Tensor,
+        target_NP: Tensor,
+        layout: TargetLayout,
+        with_parameters: bool,
+        terms: EdgeTerms | None = None,
+        heads: Heads | None = None,
+    ) -> RowGradient: ...
+
+
+class MessageTargets(Protocol):
+    """``edge_function.pull_target_gradients``."""
+
+    def __call__(
+        self,
+        function: EdgeFunction,
+        tile: TileEdges,
+        *,
+        source_NW: Tensor,
+        target_RV: Tensor,
+        upstream_R: Upstream,
+        with_parameters: bool,
+        with_map: bool = False,
+        terms: EdgeTerms | None = None,
+        heads: Heads | None = None,
+    ) -> RowGradient: ...
+
+
+class Loops(Protocol):
+    """Features of added self-loops that are made of those of other edges [R, K]."""
+
+    def __call__(self, loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Pulls:
     """What a kind of device pulls with, beside plain sums."""
@@ -50,15 +111,41 @@ class Pulls:
     attend_sources: AttendSources
     maxima: Maxima
     maxima_sources: MaximaSources
+    messages: Messages
+    message_sources: MessageSources
+    message_targets: MessageTargets
+    loops: Loops
 
 
-_CPU = Pulls(gat.attend, gat.pull_sources, maximum.pull_maxima, maximum.pull_sources)
+def _loops_on_cpu(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> Tensor:
+    return loops.of(tile, dtype, edge_function.EDGES_PER_PIECE)
+
+
+_CPU = Pulls(
+    gat.attend,
+    gat.pull_sources,
+    maximum.pull_maxima,
+    maximum.pull_sources,
+    edge_function.pull_messages,
+    edge_function.pull_source_gradients,
+    edge_function.pull_target_gradients,
+    _loops_on_cpu,
+)
 
 
 def _of_cuda() -> Pulls:
-    from ooc.train.kernels.cuda import gat, maximum  # need triton
+    from ooc.train.kernels.cuda import edge_function, edge_terms, gat, maximum  # need triton
 
-    return Pulls(gat.attend, gat.pull_sources, maximum.pull_maxima, maximum.pull_sources)
+    return Pulls(
+        gat.attend,
+        gat.pull_sources,
+        maximum.pull_maxima,
+        maximum.pull_sources,
+        edge_function.pull_messages,
+        edge_function.pull_source_gradients,
+        edge_function.pull_target_gradients,
+        edge_terms.loop_features,
+    )
 
 
 BY_DEVICE: dict[str, Callable[[], Pulls]] = {"cpu": lambda: _CPU, "cuda": _of_cuda}

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from ooc.plan.workload import EdgeData
 from ooc.train.kernels import edge_function
+from ooc.train.kernels.cuda import memory
 from ooc.train.kernels.edge_function import EdgeFunction, Heads, TargetLayout
 from ooc.train.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from ooc.train.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
+from ooc.train.kernels.pulls import pulls_for
 from ooc.train.lowering.per_edge import Attention, AttentionOptions, EdgeAggregate, Key
 from ooc.train.lowering.projection import Weights, through_weights
 from ooc.train.lowering.values import Value
@@ -68,6 +70,14 @@ class EdgeTerm:
             weight, bias = self.weights()
         bias_T = None if bias is None else bias.detach()[part]
         return EdgeTerms(groups, dtype, weight.detach()[part].t().contiguous(), bias_T, loop_RK)
+
+    def loop_features(self, tile: TileEdges, like: Tensor) -> Tensor:
+        """Those of a tile's rows [R, K], of the type of ``like`` and where it is."""
+        loops = self.loops
+        assert loops is not None
+        if loops.constant_K is None:
+            return pulls_for(like).loops(loops, tile, like.dtype)
+        return like.new_zeros(tile.rows, self.features) + loops.constant_K.to(like.device, like.dtype)
 
     def gradients(self, pulled_RGM: Tensor) -> Parameters:
         """Of the parameters, from that of the map row by row."""
@@ -132,8 +142,8 @@ class FunctionAttention(Attention):
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         loop_RK = None
         if self.term is not None and self.term.loops is not None:
-            loop_RK = self.term.loops.of(tile, source.dtype, edge_function.EDGES_PER_PIECE)
-        reduced = edge_function.pull_messages(
+            loop_RK = self.term.loop_features(tile, source)
+        reduced = pulls_for(source).messages(
             self.function(groups),
             self._edges(tile),
             source_NW=source,
@@ -163,21 +173,25 @@ class FunctionAttention(Attention):
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         layout = self._layout(len(groups))
         loop_RK = layout.loops(source[tile.start : tile.start + tile.rows])
-        return edge_function.pull_source_gradients(
-            self.function(groups),
-            self._edges(tile),
-            source_RW=own.contiguous(),
-            target_NP=source,
-            layout=layout,
-            with_parameters=False,
-            terms=self._terms(groups, source.dtype, loop_RK),
-            heads=Heads(groups, self._dropout(key)),
-        ).rows
+        return (
+            pulls_for(source)
+            .message_sources(
+                self.function(groups),
+                self._edges(tile),
+                source_RW=own.contiguous(),
+                target_NP=source,
+                layout=layout,
+                with_parameters=False,
+                terms=self._terms(groups, source.dtype, loop_RK),
+                heads=Heads(groups, self._dropout(key)),
+            )
+            .rows
+        )
 
     def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         layout = self._layout(len(groups))
         target, above = layout.unpack(own.contiguous())
-        found = edge_function.pull_target_gradients(
+        found = pulls_for(source).message_targets(
             self.function(groups),
             self._edges(tile),
             source_NW=source,
@@ -217,6 +231,18 @@ class FunctionAttention(Attention):
             term=0 if self.term is None else self.groups * self.term.columns,
         )
         return (edge_function.EDGES_PER_PIECE, *bounds)
+
+    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        return memory.messages(
+            groups=self.groups,
+            source=self.source.columns,
+            brought=self.groups * self.brought_columns,
+            message=self.groups * self.result,
+            packed=self.upstream_columns,
+            pulled=self.pulled_target_columns,
+            features=0 if self.term is None else self.term.loop_columns,
+            itemsize=itemsize,
+        )
 
 
 class Gatv2Attention(FunctionAttention):
@@ -311,31 +337,39 @@ class EdgeSum(EdgeAggregate):
         return self.groups * self.term.gradient_columns
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        return edge_function.pull_messages(
-            self._function,
-            tile,
-            source_NW=source,
-            target_RV=source.new_empty(tile.rows, 0),
-            columns=len(groups),
-            terms=self.term.of(groups, source.dtype, None),
-        ).value_RO
+        return (
+            pulls_for(source)
+            .messages(
+                self._function,
+                tile,
+                source_NW=source,
+                target_RV=source.new_empty(tile.rows, 0),
+                columns=len(groups),
+                terms=self.term.of(groups, source.dtype, None),
+            )
+            .value_RO
+        )
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return self.of_result(gradient), None
 
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        return edge_function.pull_source_gradients(
-            self._function,
-            tile,
-            source_RW=own.contiguous(),
-            target_NP=source,
-            layout=TargetLayout(len(groups), 0, 1, 0),
-            with_parameters=False,
-            terms=self.term.of(groups, source.dtype, None),
-        ).rows
+        return (
+            pulls_for(source)
+            .message_sources(
+                self._function,
+                tile,
+                source_RW=own.contiguous(),
+                target_NP=source,
+                layout=TargetLayout(len(groups), 0, 1, 0),
+                with_parameters=False,
+                terms=self.term.of(groups, source.dtype, None),
+            )
+            .rows
+        )
 
     def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        found = edge_function.pull_target_gradients(
+        found = pulls_for(source).message_targets(
             self._function,
             tile,
             source_NW=source,
@@ -363,6 +397,18 @@ class EdgeSum(EdgeAggregate):
             term=self.groups,
         )
         return (edge_function.EDGES_PER_PIECE, *bounds)
+
+    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        return memory.messages(
+            groups=0,
+            source=self.groups,
+            brought=0,
+            message=self.groups,
+            packed=self.groups,
+            pulled=self.pulled_target_columns,
+            features=0,
+            itemsize=itemsize,
+        )
 
 
 def with_loops(term: EdgeTerm, self_loops: SelfLoops, loops: LoopFeatures) -> EdgeTerm:

@@ -9,6 +9,9 @@
     sums             the plain sum
     maximum          the largest, gradients shared among ties
     gat              GAT's attention, forward and backward
+    edge_terms       what features of edges add, as the programs below take it
+    edge_sum         GINE's sum, forward and backward
+    edge_function    GATv2's and TransformerConv's attention, GAT's with features of edges, and that sum
     dropout          masks of dropout on rows
 
 A program holds the sums of a few segments and adds one edge of each after the other, in the order of the list. So

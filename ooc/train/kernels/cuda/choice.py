@@ -34,15 +34,33 @@ class Kernel(Enum):
     MAXIMUM_SOURCES = "maximum sources"
     ATTEND = "attend"
     ATTEND_SOURCES = "attend sources"
+    MESSAGES = "messages"
+    MESSAGE_SOURCES = "message sources"
+    MESSAGE_TARGETS = "message targets"
+    RECTIFIED = "rectified"
+    RECTIFIED_MAP = "rectified map"
 
     @property
     def takes_whole_rows(self) -> bool:
         """Whether a program needs all columns of a head."""
         match self:
-            case Kernel.SUM | Kernel.MAXIMUM | Kernel.MAXIMUM_SOURCES:
+            case Kernel.SUM | Kernel.MAXIMUM | Kernel.MAXIMUM_SOURCES | Kernel.RECTIFIED | Kernel.RECTIFIED_MAP:
                 return False
             case Kernel.ATTEND | Kernel.ATTEND_SOURCES:
                 return True
+            case Kernel.MESSAGES | Kernel.MESSAGE_SOURCES | Kernel.MESSAGE_TARGETS:
+                return True
+
+    @property
+    def edges_together(self) -> int:
+        """Whose loads are issued together: fewer where an edge takes many registers."""
+        is_plain = self in (Kernel.SUM, Kernel.MAXIMUM, Kernel.MAXIMUM_SOURCES, Kernel.ATTEND, Kernel.ATTEND_SOURCES)
+        return 4 if is_plain else 2
+
+    @property
+    def adds_columns(self) -> bool:
+        """Whether a program adds up the columns of a head."""
+        return self.takes_whole_rows and self is not Kernel.ATTEND
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +77,17 @@ class Case:
 
     @property
     def usual(self) -> Shape:
-        return usual(self.width, self.itemsize, whole_rows=self.kernel.takes_whole_rows)
+        return usual(
+            self.width, self.itemsize, whole_rows=self.kernel.takes_whole_rows, unroll=self.kernel.edges_together
+        )
 
     @property
     def candidates(self) -> list[Shape]:
         """Those that change no bit: where a program adds up columns, their order is that of threads and warps."""
-        found = candidates(self.width, self.itemsize, whole_rows=self.kernel.takes_whole_rows)
-        if self.kernel is Kernel.ATTEND_SOURCES:
+        found = candidates(
+            self.width, self.itemsize, whole_rows=self.kernel.takes_whole_rows, unroll=self.kernel.edges_together
+        )
+        if self.kernel.adds_columns:
             return [shape for shape in found if (shape.rows, shape.warps) == (self.usual.rows, self.usual.warps)]
         return found
 

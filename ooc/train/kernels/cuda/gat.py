@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
 from ooc.train.kernels.cuda.gat_programs import attend_segments, attend_slots, sources_segments, sources_slots
-from ooc.train.kernels.cuda.launch import Pulling, rows_in_line, signed, sums_dtype
+from ooc.train.kernels.cuda.launch import Pulling, dropped_below, rows_in_line, sums_dtype
 from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import TileEdges
@@ -89,9 +89,6 @@ def pull_sources(
 def _of_layer(gat: GatHeads) -> tuple[tuple[int, int, int], dict[str, Any]]:
     """What programs over segments take of the layer: the slab's first head, the generator's key as one number and below
     which of its numbers a coefficient is dropped; and constants, with what others are scaled by."""
-    dropout = gat.dropout
-    constants = {"SLOPE": gat.negative_slope, "HAS_DROPOUT": dropout is not None}
-    if dropout is None:
-        return (gat.heads.start, 0, 0), constants | {"SCALE": 1.0}
-    low, high = dropout.key
-    return (gat.heads.start, signed(high << 32 | low), dropout.threshold), constants | {"SCALE": dropout.kept_scale}
+    key, threshold, scale = dropped_below(gat.dropout)
+    constants = {"SLOPE": gat.negative_slope, "HAS_DROPOUT": gat.dropout is not None, "SCALE": scale}
+    return (gat.heads.start, key, threshold), constants

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ooc.errors import ModelError
 from ooc.train.kernels.cuda.segments import Segments
-from ooc.train.kernels.cuda.shapes import Shape
+from ooc.train.kernels.cuda.shapes import Shape, usual
+from ooc.train.kernels.cuda.sum_programs import sum_slots
+from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 
 _TYPES = {
@@ -77,6 +79,23 @@ def add_up(
             ACCUMULATOR=accumulator(workspace.dtype),
             **constants,
         )
+
+
+def add_sums(segments: Segments, workspace: Tensor, out_RW: Tensor) -> None:
+    """Slots that are plain sums of a row's parts, W numbers each, into the rows of ``out_RW``."""
+    width = out_RW.shape[1]
+    columns = usual(width, workspace.itemsize).columns
+    blocks = ceil_div(width, columns)
+    add_up(sum_slots, segments, workspace, out=out_RW, across=blocks, WIDTH=width, BLOCKS=blocks, COLUMNS=columns)
+
+
+def dropped_below(dropout: EdgeDropout | None) -> tuple[int, int, float]:
+    """The generator's key as one number, below which of its numbers a coefficient is dropped, and what others are
+    scaled by."""
+    if dropout is None:
+        return 0, 0, 1.0
+    low, high = dropout.key
+    return signed(high << 32 | low), dropout.threshold, dropout.kept_scale
 
 
 @dataclass(frozen=True, slots=True)

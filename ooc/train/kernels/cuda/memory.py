@@ -35,6 +35,24 @@ def maximum(*, columns: int, itemsize: int) -> tuple[int, int, int]:
     return _bounds(slot=2 * columns, row=2 * columns, itemsize=itemsize)
 
 
+def messages(
+    *, groups: int, source: int, brought: int, message: int, pulled: int, packed: int, features: int, itemsize: int
+) -> tuple[int, int, int]:
+    """Of ``edge_function.pull_messages`` and of its gradients: widths in columns, of all ``groups`` together.
+
+    ``brought`` by a target, with what parameters add to it; ``packed`` is what sources pull of it, and ``pulled`` its
+    own gradient with that of the map. ``features`` of an added self-loop are first made of those of all edges; 0 where
+    there are none.
+    """
+    summed = _summed(itemsize)
+    slot = max(message + 2 * groups, source, pulled)
+    forward = 2 * message + 3 * groups + brought + (groups + 4) * features
+    rows = max(forward, 2 * source, 2 * packed + 2 * (brought + message + 2 * groups) + 2 * pulled)
+    of_loops = features * itemsize + 2 * itemsize + 40 if features else 0
+    cut_per_edge = -(-(2 * slot * summed + _SEGMENT_BYTES) // EDGES_PER_SEGMENT)
+    return EVERY_EDGE, cut_per_edge + of_loops, rows * summed + 2 * _SEGMENT_BYTES
+
+
 def _bounds(*, slot: int, row: int, itemsize: int) -> tuple[int, int, int]:
     """``slot``, ``row``: numbers of a slot, and of a row of the result, which may be rounded, in a copy, once more."""
     summed = _summed(itemsize)

@@ -25,19 +25,19 @@ class Shape:
     warps: int
 
 
-def usual(width: int, itemsize: int, *, whole_rows: bool = False) -> Shape:
+def usual(width: int, itemsize: int, *, whole_rows: bool = False, unroll: int = 4) -> Shape:
     """The shape for rows of so many numbers of so many bytes; ``whole_rows``: a program needs all columns of a row."""
     columns = power_of_two(width)
     if not whole_rows:
         columns = min(columns, 2 * WARP_BYTES // itemsize)
     rows = min(32, max(1, WARP_BYTES // (columns * itemsize)))
-    return Shape(rows, columns, 4, _warps(rows * columns * itemsize))
+    return Shape(rows, columns, unroll, _warps(rows * columns * itemsize))
 
 
-def candidates(width: int, itemsize: int, *, whole_rows: bool = False) -> list[Shape]:
+def candidates(width: int, itemsize: int, *, whole_rows: bool = False, unroll: int = 4) -> list[Shape]:
     """Shapes worth trying, the usual one first: fewer columns, other numbers of rows, edges together and warps."""
-    first = usual(width, itemsize, whole_rows=whole_rows)
-    tried = [replace(first, unroll=unroll) for unroll in (first.unroll, 2, 8)]
+    first = usual(width, itemsize, whole_rows=whole_rows, unroll=unroll)
+    tried = [replace(first, unroll=unroll) for unroll in (unroll, unroll // 2, 2 * unroll)]
     for columns in (first.columns,) if whole_rows else (first.columns, first.columns // 2):
         for rows in (1, 2, 4, 8, 16):
             block_bytes = rows * columns * itemsize

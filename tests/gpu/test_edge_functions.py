@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge functions of the GPU and their gradients are the processor's, which are PyG's; dropout's masks are the same."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ooc.errors import ModelError
+from ooc.plan.workload import Direction
+from ooc.train.kernels import edge_function as reference
+from ooc.train.kernels.cuda.shapes import Shape
+from ooc.train.kernels.edge_dropout import EdgeDropout
+from ooc.train.kernels.edge_function import EdgeFunction, Heads, Reduction, TargetLayout, Upstream
+from ooc.train.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
+from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
+from tests.examples import examples
+from tests.gpu.device import DEVICE, EXAMPLES, MOST, edge_function, edge_terms, same_bits, segments_of, shapes, there
+from tests.train.kernel_cases import KernelGraph, graphs, numbers
+from tests.train.test_edge_function import Gated
+
+pytestmark = pytest.mark.gpu
+
+HEADS, CHANNELS, FEATURES = 2, 3, 5
+WIDTH = HEADS * CHANNELS
+CLOSE = dict(rtol=1e-9, atol=1e-11)
+SHAPE = Shape(8, 4, 1, 1)
+GRAPH = KernelGraph(7, torch.tensor([[0, 1, 2, 3, 4, 5, 6, 1, 1, 2, 2, 0, 4], [3, 3, 3, 3, 3, 3, 3, 3, 0, 2, 2, 5, 1]]))
+"""A hub with a repeated edge, repeated self-loops, and rows without edges in either direction."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An edge function by its heads; columns of a group that sources, targets and terms have (no term: 0)."""
+
+    function: Callable[[range, Tensor], EdgeFunction]
+    source: int
+    target: int
+    message: int
+    term: int = 0
+    groups: int = HEADS
+    mapped: bool = True
+    bias: bool = False
+
+    @property
+    def attends(self) -> bool:
+        return self.target > 0
+
+    @property
+    def features(self) -> int:
+        return FEATURES if self.mapped else self.groups
+
+
+CASES = {
+    "GATv2": Case(lambda heads, att: Gatv2(att[heads.start : heads.stop], 0.2), CHANNELS, CHANNELS, CHANNELS),
+    "GATv2, edge features": Case(
+        lambda heads, att: Gatv2(att[heads.start : heads.stop], -0.5), CHANNELS, CHANNELS, CHANNELS, CHANNELS, bias=True
+    ),
+    "Transformer": Case(lambda heads, _: TransformerAttention(len(heads)), 2 * CHANNELS, CHANNELS, CHANNELS),
+    "Transformer, edge features": Case(
+        lambda heads, _: TransformerAttention(len(heads)), 2 * CHANNELS, CHANNELS, CHANNELS, CHANNELS
+    ),
+    "GAT, edge features": Case(lambda heads, _: GatWithFeatures(len(heads), 0.2), CHANNELS + 1, 1, CHANNELS, 1),
+    "GINE": Case(lambda groups, _: Gine(), 1, 0, 1, 1, groups=WIDTH, mapped=False),
+    "GINE, linear": Case(lambda groups, _: Gine(), 1, 0, 1, 1, groups=WIDTH, bias=True),
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """All that takes part, of ``dtype``; ``d`` is dZ."""
+
+    source: Tensor
+    target: Tensor
+    d: Tensor
+    edges: Tensor | None
+    att: Tensor
+    weight_KT: Tensor | None
+    bias_T: Tensor | None
+
+    @classmethod
+    def of(cls, case: Case, graph: KernelGraph, seed: int, dtype: torch.dtype = torch.float64) -> "Rows":
+        def drawn(number: int, *shape: int) -> Tensor:
+            return numbers(seed + number, *shape, dtype=dtype)
+
+        terms = case.groups * case.term
+        return cls(
+            drawn(0, graph.nodes, case.groups * case.source),
+            drawn(1, graph.nodes, case.groups * case.target),
+            drawn(2, graph.nodes, case.groups * case.message),
+            drawn(3, graph.edge_index.shape[1], case.features) if case.term else None,
+            drawn(4, HEADS, CHANNELS),
+            drawn(5, FEATURES, terms) if case.term and case.mapped else None,
+            drawn(6, terms) if case.bias else None,
+        )
+
+    def terms(self, groups: range, case: Case, loop_RK: Tensor | None) -> EdgeTerms | None:
+        if self.edges is None:
+            return None
+        part = slice(groups.start * case.term, groups.stop * case.term)
+        weight = None if self.weight_KT is None else self.weight_KT[:, part].contiguous()
+        bias = None if self.bias_T is None else self.bias_T[part]
+        return EdgeTerms(groups, self.source.dtype, weight, bias, loop_RK)
+
+
+def moved(value: Any) -> Any:
+    """Where the kernels run."""
+    if isinstance(value, Tensor):
+        return value.to(DEVICE)
+    if isinstance(value, TileEdges):
+        features = None if value.features_EK is None else value.features_EK.to(DEVICE)
+        return replace(there(value), features_EK=features)
+    if isinstance(value, (EdgeTerms, Upstream)):
+        names = ("weight_KT", "bias_T", "loop_RK") if isinstance(value, EdgeTerms) else ("gradient", "statistics")
+        return replace(value, **{name: moved(getattr(value, name)) for name in names})
+    return replace(value, att_HC=value.att_HC.to(DEVICE)) if isinstance(value, Gatv2) else value
+
+
+def on_gpu(kernel: Callable[..., Any], function: EdgeFunction, tile: TileEdges, **given: Any) -> Any:
+    return kernel(moved(function), moved(tile), **{name: moved(value) for name, value in given.items()})
+
+
+def of_groups(matrix: Tensor, groups: range, columns: int) -> Tensor:
+    """Their columns, ``columns`` a group."""
+    return matrix[:, groups.start * columns : groups.stop * columns]
+
+
+class Pulled:
+    """A case on a graph by the processor's kernels or the GPU's: forward, then either direction backward."""
+
+    def __init__(self, case: Case, graph: KernelGraph, rows: Rows, groups: range, dropout: EdgeDropout | None) -> None:
+        self.case, self.graph, self.rows, self.groups = case, graph, rows, groups
+        self.function = case.function(groups, rows.att)
+        self.heads = Heads(groups, dropout) if case.attends else None
+        loops = rows.edges is not None and graph.self_loops is SelfLoops.EXACTLY_ONE
+        self.loops = LoopFeatures(Filling.MEAN) if loops else None
+        self.layout = TargetLayout(
+            len(groups), case.target, case.message, 2 if case.attends else 0, FEATURES if loops else 0
+        )
+
+    def tiles(self, direction: Direction, height: int) -> Any:
+        for rows, span, tile in self.graph.tiles(direction, height):
+            edges = self.rows.edges
+            yield rows, tile if edges is None else replace(tile, features_EK=edges[self.graph.order(direction)][span])
+
+    def part(self, name: str) -> Tensor:
+        columns = {"source": self.case.source, "target": self.case.target, "d": self.case.message}[name]
+        return of_groups(getattr(self.rows, name), self.groups, columns)
+
+    def forward(self, tile: TileEdges, rows: slice, present: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        loop_RK = self.loops.of(tile, self.rows.source.dtype, 1000) if self.loops is not None else None
+        return (self.function, tile), dict(
+            source_NW=self.part("source")[:present],
+            target_RV=self.part("target")[rows],
+            columns=len(self.groups) * self.case.message,
+            terms=self.rows.terms(self.groups, self.case, loop_RK),
+            heads=self.heads,
+        )
+
+    def above(self) -> tuple[Upstream, Tensor, Tensor | None]:
+        """What flows back to all targets, packed too, with the features of their self-loops."""
+        ((_, tile),) = self.tiles(Direction.IN, self.graph.nodes)
+        arguments, named = self.forward(tile, slice(None), self.graph.nodes)
+        reduced = reference.pull_messages(*arguments, **named)
+        above = reference.upstream(self.function, self.part("d"), reduced.value_RO, reduced.kept)
+        loop_RK = None if named["terms"] is None else named["terms"].loop_RK
+        return above, self.layout.pack(self.part("target"), above, loop_RK), loop_RK
+
+    def sources(self, tile: TileEdges, rows: slice, present: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        _, packed, loop_RK = self.above()
+        return (self.function, tile), dict(
+            source_RW=self.part("source")[rows].contiguous(),
+            target_NP=packed[:present],
+            layout=self.layout,
+            with_parameters=False,
+            terms=self.rows.terms(self.groups, self.case, None if loop_RK is None else loop_RK[rows]),
+            heads=self.heads,
+        )
+
+    def targets(self, tile: TileEdges, rows: slice, present: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        above, _, loop_RK = self.above()
+        target = self.part("target")[rows]
+        if isinstance(self.function, Gatv2):
+            parts = target.view(len(target), len(self.groups), -1), self.function.att_HC.expand(len(target), -1, -1)
+            target = torch.cat(parts, dim=2).flatten(1)
+        statistics = None if above.statistics is None else above.statistics[rows]
+        return (self.function, tile), dict(
+            source_NW=self.part("source")[:present],
+            target_RV=target,
+            upstream_R=Upstream(above.gradient[rows], statistics),
+            with_parameters=False,
+            with_map=self.rows.weight_KT is not None,
+            terms=self.rows.terms(self.groups, self.case, None if loop_RK is None else loop_RK[rows]),
+            heads=self.heads,
+        )
+
+
+def check(pulled: Pulled, most: int, shape: Shape, present: int) -> None:
+    """Forward and backward in float64 against the processor's kernels, the last rows of the pulled matrices absent."""
+    nodes = pulled.graph.nodes
+    ((_, tile),) = pulled.tiles(Direction.IN, nodes)
+    options = dict(segments=segments_of(tile, most), shape=shape)
+    arguments, named = pulled.forward(tile, slice(None), present)
+    expected = reference.pull_messages(*arguments, **named)
+    found = on_gpu(edge_function.pull_messages, *arguments, **named, **options)
+    torch.testing.assert_close(found.value_RO.cpu(), expected.value_RO, **CLOSE)
+    if expected.kept is not None:
+        torch.testing.assert_close(found.kept.cpu(), expected.kept, **CLOSE)
+
+    if pulled.case.attends or pulled.rows.weight_KT is not None:
+        arguments, named = pulled.targets(tile, slice(None), present)
+        expected_rows = reference.pull_target_gradients(*arguments, **named)
+        found = on_gpu(edge_function.pull_target_gradients, *arguments, **named, **options)
+        torch.testing.assert_close(found.rows.cpu(), expected_rows.rows, **CLOSE)
+        assert (found.map_RM is None) == (expected_rows.map_RM is None)
+        if found.map_RM is not None:
+            torch.testing.assert_close(found.map_RM.cpu(), expected_rows.map_RM, **CLOSE)
+
+    ((_, tile),) = pulled.tiles(Direction.OUT, nodes)
+    options = dict(segments=segments_of(tile, most), shape=shape)
+    arguments, named = pulled.sources(tile, slice(None), present)
+    expected_rows = reference.pull_source_gradients(*arguments, **named)
+    found = on_gpu(edge_function.pull_source_gradients, *arguments, **named, **options)
+    torch.testing.assert_close(found.rows.cpu(), expected_rows.rows, **CLOSE)
+
+
+def graph_for(case: Case, graph: KernelGraph) -> KernelGraph:
+    """A sum adds no self-loops."""
+    return graph if case.attends else replace(graph, self_loops=SelfLoops.AS_STORED)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("self_loops", "most", "absent"), [(SelfLoops.EXACTLY_ONE, 2, 0), (SelfLoops.AS_STORED, 3, 2)])
+def test_outputs_and_gradients(name: str, self_loops: SelfLoops, most: int, absent: int) -> None:
+    """Of either side and of the map that makes terms, where rows are cut, and where the last ones are not there."""
+    case = CASES[name]
+    graph = graph_for(case, replace(GRAPH, self_loops=self_loops))
+    check(Pulled(case, graph, Rows.of(case, graph, 5), range(case.groups), None), most, SHAPE, graph.nodes - absent)
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(graphs(), st.integers(0, 99), MOST, shapes(columns=4), st.integers(0, 5))
+@settings(max_examples=examples(1 if DEVICE.type == "cpu" else EXAMPLES), deadline=None)
+def test_any_graph_and_shape(name: str, graph: KernelGraph, seed: int, most: int, shape: Shape, absent: int) -> None:
+    case, present = CASES[name], max(1, graph.nodes - absent)
+    graph = graph_for(case, graph)
+    check(Pulled(case, graph, Rows.of(case, graph, seed), range(case.groups), None), most, shape, present)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.attends])
+@pytest.mark.parametrize(("p", "self_loops"), [(0.3, SelfLoops.EXACTLY_ONE), (1.0, SelfLoops.AS_STORED)])
+def test_dropout_has_the_processor_s_masks(name: str, p: float, self_loops: SelfLoops) -> None:
+    """Of repeated edges too, also where a row is cut between them, and of a slab of later heads."""
+    case, graph = CASES[name], replace(GRAPH, self_loops=self_loops)
+    dropout = EdgeDropout(p, seed=3, epoch=2, layer=1)
+    check(Pulled(case, graph, Rows.of(case, graph, 5), range(1, HEADS), dropout), 2, SHAPE, graph.nodes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_and_slabs_change_no_bit(name: str) -> None:
+    """Forward and backward over either list."""
+    case = CASES[name]
+    graph = graph_for(case, replace(GRAPH, self_loops=SelfLoops.EXACTLY_ONE))
+    rows, nodes = Rows.of(case, graph, 7, torch.float32), graph.nodes
+    every = Pulled(case, graph, rows, range(case.groups), None)
+    last = Pulled(case, graph, rows, range(case.groups - 1, case.groups), None)
+    ((_, tile),) = every.tiles(Direction.IN, nodes)
+    arguments, named = every.forward(tile, slice(None), nodes)
+    whole = on_gpu(edge_function.pull_messages, *arguments, **named)
+    for place, part in last.tiles(Direction.IN, 3):
+        arguments, named = last.forward(part, place, nodes)
+        found = on_gpu(edge_function.pull_messages, *arguments, **named)
+        assert same_bits(found.value_RO, whole.value_RO[place, -case.message :])
+    ((_, tile),) = every.tiles(Direction.OUT, nodes)
+    arguments, named = every.sources(tile, slice(None), nodes)
+    packed = named["target_NP"].view(nodes, case.groups, -1)[:, -1]
+    whole = on_gpu(edge_function.pull_source_gradients, *arguments, **named).rows
+    for place, part in last.tiles(Direction.OUT, 3):
+        arguments, named = last.sources(part, place, nodes)
+        found = on_gpu(edge_function.pull_source_gradients, *arguments, **named | {"target_NP": packed}).rows
+        assert same_bits(found, whole[place, -case.source :])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["GATv2", "Transformer", "GAT, edge features", "GINE, linear"])
+def test_narrow_sources(name: str, dtype: torch.dtype) -> None:
+    """Sums are float32 whatever the sources' type, and so is what is kept; features may be of another type."""
+    case = CASES[name]
+    ends = torch.randint(0, 9, (2, 40), generator=torch.Generator().manual_seed(0))
+    graph = KernelGraph(9, ends, SelfLoops.AS_STORED)
+    rows = Rows.of(case, graph, 1, torch.float32)
+    rows = replace(rows, source=rows.source.to(dtype).float())
+    pulled = Pulled(case, graph, rows, range(case.groups), None)
+    ((_, tile),) = pulled.tiles(Direction.IN, 9)
+    arguments, named = pulled.forward(tile, slice(None), 9)
+    expected = reference.pull_messages(*arguments, **named)
+    named["source_NW"] = named["source_NW"].to(dtype)
+    found = on_gpu(edge_function.pull_messages, *arguments, **named)
+    assert found.value_RO.dtype == dtype
+    torch.testing.assert_close(found.value_RO.cpu().float(), expected.value_RO, rtol=1e-2, atol=1e-2)
+    if expected.kept is not None:
+        assert found.kept.dtype == torch.float32
+        torch.testing.assert_close(found.kept.cpu(), expected.kept, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [4, 100, 1024])
+def test_any_width(channels: int) -> None:
+    """Of a head, with the shape that the table gives."""
+    graph = KernelGraph(4, torch.tensor([[0, 1, 2, 3, 3, 0], [1, 1, 1, 0, 2, 2]]), SelfLoops.AS_STORED)
+    function = TransformerAttention(1)
+    ((_, _, tile),) = graph.tiles(Direction.IN, 4)
+    source, target = numbers(1, 4, 2 * channels), numbers(2, 4, channels)
+    named = dict(source_NW=source, target_RV=target, columns=channels, heads=Heads(range(1)))
+    expected = reference.pull_messages(function, tile, **named)
+    found = on_gpu(edge_function.pull_messages, function, tile, **named)
+    torch.testing.assert_close(found.value_RO.cpu(), expected.value_RO, **CLOSE)
+
+
+@given(graphs(SelfLoops.EXACTLY_ONE), st.integers(0, 99), st.sampled_from([Filling.SUM, Filling.MEAN]))
+@settings(max_examples=examples(EXAMPLES), deadline=None)
+def test_features_of_added_self_loops(graph: KernelGraph, seed: int, filling: Filling) -> None:
+    """The sum or mean over the edges from other rows."""
+    features = numbers(seed, graph.edge_index.shape[1], FEATURES)[graph.order(Direction.IN)]
+    for _, span, tile in graph.tiles(Direction.IN, 5):
+        tile = replace(tile, features_EK=features[span])
+        expected = LoopFeatures(filling).of(tile, torch.float64, 1000)
+        found = edge_terms.loop_features(LoopFeatures(filling), moved(tile), torch.float64)
+        torch.testing.assert_close(found.cpu(), expected, **CLOSE)
+
+
+def test_other_functions_are_refused_by_name() -> None:
+    graph = KernelGraph(2, torch.tensor([[0], [1]]))
+    ((_, _, tile),) = graph.tiles(Direction.IN, 2)
+    function = Gated(torch.ones(2), Reduction.SOFTMAX)
+    named = dict(source_NW=numbers(0, 2, 2), target_RV=numbers(1, 2, 2), columns=2, heads=Heads(range(1)))
+    with pytest.raises(ModelError, match="Gated has no program for a GPU"):
+        on_gpu(edge_function.pull_messages, function, tile, **named)
