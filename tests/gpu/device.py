@@ -36,8 +36,8 @@ __all__ = [
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 
-EXAMPLES = 6 if DEVICE.type == "cpu" else 100
-"""The interpreter takes about a hundredth of a second a program."""
+EXAMPLES = 6 if DEVICE.type == "cpu" else 24
+"""The interpreter takes about a hundredth of a second a program; for a GPU, most examples are compiled first."""
 
 MOST = st.sampled_from([2, 5, 64])
 """Edges of a segment."""

@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,17 @@ sys.path.insert(0, str(CHECKOUT / "tools"))
 from gpu_parts import epochs  # noqa: E402
 from gpu_parts.report import Failed, LeftOut, Report  # noqa: E402
 from gpu_parts.suite import run_tests  # noqa: E402
+from gpu_parts.worker import Worker  # noqa: E402
 
 sys.path.remove(str(CHECKOUT / "tools"))
 
 
-def run(folder: Path, *arguments: str, before: str = "") -> "subprocess.CompletedProcess[str]":
-    """The tool in ``folder``; ``before`` it, code that takes something away from the process."""
-    code = f"{before}\nimport runpy, sys\nsys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+def run(folder: Path, *arguments: str, path: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
+    """The tool in ``folder``; ``path`` comes first where modules are looked for."""
     return subprocess.run(
-        [sys.executable, "-c", code, str(CHECKOUT / "tools" / "gpu_check"), *arguments],
+        [sys.executable, str(CHECKOUT / "tools" / "gpu_check"), *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*path, *filter(None, sys.path)])},
         capture_output=True,
         text=True,
         check=False,
@@ -71,13 +73,20 @@ MISSING = "import sys; sys.modules.update(dict.fromkeys(('triton', 'zarr', 'torc
 
 def test_what_is_not_installed_is_left_out_by_name(tmp_path: Path) -> None:
     """The rest is measured all the same, and nothing has failed."""
-    done = run(tmp_path, "--rehearse", "--seconds", "100", before=MISSING)
+    without, folder = tmp_path / "without", tmp_path / "here"
+    without.mkdir()
+    folder.mkdir()
+    (without / "sitecustomize.py").write_text(MISSING)
+    done = run(folder, "--rehearse", "--seconds", "100", path=[str(without)])
     assert done.returncode == 0, done.stdout + done.stderr
-    data = json.loads((tmp_path / "gpu_check.json").read_text())
+    data = json.loads((folder / "gpu_check.json").read_text())
     assert data["failures"] == {}
     assert data["left_out"]["triton"] == "triton cannot be imported"
     assert "hypothesis" in data["left_out"]["tests"]
-    assert set(data["left_out"]) == {"triton", "tests", "epochs sage", "epochs gat"}
+    of_triton = {"graph", "sum 4 float32", "sum 4 bfloat16", "other pulls"}
+    of_pyg = {"epochs sage", "epochs gat", "epochs sage in an eighth"}
+    assert set(data["left_out"]) == {"triton", "tests", *of_triton, *of_pyg}
+    assert data["left_out"]["graph"] == "needs the part triton"
     assert data["device copy"]["bytes_per_s"] > 0
     assert "left out: epochs gat: torch_geometric" in done.stdout
 
@@ -105,7 +114,7 @@ def test_one_part_that_fails_does_not_stop_the_others() -> None:
 
 def test_epochs_of_ours_stay_where_pyg_s_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the processor, whose epochs they are then."""
-    store = epochs.make_store(tmp_path, 60, 300)
+    store = epochs.find_store(tmp_path, 60, 300)
     full = torch.OutOfMemoryError("CUDA out of memory")
     monkeypatch.setattr(epochs, "_full_batch", lambda *arguments: raise_(full))
     found = epochs.compare(store, "gat", 8, torch.device("cpu"), tmp_path)
@@ -114,6 +123,78 @@ def test_epochs_of_ours_stay_where_pyg_s_do_not_fit(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(epochs, "_full_batch", lambda *arguments: raise_(RuntimeError("shapes")))
     with pytest.raises(RuntimeError, match="shapes"):
         epochs.compare(store, "gat", 8, torch.device("cpu"), tmp_path)
+
+
+SERVING = """
+import os, subprocess, sys, time
+from multiprocessing.connection import Connection
+sys.path.insert(0, sys.argv[1])
+from gpu_parts.report import LeftOut
+from gpu_parts.worker import serve
+
+def compute(name, limit_s):
+    if name == "hang":
+        child = subprocess.Popen(["sleep", "300"])
+        open(sys.argv[2], "w").write(str(child.pid))
+        time.sleep(300)
+    if name == "crash":
+        os._exit(9)
+    if name == "absent":
+        raise LeftOut("no disk")
+    if name == "wrong":
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return os.getpid()
+
+serve(Connection(int(sys.argv[3])), compute)
+"""
+
+
+def test_what_hangs_or_crashes_is_ended_and_the_next_part_goes_on(tmp_path: Path) -> None:
+    """With all that it has started; a process that has failed is not asked again, one that left something out is."""
+    child = tmp_path / "child"
+    worker = Worker([sys.executable, "-c", SERVING, str(CHECKOUT / "tools"), str(child)])
+    try:
+        first = worker.ask("number", 60)
+        with pytest.raises(LeftOut, match="no disk"):
+            worker.ask("absent", 60)
+        assert worker.ask("number", 60) == first
+        with pytest.raises(Failed, match="no answer after 3 s, so its process was ended"):
+            worker.ask("hang", 3)
+        deadline = time.monotonic() + 10
+        while is_running(int(child.read_text())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_running(int(child.read_text()))
+        with pytest.raises(Failed, match="ended by itself, with status 9"):
+            worker.ask("crash", 60)
+        second = worker.ask("number", 60)
+        with pytest.raises(Failed, match="RuntimeError: CUDA error: an illegal memory access"):
+            worker.ask("wrong", 60)
+        assert len({first, second, worker.ask("number", 60)}) == 3
+    finally:
+        worker.close()
+
+
+def is_running(process: int) -> bool:
+    """One that has ended and that nobody has asked about is none."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_tests_that_do_not_end_in_time_are_counted_as_far_as_they_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some passed: that is told with the limit. One failed: so has the part."""
+
+    def late(told: str) -> Callable[..., Any]:
+        return lambda *command, **options: raise_(subprocess.TimeoutExpired("pytest", 3.0, told.encode()))
+
+    monkeypatch.setattr("gpu_parts.suite.NEEDED", ())
+    passed = "tests/gpu/test_sums.py::test_one PASSED [ 1%]\ntests/gpu/test_sums.py::test_two[a b] PASSED\ntests/gpu/x"
+    monkeypatch.setattr("gpu_parts.suite.subprocess.run", late(passed))
+    assert run_tests(3.0) == {"passed": 2, "ended_after_s": 3.0}
+    monkeypatch.setattr("gpu_parts.suite.subprocess.run", late(passed + "\ntests/gpu/test_gat.py::test FAILED"))
+    with pytest.raises(Failed, match="ended after 3 s: 1 failed, 2 passed"):
+        run_tests(3.0)
 
 
 def test_a_part_that_would_begin_too_late_is_left_out() -> None:

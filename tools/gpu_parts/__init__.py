@@ -3,6 +3,8 @@
 
     report       what was measured, what was left out and why, what failed; the table
     clock        times of calls on a device, several of them taking turns
+    parts        the parts by name, and how long each may take
+    worker       the process that they run in
     suite        the tests of the GPU's kernels
     ceilings     what the machine can do at best: memory, PCIe, dense products, disk
     pulls        sums over neighbours against torch's and PyG's

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,30 @@ class LeftOut(Exception):
 
 class Failed(Exception):
     """A result that is wrong; the message says which."""
+
+
+class Kind(Enum):
+    """What became of a part."""
+
+    VALUE = "value"
+    LEFT_OUT = "left out"
+    FAILED = "failed"
+
+
+def judged(compute: Callable[[], Any]) -> tuple[Kind, Any]:
+    """The value of ``compute``, or in one line why there is none: every exception is caught, and told by its name."""
+    try:
+        return Kind.VALUE, compute()
+    except LeftOut as reason:
+        return Kind.LEFT_OUT, str(reason)
+    except Failed as reason:
+        return Kind.FAILED, str(reason)
+    except ImportError as error:
+        return Kind.LEFT_OUT, f"{error.name or error} cannot be imported"
+    except Exception as error:
+        if is_out_of_memory(error):
+            return Kind.LEFT_OUT, "out of memory on the device"
+        return Kind.FAILED, _in_one_line(error)
 
 
 @dataclass
@@ -35,30 +60,21 @@ class Report:
     def part(self, name: str, compute: Callable[[], Any], *, needs_s: float = 0.0) -> Any:
         """The value of ``compute``, kept under ``name``; None where it was left out or failed, which is noted.
 
-        Whatever goes wrong in one part, the others shall run: so every exception is caught, and told by its name.
+        Whatever goes wrong in one part, the others shall run.
         """
         if self.seconds_left < needs_s:
             self.left_out[name] = f"needs about {needs_s:.0f} s, and {max(0.0, self.seconds_left):.0f} s are left"
             return None
         print(f"{name} …", flush=True)
         start = time.monotonic()
-        try:
-            value = compute()
-        except LeftOut as reason:
-            self.left_out[name] = str(reason)
-            return None
-        except Failed as reason:
-            self.failures[name] = str(reason)
-            return None
-        except ImportError as error:
-            self.left_out[name] = f"{error.name or error} cannot be imported"
-            return None
-        except Exception as error:
-            if is_out_of_memory(error):
-                self.left_out[name] = "out of memory on the device"
-            else:
-                self.failures[name] = _in_one_line(error)
-            return None
+        kind, value = judged(compute)
+        match kind:
+            case Kind.LEFT_OUT:
+                self.left_out[name] = value
+                return None
+            case Kind.FAILED:
+                self.failures[name] = value
+                return None
         self.values[name] = value
         self.values.setdefault("seconds", {})[name] = round(time.monotonic() - start, 1)
         return value
@@ -76,8 +92,10 @@ class Report:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a device said so."""
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        return False
     return isinstance(error, torch.cuda.OutOfMemoryError)
 
 
