@@ -21,7 +21,7 @@ import psutil
 from ooc.cli.settings import CPU_DEVICE_SHARE_OF_FREE, HOST_SHARE_OF_FREE
 from ooc.memory import available_memory_bytes
 from ooc.prefetch.engines import kvikio
-from ooc.prefetch.engines.choice import BY_WAY_OF_HOST, choose_engine, filesystem_of, probe_direct
+from ooc.prefetch.engines.choice import BY_WAY_OF_HOST, STRAIGHT, choose_engine, filesystem_of, probe_direct
 from ooc.prefetch.engines.kernel_queue import KernelQueue
 from ooc.sizes import format_size
 
@@ -78,7 +78,8 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
     engine, reason = choose_engine(folder)  # as training does, for a GPU too
     engine.close()
     io_submit, io_uring = _io_submit(), _io_uring()
-    lacks = _gpudirect_lacks(folder, with_driver=with_driver)
+    found = kvikio.probe(folder)
+    lacks = _gpudirect_lacks(found, with_driver=with_driver)
     free = shutil.disk_usage(folder).free
     if probe.works is None:
         report.blame(probe.reason, "give --spill-dir a folder that you may write to")
@@ -102,7 +103,7 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
         "o_direct": {True: "works", False: "refused", None: "could not be tried"}[probe.works],
         "io_submit": io_submit,
         "io_uring": f"{io_uring} (not needed)",
-        "to_a_gpu": BY_WAY_OF_HOST,
+        "to_a_gpu": STRAIGHT if found.reaches_gpu else BY_WAY_OF_HOST,
         "gpudirect": not lacks,
         "gpudirect_lacks": lacks,
     }
@@ -136,8 +137,8 @@ def _io_uring() -> str:
     return "available" if number == errno.EINVAL else os.strerror(number)
 
 
-def _gpudirect_lacks(folder: Path, *, with_driver: bool) -> list[str]:
-    """What stands between this folder and GPUDirect Storage; nothing: it works."""
+def _gpudirect_lacks(found: kvikio.Probe, *, with_driver: bool) -> list[str]:
+    """What stands between a folder and GPUDirect Storage; nothing: it works."""
     lacks = []
     if not with_driver:
         lacks.append("an NVIDIA driver")
@@ -145,11 +146,12 @@ def _gpudirect_lacks(folder: Path, *, with_driver: bool) -> list[str]:
         lacks.append("libcuda.so.1")
     if not _GDS_MODULE.exists():
         lacks.append("the kernel module nvidia-fs")
-    found = kvikio.probe(folder)
     if not found.works:
         lacks.append(found.reason)
     elif not found.gpudirect:
         lacks.append("GPUDirect in kvikio, which runs in compatibility mode")
+    elif not found.reaches_gpu:
+        lacks.append(found.reason)
     return lacks
 
 

@@ -72,27 +72,28 @@ def transfers_of(program: Program) -> tuple[Transfer, ...]:
     What step t+1 loads is asked for before step t has stored its results, as their tiles overlap; at a pass's end
     everything comes to rest.
     """
-    return tuple(_in_order(program))
+    return tuple(transfer for transfer, _ in _in_order(program))
 
 
-def _in_order(program: Program) -> Iterator[Transfer]:
+def _in_order(program: Program) -> Iterator[tuple[Transfer, bool]]:
+    """With each, whether it is to a frame of the device."""
     for first, stop in program.bounds:
         for t in range(first, stop):
             for block, _, load in program.acquire[t]:
                 if load:
-                    yield Transfer(t, block, Way.TO_DEVICE)
+                    yield Transfer(t, block, Way.TO_DEVICE), True
             for block, in_frame in program.fill.get(t, ()):
                 if not in_frame:
-                    yield Transfer(t, block, Way.TO_DEVICE)
+                    yield Transfer(t, block, Way.TO_DEVICE), False
             if t > first:
                 yield from _stores(program, t - 1)
         if stop > first:
             yield from _stores(program, stop - 1)
 
 
-def _stores(program: Program, t: int) -> Iterator[Transfer]:
+def _stores(program: Program, t: int) -> Iterator[tuple[Transfer, bool]]:
     for block in program.store[t]:
-        yield Transfer(t, block, Way.TO_HOST)
+        yield Transfer(t, block, Way.TO_HOST), False
 
 
 def spans_of(transfers: Sequence[Transfer]) -> list[Span]:
@@ -108,6 +109,27 @@ def room_between_uses(frames: int) -> int:
 def frames_to_hold(blocks: int) -> int:
     """As many host frames as ``blocks`` that wait can make use of."""
     return blocks + IN_TRANSFER + _MOST_AHEAD
+
+
+def passing_through(staging: Staging, upper: Program) -> frozenset[tuple[int, int]]:
+    """Reads from the SSD that the device can have without a host frame: by the transfer before which they set off, and
+    their block. It only passes through: it goes to a frame of the device once, and leaves its host frame to another
+    block before the program ends. ``upper``: the program that ``staging`` lies under."""
+    found = set()
+    held: dict[int, tuple[int, int, list[bool]]] = {}  # host frame → set off before, block, whether to frames so far
+    frame_of: dict[int, int] = {}
+    for index, (transfer, to_frame) in enumerate(_in_order(upper)):
+        for block, frame, load in staging.program.acquire[index]:
+            before = held.pop(frame, None)
+            if before is not None and before[2] == [True]:
+                found.add(before[:2])
+            frame_of[block] = frame
+            if load:
+                held[frame] = index, block, []
+        holder = held.get(frame_of.get(transfer.block, -1))
+        if holder is not None and holder[1] == transfer.block:
+            holder[2].append(to_frame)
+    return frozenset(found)
 
 
 def stage_below(

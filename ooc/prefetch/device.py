@@ -20,7 +20,10 @@ from ooc.prefetch.arena import Bytes
 
 
 class Event(ABC):
-    """A moment in one of the streams: all that was sent off there before it has ended."""
+    """A moment in one of the streams: all that was sent off there before it has ended. Where not ``of_stream``, neither
+    kernels nor copies can be held for it: only the host can wait."""
+
+    of_stream = True
 
     @property
     @abstractmethod
@@ -30,6 +33,10 @@ class Event(ABC):
     @abstractmethod
     def wait(self) -> None:
         """Block the host until it has happened."""
+
+    def settle(self) -> None:
+        """The same, whatever comes of it."""
+        self.wait()
 
 
 class Device(ABC):

@@ -4,14 +4,20 @@
 Follows ``ooc.plan.staging`` and decides nothing: transfers are asked for in the order of the lower program, each gives
 its host frames their blocks first, and reads from the SSD set off for later ones. The host waits in two cases only: for
 a block that has not come from the SSD yet, and for a host frame that something still moves through.
+
+Where an engine reads into the device's own memory (``straight``: GPUDirect), blocks that would only pass through their
+host frame come without it. Such a read is no event of a stream: before it the host waits for what has used the device's
+frame last, two steps ago or more, and after it for the block, when somebody needs it.
 """
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from ooc.plan.staging import Staging, Way
+from ooc.plan.program import Program
+from ooc.plan.staging import Staging, Way, passing_through
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device, Event
 from ooc.prefetch.engines.seam import Engine, Span, Ticket
@@ -20,15 +26,47 @@ Locate = Callable[[int], tuple[Sequence[Span], int]]
 """Where a block lies on the SSD, and its bytes."""
 
 
+class Landing(Event):
+    """The end of a read into the device's memory."""
+
+    of_stream = False
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+
+    @property
+    def happened(self) -> bool:
+        return self._ticket.ended
+
+    def wait(self) -> None:
+        self._ticket.wait()
+
+    def settle(self) -> None:
+        self._ticket.settle()
+
+
 class Transfers:
     """Frames of ``frame_bytes`` in ``memory`` between a device and the SSD, used by one thread.
 
     The program calls frames by names that are swapped at its end (``Staging``); here frames are where they lie.
     """
 
-    def __init__(self, device: Device, memory: Bytes, frame_bytes: int, engine: Engine, locate: Locate) -> None:
+    def __init__(
+        self,
+        device: Device,
+        memory: Bytes,
+        frame_bytes: int,
+        engine: Engine,
+        locate: Locate,
+        straight: Engine | None = None,
+    ) -> None:
         self.bytes_moved = dict.fromkeys(Way, 0)
         """So far, each way."""
+        self._straight = straight
+        self._passing_through: frozenset[tuple[int, int]] = frozenset()
+        self._to_land: set[int] = set()  # blocks that come without their host frames
+        self._landing: list[Landing] = []
+        self._sent: Event | None = None  # the last copy to the device
         self._device = device
         self._memory = memory
         self._frame_bytes = frame_bytes
@@ -48,9 +86,13 @@ class Transfers:
 
     # ---- programs ------------------------------------------------------------------------------------------
 
-    def begin(self, staging: Staging) -> None:
-        """Have in their host frames the blocks that the run before has left there; the first run reads them."""
+    def begin(self, staging: Staging, upper: Program) -> None:
+        """Have in their host frames the blocks that the run before has left there; the first run reads them.
+        ``upper``: the device's program."""
         self._staging, self._next = staging, 0
+        if self._straight is not None:
+            self._passing_through = passing_through(staging, upper)
+            self._to_land = set()
         for block, name in staging.program.warm:
             if self._where.get(block) != self._frame_of_name[name]:
                 self._take(block, name)
@@ -66,8 +108,15 @@ class Transfers:
         self._save_what_has_come()
         for taken, name, load in program.acquire[index]:
             self._take(taken, name)
-            if load:
+            if not load:
+                continue
+            if (index, taken) in self._passing_through:
+                self._to_land.add(taken)
+            else:
                 self._read(taken)
+        if block in self._to_land:
+            self._to_land.remove(block)
+            return self._land(block, memory, after)
         done = self._copy(block, way, memory, after)
         for stored in program.store[index]:
             assert stored == block and way is Way.TO_HOST and block not in self._unsaved
@@ -108,8 +157,12 @@ class Transfers:
         """Let everything under way end, whatever its result."""
         for event in self._passing.values():
             event.wait()
+        for landing in self._landing:
+            landing.settle()
         for ticket in (*self._arriving.values(), *self._written.values()):
             ticket.settle()
+        self._landing.clear()
+        self._to_land.clear()
         for known in (
             *(self._where, self._content, self._arriving, self._passing, self._unsaved, self._leaving, self._written),
         ):
@@ -128,8 +181,22 @@ class Transfers:
         behind = after if passing is None else (*after, passing)
         target, source = (memory, staged) if way is Way.TO_DEVICE else (staged, memory)
         self._passing[frame] = done = self._device.copy(target, source, way, behind)
+        if way is Way.TO_DEVICE:
+            self._sent = done
         self.bytes_moved[way] += memory.nbytes
         return done
+
+    def _land(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
+        """Start reading ``block`` from the SSD into ``memory``, which nothing on the device uses any more."""
+        assert self._straight is not None
+        self.await_saved(block)
+        for event in after if self._sent is None else (*after, self._sent):
+            event.wait()
+        spans, _ = self._locate(block)
+        landing = Landing(self._straight.read(spans, cast(Bytes, memory)))
+        self._landing = [one for one in self._landing if not one.happened] + [landing]
+        self.bytes_moved[Way.TO_DEVICE] += memory.nbytes
+        return landing
 
     def _take(self, block: int, name: int) -> None:
         """Give a frame to ``block`` when nothing moves through it any more."""

@@ -10,7 +10,8 @@ Three streams touch the arena: kernels, copies to the device, copies to the host
 - a copy into a slab buffer goes behind every kernel so far: those of the sweep before have read it;
 - a copy out of a frame goes behind the kernels of the step that has filled it (``write``).
 
-Copies of one way are in one stream, hence in order. Nothing here blocks the host but ``Transfers``, for host frames.
+Copies of one way are in one stream, hence in order. Nothing here blocks the host but ``Transfers``, for host frames,
+and blocks that the SSD reads straight into the device's frames, for which the host waits instead of a kernel.
 """
 
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ class DeviceWorkspace(Workspace):
             if self._where.get(block) != frame:
                 self._give(block, frame)
                 self._arriving[block] = self._transfers.fetch(block, self._memory(block), self._behind(frame))
-        self._transfers.begin(staging)
+        self._transfers.begin(staging, program)
 
     def move(self, block: int, target: int) -> None:
         self.await_read(block)
@@ -90,7 +91,7 @@ class DeviceWorkspace(Workspace):
     def await_read(self, block: int) -> None:
         event = self._arriving.pop(block, None)
         if event is not None:
-            self._device.hold(event)
+            _hold(self._device, event)
 
     def await_frame(self, block: int) -> None:
         self._await_left(self._where[block])
@@ -158,7 +159,15 @@ class _Copy(Filling):
         self._event = event
 
     def wait(self) -> None:
-        self._device.hold(self._event)
+        _hold(self._device, self._event)
 
     def settle(self) -> None:
-        self._event.wait()
+        self._event.settle()
+
+
+def _hold(device: Device, event: Event) -> None:
+    """Let no kernel begin before ``event``; where a stream cannot wait for it, the host does."""
+    if event.of_stream:
+        device.hold(event)
+    else:
+        event.wait()

@@ -20,8 +20,8 @@ from ooc.plan.staging import Way
 from ooc.plan.workload import Direction, Fate, Kind
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.device import Device
-from ooc.prefetch.engine import Counters, Span, choose_engine
-from ooc.prefetch.engines.choice import BY_WAY_OF_HOST
+from ooc.prefetch.engine import Counters, Engine, Span, choose_engine
+from ooc.prefetch.engines.choice import BY_WAY_OF_HOST, STRAIGHT, choose_straight
 from ooc.prefetch.frames import Frames
 from ooc.prefetch.spill import create_spill
 from ooc.prefetch.transfers import Transfers
@@ -99,7 +99,8 @@ class Executor:
             self._arena = Arena(plan.arena_bytes if device is None else plan.host_frames * plan.frame_bytes)
             opening.callback(self._arena.close)
             self._transfers: Transfers | None = None
-            self.workspace = self._open_workspace(device, opening)
+            self._straight: Engine | None = None
+            self.workspace = self._open_workspace(device, spill_dir, opening)
             self.matrices: dict[str, BlockedMatrix] = {}
             for name, base, grid in zip(plan.blocks.names, plan.blocks.bases, plan.blocks.grids, strict=True):
                 array = self._array(name, arrays)
@@ -118,7 +119,7 @@ class Executor:
             opening.callback(self.workspace.settle)
             self._resources = opening.pop_all()
 
-    def _open_workspace(self, device: Device | None, opening: ExitStack) -> Workspace:
+    def _open_workspace(self, device: Device | None, spill_dir: Path, opening: ExitStack) -> Workspace:
         """The memory that is computed in; on a device, with the host's arena below it."""
         plan, arena = self.plan, self._arena
         if device is None:
@@ -127,7 +128,10 @@ class Executor:
         host = arena.view(0, arena.nbytes)
         opening.callback(device.close)
         memory = device.open(arena_bytes=plan.arena_bytes, limit_bytes=plan.device_limit_bytes, host=host)
-        self._transfers = Transfers(device, host, plan.frame_bytes, self.engine, self._locate)
+        self._straight = choose_straight(spill_dir, device=device.place.type, counters=self.counters)
+        if self._straight is not None:
+            opening.callback(self._straight.close)
+        self._transfers = Transfers(device, host, plan.frame_bytes, self.engine, self._locate, self._straight)
         return DeviceWorkspace(device, memory, plan.frame_bytes, self._transfers, plan.blocks.nbytes)
 
     def _locate(self, block: int) -> tuple[Sequence[Span], int]:
@@ -182,7 +186,11 @@ class Executor:
     @property
     def ssd_way(self) -> str:
         """What reads and writes the SSD, and how that gets to a device with memory of its own."""
-        return self.engine.name if self._transfers is None else f"{self.engine.name}, {BY_WAY_OF_HOST}"
+        if self._transfers is None:
+            return self.engine.name
+        if self._straight is None:
+            return f"{self.engine.name}, {BY_WAY_OF_HOST}"
+        return f"{self.engine.name}, and {self._straight.name} {STRAIGHT}"
 
     def wire_bytes(self, way: Way) -> int:
         """Bytes sent that way over the wire so far."""

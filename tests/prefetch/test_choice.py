@@ -6,14 +6,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ooc.prefetch.engines import choice, kvikio
-from ooc.prefetch.engines.choice import choose_engine, filesystem_of, probe_direct
+from ooc.prefetch.engines.choice import choose_engine, choose_straight, filesystem_of, probe_direct
 from ooc.prefetch.engines.direct import DEPTH
 from ooc.prefetch.engines.kvikio import probe
+from ooc.prefetch.engines.seam import Counters
+from tests.prefetch.fake_kvikio import fake_kvikio
 from tests.prefetch.held import assert_no_more_held, held
 
 
@@ -124,7 +127,8 @@ def test_kvikio_is_used_for_the_gpu_where_it_works(installed: Callable[[str], Pa
     folder = installed(WORKING.replace("COMPATIBLE", "False"))
     found = probe(folder)
     assert (found.works, found.gpudirect, found.version) == (True, True, "26.10")
-    assert chosen(folder, device="cuda") == ("kvikio", "kvikio 26.10 with cuFile")
+    name, reason = chosen(folder, device="cuda")
+    assert name == "kvikio" and reason.startswith("kvikio 26.10 with cuFile")
     assert chosen(folder, device="cpu")[0] == "direct"
 
 
@@ -132,6 +136,37 @@ def test_kvikio_without_gpudirect_says_so(installed: Callable[[str], Path]) -> N
     found = probe(installed(WORKING.replace("COMPATIBLE", "True")))
     assert (found.works, found.gpudirect) == (True, False)
     assert found.reason == "kvikio 26.10 with its own threads, without GPUDirect"
+
+
+@pytest.mark.parametrize(
+    ("found", "device", "is_straight"),
+    [
+        (kvikio.Probe(True, "with cuFile", "26.10", True, True), "cuda", True),
+        (kvikio.Probe(True, "with cuFile", "26.10", True, True), "cpu", False),
+        (kvikio.Probe(True, "with its own threads", "26.10", False), "cuda", False),
+        (kvikio.Probe(False, "hung"), "cuda", False),
+    ],
+)
+def test_blocks_come_straight_only_where_gpudirect_has_brought_some(
+    found: kvikio.Probe, device: str, is_straight: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise by way of host memory, which reads ahead. Both ways count together."""
+    counters = Counters()
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setitem(sys.modules, "kvikio", fake_kvikio(pool))
+        monkeypatch.setattr(kvikio, "probe", lambda folder: found)
+        engine = choose_straight(tmp_path, device=device, counters=counters)
+        assert (engine is not None) == is_straight
+        if engine is not None:
+            assert engine.name == "kvikio" and engine.counters is counters
+            engine.close()
+
+
+def test_gpudirect_that_does_not_reach_a_gpu_says_so(installed: Callable[[str], Path]) -> None:
+    """The probe reads into a GPU's memory, too; here there is none."""
+    found = probe(installed(WORKING.replace("COMPATIBLE", "False")))
+    if not found.reaches_gpu:
+        assert "which does not reach a GPU (" in found.reason
 
 
 @pytest.mark.parametrize(

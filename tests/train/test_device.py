@@ -21,7 +21,9 @@ import ooc
 from ooc.cli.tables import print_outcome, print_plan
 from ooc.errors import BudgetError, ModelError, OptionError, SpillError, StoreError
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
-from ooc.prefetch.engine import Engine, choose_engine
+from ooc.prefetch.engine import Counters, Engine, choose_engine
+from ooc.prefetch.engines.kvikio import KvikioEngine
+from ooc.prefetch.engines.plain import SystemCalls
 from ooc.sizes import format_size
 from ooc.storage.store import Store
 from ooc.train import dropout
@@ -42,7 +44,7 @@ from tests.exactness.test_mixed_sums import Beside
 from tests.graphs import GraphCase, random_data
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 from tests.prefetch.faults import Faults, faulty_engine
-from tests.train.fake_device import FakeDevice, Race, WatchedEngine
+from tests.train.fake_device import FakeDevice, Race, StraightEngine, WatchedEngine
 
 GRAPH = GraphCase(nodes=200, edges=900, features=20, self_loops=15, isolated=20, duplicates=40, unlabelled=40)
 TILE_ROWS = 32
@@ -221,6 +223,31 @@ def test_features_of_edges_come_over_the_wire(
     build = on_device(model, store, tmp_path)
     gpu, host = least_budgets(build)
     assert_same(outcome(build(int(1.1 * gpu), int(1.1 * host))), expected)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_blocks_come_straight_from_the_ssd(
+    name: str, store: Store, least: Least, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an engine reads into the device's memory: the same results, the plan's bytes, and the record says so."""
+    engines: list[StraightEngine] = []
+
+    def straight(folder: Path, *, device: str, counters: Counters) -> Engine:
+        engines.append(StraightEngine(KvikioEngine(calls=SystemCalls(), counters=counters), fake))
+        return engines[-1]
+
+    fake = device
+    monkeypatch.setattr("ooc.train.executor.choose_straight", straight)
+    model = MODELS[name]
+    expected = outcome(builder(model, store, tmp_path, threads=1)())
+    gpu, host = least(name)
+    assert_same(outcome(on_device(model, store, tmp_path)(gpu, host)), expected)
+    assert engines[0].landed
+    with on_device(model, store, tmp_path)(gpu, host) as trainer:
+        plan, (_, record) = trainer.plan, trainer.fit(epochs=2)
+    planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
+    assert moved(record) == planned
+    assert record.ssd_way.endswith("and kvikio straight to the GPU by GPUDirect where nothing waits in host memory")
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage of maxima"])

@@ -24,13 +24,13 @@ from ooc.plan.staging import Way
 from ooc.plan.verifier import verify_plan
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.engine import Counters, Engine
-from ooc.prefetch.transfers import Transfers
+from ooc.prefetch.transfers import Landing, Transfers
 from ooc.train.device_workspace import DeviceWorkspace, _Copy
 from ooc.train.program_run import ProgramRun
 from ooc.train.workspace import Filling
 from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
-from tests.train.fake_device import FakeDevice, Race, WatchedTicket
+from tests.train.fake_device import Extent, FakeDevice, FakeEvent, Race, WatchedTicket
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -108,12 +108,38 @@ class Disk(Engine):
         pass
 
 
+class Straight(Disk):
+    """The same blocks, read into the device's memory."""
+
+    def __init__(self, disk: Disk, device: FakeDevice, seed: int) -> None:
+        super().__init__(device, seed)
+        self.blocks, self.counters = disk.blocks, disk.counters
+        self.landed = 0
+
+    def read(self, spans: Sequence[Any], into: Any, *, bulk: bool = False) -> LateTicket:
+        (block,) = spans
+        self.counters.add(read_bytes=into.nbytes)
+        ticket = LateTicket()
+        self._device.land(into, ticket)
+        self.landed += 1
+        memory = Extent.of(into).memory()
+
+        def fetch() -> None:
+            memory[:] = self.blocks[block]
+
+        ticket.work = fetch
+        if self._random.random() < 0.3:
+            ticket.carry_out()
+        return ticket
+
+
 class Run:
     """A plan on a device, with nothing to compute but whether blocks are what they should be."""
 
-    def __init__(self, plan: Plan, seed: int, device: FakeDevice) -> None:
+    def __init__(self, plan: Plan, seed: int, device: FakeDevice, *, straight: bool = False) -> None:
         self.plan, self.device = plan, device
         self.disk = Disk(device, seed)
+        self.straight = Straight(self.disk, device, seed) if straight else None
         self.versions: dict[int, int] = {}
         self.buffered: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}
         """By pass and slab: what has been put into its buffer."""
@@ -129,7 +155,7 @@ class Run:
         def locate(block: int) -> tuple[Any, int]:
             return [block], nbytes(block)
 
-        self.transfers = Transfers(device, host, plan.frame_bytes, self.disk, locate)
+        self.transfers = Transfers(device, host, plan.frame_bytes, self.disk, locate, self.straight)
         self.workspace = DeviceWorkspace(device, arena, plan.frame_bytes, self.transfers, nbytes)
 
     def value(self, block: int) -> int:
@@ -213,16 +239,21 @@ class Run:
         return [what for what, wrong in self.wrong if wrong]
 
 
-def ran(plan: Plan, seed: int, *, eager: float = 0.2) -> list[tuple[int, int, int, int]]:
-    """Epochs with an evaluation between them; the bytes that each epoch moved."""
+def ran(
+    plan: Plan, seed: int, *, eager: float = 0.2, landed: list[int] | None = None
+) -> list[tuple[int, int, int, int]]:
+    """Epochs with an evaluation between them; the bytes that each epoch moved. With ``landed``, some blocks come
+    straight from the SSD: how many is put there."""
     with FakeDevice(seed, eager=eager) as device, torch.no_grad():
-        run = Run(plan, seed, device)
+        run = Run(plan, seed, device, straight=landed is not None)
         moved = [run.run("train"), run.run("train")]
         run.run("evaluate")
         run.run("train")
         moved.append(run.run("train"))
         device.close()
         assert run.verdict() == []
+        if landed is not None and run.straight is not None:
+            landed.append(run.straight.landed)
     return moved
 
 
@@ -235,9 +266,17 @@ def ran(plan: Plan, seed: int, *, eager: float = 0.2) -> list[tuple[int, int, in
     slab_columns=st.sampled_from([None, 3]),
     seed=st.integers(0, 1 << 20),
     eager=st.sampled_from([0.0, 0.3, 0.9]),
+    straight=st.booleans(),
 )
 def test_every_block_is_what_was_last_written(
-    rows: int, layers: int, device_part: float, host_part: float, slab_columns: int | None, seed: int, eager: float
+    rows: int,
+    layers: int,
+    device_part: float,
+    host_part: float,
+    slab_columns: int | None,
+    seed: int,
+    eager: float,
+    straight: bool,
 ) -> None:
     """And from the second epoch on, the bytes are the plan's."""
     work = workload(rows=rows, width=8, layers=layers)
@@ -247,7 +286,7 @@ def test_every_block_is_what_was_last_written(
     except BudgetError:
         return
     verify_plan(plan)
-    moved = ran(plan, seed, eager=eager)
+    moved = ran(plan, seed, eager=eager, landed=[] if straight else None)
     planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
     assert moved[1:] == [planned] * 2
 
@@ -271,6 +310,33 @@ def scarce() -> Plan:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_scarce_plan_runs(scarce: Plan, seed: int) -> None:
     ran(scarce, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_come_straight_from_the_ssd(scarce: Plan, seed: int) -> None:
+    """Some do: those that host memory would only pass on. Bytes are the plan's all the same."""
+    planned = scarce.to_device_bytes, scarce.to_host_bytes, scarce.ssd_read_bytes, scarce.ssd_write_bytes
+    landed: list[int] = []
+    assert ran(scarce, seed, landed=landed)[1:] == [planned] * 2
+    assert landed[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "forgetful"),
+    [
+        (FakeEvent, "wait", lambda self: None),
+        (Landing, "wait", lambda self: None),
+        (Transfers, "await_saved", lambda self, block: None),
+    ],
+    ids=["for the frame", "for the block", "for what the SSD writes"],
+)
+def test_a_straight_read_that_is_not_waited_for_is_seen(
+    scarce: Plan, owner: type, method: str, forgetful: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, method, forgetful)
+    with pytest.raises((Race, AssertionError, KeyError)):
+        for seed in range(3):
+            ran(scarce, seed, landed=[])
 
 
 @pytest.mark.parametrize("seed", range(2))

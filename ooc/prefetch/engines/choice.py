@@ -11,11 +11,12 @@ from pathlib import Path
 from ooc.prefetch.engines import kvikio
 from ooc.prefetch.engines.buffered import BufferedEngine
 from ooc.prefetch.engines.direct import DirectEngine
-from ooc.prefetch.engines.seam import PAGE_BYTES, Engine, open_direct
+from ooc.prefetch.engines.seam import PAGE_BYTES, Counters, Engine, open_direct
 from ooc.prefetch.spill import open_nameless
 
 BY_WAY_OF_HOST = "by way of host memory"
-"""How blocks get from the SSD to a GPU, with or without GPUDirect: training knows no other way yet."""
+STRAIGHT = "straight to the GPU by GPUDirect where nothing waits in host memory"
+"""How blocks get from the SSD to a GPU."""
 
 _PROBE_BYTES = 2 * PAGE_BYTES
 
@@ -46,6 +47,15 @@ def choose_engine(path: Path, *more: Path, device: str = "cpu") -> tuple[Engine,
     chosen = next((probe for probe in probes if probe.works), probes[0])
     engine = DirectEngine()
     return engine, f"{chosen.reason}; {engine.how}{refused}"
+
+
+def choose_straight(path: Path, *, device: str, counters: Counters) -> Engine | None:
+    """What reads files in ``path`` into a GPU's own memory, counting with ``counters``: KvikIO, where GPUDirect has
+    been seen to bring bytes there. None otherwise: KvikIO's bounce buffers are host memory too, and do not read ahead.
+    """
+    if device != "cuda" or not kvikio.probe(path).reaches_gpu:
+        return None
+    return kvikio.KvikioEngine(counters=counters)
 
 
 def probe_direct(folder: Path) -> DirectProbe:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ooc.prefetch.engines.plain import SystemCalls, ThreadEngine
+from ooc.prefetch.engines.seam import Counters
 
 PROBE_TIMEOUT_S = 20.0
 _PIECE_BYTES = 16 << 20
@@ -42,18 +43,33 @@ try:
     facts["compatible"] = bool(defaults.is_compat_mode_preferred())
 except Exception:
     facts["compatible"] = None
+facts["reaches_gpu"] = False
+if facts["compatible"] is False:
+    try:
+        import torch
+        there = torch.zeros(len(data), dtype=torch.uint8, device="cuda")
+        with tempfile.NamedTemporaryFile(dir=sys.argv[1]) as file:
+            file.write(data)
+            file.flush()
+            with kvikio.CuFile(file.name, "r") as handle:
+                moved = handle.pread(there).get()
+        facts["reaches_gpu"] = moved == len(data) and there.cpu().numpy().tobytes() == bytes(data)
+    except Exception as error:
+        facts["why_not"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print(json.dumps(facts))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Whether KvikIO moves bytes in a folder. ``gpudirect``: by cuFile, as GPUDirect needs (None: unknown)."""
+    """Whether KvikIO moves bytes in a folder. ``gpudirect``: by cuFile, as GPUDirect needs (None: unknown).
+    ``reaches_gpu``: so they came to a GPU's memory, as they had been written."""
 
     works: bool
     reason: str
     version: str | None = None
     gpudirect: bool | None = None
+    reaches_gpu: bool = False
 
 
 def probe(folder: Path, *, timeout_s: float = PROBE_TIMEOUT_S, python: str = sys.executable) -> Probe:
@@ -75,7 +91,10 @@ def probe(folder: Path, *, timeout_s: float = PROBE_TIMEOUT_S, python: str = sys
     compatible = facts["compatible"]
     gpudirect = None if compatible is None else not compatible
     how = "cuFile" if gpudirect else "its own threads, without GPUDirect"
-    return Probe(True, f"kvikio {facts['version']} with {how}", facts["version"], gpudirect)
+    reason = f"kvikio {facts['version']} with {how}"
+    if gpudirect and not facts["reaches_gpu"]:
+        reason += f", which does not reach a GPU ({facts.get('why_not', 'other bytes than were written')})"
+    return Probe(True, reason, facts["version"], gpudirect, facts["reaches_gpu"])
 
 
 def _abandon(child: "subprocess.Popen[str]") -> None:
@@ -135,7 +154,18 @@ class KvikioEngine(ThreadEngine):
 
     name = "kvikio"
 
-    def __init__(self, *, threads: int = 4, bulk_threads: int = 2, calls: SystemCalls | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        threads: int = 4,
+        bulk_threads: int = 2,
+        calls: SystemCalls | None = None,
+        counters: Counters | None = None,
+    ) -> None:
         super().__init__(
-            calls=calls or KvikioCalls(), threads=threads, bulk_threads=bulk_threads, piece_bytes=_PIECE_BYTES
+            calls=calls or KvikioCalls(),
+            threads=threads,
+            bulk_threads=bulk_threads,
+            piece_bytes=_PIECE_BYTES,
+            counters=counters,
         )

@@ -170,12 +170,19 @@ def _part(piece: Piece, done: int, direct: int, buffered: int) -> tuple[int, int
 
 
 class ThreadEngine(Engine):
-    """An engine whose threads do nothing but ``calls``: two lanes, one of them for bulk requests."""
+    """An engine whose threads do nothing but ``calls``: two lanes, one of them for bulk requests. ``counters``: another
+    engine's, where the two count together."""
 
     def __init__(
-        self, *, calls: SystemCalls, threads: int = 4, bulk_threads: int = 2, piece_bytes: int = 4 << 20
+        self,
+        *,
+        calls: SystemCalls,
+        threads: int = 4,
+        bulk_threads: int = 2,
+        piece_bytes: int = 4 << 20,
+        counters: Counters | None = None,
     ) -> None:
-        self.counters = Counters()
+        self.counters = Counters() if counters is None else counters
         self._piece_bytes = piece_bytes
         self._near = Lane(threads=threads, name="ooc-io", calls=calls, direct=False, counters=self.counters)
         self._bulk = Lane(threads=bulk_threads, name="ooc-bulk", calls=calls, direct=False, counters=self.counters)
