@@ -171,8 +171,8 @@ def _gather_and_add(x: Tensor, source_E: Tensor, target_E: Tensor) -> Tensor:
 
 
 def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -> dict[str, Any]:
-    """Seconds of our maxima and of attention with ``heads`` heads of ``width`` columns together, float32, by the
-    fastest shapes."""
+    """Seconds of our maxima and of GAT's and GATv2's attention with ``heads`` heads of ``width`` columns together,
+    float32, by the fastest shapes."""
     needs_triton()
     from ooc.train.kernels.cuda import choice
 
@@ -181,7 +181,7 @@ def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device)
 
-    calls = _maxima(graph, width, draw) | _attention(graph, width, heads, draw)
+    calls = _maxima(graph, width, draw) | _attention(graph, width, heads, draw) | _gatv2(graph, width, heads, draw)
     chosen, ways = {}, {}
     for kernel, columns, call in calls.values():
         chosen[kernel.value] = choice.choices(str(device)).measure(
@@ -197,7 +197,7 @@ def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -
 
 
 Draw = Callable[..., Tensor]
-Calls = dict[str, tuple[Any, int, Callable[[Any], Tensor]]]
+Calls = dict[str, tuple[Any, int, Callable[[Any], Any]]]
 """By name: the kernel, columns that a program's shape goes by, and the call with a shape."""
 
 
@@ -242,6 +242,59 @@ def _attention(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
     return {
         "attention forward": (Kernel.ATTEND, width // heads, forward),
         "attention backward": (Kernel.ATTEND_SOURCES, width // heads, backward),
+    }
+
+
+def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
+    from ooc.train.kernels.cuda import edge_function
+    from ooc.train.kernels.cuda.choice import Kernel
+    from ooc.train.kernels.edge_function import Heads, TargetLayout
+    from ooc.train.kernels.functions import Gatv2
+
+    (into, cut_in), (out, cut_out) = _tiles(graph)
+    layer, every, channels = Gatv2(draw(heads, width // heads), 0.2), Heads(range(heads)), width // heads
+    source, target = draw(graph.nodes, width), draw(graph.nodes, width)
+    named: dict[str, Any] = {"heads": every, "segments": cut_in}
+
+    def forward(shape: Any = None) -> Any:
+        return edge_function.pull_messages(
+            layer, into, source_NW=source, target_RV=target, columns=width, shape=shape, **named
+        )
+
+    reduced = forward()
+    above = edge_function.upstream(layer, draw(graph.nodes, width), reduced.value_RO, reduced.kept)
+    layout = TargetLayout(heads, channels, channels, 2)
+    packed = layout.pack(target, above)
+    del reduced
+
+    def sources(shape: Any) -> Any:
+        return edge_function.pull_source_gradients(
+            layer,
+            out,
+            source_RW=source,
+            target_NP=packed,
+            layout=layout,
+            with_parameters=False,
+            shape=shape,
+            **named | {"segments": cut_out},
+        )
+
+    def targets(shape: Any) -> Any:
+        return edge_function.pull_target_gradients(
+            layer,
+            into,
+            source_NW=source,
+            target_RV=target,
+            upstream_R=above,
+            with_parameters=False,
+            shape=shape,
+            **named,
+        )
+
+    return {
+        "GATv2 forward": (Kernel.MESSAGES, channels, forward),
+        "GATv2 backward, sources": (Kernel.MESSAGE_SOURCES, channels, sources),
+        "GATv2 backward, targets": (Kernel.MESSAGE_TARGETS, channels, targets),
     }
 
 
