@@ -160,6 +160,8 @@ def _largest(layout: Layout, workload: Workload) -> str:
         planned = layout.matrices[slab.matrix]
         if planned.runs is not None:
             return f", of which {format_size(slab.count * layout.frame_bytes)} are for runs of {slab.matrix}"
+        if planned.deal is not None:
+            return f", of which {format_size(slab.count * layout.frame_bytes)} are for buckets of {slab.matrix}"
         width = planned.grid.slab_columns
         return f", of which {format_size(slab.count * layout.frame_bytes)} hold {width} columns of {slab.matrix}"
     if not isinstance(item, RowPass):

@@ -19,7 +19,7 @@ from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Layout
 from ooc.plan.lifetimes import edges_of
 from ooc.plan.occupancy import blocks_at_once
-from ooc.plan.plan import Pass, RowPass
+from ooc.plan.plan import DealPass, Pass, RowPass
 from ooc.plan.staging import IN_TRANSFER
 from ooc.plan.workload import Kept, Stage, Workload
 
@@ -197,8 +197,8 @@ class _Epoch:
 
 
 def _by_stage(passes: Sequence[Pass]) -> list[list[Pass]]:
-    """The passes of each stage: a row pass, or the column pass before it as well."""
-    ends = [isinstance(item, RowPass) for item in passes]
+    """The passes of each stage: a row pass, or the column pass or the dealing before it as well."""
+    ends = [isinstance(item, RowPass) and not isinstance(item, DealPass) for item in passes]
     numbers = list(accumulate(ends, initial=0))
     stages: list[list[Pass]] = [[] for _ in range(numbers[-1])]
     for item, number in zip(passes, numbers, strict=False):

@@ -15,7 +15,7 @@ from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Layout, free_frames
 from ooc.plan.lifetimes import edges_of
 from ooc.plan.occupancy import capacity_of
-from ooc.plan.plan import ColumnPass, Pass, runs_in
+from ooc.plan.plan import ColumnPass, Pass, streamed_read_bytes, streamed_write_bytes
 from ooc.plan.program import blocks_to_write, found_in_memory
 from ooc.plan.replacement import Uses, belady
 from ooc.plan.schedule import block_table, lasting_blocks
@@ -77,7 +77,7 @@ def forecast_traffic(
     moved = list(_moved(uses))
     if host_frames is None:
         traffic = _by_pass([(steps[step].at, block, use) for step, block, use in moved], [], len(passes), blocks)
-        return [_with_runs(one, item, layout) for one, item in zip(traffic, passes, strict=True)]
+        return [_with_streams(one, item, layout) for one, item in zip(traffic, passes, strict=True)]
     moved.sort(key=lambda m: (m[0], m[2] is Use.WRITE))
     over_wire = [(steps[step].at, block, use) for step, block, use in moved]
     room = room_between_uses(host_frames) // coarseness
@@ -113,9 +113,8 @@ def _by_pass(
     return [Traffic(*total) for total in totals]
 
 
-def _with_runs(traffic: Traffic, item: Pass, layout: Layout) -> Traffic:
-    read = sum(runs.nbytes for runs in runs_in(item.reads, layout.matrices).values())
-    written = sum(runs.nbytes for runs in runs_in(item.stores, layout.matrices).values())
+def _with_streams(traffic: Traffic, item: Pass, layout: Layout) -> Traffic:
+    read, written = streamed_read_bytes(item, layout.matrices), streamed_write_bytes(item, layout.matrices)
     return traffic._replace(
         ssd_read_bytes=traffic.ssd_read_bytes + read, ssd_write_bytes=traffic.ssd_write_bytes + written
     )

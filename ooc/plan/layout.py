@@ -8,8 +8,9 @@ that loads the pulled rows.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ooc.plan.dealing import deal_passes
 from ooc.plan.grid import Grid, align_up, block_height
-from ooc.plan.plan import ColumnPass, MatrixPlan, Pass, Region, RowPass, passes_using, runs_in
+from ooc.plan.plan import ColumnPass, MatrixPlan, Pass, Region, RowPass, passes_using, streaming_memory
 from ooc.plan.runs import cut_runs
 from ooc.plan.slabs import direct_slabs
 from ooc.plan.temporaries import scratch_nbytes
@@ -33,12 +34,14 @@ class Cut:
 class Choice:
     """All that the planner decides; replacement follows from it. ``cuts``: by pulled matrix. ``spare_writes``: rather
     read from the SSD again than write to it (``Uses``). ``in_runs``: the matrices that are scattered to and not in
-    memory whole."""
+    memory whole. ``dealt``: by pulled matrix that is dealt out, what its buckets may take of memory (0: as little as
+    they can)."""
 
     step_rows: int
     cuts: dict[str, Cut] = field(default_factory=dict)
     spare_writes: bool = False
     in_runs: frozenset[str] = frozenset()
+    dealt: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
     for name, stages in workload.programs.items():
         passes: list[Pass] = []
         for stage in stages:
-            passes += _passes(stage, len(passes), matrices, workload, choice, frame_bytes)
+            passes += _passes(stage, passes, matrices, workload, choice, frame_bytes)
         programs[name] = tuple(passes)
     regions = {name: _place(_wanted(passes, matrices), frame_bytes) for name, passes in programs.items()}
     scratch, heaviest = 0, None
@@ -135,7 +138,8 @@ def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Wor
     grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
     as_kept = matrix.kind is not Kind.SCRATCH or (workload.sums_as_kept and matrix.name in summed_sources(workload))
     region_itemsize = matrix.itemsize if as_kept else max(matrix.itemsize, workload.pulled_itemsize)
-    return MatrixPlan(matrix, grid, region_itemsize, whole=cut is not None and cut.columns == 0)
+    whole = cut is not None and cut.columns == 0 and matrix.name not in choice.dealt
+    return MatrixPlan(matrix, grid, region_itemsize, whole=whole)
 
 
 def _plan_sums(planned: MatrixPlan, choice: Choice, workload: Workload) -> MatrixPlan:
@@ -155,15 +159,26 @@ def _plan_sums(planned: MatrixPlan, choice: Choice, workload: Workload) -> Matri
 
 
 def _passes(
-    stage: Stage, index: int, matrices: dict[str, MatrixPlan], workload: Workload, choice: Choice, frame_bytes: int
+    stage: Stage,
+    before: Sequence[Pass],
+    matrices: dict[str, MatrixPlan],
+    workload: Workload,
+    choice: Choice,
+    frame_bytes: int,
 ) -> list[Pass]:
-    """One pass, or two; the matrix between the two is added to ``matrices``."""
+    """One pass, or two, behind those ``before`` it; the matrix between the two is added to ``matrices``."""
+    index = len(before)
     if stage.pull is None:
         return [RowPass(index, stage, stage.loads, None)]
     source = matrices[stage.pull.source]
     spills = bool(choice.in_runs.intersection(stage.pull.added_to))
+    loads = tuple(dict.fromkeys((*stage.loads, *stage.pull.own)))
     if source.whole:
-        return [RowPass(index, stage, tuple(dict.fromkeys((*stage.loads, *stage.pull.own))), stage.pull, spills)]
+        return [RowPass(index, stage, loads, stage.pull, spills)]
+    if stage.pull.source in choice.dealt:
+        memory_bytes = choice.dealt[stage.pull.source]
+        dealing, name = deal_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
+        return [*dealing, RowPass(index + len(dealing), stage, loads, stage.pull, spills, name)]
     planned = matrices.get(stage.pull.output)
     pulled = replace(
         source.matrix,
@@ -194,8 +209,7 @@ def _wanted(passes: Sequence[Pass], matrices: dict[str, MatrixPlan]) -> list[tup
             wanted.append((name, planned.region_nbytes, uses[0], uses[-1]))
     for item in passes:
         at = item.index
-        wanted += [(name, runs.writing_nbytes, at, at) for name, runs in runs_in(item.stores, matrices).items()]
-        wanted += [(name, runs.reading_nbytes, at, at) for name, runs in runs_in(item.reads, matrices).items()]
+        wanted += [(name, nbytes, at, at) for name, nbytes in streaming_memory(item, matrices).items()]
         if isinstance(item, ColumnPass):
             name = item.pull.source
             first = passes_using(passes, name)[0] if direct_slabs(passes, item) else item.index

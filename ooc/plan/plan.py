@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ooc.plan.deals import Deal
 from ooc.plan.grid import Grid, align_up
 from ooc.plan.program import Program, found_in_memory
 from ooc.plan.runs import Runs
@@ -25,6 +26,8 @@ _GENERAL = ", general path"
 """Of a pass that runs a layer of unknown insides: slower than the others."""
 _SPILLING = ", sources' gradients spilled"
 """Of one whose sums of gradients are not in memory whole: slower still."""
+_DEALT = ", sources dealt out"
+"""Of one whose source is not in memory whole, but read as it has been dealt out to its targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,8 @@ class MatrixPlan:
     """How one matrix is cut, and whether it waits whole in a region, never touching the SSD.
 
     Regions hold values of ``region_itemsize`` bytes, those that are pulled; blocks may hold narrower ones. ``runs``: it
-    has no blocks, and is the sums of what is spilled like that.
+    has no blocks, and is the sums of what is spilled like that. ``deal``: nor has this one, it is another one's rows,
+    dealt out like that.
     """
 
     matrix: Matrix
@@ -40,11 +44,12 @@ class MatrixPlan:
     region_itemsize: int
     whole: bool = False
     runs: Runs | None = None
+    deal: Deal | None = None
 
     @property
     def in_frames(self) -> bool:
         """Whether its blocks lie in frames where they are used."""
-        return not self.whole and self.runs is None
+        return not self.whole and self.runs is None and self.deal is None
 
     @property
     def region_nbytes(self) -> int:
@@ -58,7 +63,8 @@ class MatrixPlan:
 
 @dataclass(frozen=True, slots=True)
 class RowPass:
-    """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed.
+    """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed; or
+    its rows come of ``dealt``.
 
     ``loads`` are the stage's, and what the pull or the pass before it adds.
     """
@@ -69,13 +75,15 @@ class RowPass:
     pull: Pull | None
     spills_sums: bool = False
     """Whether what it scatters to is spilled as runs."""
+    dealt: str | None = None
+    """The matrix that holds the source's rows as they have been dealt out."""
 
     @property
     def title(self) -> str:
         """What it is called in tables and drawings."""
         if self.pull is None or not self.pull.is_general:
             return self.stage.name
-        return f"{self.stage.name}{_GENERAL}{_SPILLING if self.spills_sums else ''}"
+        return f"{self.stage.name}{_GENERAL}{_DEALT if self.dealt else ''}{_SPILLING if self.spills_sums else ''}"
 
     @property
     def rows(self) -> int:
@@ -84,11 +92,17 @@ class RowPass:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (*self.loads, self.pull.source) if self.pull else self.loads
+        return (*self.loads, self.dealt or self.pull.source) if self.pull else self.loads
 
     @property
     def stores(self) -> tuple[str, ...]:
         return self.stage.stores if self.pull is None else (*self.stage.stores, *self.pull.added_to)
+
+
+@dataclass(frozen=True, slots=True)
+class DealPass(RowPass):
+    """Deal the rows of ``pull.source`` out, step by step, along the edges out of them; ``pull.output`` is how they lie
+    then. Its stage is none of the workload's: it belongs to the pass that pulls the source next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +233,12 @@ class Plan:
     def spill_bytes(self) -> int:
         """Free disk the run needs."""
         blocks = sum(self.matrices[name].grid.file_nbytes for name in self.spilled)
-        return blocks + sum(runs.nbytes for runs in self.runs.values())
+        return blocks + sum(one.nbytes for one in streamed_in(self.matrices, self.matrices).values())
+
+    @property
+    def deals(self) -> dict[str, Deal]:
+        """The matrices that are other ones' rows as they are dealt out, and how these lie."""
+        return {name: planned.deal for name, planned in self.matrices.items() if planned.deal is not None}
 
     @property
     def runs(self) -> dict[str, Runs]:
@@ -248,14 +267,14 @@ class Plan:
         return self.bytes_written("train")
 
     def bytes_read(self, name: str) -> int:
-        """Bytes that the program ``name`` reads from the SSD, runs included, once the memory is filled."""
-        found = [runs_in(item.reads, self.matrices) for item in self.programs[name]]
-        return self.lowest(name).read_bytes + sum(runs.nbytes for one in found for runs in one.values())
+        """Bytes that the program ``name`` reads from the SSD once the memory is filled, all without blocks included."""
+        streamed = sum(streamed_read_bytes(item, self.matrices) for item in self.programs[name])
+        return self.lowest(name).read_bytes + streamed
 
     def bytes_written(self, name: str) -> int:
         """Bytes that it writes there."""
-        found = [runs_in(item.stores, self.matrices) for item in self.programs[name]]
-        return self.lowest(name).write_bytes + sum(runs.nbytes for one in found for runs in one.values())
+        streamed = sum(streamed_write_bytes(item, self.matrices) for item in self.programs[name])
+        return self.lowest(name).write_bytes + streamed
 
     @property
     def to_device_bytes(self) -> int:
@@ -375,6 +394,35 @@ def runs_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dict[st
     """Those of ``names`` that are sums of runs."""
     planned = ((name, matrices[name].runs) for name in names)
     return {name: runs for name, runs in planned if runs is not None}
+
+
+def deals_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dict[str, Deal]:
+    """Those of ``names`` that are rows dealt out."""
+    planned = ((name, matrices[name].deal) for name in names)
+    return {name: deal for name, deal in planned if deal is not None}
+
+
+def streamed_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dict[str, Runs | Deal]:
+    """Those of ``names`` that have no blocks: sums of runs, and rows dealt out."""
+    planned = ((name, matrices[name].runs or matrices[name].deal) for name in names)
+    return {name: one for name, one in planned if one is not None}
+
+
+def streamed_read_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
+    """Bytes that a pass reads from the SSD of what has no blocks."""
+    runs, deals = runs_in(item.reads, matrices).values(), deals_in(item.reads, matrices).values()
+    return sum(one.nbytes for one in runs) + sum(one.read_nbytes(item.rows) for one in deals)
+
+
+def streamed_write_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
+    """Bytes that it writes there of such."""
+    return sum(one.nbytes for one in streamed_in(item.stores, matrices).values())
+
+
+def streaming_memory(item: Pass, matrices: Mapping[str, MatrixPlan]) -> dict[str, int]:
+    """Bytes of memory that a pass needs for what has no blocks, by matrix."""
+    needed = {name: one.writing_nbytes for name, one in streamed_in(item.stores, matrices).items()}
+    return needed | {name: one.reading_nbytes for name, one in streamed_in(item.reads, matrices).items()}
 
 
 def passes_using(passes: Sequence[Pass], name: str) -> list[int]:

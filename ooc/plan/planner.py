@@ -18,11 +18,12 @@ from functools import cached_property
 
 from ooc.errors import BudgetError
 from ooc.plan.budgets import Limits, Room, budget_of
+from ooc.plan.dealing import dealable, leaner_dealt
 from ooc.plan.forecast import forecast_traffic, seconds_of
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.layout import Choice, Cut, Layout, lay_out, pulled_sources
 from ooc.plan.occupancy import frames_needed
-from ooc.plan.plan import Plan
+from ooc.plan.plan import Plan, streamed_in
 from ooc.plan.schedule import build_plan
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
@@ -55,6 +56,9 @@ _LEANER_AND_LEANER = (
 )
 """Where a search may begin: the most steps, and whether the first slabs are computed right into their buffers. The
 first that fits is taken."""
+_DEALT_SHARES = (16, 8, 4, 2)
+"""What buckets that a source is dealt out to may take of memory: parts of the source. The more they take, the fewer
+rows are dealt several times."""
 _ROUNDS = 3
 _WHOLE = Cut(0, 0)
 
@@ -150,7 +154,8 @@ def _excess(plan: Plan, limit: int) -> str:
         for block in blocks:
             name, _, _ = plan.blocks.where(block)
             written[name] = written.get(name, 0) + plan.blocks.nbytes(block)
-    written |= {name: runs.nbytes for name, runs in plan.runs.items()}
+    for item in plan.programs["train"]:
+        written |= {name: one.nbytes for name, one in streamed_in(item.stores, plan.matrices).items()}
     most = max(written, key=lambda name: written[name])
     return (
         f"the plan that writes least writes {format_size(plan.ssd_write_bytes)} an epoch to the SSD, of which "
@@ -171,6 +176,7 @@ class _Search:
         self.sources = pulled_sources(workload)
         self.alike = self._groups()
         self.spillable = frozenset() if hardware.has_device_memory else frozenset(workload.handed)
+        self.dealable = frozenset() if hardware.has_device_memory else dealable(workload)
 
     def run(self) -> Arrangement:
         leanest = self._leanest()
@@ -198,11 +204,11 @@ class _Search:
 
     def _best(self, best: _Candidate) -> _Candidate:
         """The best that single steps from ``best`` lead to."""
-        in_memory = replace(best.choice, in_runs=frozenset())
-        whole = [replace(choice, cuts=dict.fromkeys(self.sources, _WHOLE)) for choice in (in_memory, best.choice)]
+        in_memory = [replace(best.choice, in_runs=frozenset(), dealt={}), replace(best.choice, dealt={})]
+        whole = [replace(choice, cuts=dict.fromkeys(self.sources, _WHOLE)) for choice in (*in_memory, best.choice)]
         if self.limits.slab_columns is None and best.score > (0, 0):
             best = self._better(best, whole)
-        best = self._better(best, [in_memory])
+        best = self._better(best, [*in_memory, replace(best.choice, in_runs=frozenset())])
         for _ in range(_ROUNDS):
             before = best.score
             for group in self.alike:
@@ -215,6 +221,7 @@ class _Search:
                 if self.hardware.has_device_memory or not direct:
                     best = self._better(best, [self._otherwise(best.choice, group)])
             best = self._better(best, [replace(best.choice, in_runs=names) for names in self._spills(best.choice)])
+            best = self._better(best, list(self._deals(best.choice)))
             heights = self._heights(FEW_STEPS)
             best = self._better(best, [replace(best.choice, step_rows=height) for height in heights])
             if self.hardware.has_device_memory:
@@ -283,27 +290,46 @@ class _Search:
         for name in sorted(self.spillable):
             yield choice.in_runs ^ {name}
 
+    def _deals(self, choice: Choice) -> Iterator[Choice]:
+        """Sources to deal out: one more or one less, or one to higher buckets; none where all are in memory whole."""
+        if not choice.dealt and all(cut == _WHOLE for cut in choice.cuts.values()):
+            return
+        for name in sorted(self.dealable):
+            if name in choice.dealt:
+                others = {other: nbytes for other, nbytes in choice.dealt.items() if other != name}
+                yield replace(choice, dealt=others)
+                yield replace(choice, dealt=others, cuts={**choice.cuts, name: _WHOLE})
+            whole = self.workload.matrices[name].nbytes
+            for part in (0, *(whole // share for share in _DEALT_SHARES)):
+                yield replace(choice, dealt={**choice.dealt, name: part})
+
     def _leanest(self) -> _Candidate:
         """The leanest arrangement, with the tallest blocks that leave three quarters of the memory for other things."""
-        leanest: list[tuple[Choice, Layout]] = []
-        fitting: list[tuple[Choice, Layout]] = []
-        for most_steps, direct in _LEANER_AND_LEANER:
-            tried = [self._leanest_of(height, direct=direct) for height in self._heights(most_steps)]
-            fitting = [(choice, layout) for choice, layout in tried if self.room.fits(layout)]
-            if fitting:
-                fitting = fitting if most_steps == FEW_STEPS else fitting[:1]
-                break
-            leanest += tried
+        leanest: list[Layout] = []
+        fitting = self._lean_and_fitting(leanest, frozenset())
+        if not fitting and self.dealable:  # what is dealt has to be counted first
+            fitting = self._lean_and_fitting(leanest, self.dealable)
         if not fitting:
-            raise BudgetError(self.room.shortage([layout for _, layout in leanest]))
+            raise BudgetError(self.room.shortage(leanest))
         roomy = [c for c in fitting if 4 * self._arena_needed(c[1]) <= self.room.arena_bytes(c[1])]
         choice, layout = (roomy or fitting[-1:])[0]
         return _Candidate(choice, layout, self._score(layout))
 
+    def _lean_and_fitting(self, leanest: list[Layout], dealt: frozenset[str]) -> list[tuple[Choice, Layout]]:
+        """The leanest arrangements of some heights that fit; those that do not are added to ``leanest``. ``dealt``: the
+        sources that are dealt out."""
+        for most_steps, direct in _LEANER_AND_LEANER:
+            tried = [self._leanest_of(height, dealt, direct=direct) for height in self._heights(most_steps)]
+            fitting = [(choice, layout) for choice, layout in tried if self.room.fits(layout)]
+            if fitting:
+                return fitting if most_steps == FEW_STEPS else fitting[:1]
+            leanest += [layout for _, layout in tried]
+        return []
+
     def _arena_needed(self, layout: Layout) -> int:
         return frames_needed(layout, self.workload) * layout.frame_bytes
 
-    def _leanest_of(self, height: int, *, direct: bool) -> tuple[Choice, Layout]:
+    def _leanest_of(self, height: int, dealt: frozenset[str], *, direct: bool) -> tuple[Choice, Layout]:
         """Slabs as narrow as they go take the least memory, but where blocks of many slabs take more."""
         widths = [
             NARROW_COLUMNS,
@@ -320,14 +346,19 @@ class _Search:
                 height,
                 {name: Cut(min(columns, width), 1, direct) for name, columns in self.sources.items()},
                 spare_writes,
+                dealt=dict.fromkeys(dealt, 0),
             )
             for width in widths
         ]
         if self.limits.slab_columns is None:
-            choices.append(Choice(height, dict.fromkeys(self.sources, _WHOLE), spare_writes))
+            choices.append(replace(choices[0], cuts=dict.fromkeys(self.sources, _WHOLE)))
         if self.spillable:
             choices += [replace(choice, in_runs=self.spillable) for choice in choices]
         layouts = [(choice, lay_out(self.workload, choice)) for choice in choices]
+        for choice, layout in layouts[:] if dealt else ():
+            passes = (item for program in layout.programs.values() for item in program)
+            lean = replace(choice, dealt=dict.fromkeys(leaner_dealt(passes, layout.matrices), 0))
+            layouts.append((lean, lay_out(self.workload, lean)))
         return min(layouts, key=lambda tried: self.room.needed_bytes(tried[1]))
 
     def _heights(self, most_steps: int) -> Iterator[int]:

@@ -12,7 +12,7 @@ from ooc.plan.replacement import Uses
 from ooc.plan.sequence import BlockTable, edge_grid
 from ooc.plan.staging import IN_TRANSFER, Staging, stage_below
 from ooc.plan.uses import uses_of
-from ooc.plan.workload import Workload
+from ooc.plan.workload import Direction, Topology, Workload
 
 
 def build_plan(
@@ -55,7 +55,7 @@ def build_plan(
         frames=used,
         matrices=layout.matrices,
         recomputed=workload.recomputed,
-        topologies=workload.topologies,
+        topologies=_swept(layout, workload),
         blocks=blocks,
         programs=layout.programs,
         regions=layout.regions,
@@ -75,10 +75,17 @@ def block_table(layout: Layout, workload: Workload) -> BlockTable:
     grids = {name: planned.grid for name, planned in layout.matrices.items()}
     grids |= {
         edges_name(direction, data): edge_grid(array, topology.edges, layout.frame_bytes)
-        for direction, topology in workload.topologies.items()
+        for direction, topology in _swept(layout, workload).items()
         for data, array in topology.arrays.items()
     }
     return BlockTable.of(grids)
+
+
+def _swept(layout: Layout, workload: Workload) -> dict[Direction, Topology]:
+    """The directions over whose edges some pass goes: without dealing, none may need those out of rows."""
+    passes = [item for program in layout.programs.values() for item in program]
+    swept = {item.pull.direction for item in passes if item.pull is not None}
+    return {direction: topology for direction, topology in workload.topologies.items() if direction in swept}
 
 
 def unroll_program(name: str, layout: Layout, workload: Workload, blocks: BlockTable, *, frames: int) -> Program:

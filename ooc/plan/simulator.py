@@ -11,10 +11,11 @@ below.
 """
 
 from ooc.plan.computing import computing_seconds
+from ooc.plan.deals import Deal
 from ooc.plan.hardware import Hardware
 from ooc.plan.link import Link
 from ooc.plan.mover import Mover, disk_link
-from ooc.plan.plan import ColumnPass, Pass, Plan, runs_in
+from ooc.plan.plan import ColumnPass, Pass, Plan, RowPass, deals_in, runs_in, streamed_write_bytes
 from ooc.plan.program import Program
 from ooc.plan.runs import Runs
 from ooc.plan.sequence import Step, Use
@@ -59,8 +60,8 @@ class _Run:
         self.samples: list[tuple[float, int]] = []
         self.begun = 0  # spans that have begun
         self.computing: dict[tuple[int, int, int], float] = {}  # (rows, edges, columns) of this pass → seconds
-        self.summing: dict[tuple[str, int], int] = {}  # bucket of a matrix that is sums of runs → ticket
-        self.spilling: list[int] = []  # tickets of the runs that this pass has written
+        self.buckets: dict[tuple[str, int, int], int] = {}  # (matrix, pass, bucket) of what has no blocks → ticket
+        self.streaming: list[int] = []  # tickets of what this pass has written of such
         self.issued = 0.0  # seconds of the drive sent off in this step
         self.waits: dict[Resource, float] = {}  # seconds that this pass has waited
 
@@ -122,8 +123,8 @@ class _Run:
             self.now = max(self.now, self.done[stop - 1])
         for t in range(max(first, stop - 2), stop):
             self._end(t, item.index)
-        while self.spilling:
-            self._await(self.spilling.pop())
+        while self.streaming:
+            self._await(self.streaming.pop())
         waited = max(0.0, self.now - began - computing)
         bound = Resource.COMPUTE
         if self.waits and waited > _WAITING_SHARE * (self.now - began):
@@ -145,7 +146,9 @@ class _Run:
             self.begun += 1
         self._fill(t, item.index)
         for name, runs in runs_in(item.reads, self.plan.matrices).items():
-            self._sum(name, runs, self.program.steps[t], item.index)
+            self._bucket(name, runs, runs.rows, self.program.steps[t], item)
+        for name, deal in deals_in(item.reads, self.plan.matrices).items():
+            self._bucket(name, deal, item.rows, self.program.steps[t], item)
         self._sample(item.index)
 
     def _fill(self, t: int, at: int) -> None:
@@ -166,20 +169,24 @@ class _Run:
             if widened:
                 self._copy(widened, at)
 
-    def _sum(self, name: str, runs: Runs, step: Step, at: int) -> None:
-        """The bucket that a step lies in has been read, and the one below it is on its way."""
-        here = step.start // runs.bucket_rows
-        if step.start >= runs.rows:
+    def _bucket(self, name: str, of: Runs | Deal, rows: int, step: Step, item: Pass) -> None:
+        """The bucket of ``rows`` rows that a step lies in has been read, and the next one of the pass is on its way."""
+        here, count = step.start // of.bucket_rows, -(-rows // of.bucket_rows)
+        if step.start >= rows:
             return
-        for bucket in range(here, max(-1, here - 2), -1):
-            if (name, bucket) not in self.summing:
-                self.summing[name, bucket] = self._send(_READ, runs.bucket_nbytes(bucket), at)
-        self._await(self.summing[name, here])
+        following = here - 1 if isinstance(item, RowPass) and item.stage.reverse else here + 1
+        for bucket in (here, following):
+            key = name, item.index, bucket
+            if 0 <= bucket < count and key not in self.buckets:
+                self.buckets[key] = self._send(_READ, of.bucket_nbytes(bucket), item.index)
+        self._await(self.buckets[name, item.index, here])
 
-    def _spill(self, runs: Runs, step: Step, item: Pass) -> None:
-        """What a step hands out goes to the drive: as much for every row."""
-        nbytes = runs.nbytes * step.stop // item.rows - runs.nbytes * step.start // item.rows
-        self.spilling.append(self._send(_WRITE, nbytes, item.index))
+    def _stream(self, step: Step, item: Pass) -> None:
+        """What a step writes of what has no blocks goes to the drive: as much for every row."""
+        nbytes = streamed_write_bytes(item, self.plan.matrices)
+        if nbytes:
+            nbytes = nbytes * step.stop // item.rows - nbytes * step.start // item.rows
+            self.streaming.append(self._send(_WRITE, nbytes, item.index))
 
     def _end(self, t: int, at: int) -> None:
         """Send off the writes due after step ``t``, and give back what was in use for the last time."""
@@ -188,8 +195,7 @@ class _Run:
             self.leaving[self.where[block]] = ticket
             self.on_their_way[block] = ticket
         item = self.plan.programs[self.name][at]
-        for runs in runs_in(item.stores, self.plan.matrices).values():
-            self._spill(runs, self.program.steps[t], item)
+        self._stream(self.program.steps[t], item)
         kept = self.program.kept.after
         for i in self.program.uses.ending(t):
             if not kept[i]:

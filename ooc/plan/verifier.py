@@ -10,7 +10,7 @@ fails this.
 
 from collections.abc import Sequence
 
-from ooc.plan.plan import ColumnPass, Plan, Region, RowPass, runs_in
+from ooc.plan.plan import ColumnPass, DealPass, Plan, Region, RowPass, streaming_memory
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
 from ooc.plan.staging import Staging, Way
@@ -22,6 +22,7 @@ def verify_plan(plan: Plan) -> None:
     _verify_budgets(plan)
     _verify_order(plan)
     _verify_runs(plan)
+    _verify_deals(plan)
     for name, program in plan.unrolled.items():
         _verify_regions(plan, name)
         _replay(plan, name, program, plan.frames, plan.regions[name])
@@ -77,6 +78,34 @@ def _verify_runs(plan: Plan) -> None:
                 _claim(is_scattered and is_loaded, f"{program}: {name} is no sum of what is scattered")
 
 
+def _verify_deals(plan: Plan) -> None:
+    """Rows are dealt out of what has been written, all of them, and gathered in steps within buckets before their
+    source is written again."""
+    for name, deal in plan.deals.items():
+        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be rows dealt out")
+        _claim(deal.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
+        _claim(deal.buckets * deal.bucket_rows >= deal.targets, f"{name}: some targets are in no bucket")
+    for program, passes in plan.programs.items():
+        dealt: dict[str, str] = {}  # by source: how its rows lie now
+        written: dict[str, int] = {}
+        for item in passes:
+            if isinstance(item, RowPass) and item.dealt is not None:
+                assert item.pull is not None
+                _claim(dealt.get(item.pull.source) == item.dealt, f"{program}: {item.dealt} is gathered undealt")
+                deal = plan.deals[item.dealt]
+                _claim(item.rows <= deal.targets, f"{program}: {item.dealt} is not dealt to all that gather it")
+                _claim(item.pull.is_general, f"{program}: pass {item.index} does not gather")
+            for name in item.stores:
+                dealt.pop(name, None)
+                written[name] = max(item.rows, written.get(name, 0))
+            if isinstance(item, DealPass):
+                assert item.pull is not None
+                source = item.pull.source
+                deal = plan.deals[item.pull.output]
+                _claim(deal.rows == item.rows == written[source], f"{program}: not all of {source} is dealt out")
+                dealt[source] = item.pull.output
+
+
 def _verify_regions(plan: Plan, program: str) -> None:
     regions = plan.regions[program]
     for i, one in enumerate(regions):
@@ -87,8 +116,7 @@ def _verify_regions(plan: Plan, program: str) -> None:
             _claim(apart, f"{program}: the regions of {one.matrix} and {other.matrix} overlap")
     for item in plan.programs[program]:
         needed = {n: plan.matrices[n].region_nbytes for n in (*item.reads, *item.stores) if plan.matrices[n].whole}
-        needed |= {name: runs.writing_nbytes for name, runs in runs_in(item.stores, plan.matrices).items()}
-        needed |= {name: runs.reading_nbytes for name, runs in runs_in(item.reads, plan.matrices).items()}
+        needed |= streaming_memory(item, plan.matrices)
         if isinstance(item, ColumnPass):
             needed[item.pull.source] = item.slab_buffers * plan.matrices[item.pull.source].slab_stride()
         for name, nbytes in needed.items():

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ooc.plan.deals import GatheredRows
+
 
 class Fate(Enum):
     """Where a matrix waits between its writer and its readers."""
@@ -221,6 +223,15 @@ class Topology:
         return self.index_itemsize + sum(self.data[kind].edge_bytes for kind in data)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Dealing:
+    """How sources can be dealt out to those who gather them (``ooc.plan.deals``): by the edges of ``direction``, out of
+    every row, and ``gathered`` many at a time, which is counted when it is first asked for."""
+
+    direction: Direction
+    gathered: GatheredRows
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Everything the planner needs to know of a model on a graph.
@@ -232,7 +243,8 @@ class Workload:
     it computes them again. Kernels take values of ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values
     as they are kept, however narrow. ``handed``: by matrix that a pull scatters to, how often something is added to a
     row of its tiles 0…i-1; without that, it can only be in memory whole. ``parts``: how plain sums are
-    made where that takes memory.
+    made where that takes memory. ``dealing``: how what layers of unknown insides gather from can be dealt out; without
+    that, it can only be in memory whole.
     """
 
     rows: int
@@ -250,3 +262,4 @@ class Workload:
     kept: tuple[Kept, ...] = ()
     handed: Mapping[str, Sequence[int]] = field(default_factory=dict)
     parts: Parts | None = None
+    dealing: Dealing | None = None

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The passes that deal a source's rows out (``ooc.plan.deals``), where a stage gathers from what is not in memory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ooc.plan.deals import Deal, cut_deal
+from ooc.plan.grid import Grid
+from ooc.plan.plan import DealPass, MatrixPlan, Pass
+from ooc.plan.workload import Direction, Kind, PerEdge, Pull, Stage, Workload
+
+_BYTES_PER_EDGE = 160
+"""Of an edge while a tile's rows are dealt: its row and bucket, and what they are sorted by; int64."""
+_ROWS_WAITING = 8
+"""Tiles of rows that are dealt, wait for it, or are cut for a bucket, by thread."""
+_NO_LIMIT = 1 << 62
+
+
+def dealable(workload: Workload) -> frozenset[str]:
+    """The sources that can be dealt out: all who pull them gather over in-edges, and rows have numbers that an entry
+    has room for."""
+    if workload.dealing is None:
+        return frozenset()
+    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
+    others = {pull.source for pull in pulls if not pull.is_general or pull.direction is not Direction.IN}
+    return frozenset(
+        pull.source
+        for pull in pulls
+        if pull.source not in others
+        and workload.matrices[pull.source].kind is Kind.SCRATCH
+        and workload.rows < 1 << (8 * workload.pulled_itemsize - 1)
+    )
+
+
+def leaner_dealt(passes: Iterable[Pass], matrices: Mapping[str, MatrixPlan]) -> frozenset[str]:
+    """The sources that take less memory as ``passes`` deal them out than whole."""
+    needed: dict[str, int] = {}
+    for item in passes:
+        if isinstance(item, DealPass) and item.pull is not None:
+            deal = matrices[item.pull.output].deal
+            assert deal is not None
+            source = item.pull.source
+            needed[source] = max(deal.memory_nbytes, needed.get(source, 0))
+    return frozenset(name for name, nbytes in needed.items() if nbytes < matrices[name].region_nbytes)
+
+
+def deal_passes(
+    stage: Stage,
+    before: Sequence[Pass],
+    matrices: dict[str, MatrixPlan],
+    workload: Workload,
+    step_rows: int,
+    *,
+    memory_bytes: int,
+) -> tuple[list[Pass], str]:
+    """What has to come between the passes ``before`` a stage and the stage, and the matrix that it gathers from: one
+    pass that deals, or none where the source lies dealt out already. That matrix is added to ``matrices``."""
+    assert stage.pull is not None and workload.dealing is not None
+    source = stage.pull.source
+    writers = [item for item in before if source in item.stores]
+    for item in before[writers[-1].index + 1 :]:
+        if isinstance(item, DealPass) and item.pull is not None and item.pull.source == source:
+            planned = matrices[item.pull.output].deal
+            if planned is not None and planned.targets >= stage.rows:
+                return [], item.pull.output
+    of = matrices[source]
+    deal = cut_deal(
+        rows=max(item.rows for item in writers),
+        targets=stage.rows,
+        columns=of.matrix.columns,
+        itemsize=of.region_itemsize,
+        step_rows=step_rows,
+        tile_rows=workload.tile_rows,
+        memory_bytes=memory_bytes,
+        gathered=workload.dealing.gathered,
+    )
+    name = _name(source, deal, matrices)
+    matrices[name] = _planned(name, deal, of)
+    kernel = PerEdge(1, deal.columns, None, _NO_LIMIT, _BYTES_PER_EDGE, 0)
+    pull = Pull(source, name, workload.dealing.direction, kernel)
+    scratch = _ROWS_WAITING * deal.entry_bytes
+    dealing = Stage(f"deal out {source}", deal.rows, (source,), pull, (name,), scratch)
+    return [DealPass(len(before), dealing, (source,), pull)], name
+
+
+def _name(source: str, deal: Deal, matrices: dict[str, MatrixPlan]) -> str:
+    """Of how a source lies dealt out: programs that deal it alike share it, others have one of their own."""
+    number = 1
+    while True:
+        name = f"{source} dealt" if number == 1 else f"{source} dealt {number}"
+        if name not in matrices or matrices[name].deal == deal:
+            return name
+        number += 1
+
+
+def _planned(name: str, deal: Deal, of: MatrixPlan) -> MatrixPlan:
+    rows = max(1, sum(deal.entries))
+    matrix = replace(of.matrix, name=name, rows=rows, itemsize=deal.itemsize, kind=Kind.SCRATCH)
+    grid = Grid(rows, deal.columns, deal.itemsize, of.grid.block_rows, deal.columns)
+    return MatrixPlan(matrix, grid, deal.itemsize, deal=deal)
