@@ -76,11 +76,15 @@ def deal_passes(
     )
     name = _name(source, deal, matrices)
     matrices[name] = _planned(name, deal, of)
-    kernel = PerEdge(1, deal.columns, None, _NO_LIMIT, _BYTES_PER_EDGE, 0)
-    pull = Pull(source, name, workload.dealing.direction, kernel)
-    scratch = _ROWS_WAITING * deal.entry_bytes
-    dealing = Stage(f"deal out {source}", deal.rows, (source,), pull, (name,), scratch)
+    per_edge, per_row = deal_scratch(deal)
+    pull = Pull(source, name, workload.dealing.direction, PerEdge(1, deal.columns, None, _NO_LIMIT, per_edge, 0))
+    dealing = Stage(f"deal out {source}", deal.rows, (source,), pull, (name,), per_row)
     return [DealPass(len(before), dealing, (source,), pull)], name
+
+
+def deal_scratch(deal: Deal) -> tuple[int, int]:
+    """Bounds on what a thread allocates while a tile is dealt: bytes for each edge and each row, and a row beside."""
+    return _BYTES_PER_EDGE, _ROWS_WAITING * deal.entry_bytes
 
 
 def _name(source: str, deal: Deal, matrices: dict[str, MatrixPlan]) -> str:

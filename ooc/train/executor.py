@@ -10,12 +10,13 @@ between steps, ``RowPassRun`` and ``ColumnPassRun`` what in them.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ooc.errors import BudgetError, StoreError
-from ooc.plan.plan import Plan, RowPass, edges_name
+from ooc.plan.plan import DealPass, Plan, RowPass, edges_name
 from ooc.plan.staging import Way
 from ooc.plan.workload import Direction, Fate, Kind
 from ooc.prefetch.arena import Arena
@@ -30,8 +31,11 @@ from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.aggregate import follows_all, pull, with_self, within, without_self
 from ooc.train.column_pass import ColumnPassRun
+from ooc.train.deal_pass import DealPassRun
+from ooc.train.dealt_rows import DealtFile
 from ooc.train.device_workspace import DeviceWorkspace
 from ooc.train.graph import GraphRows, Scaling, damaged
+from ooc.train.kernels.dealt import DealtRows
 from ooc.train.kernels.doubts import Doubts, Fault
 from ooc.train.kernels.edge_dropout import DISORDER
 from ooc.train.kernels.edges import TileEdges
@@ -116,6 +120,12 @@ class Executor:
                 sums = SpilledSums(name, runs, self.matrices[name].region_dtype, file, self.engine)
                 opening.callback(sums.close)
                 self.spilled_sums[name] = sums
+            self.dealt: dict[str, DealtFile] = {}
+            for name, deal in plan.deals.items():
+                file = create_spill(spill_dir, name, deal.nbytes)
+                dealt = DealtFile(name, deal, self.matrices[name].region_dtype, file, self.engine)
+                opening.callback(dealt.close)
+                self.dealt[name] = dealt
             opening.callback(self.workspace.settle)
             self._resources = opening.pop_all()
 
@@ -211,7 +221,9 @@ class Executor:
             watch = Stopwatch(self.counters, self.team)
             for done, item in enumerate(self.plan.programs[program], start=1):
                 run.enter(item.index)
-                if isinstance(item, RowPass):
+                if isinstance(item, DealPass):
+                    DealPassRun(run, item).run()
+                elif isinstance(item, RowPass):
                     kernel = Scaling.SUM if item.pull is None else kernels[item.pull]
                     RowPassRun(run, item, functions[item.stage.name], kernel, commit).run()
                 else:
@@ -235,6 +247,8 @@ class Executor:
         self.workspace.settle()
         for sums in self.spilled_sums.values():
             sums.settle()
+        for dealt in self.dealt.values():
+            dealt.settle()
 
     def pull_rows(self, source: Tensor, edges: TileEdges, direction: Direction, scaling: Scaling) -> Tensor:
         """The tile's rows of the sum over neighbours, with the self term that ``scaling`` has.
@@ -277,12 +291,13 @@ class Executor:
                 raise StoreError(DISORDER)
 
     def run_kernel(
-        self, kernel: Kernel, source: Tensor, own: Tensor | None, edges: TileEdges, groups: range
+        self, kernel: Kernel, source: Tensor | DealtRows, own: Tensor | None, edges: TileEdges, groups: range
     ) -> Tensor | Scattered:
         """The tile's rows of what ``kernel`` makes of the neighbours' rows of ``source``; ``own`` are these rows of
         the pull's own matrix, None where the source stands for it."""
         if edges.doubts is not None:
             edges.doubts.look_for_strays(edges.indices_E)
+        source = cast(Tensor, source)  # rows dealt out only go to layers of unknown insides, which take both
         return kernel(edges, source, source[edges.start : edges.start + edges.rows] if own is None else own, groups)
 
     def read_rows(self, name: str) -> Iterator[Tensor]:

@@ -9,6 +9,7 @@ from ooc.plan.plan import ColumnPass, Region, RowPass
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
 from ooc.plan.workload import Kind, Pull
+from ooc.train.dealt_rows import DealtSource
 from ooc.train.operands import Sums
 from ooc.train.residency import as_matrix
 from ooc.train.spilled_sums import RunWriter, SummedRows
@@ -90,8 +91,7 @@ class ProgramRun:
             return None
         spilled = self.executor.spilled_sums.get(pull.scattered)
         if spilled is not None:
-            frame = self.region(pull.scattered, index).frame
-            return spilled.writer(self.workspace.region(frame, spilled.runs.writing_nbytes))
+            return spilled.writer(self.streaming_memory(pull.scattered, index, spilled.runs.writing_nbytes))
         whole = self.whole(pull.scattered, index)
         assert whole is not None, "what is scattered to is in memory whole, or spilled"
         return Sums(whole)
@@ -101,9 +101,20 @@ class ProgramRun:
         spilled = self.executor.spilled_sums.get(name)
         if spilled is None:
             return None
-        frame = self.region(name, item.index).frame
-        memory = self.workspace.region(frame, spilled.runs.reading_nbytes)
+        memory = self.streaming_memory(name, item.index, spilled.runs.reading_nbytes)
         return spilled.reader(memory, reverse=item.stage.reverse)
+
+    def dealt_source(self, item: RowPass) -> DealtSource | None:
+        """What a pass gathers from, if that has been dealt out."""
+        if item.dealt is None:
+            return None
+        file = self.executor.dealt[item.dealt]
+        memory = self.streaming_memory(item.dealt, item.index, file.deal.reading_nbytes)
+        return file.reader(memory, targets=item.rows, reverse=item.stage.reverse)
+
+    def streaming_memory(self, name: str, index: int, nbytes: int) -> Tensor:
+        """What pass ``index`` has for a matrix without blocks."""
+        return self.workspace.region(self.region(name, index).frame, nbytes)
 
     def written_rows(self, name: str, index: int) -> int:
         """How many rows of matrix ``name``, which pass ``index`` pulls, this program has written.

@@ -18,6 +18,7 @@ from ooc.storage.store import Store
 from ooc.train.averaging import Averaging
 from ooc.train.devices import check_computable
 from ooc.train.evaluation import make_scorer, scoring_nbytes
+from ooc.train.gathered_rows import counted_gathers, most_gathers
 from ooc.train.graph import GraphRows, rows_nbytes
 from ooc.train.handed_rows import counted_rows, most_rows
 from ooc.train.hypothetical import hypothetical_store, spread
@@ -96,6 +97,7 @@ class Prospect:
             rows=GraphRows(),
             tile_edges=tile_edges,
             handed_rows=counted_rows(store) if isinstance(graph, Store) else most_rows(tile_edges),
+            gathered_rows=counted_gathers(store) if isinstance(graph, Store) else most_gathers(tile_edges),
             seed=0,
             fixed_host_bytes=rows_nbytes(store, network.scalings, dtype.itemsize) + self._extra_host_bytes,
             extra_device_bytes=self._averaging.nbytes + resources.overhead_bytes,

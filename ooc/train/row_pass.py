@@ -37,14 +37,16 @@ class RowPassRun:
         self.inputs = {name: run.summed_rows(name, item) or self._input(name) for name in item.loads}
         self.outputs = {name: self._output(name) for name in item.stage.stores}
         self.source: Tensor | None = None
+        self.dealt = run.dealt_source(item)
         self.edges: EdgeSweep | None = None
         self.apart: Apart | None = None
         if item.pull is not None:
             source = run.whole(item.pull.source, item.index)
-            assert source is not None
-            self.source = source[: run.written_rows(item.pull.source, item.index)]
-            if item.pull.per_edge is not None:
-                self.apart = Apart.of(self.source, item.pull.per_edge.groups, item.pull.per_edge.apart)
+            assert (source is None) == (self.dealt is not None), "what is pulled is in memory whole, or dealt out"
+            if source is not None:
+                self.source = source[: run.written_rows(item.pull.source, item.index)]
+                if item.pull.per_edge is not None:
+                    self.apart = Apart.of(self.source, item.pull.per_edge.groups, item.pull.per_edge.apart)
             self.edges = EdgeSweep(executor, item.pull)
 
     def _input(self, name: str) -> Input:
@@ -94,6 +96,8 @@ class RowPassRun:
             target.open(step.start, step.stop)
         if self.edges is not None:
             self.edges.open(step.start, step.stop)
+        if self.dealt is not None:
+            self.dealt.open(step.start, step.stop)
         height = self.executor.plan.tile_rows
         firsts = range(step.start, step.stop, height)
         for start in reversed(firsts) if self.item.stage.reverse else firsts:
@@ -112,13 +116,15 @@ class RowPassRun:
         return tile
 
     def _pull(self, pull: Pull, tile: Tile) -> Tensor:
-        assert self.source is not None and self.edges is not None
+        source = self.source if self.dealt is None else self.dealt.tile(tile.start)
+        assert source is not None and self.edges is not None
         edges = self.edges.take(tile.start, tile.stop)
         if isinstance(self.kernel, Scaling):
-            pulled = self.executor.pull_rows(self.source, edges, pull.direction, self.kernel)
+            assert isinstance(source, Tensor)
+            pulled = self.executor.pull_rows(source, edges, pull.direction, self.kernel)
             return self.executor.rounded(pulled, pull.source)
         assert pull.per_edge is not None
         own = next((tile.inputs[name] for name in pull.own), None)
         groups = range(pull.per_edge.groups)
-        found = self.executor.run_kernel(self.kernel, self.source, own, replace(edges, apart=self.apart), groups)
+        found = self.executor.run_kernel(self.kernel, source, own, replace(edges, apart=self.apart), groups)
         return self.executor.rounded(tile.take(found), pull.source)

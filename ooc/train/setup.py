@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.events import Listener, ignore
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload
+from ooc.plan.deals import GatheredRows
 from ooc.plan.recomputing import choose_workload
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import EdgeData
@@ -24,6 +25,7 @@ from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.devices import check_computable, check_hardware, find_device, hardware_for, place_of
 from ooc.train.first_aggregation import find_aggregation
+from ooc.train.gathered_rows import counted_gathers
 from ooc.train.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
 from ooc.train.handed_rows import counted_rows
 from ooc.train.lowering import Network, lower
@@ -195,6 +197,7 @@ def make_setup(
         rows=rows,
         tile_edges=counted(rows),
         handed_rows=counted_rows(store),
+        gathered_rows=counted_gathers(store),
         seed=seed,
         fixed_host_bytes=fixed,
         extra_device_bytes=extra_device_bytes + resources.overhead_bytes,
@@ -232,8 +235,8 @@ def admit_rows(network: Network, store: Store, limits: Limits, *, extra_host_byt
 class Drafts:
     """The ways to train a network on a graph, and which of them suits a machine and its budgets.
 
-    ``tile_edges``: how edges are spread over the rows, and ``handed_rows`` the gradients that are handed to them. Of
-    the graph nothing else is read here.
+    ``tile_edges``: how edges are spread over the rows, and ``handed_rows`` the gradients that are handed to them, and
+    ``gathered_rows`` the rows that are gathered. Of the graph nothing else is read here.
     """
 
     def __init__(
@@ -248,6 +251,7 @@ class Drafts:
         rows: GraphRows,
         tile_edges: TileEdges,
         handed_rows: HandedRows,
+        gathered_rows: GatheredRows,
         seed: int,
         fixed_host_bytes: int,
         extra_device_bytes: int,
@@ -262,6 +266,7 @@ class Drafts:
         self._rows = rows
         self._tile_edges = tile_edges
         self._handed_rows = handed_rows
+        self._gathered_rows = gathered_rows
         self._seed = seed
         self._fixed_host_bytes = fixed_host_bytes
         self._extra_device_bytes = extra_device_bytes
@@ -301,6 +306,7 @@ class Drafts:
             self.arrays,
             self._tile_edges,
             self._handed_rows,
+            self._gathered_rows,
             tile_rows=self._resources.tile_rows,
             fixed_host_bytes=self._fixed_host_bytes,
             spill_dtype=spill_dtype(self._resources, self._network),

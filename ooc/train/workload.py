@@ -6,7 +6,8 @@ from typing import assert_never
 
 import torch
 
-from ooc.plan.workload import Direction, EdgeArray, EdgeData, Kind, Matrix, Stage, Topology, Workload
+from ooc.plan.deals import GatheredRows
+from ooc.plan.workload import Dealing, Direction, EdgeArray, EdgeData, Kind, Matrix, Stage, Topology, Workload
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.aggregate import sums_rows_of
@@ -39,6 +40,7 @@ def describe_workload(
     arrays: Mapping[str, Array],
     tile_edges: TileEdges,
     handed_rows: HandedRows,
+    gathered_rows: GatheredRows,
     *,
     tile_rows: int,
     fixed_host_bytes: int,
@@ -74,6 +76,10 @@ def describe_workload(
     for stage in every:
         if stage.pull is not None:
             pulled.setdefault(stage.pull.direction, set()).update(stage.pull.edge_data)
+    backward = builder.backward_direction
+    gathers = any(s.pull is not None and s.pull.is_general for s in every) and not builder.on_device
+    if gathers:
+        pulled.setdefault(backward, set())
     narrow = 0 if network.product.dtype is None else threads  # of weights, rounded, one after the other
     parameters = sum(p.numel() for p in network.parameters)
     idle = sum(p.numel() for p in network.idle)
@@ -105,6 +111,7 @@ def describe_workload(
         kept=builder.kept,
         handed={name: handed_rows(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()},
         parts=memory.sums(itemsize) if builder.on_device else None,
+        dealing=Dealing(backward, gathered_rows) if gathers else None,
     )
 
 

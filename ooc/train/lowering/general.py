@@ -4,11 +4,12 @@
 Forward, a tile gathers its rows and their in-neighbours out of the pulled matrix and runs the layer on the graph that
 they make (``kernels.neighbourhood``), run after run of rows where there are many edges. Backward, it runs once more
 under autograd, and the gradient goes to all of these rows: to the tile's own, which are a row of the result each, and
-to those of the in-neighbours, which are added up, tile after tile in their order: in a matrix that is in memory whole,
-or where that does not fit, out of a file that they are appended to (``ooc.plan.runs``). That is the only place where
-anything is scattered, and what it costs is a matrix in full width to gather from, where a sum gets by with some columns
-of it, and its gradient, in memory or on the SSD several times over. Rows of a tile are computed together by code that
-promises nothing of single rows, so tiles are the same ones in every plan.
+to those of the in-neighbours, which are added up, tile after tile in their order. Two matrices in full width are read
+and added to anywhere: the one that is gathered from, and its gradient. Where they are not in memory whole, the first is
+dealt out to the tiles that gather from it (``ooc.plan.deals``), and what is added to the second waits in a file
+(``ooc.plan.runs``): nothing is read or written at random, but rows move once for every bucket that has an edge from
+them, where a sum gets by with some columns of every row. Rows of a tile are computed together by code that promises
+nothing of single rows, so tiles are the same ones in every plan.
 
 Shapes: R rows of the tile, S nodes of the graph around some of them, C columns of the source.
 """
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 from ooc.plan.workload import EdgeData, PerEdge
+from ooc.train.kernels.dealt import DealtRows
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.inner_dropout import InnerDropout
@@ -86,7 +88,7 @@ class General(EdgeAggregate):
     def needs(self) -> tuple[Value, ...]:
         return ()
 
-    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+    def forward(self, key: Key, tile: TileEdges, source: Tensor | DealtRows, own: Tensor, groups: range) -> Tensor:
         module, parts = self._own_module(), []
         for run in runs(tile):
             near = neighbourhood(run, len(source))
@@ -94,7 +96,7 @@ class General(EdgeAggregate):
                 parts.append(self.layer.forward(module, near.gather(source), near))
         return torch.cat(parts)
 
-    def scatter(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Scattered:
+    def scatter(self, key: Key, tile: TileEdges, source: Tensor | DealtRows, own: Tensor, groups: range) -> Scattered:
         """From a tile's rows of the result's gradient, ``own``, to those of all that it depends on."""
         module, trains = self._own_module(), self.source.trains
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a pass that deals a matrix out: every row goes to all buckets of targets that gather it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ooc.plan.deals import Deal
+from ooc.plan.plan import DealPass
+from ooc.plan.sequence import Step as PlannedStep
+from ooc.train.dealt_rows import Dealt
+from ooc.train.edge_sweep import EdgeSweep
+from ooc.train.kernels.edges import TileEdges, highest_row
+from ooc.train.operands import Input
+from ooc.train.program_run import ProgramRun
+from ooc.train.team import Flow
+
+
+@dataclass(frozen=True, slots=True)
+class _DealtTile:
+    """The source's rows ``start``…, and which of them each bucket gets."""
+
+    start: int
+    values_RC: Tensor
+    dealt: list[Dealt]
+
+
+class DealPassRun:
+    """One execution of a dealing pass, from the first row to the last, so that every bucket gets its rows ascending."""
+
+    def __init__(self, run: ProgramRun, item: DealPass) -> None:
+        assert item.pull is not None
+        self.program, self.item, self.executor = run, item, run.executor
+        file = run.executor.dealt[item.pull.output]
+        self.deal = file.deal
+        self.dealer = file.dealer(run.streaming_memory(item.pull.output, item.index, file.deal.writing_nbytes))
+        source = run.executor.matrices[item.pull.source]
+        self.source = Input(source, run.workspace, whole=None, dtype=file.dtype)
+        self.edges = EdgeSweep(run.executor, item.pull)
+
+    def run(self) -> None:
+        program, workspace = self.program, self.program.workspace
+        first, stop = program.program.bounds[self.item.index]
+        with Flow(self.executor.team, self._compute, self._commit) as flow:
+            for step in range(first, stop):
+                if step - 2 >= first:
+                    flow.finish(step - 2)
+                    program.end(step - 2)
+                program.begin(step)
+                for rows in self._open(program.program.steps[step]):
+                    flow.put(step, rows)
+                workspace.launched(step)
+            flow.drain()
+        self.dealer.finish()
+        for step in range(max(first, stop - 2), stop):
+            program.end(step)
+
+    def _open(self, step: PlannedStep) -> Iterator[tuple[int, int]]:
+        """The tiles of a step."""
+        self.source.open(step.start, step.stop)
+        self.edges.open(step.start, step.stop)
+        height = self.executor.plan.tile_rows
+        for start in range(step.start, step.stop, height):
+            yield start, min(step.stop, start + height)
+
+    def _compute(self, rows: tuple[int, int]) -> _DealtTile:
+        """Who gets which rows of a tile, on any thread."""
+        edges = self.edges.take(*rows)
+        return _DealtTile(rows[0], self.source.tile(*rows), deal_tile(self.deal, edges))
+
+    def _commit(self, tile: _DealtTile) -> None:
+        self.dealer.add(tile.start, tile.values_RC, tile.dealt)
+
+
+def deal_tile(deal: Deal, edges: TileEdges) -> list[Dealt]:
+    """Which rows of a tile each bucket gets, ``edges`` being those out of them: the rows that some target of the bucket
+    gathers, and those that are targets in it themselves."""
+    targets_E = edges.indices_E.long()
+    if len(targets_E):
+        highest_row(edges, 0, targets_E)
+    row_E = torch.repeat_interleave(torch.arange(edges.rows), edges.offsets_R1.diff().long())
+    targets = torch.cat((targets_E, torch.arange(edges.start, edges.start + edges.rows)))
+    rows = torch.cat((row_E, torch.arange(edges.rows)))
+    is_target = targets < deal.targets
+    places = torch.unique(targets[is_target] // deal.bucket_rows * edges.rows + rows[is_target])  # by bucket, then row
+    buckets, counts = torch.unique_consecutive(places // edges.rows, return_counts=True)
+    parts = (places % edges.rows).split(counts.tolist())
+    return [Dealt(bucket, part) for bucket, part in zip(buckets.tolist(), parts, strict=True)]

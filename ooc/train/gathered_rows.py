@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many rows targets gather, by the bucket, counted before rows are dealt out (``ooc.plan.deals``).
+
+A bucket gathers its own rows and all in-neighbours of these, each once, however many of its targets have it. One sweep
+over the in-edges counts them for the lowest buckets, and joins the rows of two neighbours for a bucket twice as high,
+and so on: as when sorted runs are merged, of every height at most one bucket waits for the one beside it. A large set
+of rows is kept as a byte for each row of the source, so all that wait take a byte a row for each of the few heights
+whose buckets gather most of the source, and little beside that.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ooc.plan.deals import GatheredRows
+from ooc.plan.workload import Direction
+from ooc.storage.store import Store
+from ooc.train.edge_sweep import relative_offsets
+from ooc.train.graph import damaged
+from ooc.train.kernels.edges import TileEdges, highest_row
+from ooc.train.workload import TileEdges as CountedEdges
+
+_CHUNK_BYTES = 1 << 20
+"""Of offsets that are read at a time, at least those of one bucket."""
+_MOST_EDGES = 1 << 20
+"""Edges of a bucket that are looked at together."""
+
+
+def counted_gathers(store: Store) -> GatheredRows:
+    """Those of a store that is there, each read from it when it is first asked for."""
+    known: dict[tuple[int, int, int], Sequence[Sequence[int]]] = {}
+
+    def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
+        key = targets, rows, height
+        if key not in known:
+            known[key] = _count(store, *key)
+        return known[key]
+
+    return gathered
+
+
+def most_gathers(tile_edges: CountedEdges) -> GatheredRows:
+    """Those of a graph of which only degrees are known: a row for each target and for each edge into it, or all rows,
+    which is the most."""
+
+    def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
+        edges = tile_edges(Direction.IN, height)
+        counts: list[list[int]] = []
+        while not counts or len(counts[-1]) > 1:
+            tiles = 1 << len(counts)
+            starts = range(0, -(-targets // height), tiles)
+            ends = [min(start + tiles, len(edges) - 1) for start in starts]
+            counts.append(
+                [min(rows, tiles * height + edges[end] - edges[start]) for start, end in zip(starts, ends, strict=True)]
+            )
+        return counts
+
+    return gathered
+
+
+def _count(store: Store, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
+    indptr, indices = store.topology(Direction.IN.value)
+    joined = _Joined()
+    at_once = max(1, _CHUNK_BYTES // (8 * height)) * height
+    for first in range(0, targets, at_once):
+        last = min(targets, first + at_once)
+        offsets = indptr.read(first, last + 1)
+        if offsets[0] < 0 or offsets[-1] > store.num_edges or (np.diff(offsets) < 0).any():
+            raise damaged(store, "in/indptr")
+        for start in range(first, last, height):
+            stop = min(last, start + height)
+            gathered = _Rows(np.arange(start, min(stop, rows)), rows)
+            end = int(offsets[stop - first])
+            for edge in range(int(offsets[start - first]), end, _MOST_EDGES):
+                neighbours = torch.from_numpy(indices.read(edge, min(end, edge + _MOST_EDGES)))
+                everything = relative_offsets(np.array([0, len(neighbours)]), 0, 1, torch.int64)
+                highest_row(TileEdges(neighbours, everything, start, store.num_nodes), 0, neighbours)
+                inside = neighbours.numpy()
+                gathered = gathered.joined(_Rows(np.unique(inside[inside < rows]).astype(np.int64), rows))
+            joined.add(gathered)
+    return joined.finish()
+
+
+class _Rows:
+    """Some rows below ``rows``: ascending numbers, or where these would take more, whether each is one of them."""
+
+    def __init__(self, numbers: npt.NDArray[np.int64], rows: int) -> None:
+        self._rows = rows
+        self._found: npt.NDArray[np.int64] | npt.NDArray[np.bool_] = numbers
+        if numbers.nbytes > rows:
+            self._found = np.zeros(rows, dtype=np.bool_)
+            self._found[numbers] = True
+
+    @property
+    def _is_marked(self) -> bool:
+        return self._found.dtype == np.bool_
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._found)) if self._is_marked else len(self._found)
+
+    def joined(self, other: "_Rows") -> "_Rows":
+        """With those of ``other``. Neither is used after that."""
+        if not self._is_marked and not other._is_marked:
+            return _Rows(np.union1d(self._found, other._found), self._rows)
+        large, small = (self, other) if self._is_marked else (other, self)
+        if small._is_marked:
+            large._found |= small._found
+        else:
+            large._found[small._found] = True
+        return large
+
+
+class _Joined:
+    """Buckets taken one after the other, and those of twice as many rows that they make, and so on."""
+
+    def __init__(self) -> None:
+        self._counts: list[list[int]] = []
+        self._waiting: list[_Rows | None] = []
+
+    def add(self, rows: _Rows) -> None:
+        """The next of the lowest buckets."""
+        self._put(0, rows)
+
+    def _put(self, level: int, rows: _Rows) -> None:
+        if level == len(self._counts):
+            self._counts.append([])
+            self._waiting.append(None)
+        self._counts[level].append(len(rows))
+        first, self._waiting[level] = self._waiting[level], rows
+        if first is not None:
+            self._waiting[level] = None
+            self._put(level + 1, first.joined(rows))
+
+    def finish(self) -> Sequence[Sequence[int]]:
+        """The counts, from the lowest buckets to one of all. Those that have no other beside them are the last of their
+        height, and of the next."""
+        level = 0
+        while len(self._counts[level]) > 1:
+            last = self._waiting[level]
+            if last is not None:
+                self._waiting[level] = None
+                self._put(level + 1, last)
+            level += 1
+        return self._counts[: level + 1]
