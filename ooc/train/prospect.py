@@ -3,7 +3,8 @@
 
 The workload is that of ``Trainer``, from the same lowering and the same stages, so that for a store which is there
 the plan is the trainer's too. Of the graph, only where the edges of every tile begin is read, and for layers of unknown
-insides the in-edges, once, a tile's at a time; nothing as tall as the graph is held.
+insides the in-edges, once, a tile's at a time, and once more where what they gather does not fit in memory; what that
+takes beside a tile's edges is a few bytes a node (``ooc.train.gathered_rows``).
 """
 
 from collections.abc import Collection, Sequence
