@@ -9,6 +9,7 @@ whose buckets gather most of the source, and little beside that.
 """
 
 from collections.abc import Sequence
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -30,21 +31,14 @@ _MOST_EDGES = 1 << 20
 
 def counted_gathers(store: Store) -> GatheredRows:
     """Those of a store that is there, each read from it when it is first asked for."""
-    known: dict[tuple[int, int, int], Sequence[Sequence[int]]] = {}
-
-    def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
-        key = targets, rows, height
-        if key not in known:
-            known[key] = _count(store, *key)
-        return known[key]
-
-    return gathered
+    return cache(partial(_count, store))
 
 
 def most_gathers(tile_edges: CountedEdges) -> GatheredRows:
     """Those of a graph of which only degrees are known: a row for each target and for each edge into it, or all rows,
     which is the most."""
 
+    @cache
     def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
         edges = tile_edges(Direction.IN, height)
         counts: list[list[int]] = []

@@ -107,6 +107,7 @@ def test_sources_are_dealt_where_they_do_not_fit_and_nowhere_else() -> None:
     roomy = planned(400_000_000)
     assert not roomy.deals and roomy.matrices["m2"].whole
     assert not any("dealt" in item.title or "deal out" in item.title for item in roomy.programs["train"])
+    assert Direction.OUT in plan.topologies and Direction.OUT not in roomy.topologies, "nobody else needs these edges"
 
 
 def test_nothing_is_counted_where_nothing_has_to_be_dealt() -> None:
