@@ -1,32 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The PyG model that the options of ``ooc train`` describe."""
+"""The PyG model that the options of ``ooc train`` describe, or for planning its outline.
+
+PyG is imported when a model of it is made: that takes longer than most plans do.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
-from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.cli.settings import TrainSettings
 from ooc.errors import BudgetError, OptionError, RunError
 from ooc.memory import available_memory_bytes
-from ooc.models import Residual, Transformer
 from ooc.sizes import format_size
+from ooc.train.lowering.outline import Gcn, Gin, Outline, Sage
+from ooc.train.setup import edge_data_used
 
 if TYPE_CHECKING:
+    from torch_geometric.nn.models.basic_gnn import BasicGNN
+
     from ooc.storage.store import Store
     from ooc.train.run import RunFolder
 
 
-_MODELS: dict[str, tuple[type[BasicGNN], dict[str, Any]]] = {
-    "gcn": (GCN, {}),
-    "sage": (GraphSAGE, {}),
-    "gin": (GIN, {}),
-    # ELU is what the paper of GAT puts between layers.
-    "gat": (GAT, {"act": "elu"}),
-    "gatv2": (GAT, {"act": "elu", "v2": True}),
-    "transformer": (Transformer, {}),
-}
+_OUTLINES: dict[str, type[Gcn | Sage | Gin]] = {"gcn": Gcn, "sage": Sage, "gin": Gin}
 MODELS_WITH_HEADS = frozenset(("gat", "gatv2", "transformer"))
 MODELS_WITH_AGGREGATION = frozenset(("sage", "gin"))
 _NORMS: dict[str, dict[str, Any]] = {
@@ -42,6 +38,22 @@ def build_model(settings: TrainSettings, store: "Store") -> torch.nn.Module:
     """A freshly initialised PyG model for the store's features and classes, the same for the same seed."""
     torch.manual_seed(settings.seed)
     return _model(settings, store.num_features, store.num_classes, store.num_edge_features)
+
+
+def outline_model(settings: TrainSettings, store: "Store") -> torch.nn.Module:
+    """What ``build_model`` would make, as far as a plan asks: its outline, where one is known."""
+    plain = settings.norm == "none" and settings.jk == "none" and not settings.residual
+    plain = plain and settings.heads == 1 and settings.aggr == "auto"
+    if settings.model not in _OUTLINES or not plain or edge_data_used(store, settings.ignore_edge_data):
+        return build_model(settings, store)
+    return Outline(
+        _OUTLINES[settings.model],
+        store.num_features,
+        settings.hidden,
+        store.num_classes,
+        layers=settings.layers,
+        dropout=settings.dropout,
+    )
 
 
 def rebuild_model(settings: TrainSettings, weights: dict[str, torch.Tensor], run: "RunFolder") -> torch.nn.Module:
@@ -61,7 +73,7 @@ def rebuild_model(settings: TrainSettings, weights: dict[str, torch.Tensor], run
 def admit_parameters(settings: TrainSettings, store: "Store") -> None:
     """Raise BudgetError when memory cannot hold the weights, without which no budget can be planned for."""
     with torch.device("meta"):
-        model = _model(settings, store.num_features, store.num_classes, store.num_edge_features)
+        model = outline_model(settings, store)
         nbytes = sum(parameter.nbytes for parameter in model.parameters())
     free = available_memory_bytes()
     if nbytes > free:
@@ -72,7 +84,9 @@ def admit_parameters(settings: TrainSettings, store: "Store") -> None:
 
 
 def _model(settings: TrainSettings, features: int, outputs: int, edge_features: int) -> torch.nn.Module:
-    kind, options = _MODELS[settings.model]
+    from ooc.models import Residual
+
+    kind, options = _kind(settings.model)
     common = {"num_layers": settings.layers, "dropout": settings.dropout, **options}
     common |= _edge_options(settings, edge_features)
     width, norm = settings.hidden, _NORMS[settings.norm]
@@ -84,6 +98,24 @@ def _model(settings: TrainSettings, features: int, outputs: int, edge_features: 
     model = kind(features, width, out_channels=outputs, jk=jk, **norm, **common)
     assert isinstance(model, torch.nn.Module)
     return model
+
+
+def _kind(name: str) -> tuple["type[BasicGNN]", dict[str, Any]]:
+    """PyG's class, and how it is asked for."""
+    from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
+
+    from ooc.models import Transformer
+
+    kinds: dict[str, tuple[type[BasicGNN], dict[str, Any]]] = {
+        "gcn": (GCN, {}),
+        "sage": (GraphSAGE, {}),
+        "gin": (GIN, {}),
+        # ELU is what the paper of GAT puts between layers.
+        "gat": (GAT, {"act": "elu"}),
+        "gatv2": (GAT, {"act": "elu", "v2": True}),
+        "transformer": (Transformer, {}),
+    }
+    return kinds[name]
 
 
 def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ooc.cli.models import admit_parameters, build_model
+from ooc.cli.models import admit_parameters, outline_model
 from ooc.cli.outlook import Outlook, program_of_epochs
 from ooc.cli.recipe import build_average, build_loss
 from ooc.cli.settings import TrainSettings, budgets, find_device
@@ -117,7 +117,7 @@ class Planning:
         if spill_dtype not in self._prospects:
             settings, store = self.settings, self._store
             admit_parameters(settings, store)
-            model = build_model(settings, store)
+            model = outline_model(settings, store)
             threads = settings.threads or (self.hardware.threads if self._described else torch.get_num_threads())
             resources = Resources.parse(
                 limits.device_bytes,

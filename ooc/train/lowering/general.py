@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import local
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import MessagePassing
 
 from ooc.plan.workload import EdgeData, PerEdge
 from ooc.train.kernels.dealt import DealtRows
@@ -35,6 +34,9 @@ from ooc.train.lowering.layer import Layer, layer_of, sharing
 from ooc.train.lowering.locality import Findings, examine
 from ooc.train.lowering.per_edge import EdgeAggregate, Key
 from ooc.train.lowering.values import Value
+
+if TYPE_CHECKING:
+    from torch_geometric.nn import MessagePassing
 
 _BYTES_PER_EDGE = 96
 """Of an edge while its tile's graph is made: both ends, which of them are the tile's own, their order; int64."""
@@ -158,7 +160,7 @@ def _added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
 
 
 def lower_general(
-    conv: MessagePassing,
+    conv: "MessagePassing",
     where: str,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],

@@ -8,17 +8,19 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import MessagePassing
 
 from ooc.errors import ModelError
 from ooc.plan.workload import EdgeData
 from ooc.train.kernels.neighbourhood import Neighbourhood
 from ooc.train.lowering.call import EdgeInput
 from ooc.train.lowering.values import Value
+
+if TYPE_CHECKING:
+    from torch_geometric.nn import MessagePassing
 
 _PLAIN = (bool, int, float, str, torch.dtype)
 _HOOKS = ("forward_hooks", "forward_pre_hooks")
@@ -29,7 +31,7 @@ class Layer:
     """A layer and its call by a model: the names of the arguments that stand for rows, for edges and for what these
     carry; ``plain`` are all others. ``where`` is what refusals call it."""
 
-    module: MessagePassing
+    module: "MessagePassing"
     where: str
     rows: str
     edges: str
@@ -79,7 +81,7 @@ class Layer:
 
 
 def layer_of(
-    module: MessagePassing,
+    module: "MessagePassing",
     where: str,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -87,6 +89,8 @@ def layer_of(
     is_graph: Callable[[Any], bool],
 ) -> tuple[Layer, Value]:
     """The layer as it is called, and the rows it is given; ModelError for a call that is not supported."""
+    from torch_geometric.nn import MessagePassing  # here, so that what has no such layer does without PyG
+
     try:
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     except TypeError as error:

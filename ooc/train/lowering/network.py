@@ -17,11 +17,11 @@ from ooc.train.graph import ActiveRows, Scaling
 from ooc.train.lowering.assembly import Assembly, Setting
 from ooc.train.lowering.call import ARGUMENTS
 from ooc.train.lowering.general import General
+from ooc.train.lowering.outline import Outline
 from ooc.train.lowering.per_edge import Attention, EdgeAggregate
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.projection import Projection
 from ooc.train.lowering.rectified import Rectified
-from ooc.train.lowering.tracing import trace
 from ooc.train.lowering.values import Aggregate, Dropout, Moments, Rowwise, Sum, Value
 
 EVERYWHERE = 1 << 30
@@ -137,7 +137,7 @@ def lower(
                 product=product,
             )
         )
-        return assembly, trace(model, assembly)
+        return assembly, _output(model, assembly)
 
     draft, output = assembled(lambda place, hops, weight: True, training=True, once=aggregate_once)
     _check_edge_data(model, edge_data - draft.edge_data)
@@ -175,6 +175,15 @@ def lower(
         hops=longest,
         product=product,
     )
+
+
+def _output(model: nn.Module, assembly: Assembly) -> Value:
+    """What the model gives."""
+    if isinstance(model, Outline):
+        return model.values(assembly)
+    from ooc.train.lowering.tracing import trace  # imports PyG, which is there if the model is of it
+
+    return trace(model, assembly)
 
 
 def values_of(output: Value) -> list[Value]:
