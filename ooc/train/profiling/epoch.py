@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from time import perf_counter, process_time
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
@@ -21,6 +20,7 @@ import torch
 from ooc.plan import Kind, Limits, Matrix, Plan, Stage, Workload, make_plan
 from ooc.train.executor import Executor
 from ooc.train.graph import GraphRows
+from ooc.train.profiling.bench import Round, settled
 from ooc.train.stages import Step, Tile
 
 _TILE_ROWS = 1024
@@ -31,7 +31,7 @@ _SHORT, _TALL = _TILE_ROWS, 8 * _TILE_ROWS
 _OPERATORS = 24
 """Of a tile, so that computing takes about as long as its disk."""
 _PASSES = 3
-_ROUNDS = 5
+_MOST_ROUNDS = 10
 _AMPLE, _SCARCE = 256_000_000, 12_000_000
 
 
@@ -47,7 +47,7 @@ class EpochTimes:
 
 
 def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
-    """About three seconds, with spill files of 67 MB in ``folder``."""
+    """Three to six seconds, with spill files of 67 MB in ``folder``."""
     wide = torch.ones(_TILE_ROWS, _COLUMNS)
 
     def nothing(tile: Tile) -> None:
@@ -66,17 +66,16 @@ def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
         compute = stack.enter_context(open_epoch(large, _SHORT, _AMPLE, stream))
         disk = stack.enter_context(open_epoch(large, _SHORT, _SCARCE, nothing))
         both = stack.enter_context(open_epoch(large, _SHORT, _SCARCE, stream))
-        for _ in range(_ROUNDS):  # taking turns, so that whoever else computes here does no harm to one of them alone
-            for epoch in (short, tall, memory, compute, disk, both):
+        epochs = (short, tall, memory, compute, disk, both)
+        while not all(settled(epoch.rounds, most=_MOST_ROUNDS) for epoch in epochs):
+            for epoch in epochs:  # taking turns, so that whoever else computes here does no harm to one of them alone
                 epoch.run()
-    per_step = max(0.0, (short.cpu_s - tall.cpu_s) / (short.steps - tall.steps))
-    per_tile = max(0.0, (tall.cpu_s - tall.steps * per_step) / (_PASSES * _TILES))
-    per_block = max(0.0, (disk.cpu_s - memory.cpu_s) / max(1, disk.blocks)) / cores
-    shares = [
-        hidden_share(computing + both.blocks * per_block, moving, together)
-        for computing, moving, together in zip(compute.clocks, disk.clocks, both.clocks, strict=True)
-    ]
-    return EpochTimes(per_tile, per_step, per_block, overlap=median(shares))
+    per_step = max(0.0, (short.least.cpu_s - tall.least.cpu_s) / (short.steps - tall.steps))
+    per_tile = max(0.0, (tall.least.cpu_s - tall.steps * per_step) / (_PASSES * _TILES))
+    per_block = max(0.0, (disk.least.cpu_s - memory.least.cpu_s) / max(1, disk.blocks)) / cores
+    computing_s = compute.least.clock_s + both.blocks * per_block
+    overlap = hidden_share(computing_s, disk.least.clock_s, both.least.clock_s)
+    return EpochTimes(per_tile, per_step, per_block, overlap)
 
 
 def hidden_share(first_s: float, second_s: float, together_s: float) -> float:
@@ -90,7 +89,7 @@ def hidden_share(first_s: float, second_s: float, together_s: float) -> float:
 class _Epoch:
     """One such epoch, run as often as one likes. ``work`` is done for every tile. A context manager.
 
-    ``clocks``: seconds of each run; ``cpu_s``: processor seconds of the least of them.
+    ``rounds``: what each run took, processor seconds of all threads together.
     """
 
     def __init__(
@@ -123,21 +122,20 @@ class _Epoch:
         plan = make_plan(_workload(matrices, stages, threads), limits)
         self.steps = len(plan.unrolled["train"].steps)
         self.blocks = (plan.ssd_read_bytes + plan.ssd_write_bytes) // plan.frame_bytes
-        self.clocks: list[float] = []
-        self._processor: list[float] = []
+        self.rounds: list[Round] = []
         self._steps = [Step(stage, compute(stage.stores)) for stage in stages]
         self._executor = _executor(plan, folder, threads)
 
     @property
-    def cpu_s(self) -> float:
-        return min(self._processor)
+    def least(self) -> Round:
+        """The run that others were least in the way of."""
+        return min(self.rounds)
 
     def run(self) -> None:
         """Once more, timed."""
         clock, cpu = perf_counter(), process_time()
         self._once()
-        self.clocks.append(perf_counter() - clock)
-        self._processor.append(process_time() - cpu)
+        self.rounds.append(Round(perf_counter() - clock, process_time() - cpu))
 
     def _once(self) -> None:
         self._executor.run("train", self._steps, lambda _: None, lambda _: None)
