@@ -8,7 +8,9 @@ of the host's frames, and what it hands over is, in order, what the device's ask
 fails this.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 from ooc.plan.plan import ColumnPass, DealPass, Plan, Region, RowPass, streaming_memory
 from ooc.plan.program import Program
@@ -169,12 +171,10 @@ class _Replay:
         self.content: dict[int, int] = dict((frame, block) for block, frame in program.warm)
         self.where: dict[int, int] = dict(program.warm)
         self.stored: set[int] = set()
-        self.written = {span.block for span in program.uses.spans if span.use is Use.WRITE}
-        self.starts: dict[int, list[int]] = {}
-        self.ends: dict[int, list[int]] = {}
-        for i, span in enumerate(program.uses.spans):
-            self.starts.setdefault(span.first, []).append(i)
-            self.ends.setdefault(span.last, []).append(i)
+        write = Use.WRITE
+        self.written = {span.block for span in program.uses.spans if span.use is write}
+        self.starting = deque(sorted(program.uses.spans, key=attrgetter("first")))  # those that have not begun
+        self.ending = deque(sorted(program.uses.spans, key=attrgetter("last")))  # those that have not ended
         self.open: list[Region] = []  # of the pass that runs
         self.busy: dict[int, int] = {}  # block → spans that it is in use by
         self.filled: set[int] = {block for block, _ in program.warm}
@@ -211,6 +211,8 @@ class _Replay:
                     written += nbytes(block)
             for t in range(max(first, stop - 2), stop):
                 self._end(t)
+        for _, _, block, _ in self.starting:
+            raise self._wrong(block, "is used after the program ends")
         self._move(len(self.program.bounds))
         for block, frame in self.program.warm:
             if self.content.get(frame) != block:
@@ -244,25 +246,29 @@ class _Replay:
         self.where[block] = frame
 
     def _begin(self, t: int) -> None:
-        for i in self.starts.get(t, ()):
-            _, _, block, use = self.program.uses.spans[i]
+        starting, where, filled, busy = self.starting, self.where, self.filled, self.busy
+        while starting and starting[0].first <= t:
+            first, _, block, use = starting.popleft()
+            if first < t:
+                raise self._wrong(block, "is used before the program begins")
             if use is Use.COPY:
                 continue
-            if block not in self.where:
+            if block not in where:
                 raise self._wrong(block, "is used and has no frame")
             if use is Use.READ:
-                if block not in self.filled:
+                if block not in filled:
                     raise self._wrong(block, "is used before it is read")
             else:
-                self.filled.add(block)
+                filled.add(block)
                 self.stored.discard(block)  # what lies below is out of date
-            self.busy[block] = self.busy.get(block, 0) + 1
+            busy[block] = busy.get(block, 0) + 1
 
     def _end(self, t: int) -> None:
-        for i in self.ends.get(t, ()):
-            span = self.program.uses.spans[i]
-            if span.use is not Use.COPY:
-                self.busy[span.block] -= 1
+        ending = self.ending
+        while ending and ending[0].last <= t:
+            _, _, block, use = ending.popleft()
+            if use is not Use.COPY:
+                self.busy[block] -= 1
 
     def _move(self, p: int) -> None:
         for block, origin, target in self.program.moves.get(p, ()):
