@@ -108,11 +108,15 @@ class _Run:
                 self.now = max(self.now, self.done[t - 1])
             if t - 2 >= first:
                 self.now = max(self.now, self.done.pop(t - 2))
+            beginning = self.now
+            if t - 2 >= first:
                 self._end(t - 2, item.index)
             self.issued = 0.0
             self._begin(t, item)
             seconds = self._seconds(item, step) + (1 - self.hardware.overlap) * self.issued
-            start = max(self.now, self.done.get(t - 1, 0.0) if t > first else 0.0)
+            start = self.now
+            if t > first:
+                start = max(start, self.done[t - 1] + self._idle_seconds(t - 1, beginning))
             self.done[t] = start + seconds
             computing += seconds
             self.events.append(Event(Resource.COMPUTE, start, start + seconds, item.index, 0))
@@ -130,6 +134,13 @@ class _Run:
         if self.waits and waited > _WAITING_SHARE * (self.now - began):
             bound = max(self.waits, key=lambda resource: self.waits[resource])
         self.passes.append(PassTime(item.index, item.title, began, self.now, waited, bound))
+
+    def _idle_seconds(self, t: int, beginning: float) -> float:
+        """What step ``t`` takes longer for workers that have no tile: of fewer tiles than workers, until the next step
+        has begun, some are idle."""
+        step = self.program.steps[t]
+        tiles, workers = -(-(step.stop - step.start) // self.plan.tile_rows), self.workload.threads
+        return max(0.0, 1 - tiles / workers) * max(0.0, min(self.now, self.done[t]) - beginning)
 
     def _begin(self, t: int, item: Pass) -> None:
         """Send off the reads due before step ``t``, then wait for those it needs."""

@@ -14,7 +14,7 @@ from ooc.errors import BudgetError, OptionError
 from ooc.events import Event, TaskAdvanced, TaskFinished, TaskStarted, ignore
 from ooc.plan import Hardware
 from ooc.train.profiling import Profile, disk, epoch, measure, processor, profile
-from ooc.train.profiling.bench import Bench
+from ooc.train.profiling.bench import Bench, Round, settled
 
 
 @pytest.fixture
@@ -110,3 +110,22 @@ def test_the_hidden_share_inverts_the_cost_model(first: float, second: float, sh
     together = max(first, second) + (1 - share) * min(first, second)
     rounding = 1e-5 * (1 + max(first, second) / min(first, second))
     assert epoch.hidden_share(first, second, together) == pytest.approx(share, abs=rounding)
+
+
+def test_rounds_go_on_until_two_of_them_agree() -> None:
+    """By the clock, and at least five, at most fifteen: then nobody was in the way of these two."""
+    disturbed = [Round(clock_s, 1.0) for clock_s in (2.0, 1.5, 3.0, 1.1, 4.0)]
+    assert not settled(disturbed)
+    assert settled([*disturbed, Round(1.12, 1.0)])
+    assert not settled([Round(1.0, 1.0)] * 4)
+    assert settled([Round(1.0, 1.0)] * 5)
+    growing = [Round(1.5**i, 1.0) for i in range(15)]
+    assert not settled(growing[:14])
+    assert settled(growing)
+
+
+def test_the_round_that_the_clock_says_took_least_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the least processor time, in which others may have kept the threads from running side by side."""
+    rounds = iter([Round(9.0, 9.0), *(Round(2.0 + i, 0.5) for i in range(4)), Round(1.0, 1.0), Round(1.01, 0.7)])
+    monkeypatch.setattr(bench, "_on_threads", lambda compute, tasks: next(rounds))
+    assert bench.seconds(lambda task: None, 1) == 1.0
