@@ -116,7 +116,8 @@ class _Run:
             seconds = self._seconds(item, step) + (1 - self.hardware.overlap) * self.issued
             start = self.now
             if t > first:
-                start = max(start, self.done[t - 1] + self._idle_seconds(t - 1, beginning))
+                seconds += self._idle_seconds(t - 1, beginning)
+                start = max(start, self.done[t - 1])
             self.done[t] = start + seconds
             computing += seconds
             self.events.append(Event(Resource.COMPUTE, start, start + seconds, item.index, 0))
@@ -136,8 +137,8 @@ class _Run:
         self.passes.append(PassTime(item.index, item.title, began, self.now, waited, bound))
 
     def _idle_seconds(self, t: int, beginning: float) -> float:
-        """What step ``t`` takes longer for workers that have no tile: of fewer tiles than workers, until the next step
-        has begun, some are idle."""
+        """What the workers lose since ``beginning``, at which the next step began to begin, while step ``t`` has fewer
+        tiles than there are workers."""
         step = self.program.steps[t]
         tiles, workers = -(-(step.stop - step.start) // self.plan.tile_rows), self.workload.threads
         return max(0.0, 1 - tiles / workers) * max(0.0, min(self.now, self.done[t]) - beginning)

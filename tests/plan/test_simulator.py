@@ -112,3 +112,22 @@ def test_stretches_lose_no_busy_second_and_no_byte() -> None:
     assert sum(bar.nbytes for bar in bars) == 1000
     assert len(bars) <= 12
     assert all(bar.end_s - bar.start_s <= 10 for bar in bars)
+
+
+def test_workers_without_a_tile_are_idle_while_the_next_step_begins() -> None:
+    """Of steps of one tile: asking for blocks costs one worker little, of two workers one its time, of four three."""
+    work = workload()
+    plan = make_plan(work, Limits(12 << 20, 1 << 20, block_rows=work.tile_rows))
+    assert plan.step_rows == plan.tile_rows
+
+    def lost(workers: int) -> float:
+        """Seconds that asking takes, by second of asking."""
+        with_workers = replace(work, threads=workers)
+        free = replace(with_disk(1e18, 1e18, 1e18), seconds_per_block=0.0, threads=workers, overlap=1.0)
+        timeline = simulate(plan, with_workers, free)
+        blocks = sum(event.nbytes > 0 and event.resource is not Resource.HOST_COPY for event in timeline.events)
+        asking = simulate(plan, with_workers, replace(free, seconds_per_block=1e-6))
+        return (asking.epoch_s - timeline.epoch_s) / (1e-6 * blocks)
+
+    assert lost(2) > lost(1) + 0.25
+    assert lost(4) > lost(2)
