@@ -202,7 +202,7 @@ class _Unrolling:
         nbytes: Callable[[int], int],
     ) -> None:
         self.steps, self.bounds, self.uses, self.nbytes = steps, bounds, uses, nbytes
-        self.kept = belady(uses)
+        self.kept, self.endings = belady(uses), uses.endings
         self.found = found_in_memory(uses, self.kept)
         self.to_write = blocks_to_write(uses, self.kept)
         self.frames = _Frames(available)
@@ -311,7 +311,8 @@ class _Unrolling:
     def _begin(self, p: int, t: int, first: int) -> None:
         self._release(t - 2, first)
         self.frames.cool(t)
-        spans, found, copy, count = self.uses.spans, self.found, Use.COPY, len(self.uses.spans)
+        spans, found, copy = self.uses.spans, self.found, Use.COPY
+        count = len(spans)
         acquired: list[Acquire] = []
         i = self.next
         while i < count:
@@ -336,7 +337,8 @@ class _Unrolling:
         filled: list[tuple[int, bool]] = []
         stored: list[int] = []
         spans, copy, write = self.uses.spans, Use.COPY, Use.WRITE
-        for i in self.uses.ending(t):
+        by_end, begins = self.endings
+        for i in by_end[begins[t] : begins[t + 1]]:
             _, _, block, use = spans[i]
             if use is copy:
                 filled.append((block, self.found[i]))
@@ -367,7 +369,8 @@ class _Unrolling:
         if t < first:
             return
         after, spans = self.kept.after, self.uses.spans
-        for i in self.uses.ending(t):
+        by_end, begins = self.endings
+        for i in by_end[begins[t] : begins[t + 1]]:
             if after[i]:
                 continue
             _, _, block, use = spans[i]

@@ -44,19 +44,18 @@ class Uses:
 
     def ending(self, step: int) -> Sequence[int]:
         """The numbers of the spans whose last step is ``step``, ascending."""
-        return self._by_end[self._end_bounds[step] : self._end_bounds[step + 1]]
+        by_end, begins = self.endings
+        return by_end[begins[step] : begins[step + 1]]
 
     @cached_property
-    def _by_end(self) -> Sequence[int]:
+    def endings(self) -> tuple[Sequence[int], Sequence[int]]:
+        """All spans by last step, and where those of each step begin there: for who asks for every step in turn."""
         last = [span.last for span in self.spans]
-        return array("q", sorted(range(len(last)), key=last.__getitem__))
-
-    @cached_property
-    def _end_bounds(self) -> Sequence[int]:
         counts = [0] * self.steps
-        for span in self.spans:
-            counts[span.last] += 1
-        return array("q", accumulate(counts, initial=0))
+        for step in last:
+            counts[step] += 1
+        by_end = array("q", sorted(range(len(last)), key=last.__getitem__))
+        return by_end, array("q", accumulate(counts, initial=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,8 @@ def belady(uses: Uses) -> Kept:
 def _belady_epoch(uses: Uses, carried: frozenset[int], *, may_carry: frozenset[int] | None) -> Kept:
     """One epoch that begins with ``carried`` in memory. Over its end only ``may_carry`` are kept (None: any)."""
     spans, steps, count = uses.spans, uses.steps, len(uses.spans)
-    following, ending, capacity, copy = uses.following, uses.ending, uses.capacity, Use.COPY
+    following, capacity, copy = uses.following, uses.capacity, Use.COPY
+    by_end, begins = uses.endings
     after = [False] * count
     held: dict[int, int] = {}  # block → the span after which it is kept (-1: carried in)
     heap: list[tuple[bool, int, int, int]] = []  # (costs a write, - step of next use, span, block)
@@ -142,7 +142,7 @@ def _belady_epoch(uses: Uses, carried: frozenset[int], *, may_carry: frozenset[i
             if span.use is copy and not present:
                 passed_by.add(span.block)
             position += 1
-        for i in ending(step):
+        for i in by_end[begins[step] : begins[step + 1]]:
             then = following[i]
             if then < 0:
                 continue
