@@ -138,7 +138,9 @@ class _Run:
 
     def _idle_seconds(self, t: int, beginning: float) -> float:
         """What the workers lose since ``beginning``, at which the next step began to begin, while step ``t`` has fewer
-        tiles than there are workers."""
+        tiles than there are workers; nothing on a device, which one thread feeds."""
+        if self.hardware.has_device_memory:
+            return 0.0
         step = self.program.steps[t]
         tiles, workers = -(-(step.stop - step.start) // self.plan.tile_rows), self.workload.threads
         return max(0.0, 1 - tiles / workers) * max(0.0, min(self.now, self.done[t]) - beginning)
