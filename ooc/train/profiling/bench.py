@@ -4,9 +4,9 @@
 On the CPU a rate goes by the processor time that the work takes, shared among the threads: what the clock would say
 had every thread a core of its own. On a machine where others compute at the same moment the clock says several times
 that, at random. But it says in which of several rounds the others were least in the way, and that one counts: beside
-others the same work takes less processor time than on an idle machine, an operator 4.4 µs instead of 7.5, as threads
-that wait for the interpreter need not be woken from idle processors. On a GPU the clock is read, when all that was sent
-has been done.
+others the same work was seen to take less processor time than on an idle machine, an operator 4.4 µs instead of 7.5
+(perhaps since threads that wait for the interpreter need not be woken from idle processors). On a GPU the clock is
+read, when all that was sent has been done.
 """
 
 import os
