@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timing work as the executor would do it: a tile a task, all threads at once, every task single-threaded.
 
-On the CPU a rate goes by the processor time that the work takes, shared among the threads: what the clock would say
-had every thread a core of its own. On a machine where others compute at the same moment the clock says several times
-that, at random. But it says in which of several rounds the others were least in the way, and that one counts: beside
-others the same work was seen to take less processor time than on an idle machine, an operator 4.4 µs instead of 7.5
-(perhaps since threads that wait for the interpreter need not be woken from idle processors). On a GPU the clock is
-read, when all that was sent has been done.
+On the CPU a rate goes by the clock, less what threads were ready for and other programs had the processors, as the
+kernel counts that; but never by less than the processor time that the work took. So what threads lose to one another
+counts, waiting for the interpreter above all: beside processor time that makes an operator cost half as much again. Of
+several rounds the median counts, since an epoch meets the machine as it mostly is: forecasts by the best round were a
+fifth too short. On a GPU the clock is read, when all that was sent has been done.
 """
 
 import os
+import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from time import perf_counter, process_time
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -24,10 +26,17 @@ _ALIKE = 0.03
 
 
 class Round(NamedTuple):
-    """What one round took: by the clock, and in processor time; on a device both are the clock's."""
+    """What one round took: by the clock, and in processor time; on a device both are the clock's. ``waited_s``: of the
+    clock's, when threads were ready and had no processor."""
 
     clock_s: float
     cpu_s: float
+    waited_s: float = 0.0
+
+    @property
+    def own_s(self) -> float:
+        """Without what other programs took."""
+        return max(self.cpu_s, self.clock_s - self.waited_s)
 
 
 def settled(rounds: Sequence[Round], *, most: int = _MOST_ROUNDS) -> bool:
@@ -49,21 +58,22 @@ class Bench:
         self._team = Team(threads)
 
     def seconds(self, compute: Callable[[int], object], tasks: int) -> float:
-        """Of ``compute(0)`` to ``compute(tasks - 1)``: the least of a few rounds, after one that warms up."""
+        """Of ``compute(0)`` to ``compute(tasks - 1)``: the median of a few rounds, after one that warms up."""
         run = self._on_device if self.device.type == "cuda" else self._on_threads
         run(compute, tasks)
         rounds: list[Round] = []
         while not settled(rounds):
             rounds.append(run(compute, tasks))
-        return min(rounds).cpu_s
+        return statistics.median(one.own_s for one in rounds)
 
     def _on_threads(self, compute: Callable[[int], object], tasks: int) -> Round:
-        clock, cpu = perf_counter(), process_time()
+        clock, cpu, waited = perf_counter(), process_time(), _waited_s()
         with Flow(self._team, compute, lambda _: None) as flow:
             for task in range(tasks):
                 flow.put(0, task)
             flow.drain()
-        return Round(perf_counter() - clock, (process_time() - cpu) / self.cores)
+        clock_s, cpu_s = perf_counter() - clock, process_time() - cpu
+        return Round(clock_s, cpu_s / self.cores, max(0.0, _waited_s() - waited) / self.cores)
 
     @torch.no_grad()
     def _on_device(self, compute: Callable[[int], object], tasks: int) -> Round:
@@ -85,3 +95,12 @@ class Bench:
     ) -> None:
         torch.set_num_threads(self._intra_op_threads)
         self._team.close()
+
+
+def _waited_s() -> float:
+    """How long threads of this process have been ready and had no processor, all together; 0 where nobody counts it."""
+    waited_ns = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # a thread that ends meanwhile
+            waited_ns += int(path.read_text(encoding="ascii").split()[1])
+    return waited_ns / 1e9
