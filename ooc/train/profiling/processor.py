@@ -121,7 +121,7 @@ def stream_bytes_per_s(bench: Bench, memory: Tensor) -> float:
 
 
 def operator_seconds(bench: Bench) -> float:
-    """Processor seconds of an operator on a part of next to nothing, of any one thread: they take turns."""
+    """Seconds of an operator on a part of next to nothing, of any one thread: they take turns."""
     tiny = torch.ones(16, 16, device=bench.device)
     count = 1000
 
