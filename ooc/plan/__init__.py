@@ -10,7 +10,9 @@ run).
 
 from ooc.plan.budgets import Limits
 from ooc.plan.hardware import UNMEASURED, UNMEASURED_DEVICE, Hardware
-from ooc.plan.plan import ColumnPass, MatrixPlan, Plan, RowPass
+from ooc.plan.matrices import MatrixPlan
+from ooc.plan.passes import ColumnPass, RowPass
+from ooc.plan.plan import Plan
 from ooc.plan.planner import make_plan
 from ooc.plan.workload import Direction, Fate, Kind, Matrix, Pull, Stage, Topology, Workload
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Layout
 from ooc.plan.occupancy import ahead_frames, blocks_at_once, frames_needed
-from ooc.plan.plan import Pass, RowPass
+from ooc.plan.passes import Pass, RowPass
 from ooc.plan.staging import IN_TRANSFER, frames_to_hold
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size

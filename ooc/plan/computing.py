@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from ooc.plan.cost import local_seconds, pull_seconds
 from ooc.plan.hardware import Hardware
-from ooc.plan.plan import MatrixPlan, Pass, RowPass
+from ooc.plan.matrices import MatrixPlan
+from ooc.plan.passes import Pass, RowPass
 from ooc.plan.workload import Pull, Workload
 
 _TIMES_STREAMED = 8

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ooc.plan.deals import Deal, cut_deal
 from ooc.plan.grid import Grid
-from ooc.plan.plan import DealPass, MatrixPlan, Pass
+from ooc.plan.matrices import MatrixPlan
+from ooc.plan.passes import DealPass, Pass
 from ooc.plan.workload import Direction, Kind, PerEdge, Pull, Stage, Workload
 
 _BYTES_PER_EDGE = 160

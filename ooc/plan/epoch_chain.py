@@ -19,7 +19,7 @@ from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Layout
 from ooc.plan.lifetimes import edges_of
 from ooc.plan.occupancy import blocks_at_once
-from ooc.plan.plan import DealPass, Pass, RowPass
+from ooc.plan.passes import DealPass, Pass, RowPass
 from ooc.plan.staging import IN_TRANSFER
 from ooc.plan.workload import Kept, Stage, Workload
 

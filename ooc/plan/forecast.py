@@ -15,7 +15,7 @@ from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Layout, free_frames
 from ooc.plan.lifetimes import edges_of
 from ooc.plan.occupancy import capacity_of
-from ooc.plan.plan import ColumnPass, Pass, streamed_read_bytes, streamed_write_bytes
+from ooc.plan.passes import ColumnPass, Pass, streamed_read_bytes, streamed_write_bytes
 from ooc.plan.program import blocks_to_write, found_in_memory
 from ooc.plan.replacement import Uses, belady
 from ooc.plan.schedule import block_table, lasting_blocks

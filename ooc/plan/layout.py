@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from ooc.plan.dealing import deal_passes
 from ooc.plan.grid import Grid, align_up, block_height
-from ooc.plan.plan import ColumnPass, MatrixPlan, Pass, Region, RowPass, passes_using, streaming_memory
+from ooc.plan.matrices import MatrixPlan
+from ooc.plan.passes import ColumnPass, Pass, RowPass, passes_using, streaming_memory
+from ooc.plan.plan import Region
 from ooc.plan.runs import cut_runs
 from ooc.plan.slabs import direct_slabs
 from ooc.plan.temporaries import scratch_nbytes

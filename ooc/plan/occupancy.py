@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from ooc.plan.layout import Layout
-from ooc.plan.plan import ColumnPass, Pass
+from ooc.plan.passes import ColumnPass, Pass
 from ooc.plan.sequence import edge_grid
 from ooc.plan.slabs import column_step_rows, slabs_beside, stored_slabs
 from ooc.plan.temporaries import most_edges

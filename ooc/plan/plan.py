@@ -8,136 +8,19 @@ every block that comes to the device or leaves it goes through a frame of the ho
 wait goes on to the SSD. ``ooc.plan.staging`` says which, when.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from ooc.plan.deals import Deal
-from ooc.plan.grid import Grid, align_up
+from ooc.plan.matrices import MatrixPlan, edges_name, streamed_in
+from ooc.plan.passes import Pass, streamed_read_bytes, streamed_write_bytes
 from ooc.plan.program import Program, found_in_memory
 from ooc.plan.runs import Runs
 from ooc.plan.sequence import BlockTable, Use
 from ooc.plan.shares import ALL_AGAIN, ALL_BELOW, Shares
 from ooc.plan.staging import Staging
-from ooc.plan.workload import Direction, EdgeData, Kind, Matrix, Pull, Stage, Topology
+from ooc.plan.workload import Direction, Kind, Matrix, Topology
 from ooc.sizes import format_size
-
-_GENERAL = ", general path"
-"""Of a pass that runs a layer of unknown insides: slower than the others."""
-_SPILLING = ", sources' gradients spilled"
-"""Of one whose sums of gradients are not in memory whole: slower still."""
-_DEALT = ", sources dealt out"
-"""Of one whose source is not in memory whole, but read as it has been dealt out to its targets."""
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixPlan:
-    """How one matrix is cut, and whether it waits whole in a region, never touching the SSD.
-
-    Regions hold values of ``region_itemsize`` bytes, those that are pulled; blocks may hold narrower ones. ``runs``: it
-    has no blocks, and is the sums of what is spilled like that. ``deal``: nor has this one, it is another one's rows,
-    dealt out like that.
-    """
-
-    matrix: Matrix
-    grid: Grid
-    region_itemsize: int
-    whole: bool = False
-    runs: Runs | None = None
-    deal: Deal | None = None
-
-    @property
-    def in_frames(self) -> bool:
-        """Whether its blocks lie in frames where they are used."""
-        return not self.whole and self.runs is None and self.deal is None
-
-    @property
-    def region_nbytes(self) -> int:
-        """Bytes of the matrix whole in a region."""
-        return self.matrix.rows * self.matrix.columns * self.region_itemsize
-
-    def slab_stride(self) -> int:
-        """Bytes from one slab buffer to the next."""
-        return align_up(self.grid.rows * self.grid.width(0) * self.region_itemsize)
-
-
-@dataclass(frozen=True, slots=True)
-class RowPass:
-    """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed; or
-    its rows come of ``dealt``.
-
-    ``loads`` are the stage's, and what the pull or the pass before it adds.
-    """
-
-    index: int
-    stage: Stage
-    loads: tuple[str, ...]
-    pull: Pull | None
-    spills_sums: bool = False
-    """Whether what it scatters to is spilled as runs."""
-    dealt: str | None = None
-    """The matrix that holds the source's rows as they have been dealt out."""
-
-    @property
-    def title(self) -> str:
-        """What it is called in tables and drawings."""
-        if self.pull is None or not self.pull.is_general:
-            return self.stage.name
-        return f"{self.stage.name}{_GENERAL}{_DEALT if self.dealt else ''}{_SPILLING if self.spills_sums else ''}"
-
-    @property
-    def rows(self) -> int:
-        """Rows that this pass computes."""
-        return self.stage.rows
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (*self.loads, self.dealt or self.pull.source) if self.pull else self.loads
-
-    @property
-    def stores(self) -> tuple[str, ...]:
-        return self.stage.stores if self.pull is None else (*self.stage.stores, *self.pull.added_to)
-
-
-@dataclass(frozen=True, slots=True)
-class DealPass(RowPass):
-    """Deal the rows of ``pull.source`` out, step by step, along the edges out of them; ``pull.output`` is how they lie
-    then. Its stage is none of the workload's: it belongs to the pass that pulls the source next."""
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnPass:
-    """Pull ``pull.source`` into the ``rows`` rows of ``pull.output``, one slab of columns after the other.
-
-    ``slab_buffers`` slabs of the source are in memory at a time; if ``direct``, the first ones were computed right into
-    them, as far as one pass has written them and nobody else reads them.
-    """
-
-    index: int
-    rows: int
-    pull: Pull
-    slab_buffers: int
-    direct: bool = True
-    spills_sums: bool = False
-    """Whether what it scatters to is spilled as runs."""
-
-    @property
-    def title(self) -> str:
-        """What it is called in tables and drawings."""
-        if not self.pull.is_general:
-            return f"pull {self.pull.source}, slab by slab"
-        return f"pull {self.pull.source}{_GENERAL}{_SPILLING if self.spills_sums else ''}"
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.pull.source, *self.pull.own)
-
-    @property
-    def stores(self) -> tuple[str, ...]:
-        return (self.pull.output, *self.pull.added_to)
-
-
-Pass = RowPass | ColumnPass
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,49 +265,3 @@ class Plan:
             **waits,
             "slabs": slabs,
         }
-
-
-def edges_name(direction: Direction, data: EdgeData | None = None) -> str:
-    """What the topology of ``direction`` is called among the matrices, ``in-edges``, ``out-edges``, and what edges
-    carry: ``in-weight``, ``in-features``, …"""
-    return f"{direction.value}-{'edges' if data is None else data.value}"
-
-
-def runs_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dict[str, Runs]:
-    """Those of ``names`` that are sums of runs."""
-    planned = ((name, matrices[name].runs) for name in names)
-    return {name: runs for name, runs in planned if runs is not None}
-
-
-def deals_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dict[str, Deal]:
-    """Those of ``names`` that are rows dealt out."""
-    planned = ((name, matrices[name].deal) for name in names)
-    return {name: deal for name, deal in planned if deal is not None}
-
-
-def streamed_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dict[str, Runs | Deal]:
-    """Those of ``names`` that have no blocks: sums of runs, and rows dealt out."""
-    planned = ((name, matrices[name].runs or matrices[name].deal) for name in names)
-    return {name: one for name, one in planned if one is not None}
-
-
-def streamed_read_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
-    """Bytes that a pass reads from the SSD of what has no blocks."""
-    runs, deals = runs_in(item.reads, matrices).values(), deals_in(item.reads, matrices).values()
-    return sum(one.nbytes for one in runs) + sum(one.read_nbytes(item.rows) for one in deals)
-
-
-def streamed_write_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
-    """Bytes that it writes there of such."""
-    return sum(one.nbytes for one in streamed_in(item.stores, matrices).values())
-
-
-def streaming_memory(item: Pass, matrices: Mapping[str, MatrixPlan]) -> dict[str, int]:
-    """Bytes of memory that a pass needs for what has no blocks, by matrix."""
-    needed = {name: one.writing_nbytes for name, one in streamed_in(item.stores, matrices).items()}
-    return needed | {name: one.reading_nbytes for name, one in streamed_in(item.reads, matrices).items()}
-
-
-def passes_using(passes: Sequence[Pass], name: str) -> list[int]:
-    """The passes that read or write matrix ``name``, by their index."""
-    return [step.index for step in passes if name in step.reads or name in step.stores]

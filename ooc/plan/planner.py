@@ -22,8 +22,9 @@ from ooc.plan.dealing import dealable, leaner_dealt
 from ooc.plan.forecast import forecast_traffic, seconds_of
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.layout import Choice, Cut, Layout, lay_out, pulled_sources
+from ooc.plan.matrices import streamed_in
 from ooc.plan.occupancy import frames_needed
-from ooc.plan.plan import Plan, streamed_in
+from ooc.plan.plan import Plan
 from ooc.plan.schedule import build_plan
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size

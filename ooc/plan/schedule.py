@@ -5,8 +5,9 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from ooc.plan.layout import Layout, free_frames
+from ooc.plan.matrices import edges_name
 from ooc.plan.occupancy import capacity_of
-from ooc.plan.plan import Plan, edges_name
+from ooc.plan.plan import Plan
 from ooc.plan.program import Program, unroll
 from ooc.plan.replacement import Uses
 from ooc.plan.sequence import BlockTable, edge_grid

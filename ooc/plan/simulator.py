@@ -14,8 +14,10 @@ from ooc.plan.computing import computing_seconds
 from ooc.plan.deals import Deal
 from ooc.plan.hardware import Hardware
 from ooc.plan.link import Link
+from ooc.plan.matrices import deals_in, runs_in
 from ooc.plan.mover import Mover, disk_link
-from ooc.plan.plan import ColumnPass, Pass, Plan, RowPass, deals_in, runs_in, streamed_write_bytes
+from ooc.plan.passes import ColumnPass, Pass, RowPass, streamed_write_bytes
+from ooc.plan.plan import Plan
 from ooc.plan.program import Program
 from ooc.plan.runs import Runs
 from ooc.plan.sequence import Step, Use

@@ -4,7 +4,8 @@
 from collections.abc import Mapping, Sequence
 
 from ooc.plan.grid import Grid
-from ooc.plan.plan import ColumnPass, MatrixPlan, Pass, passes_using
+from ooc.plan.matrices import MatrixPlan
+from ooc.plan.passes import ColumnPass, Pass, passes_using
 from ooc.plan.workload import Pull
 
 

@@ -5,7 +5,8 @@ from functools import lru_cache
 from operator import sub
 
 from ooc.plan.grid import Grid
-from ooc.plan.plan import ColumnPass, MatrixPlan, Pass
+from ooc.plan.matrices import MatrixPlan
+from ooc.plan.passes import ColumnPass, Pass
 from ooc.plan.workload import EdgeData, Pull, Topology, Workload
 
 PULL_TILE_ROWS = 2048

@@ -4,7 +4,8 @@
 from collections.abc import Sequence
 
 from ooc.plan.layout import Layout
-from ooc.plan.plan import ColumnPass, Pass, RowPass, edges_name
+from ooc.plan.matrices import edges_name
+from ooc.plan.passes import ColumnPass, Pass, RowPass
 from ooc.plan.sequence import (
     BlockTable,
     Span,

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 
-from ooc.plan.plan import ColumnPass, DealPass, Plan, Region, RowPass, streaming_memory
+from ooc.plan.passes import ColumnPass, DealPass, RowPass, streaming_memory
+from ooc.plan.plan import Plan, Region
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
 from ooc.plan.staging import Staging, Way

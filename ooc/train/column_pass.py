@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ooc.plan.plan import ColumnPass
+from ooc.plan.passes import ColumnPass
 from ooc.plan.sequence import Step as PlannedStep
 from ooc.plan.temporaries import pull_tile_rows
 from ooc.train.committing import Committing

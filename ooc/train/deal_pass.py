@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ooc.plan.deals import Deal
-from ooc.plan.plan import DealPass
+from ooc.plan.passes import DealPass
 from ooc.plan.sequence import Step as PlannedStep
 from ooc.train.dealt_rows import Dealt
 from ooc.train.edge_sweep import EdgeSweep

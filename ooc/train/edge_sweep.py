@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.plan.plan import edges_name
+from ooc.plan.matrices import edges_name
 from ooc.plan.workload import EdgeData, Pull
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.operands import Edges

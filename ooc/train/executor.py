@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from ooc.errors import BudgetError, StoreError
-from ooc.plan.plan import DealPass, Plan, RowPass, edges_name
+from ooc.plan.matrices import edges_name
+from ooc.plan.passes import DealPass, RowPass
+from ooc.plan.plan import Plan
 from ooc.plan.staging import Way
 from ooc.plan.workload import Direction, Fate, Kind
 from ooc.prefetch.arena import Arena

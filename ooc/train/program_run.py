@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ooc.plan.plan import ColumnPass, Region, RowPass
+from ooc.plan.passes import ColumnPass, RowPass
+from ooc.plan.plan import Region
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
 from ooc.plan.workload import Kind, Pull

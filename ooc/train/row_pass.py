@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ooc.plan.plan import ColumnPass, RowPass
+from ooc.plan.passes import ColumnPass, RowPass
 from ooc.plan.sequence import Step as PlannedStep
 from ooc.plan.slabs import direct_slabs, stored_slabs
 from ooc.plan.workload import Pull

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, GINConv, SAGEConv, TransformerConv
 
 from ooc.errors import OptionError
-from ooc.plan.plan import ColumnPass
+from ooc.plan.passes import ColumnPass
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
 from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam

@@ -16,7 +16,8 @@ from torch_geometric.nn import GENConv, ResGatedGraphConv
 from ooc.errors import BudgetError, OocError
 from ooc.plan import UNMEASURED, Limits
 from ooc.plan.graphs import GraphStatistics
-from ooc.plan.plan import DealPass, Plan
+from ooc.plan.passes import DealPass
+from ooc.plan.plan import Plan
 from ooc.plan.simulator import simulate
 from ooc.plan.timeline import Resource
 from ooc.prefetch.engine import DirectEngine

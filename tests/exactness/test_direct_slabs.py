@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from ooc.plan import planner
-from ooc.plan.plan import ColumnPass, Plan
+from ooc.plan.passes import ColumnPass
+from ooc.plan.plan import Plan
 from ooc.plan.planner import LAST_STEPS
 from ooc.plan.slabs import direct_slabs
 from tests.exactness.comparison import make_trainer, store_of

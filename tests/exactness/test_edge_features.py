@@ -13,7 +13,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINEConv, TransformerConv
 
 import ooc
 from ooc.errors import ModelError
-from ooc.plan.plan import ColumnPass
+from ooc.plan.passes import ColumnPass
 from ooc.train.prediction import Prediction
 from ooc.train.setup import Resources
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch

@@ -27,7 +27,7 @@ from torch_geometric.nn.aggr import SetTransformerAggregation
 
 import ooc
 from ooc.errors import BudgetError, ModelError
-from ooc.plan.plan import ColumnPass, RowPass
+from ooc.plan.passes import ColumnPass, RowPass
 from ooc.storage.store import Store
 from ooc.train.kernels import neighbourhood
 from ooc.train.prediction import Prediction

@@ -7,7 +7,7 @@ import pytest
 
 from ooc.plan import UNMEASURED, Hardware, Limits, make_plan
 from ooc.plan.computing import computing_seconds
-from ooc.plan.plan import ColumnPass, Pass, RowPass
+from ooc.plan.passes import ColumnPass, Pass, RowPass
 from ooc.plan.workload import PerEdge
 from tests.plan.workloads import workload
 

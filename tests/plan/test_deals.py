@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Direction, Hardware, Limits, Plan, Workload, make_plan
 from ooc.plan.deals import cut_deal
-from ooc.plan.plan import DealPass, RowPass
+from ooc.plan.passes import DealPass, RowPass
 from ooc.plan.simulator import simulate
 from ooc.plan.timeline import Resource
 from ooc.plan.verifier import verify_plan

@@ -10,7 +10,7 @@ from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, make_plan
 from ooc.plan.layout import Choice, Cut, Layout, lay_out
 from ooc.plan.occupancy import frames_needed
-from ooc.plan.plan import ColumnPass
+from ooc.plan.passes import ColumnPass
 from ooc.plan.sequence import Use
 from ooc.plan.slabs import direct_slabs
 from ooc.plan.verifier import verify_plan

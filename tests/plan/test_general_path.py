@@ -8,7 +8,7 @@ import pytest
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Direction, Kind, Limits, Matrix, Plan, Pull, Stage, Workload, make_plan
 from ooc.plan.hardware import Hardware
-from ooc.plan.plan import ColumnPass
+from ooc.plan.passes import ColumnPass
 from ooc.plan.temporaries import PULL_TILE_ROWS, pull_tile_rows
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import PerEdge

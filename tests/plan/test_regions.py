@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ooc.plan import UNMEASURED, Limits, Workload, make_plan
 from ooc.plan.layout import Choice, Cut, lay_out
-from ooc.plan.plan import MatrixPlan
+from ooc.plan.matrices import MatrixPlan
 from ooc.plan.workload import PerEdge
 from tests.plan.workloads import workload
 

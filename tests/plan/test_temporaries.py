@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, Limits, make_plan
-from ooc.plan.plan import ColumnPass
+from ooc.plan.passes import ColumnPass
 from ooc.plan.temporaries import scratch_nbytes
 from ooc.plan.workload import PerEdge, Workload
 from tests.plan.workloads import workload

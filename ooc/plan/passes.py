@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The passes of a program: over rows, step by step; over columns, slab by slab. What each reads and stores, and what it
+moves of the matrices that have no blocks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ooc.plan.matrices import MatrixPlan, deals_in, runs_in, streamed_in
+from ooc.plan.workload import Pull, Stage
+
+_GENERAL = ", general path"
+"""Of a pass that runs a layer of unknown insides: slower than the others."""
+_SPILLING = ", sources' gradients spilled"
+"""Of one whose sums of gradients are not in memory whole: slower still."""
+_DEALT = ", sources dealt out"
+"""Of one whose source is not in memory whole, but read as it has been dealt out to its targets."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPass:
+    """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed; or
+    its rows come of ``dealt``.
+
+    ``loads`` are the stage's, and what the pull or the pass before it adds.
+    """
+
+    index: int
+    stage: Stage
+    loads: tuple[str, ...]
+    pull: Pull | None
+    spills_sums: bool = False
+    """Whether what it scatters to is spilled as runs."""
+    dealt: str | None = None
+    """The matrix that holds the source's rows as they have been dealt out."""
+
+    @property
+    def title(self) -> str:
+        """What it is called in tables and drawings."""
+        if self.pull is None or not self.pull.is_general:
+            return self.stage.name
+        return f"{self.stage.name}{_GENERAL}{_DEALT if self.dealt else ''}{_SPILLING if self.spills_sums else ''}"
+
+    @property
+    def rows(self) -> int:
+        """Rows that this pass computes."""
+        return self.stage.rows
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (*self.loads, self.dealt or self.pull.source) if self.pull else self.loads
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return self.stage.stores if self.pull is None else (*self.stage.stores, *self.pull.added_to)
+
+
+@dataclass(frozen=True, slots=True)
+class DealPass(RowPass):
+    """Deal the rows of ``pull.source`` out, step by step, along the edges out of them; ``pull.output`` is how they lie
+    then. Its stage is none of the workload's: it belongs to the pass that pulls the source next."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPass:
+    """Pull ``pull.source`` into the ``rows`` rows of ``pull.output``, one slab of columns after the other.
+
+    ``slab_buffers`` slabs of the source are in memory at a time; if ``direct``, the first ones were computed right into
+    them, as far as one pass has written them and nobody else reads them.
+    """
+
+    index: int
+    rows: int
+    pull: Pull
+    slab_buffers: int
+    direct: bool = True
+    spills_sums: bool = False
+    """Whether what it scatters to is spilled as runs."""
+
+    @property
+    def title(self) -> str:
+        """What it is called in tables and drawings."""
+        if not self.pull.is_general:
+            return f"pull {self.pull.source}, slab by slab"
+        return f"pull {self.pull.source}{_GENERAL}{_SPILLING if self.spills_sums else ''}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.pull.source, *self.pull.own)
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return (self.pull.output, *self.pull.added_to)
+
+
+Pass = RowPass | ColumnPass
+
+
+def streamed_read_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
+    """Bytes that a pass reads from the SSD of what has no blocks."""
+    runs, deals = runs_in(item.reads, matrices).values(), deals_in(item.reads, matrices).values()
+    return sum(one.nbytes for one in runs) + sum(one.read_nbytes(item.rows) for one in deals)
+
+
+def streamed_write_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
+    """Bytes that it writes there of such."""
+    return sum(one.nbytes for one in streamed_in(item.stores, matrices).values())
+
+
+def streaming_memory(item: Pass, matrices: Mapping[str, MatrixPlan]) -> dict[str, int]:
+    """Bytes of memory that a pass needs for what has no blocks, by matrix."""
+    needed = {name: one.writing_nbytes for name, one in streamed_in(item.stores, matrices).items()}
+    return needed | {name: one.reading_nbytes for name, one in streamed_in(item.reads, matrices).items()}
+
+
+def passes_using(passes: Sequence[Pass], name: str) -> list[int]:
+    """The passes that read or write matrix ``name``, by their index."""
+    return [step.index for step in passes if name in step.reads or name in step.stores]
