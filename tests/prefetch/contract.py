@@ -111,6 +111,14 @@ class EngineContract:
         engine.read([Span(spill, *r, "m") for r in ranges], out).wait()
         assert np.array_equal(out, np.concatenate([data[o : o + n] for o, n in ranges]))
 
+    def test_what_is_written_may_be_read_only(self, engine: Engine, spill: OpenFile) -> None:
+        data, back = aligned(8192), aligned(8192)
+        data[:] = random_bytes(8192)
+        data.flags.writeable = False
+        self.put(engine, Span(spill, 0, 8192, "m"), data)
+        engine.read([Span(spill, 0, 8192, "m")], back).wait()
+        assert np.array_equal(back, data)
+
     def test_nothing_to_move_is_done_at_once(self, engine: Engine, spill: OpenFile) -> None:
         engine.read([], aligned(4096)).wait()
         engine.read([Span(spill, 0, 0, "m")], aligned(4096)[:0]).wait()

@@ -103,7 +103,7 @@ class FaultyQueue(KernelQueue):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         count = self.faults.shorten(count) if count < PAGE else count
         if requests.writing:
-            self._written.update(requests.tags(first, count))
+            self._written.update(range(requests.first_tag + first, requests.first_tag + first + count))
         return super().submit(requests, first, count)
 
     def reap(self, minimum: int, maximum: int) -> list[tuple[int, int]]:

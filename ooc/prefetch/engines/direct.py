@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.engines.kernel_queue import KernelQueue
-from ooc.prefetch.engines.plain import Call, Lane, SystemCalls
+from ooc.prefetch.engines.plain import Call, Lane, SystemCalls, cut
 from ooc.prefetch.engines.queue_lane import Batch, QueueLane
-from ooc.prefetch.engines.seam import PAGE_BYTES, ChunkFile, Counters, Engine, OpenFile, Piece, Span, Ticket
+from ooc.prefetch.engines.seam import PAGE_BYTES, ChunkFile, Counters, Engine, OpenFile, Span, Ticket
 
 PIECE_BYTES = 1 << 20
 """Largest single request: enough for the disk's full rate, small enough that several run side by side."""
@@ -45,6 +45,7 @@ class DirectEngine(Engine):
         queue: Callable[[int], KernelQueue] | None = KernelQueue,
     ) -> None:
         self.counters = Counters()
+        assert piece_bytes % PAGE_BYTES == 0
         self._piece_bytes = piece_bytes
         calls = calls or SystemCalls()
         self._near = Lane(threads=threads, name="ooc-io", calls=calls, direct=True, counters=self.counters)
@@ -77,31 +78,37 @@ class DirectEngine(Engine):
         self._bulk.close()
 
     def _submit(self, spans: Sequence[Span], memory: Bytes, *, bulk: bool, writing: bool) -> Ticket:
-        call = Call(spans, memory, piece_bytes=self._piece_bytes, writing=writing, counters=self.counters)
-        plain = self._bulk if bulk else self._near
-        if self._queued is None:
-            plain.submit(call.pieces())
-            return call.ticket
-        misfit: list[Piece] = []
-        of_file: dict[OpenFile | ChunkFile, tuple[list[Span], list[int]]] = {}
-        for part, start in zip(call.parts, call.starts, strict=False):
-            if (part.offset | call.address + start) % PAGE_BYTES or part.nbytes < PAGE_BYTES:
-                misfit.append(call.piece(part, start))
-                continue
-            parts, starts = of_file.get(part.file) or of_file.setdefault(part.file, ([], []))
-            parts.append(part)
-            starts.append(start)
-        batches = []
-        for file, (parts, starts) in of_file.items():
-            if _refuses(file, writing):
-                misfit += map(call.piece, parts, starts)
-            else:
-                batches.append(Batch(call, file, parts, starts, bulk=bulk))
+        call = Call(spans, memory, writing=writing)
+        batches, misfit = self._sorted(call, bulk=bulk)
+        call.ticket = Ticket(self.counters, len(misfit) + sum([batch.left for batch in batches]))
         if misfit:
-            plain.submit(misfit)
-        if batches:
+            plain = self._bulk if bulk else self._near
+            plain.submit([call.piece(*part) for part in misfit])
+        if self._queued is not None and batches:
             self._queued.submit(batches, bulk=bulk)
         return call.ticket
+
+    def _sorted(self, call: Call, *, bulk: bool) -> tuple[list[Batch], list[tuple[int, int]]]:
+        """What is for the kernel's queue, and the parts, as start and length, that must go the plain way."""
+        piece_bytes = self._piece_bytes
+        misfit: list[tuple[int, int]] = []
+        batches: dict[OpenFile | ChunkFile, Batch | None] = {}  # None: not for the queue
+        file, batch = None, None
+        for span, start in zip(call.spans, call.starts, strict=False):
+            if span.file is not file:
+                file = span.file
+                if file not in batches:
+                    queued = self._queued is not None and not _refuses(file, call.writing)
+                    batches[file] = Batch(call, file, bulk=bulk) if queued else None
+                batch = batches[file]
+            whole_bytes = 0
+            if batch is not None and not (span.offset | call.address + start) % PAGE_BYTES:
+                whole_bytes = span.nbytes & -PAGE_BYTES
+                if whole_bytes:
+                    batch.add(span.offset, start, whole_bytes, piece_bytes)
+            if whole_bytes != span.nbytes:
+                misfit += cut(start + whole_bytes, span.nbytes - whole_bytes, piece_bytes)
+        return [batch for batch in batches.values() if batch is not None and batch.left], misfit
 
 
 def _refuses(file: OpenFile | ChunkFile, writing: bool) -> bool:

@@ -12,15 +12,14 @@ import os
 import platform
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
 
 _READ, _WRITE = 0, 1
 _SETUP, _DESTROY, _GETEVENTS, _SUBMIT = range(4)
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2), "riscv64": (0, 1, 4, 2)}
 _WORD_BYTES = 8
-_BLOCK_WORDS = 8  # of a control block: tag, key and flags, operation and file, address, bytes, offset, two unused
-_AIM_WORD = 2  # of these, the one of operation and file: u16 operation, i16 priority, u32 descriptor
-_COLUMN_WORDS = (0, 3, 4, 5)  # those of tag, address, bytes and offset
+_BLOCK = struct.Struct("<Q8xQQQQ16x")
+"""A control block: tag, (key, flags), operation and file (u16 operation, i16 priority, u32 descriptor), address, bytes,
+offset, (two unused)."""
 _EVENT = struct.Struct("<Q8xq8x")  # tag, (control block), result, (second result)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,43 +29,19 @@ _syscall.argtypes = [ctypes.c_long] * 6
 
 
 class Requests:
-    """Requests of one file and direction, laid out as the kernel reads them: described once, sent in any portions.
+    """Requests of one file and direction, sent in their order, in any portions: of each ``wanted``, its address, bytes
+    and offset.
 
-    The kernel copies what it is sent, so that these may be forgotten while their requests are under way.
+    Their results come back with tags: ``first_tag`` for the first, one more for each that follows, all below 2⁶⁴.
     """
 
-    __slots__ = ("_blocks", "_pointers", "writing")
+    __slots__ = ("descriptor", "first_tag", "wanted", "writing")
 
-    def __init__(
-        self,
-        *,
-        tags: Iterable[int],
-        addresses: Iterable[int],
-        nbytes: Sequence[int],
-        offsets: Iterable[int],
-        writing: bool,
-    ) -> None:
-        """Columns of one entry a request; a tag (below 2⁶⁴) comes back with its request's result."""
+    def __init__(self, first_tag: int, *, writing: bool) -> None:
+        self.descriptor = -1
+        self.first_tag = first_tag
         self.writing = writing
-        blocks = array("Q", bytes(_WORD_BYTES * _BLOCK_WORDS * len(nbytes)))
-        for word, column in zip(_COLUMN_WORDS, (tags, addresses, nbytes, offsets), strict=True):
-            blocks[word::_BLOCK_WORDS] = array("Q", column)
-        self._blocks = blocks
-        start, words = blocks.buffer_info()
-        self._pointers = array("Q", range(start, start + words * _WORD_BYTES, _BLOCK_WORDS * _WORD_BYTES))
-
-    def aim(self, descriptor: int) -> None:
-        """Name the file of all of them."""
-        word = descriptor << 32 | (_WRITE if self.writing else _READ)
-        self._blocks[_AIM_WORD::_BLOCK_WORDS] = array("Q", (word,)) * len(self._pointers)
-
-    def pointers(self, first: int) -> int:
-        """Where the pointers to the control blocks lie, from the ``first`` on; they live as long as this."""
-        return self._pointers.buffer_info()[0] + first * _WORD_BYTES
-
-    def tags(self, first: int, count: int) -> list[int]:
-        """Of ``count`` requests from the ``first`` on."""
-        return self._blocks[first * _BLOCK_WORDS : (first + count) * _BLOCK_WORDS : _BLOCK_WORDS].tolist()
+        self.wanted: list[tuple[int, int, int]] = []
 
 
 class KernelQueue:
@@ -82,16 +57,28 @@ class KernelQueue:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         self._numbers = numbers
         self._depth = depth
-        self._events = bytearray(depth * _EVENT.size)
-        self._pinned = (ctypes.c_char * len(self._events)).from_buffer(self._events)  # so that they cannot move
-        self._events_at = ctypes.addressof(self._pinned)
+        self._events, self._events_at = _fixed(depth * _EVENT.size)
+        self._blocks, blocks_at = _fixed(depth * _BLOCK.size)
+        self._places = range(0, depth * _BLOCK.size, _BLOCK.size)
+        self._pointers = array("Q", [blocks_at + place for place in self._places])
+        self._pointers_at = self._pointers.buffer_info()[0]
         context = ctypes.c_ulong(0)
         self._call(_SETUP, depth, ctypes.addressof(context))
         self._context = context.value
 
     def submit(self, requests: Requests, first: int, count: int) -> int:
-        """Send ``count`` requests from the ``first`` on → how many were taken; OSError if the first one was not."""
-        return self._call(_SUBMIT, self._context, count, requests.pointers(first))
+        """Send ``count`` requests from the ``first`` on → how many were taken; OSError if the first one was not.
+
+        The kernel copies what describes them, so that all are described in the same place.
+        """
+        pack, blocks = _BLOCK.pack_into, self._blocks
+        aim = requests.descriptor << 32 | (_WRITE if requests.writing else _READ)
+        tag = requests.first_tag + first
+        wanted = requests.wanted[first : first + count]
+        for place, (address, nbytes, offset) in zip(self._places, wanted, strict=False):
+            pack(blocks, place, tag, aim, address, nbytes, offset)
+            tag += 1
+        return self._call(_SUBMIT, self._context, count, self._pointers_at)
 
     def reap(self, minimum: int, maximum: int) -> list[tuple[int, int]]:
         """Wait until ``minimum`` requests have ended → (tag, bytes moved or minus the error number) of at most
@@ -115,3 +102,9 @@ class KernelQueue:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         return result
+
+
+def _fixed(nbytes: int) -> tuple[ctypes.Array[ctypes.c_char], int]:
+    """Memory that stays where it is, and its address."""
+    memory = ctypes.create_string_buffer(nbytes)
+    return memory, ctypes.addressof(memory)

@@ -4,11 +4,12 @@
 Every engine comes back to it for what it cannot do itself, so this is also where errors get their names.
 """
 
+import ctypes
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Sequence
 from errno import EINVAL
-from itertools import accumulate
 from queue import SimpleQueue
 from typing import cast
 
@@ -16,6 +17,7 @@ from ooc.prefetch.arena import Bytes
 from ooc.prefetch.engines.seam import PAGE_BYTES, Counters, Engine, Piece, Span, Ticket, join_adjacent
 
 _CLOSED = "the engine is closed"
+_PLACE = ctypes.c_char * 0
 
 
 class SystemCalls:
@@ -31,40 +33,35 @@ class SystemCalls:
 
 
 class Call:
-    """What one call asks for: ``parts`` of at most ``piece_bytes``, each from or to where it ``starts`` in the memory,
-    and the ticket of them all."""
+    """What one call asks for: ``spans`` that are no neighbours, each from or to where it ``starts`` in the memory.
 
-    __slots__ = ("address", "memory", "parts", "starts", "ticket", "writing")
+    It is moved in parts, which are known by where they start in the memory and how long they are; ``ticket`` is that of
+    all of them, once they have been counted.
+    """
 
-    def __init__(
-        self, spans: Sequence[Span], memory: Bytes, *, piece_bytes: int, writing: bool, counters: Counters
-    ) -> None:
+    __slots__ = ("address", "memory", "spans", "starts", "ticket", "writing")
+
+    ticket: Ticket
+
+    def __init__(self, spans: Sequence[Span], memory: Bytes, *, writing: bool) -> None:
         self.memory, self.address = _operand(memory)
         self.writing = writing
-        self.parts = _cut(join_adjacent(spans), piece_bytes)
-        self.starts = list(accumulate([part.nbytes for part in self.parts], initial=0))
+        self.spans, self.starts = join_adjacent(spans)
         assert self.starts[-1] <= memory.nbytes
-        self.ticket = Ticket(counters, len(self.parts))
 
-    def piece(self, part: Span, start: int) -> Piece:
+    def piece(self, start: int, nbytes: int) -> Piece:
         """One of the parts, to be moved by itself."""
-        memory = self.memory[start : start + part.nbytes]
-        return Piece(part, part.offset, memory, self.address + start, self.writing, self.ticket)
+        number = bisect_right(self.starts, start, hi=len(self.spans)) - 1
+        span = self.spans[number]
+        memory = self.memory[start : start + nbytes]
+        offset = span.offset + start - self.starts[number]
+        return Piece(span, offset, memory, self.address + start, self.writing, self.ticket)
 
-    def pieces(self) -> list[Piece]:
-        """All of them."""
-        return [self.piece(part, start) for part, start in zip(self.parts, self.starts, strict=False)]
 
-
-def _cut(spans: Sequence[Span], piece_bytes: int) -> list[Span]:
-    parts = []
-    for span in spans:
-        if 0 < span.nbytes <= piece_bytes:
-            parts.append(span)
-            continue
-        for at in range(0, span.nbytes, piece_bytes):
-            parts.append(Span(span.file, span.offset + at, min(piece_bytes, span.nbytes - at), span.label))
-    return parts
+def cut(start: int, nbytes: int, piece_bytes: int) -> list[tuple[int, int]]:
+    """Start and length of parts of at most ``piece_bytes``."""
+    end = start + nbytes
+    return [(at, min(piece_bytes, end - at)) for at in range(start, end, piece_bytes)]
 
 
 def _operand(memory: Bytes) -> tuple[memoryview, int]:
@@ -72,7 +69,10 @@ def _operand(memory: Bytes) -> tuple[memoryview, int]:
     on_device = getattr(memory, "__cuda_array_interface__", None)
     if on_device is not None:
         return cast(memoryview, memory), int(on_device["data"][0])
-    return memory.data, memory.ctypes.data
+    view = memory.data
+    if view.readonly:
+        return view, memory.ctypes.data
+    return view, ctypes.addressof(_PLACE.from_buffer(view))  # in half the time
 
 
 class Lane:
@@ -201,6 +201,12 @@ class ThreadEngine(Engine):
         self._bulk.close()
 
     def _submit(self, spans: Sequence[Span], memory: Bytes, lane: Lane, *, writing: bool) -> Ticket:
-        call = Call(spans, memory, piece_bytes=self._piece_bytes, writing=writing, counters=self.counters)
-        lane.submit(call.pieces())
+        call = Call(spans, memory, writing=writing)
+        parts = [
+            part
+            for span, start in zip(call.spans, call.starts, strict=False)
+            for part in cut(start, span.nbytes, self._piece_bytes)
+        ]
+        call.ticket = Ticket(self.counters, len(parts))
+        lane.submit([call.piece(*part) for part in parts])
         return call.ticket

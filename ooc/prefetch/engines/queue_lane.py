@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's queue kept full, in few steps of the interpreter: what a call asks for is described to the kernel as a
-whole, sent in portions as room allows, and collected many at a time.
+"""The kernel's queue kept full, in few steps of the interpreter: what a call asks for is listed once, sent in portions
+as room allows, and collected many at a time.
 
-That saves the interpreter's time: handled one by one, a request of 64 KiB took a third of the time in which a disk
-reads it.
+Steps count for more than they seem to: both threads have slept when their turn comes, and the interpreter's code, which
+the caches have lost by then, takes a multiple of the time that it takes in a loop.
 """
 
 import contextlib
@@ -12,18 +12,17 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
 from ooc.prefetch.engines.plain import Call, Lane
 from ooc.prefetch.engines.seam import (
-    PAGE_BYTES,
     READ_ONLY,
     ChunkFile,
     Counters,
     OpenFile,
     Piece,
-    Span,
+    Ticket,
     open_direct,
 )
 
@@ -36,79 +35,71 @@ _FIRST = 2
 looked at all of them (AIO_PLUG_THRESHOLD in fs/aio.c), and the disk would wait. A virtual disk reports what it has done
 when it has done everything, so that this is the rule there. 32 of 64 KiB at once read 4 to 13 % slower than 4 at once
 (a program in C, virtio)."""
-_PORTION = 8
-"""… and when something is."""
+_GROWTH = 3
+"""… and at most so many times as are under way: while the disk is busy with these, the others are handed over."""
 _TAG_BITS = 32
 """Of a request's tag, those that number it within its batch; the rest number the batch."""
 _INDEX = (1 << _TAG_BITS) - 1
 _CLOSED = "the engine is closed"
 
 
-class Batch:
-    """Parts of one call that lie in one file. A chunk file is opened with the first of them and closed with the last.
+class Batch(Requests):
+    """What one call asks of one file. A chunk file is opened with the first request and closed with the last.
 
-    ``sent``: of its parts, how many the kernel has had; ``left``: how many have not ended.
+    ``sent``: of its requests, how many the kernel has had; ``left``: how many have not ended.
     """
 
-    __slots__ = (
-        *("_call", "_descriptor", "_starts", "bulk", "file", "left"),
-        *("number", "parts", "requests", "sent", "ticket", "writing"),
-    )
+    __slots__ = ("_call", "bulk", "file", "left", "number", "sent")
 
     _numbers = itertools.count()
 
-    def __init__(
-        self, call: Call, file: OpenFile | ChunkFile, parts: Sequence[Span], starts: Sequence[int], *, bulk: bool
-    ) -> None:
+    def __init__(self, call: Call, file: OpenFile | ChunkFile, *, bulk: bool) -> None:
+        self.number = next(self._numbers)
+        super().__init__(self.number << _TAG_BITS, writing=call.writing)
         self.file = file
         self.bulk = bulk
-        self.number = next(self._numbers)
-        self.parts = parts
         self.sent = 0
-        self.left = len(parts)
-        self.requests = Requests(
-            tags=range(self.number << _TAG_BITS, (self.number << _TAG_BITS) + self.left),
-            addresses=[call.address + start for start in starts],
-            nbytes=[part.nbytes & -PAGE_BYTES for part in parts],  # whole pages; the rest goes the plain way
-            offsets=[part.offset for part in parts],
-            writing=call.writing,
-        )
-        self.ticket = call.ticket
-        self.writing = call.writing
+        self.left = 0
         self._call = call
-        self._starts = starts
-        self._descriptor = -1
+
+    def add(self, offset: int, start: int, nbytes: int, piece_bytes: int) -> None:
+        """Ask for whole pages from ``offset`` on, to or from ``start`` in the call's memory."""
+        address = self._call.address + start
+        while nbytes > piece_bytes:
+            self.wanted.append((address, piece_bytes, offset))
+            address += piece_bytes
+            offset += piece_bytes
+            nbytes -= piece_bytes
+        self.wanted.append((address, nbytes, offset))
+        self.left = len(self.wanted)
+
+    @property
+    def ticket(self) -> Ticket:
+        """That of the call."""
+        return self._call.ticket
 
     @property
     def waiting(self) -> int:
         """How many the kernel has not had."""
-        return len(self.parts) - self.sent
+        return len(self.wanted) - self.sent
 
     def opened(self) -> bool:
         """Before the first is sent: whether O_DIRECT can be had for the file."""
         if self.sent:
             return True
-        descriptor = self.file.direct if isinstance(self.file, OpenFile) else self._open()
-        if descriptor >= 0:
-            self.requests.aim(descriptor)
-        return descriptor >= 0
-
-    def _open(self) -> int:
-        assert isinstance(self.file, ChunkFile)
-        if self._descriptor < 0:
+        if isinstance(self.file, OpenFile):
+            self.descriptor = self.file.direct
+        elif self.descriptor < 0:
             with contextlib.suppress(OSError):  # the plain way meets the same error, and names it
-                self._descriptor = open_direct(self.file.path, READ_ONLY)
-        return self._descriptor
-
-    def _piece(self, index: int) -> Piece:
-        return self._call.piece(self.parts[index], self._starts[index])
+                self.descriptor = open_direct(self.file.path, READ_ONLY)
+        return self.descriptor >= 0
 
     def gone(self, count: int) -> None:
         """So many have ended, or are left to the plain way."""
         self.left -= count
-        if self.left == 0 and self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self.left == 0 and self.descriptor >= 0 and isinstance(self.file, ChunkFile):
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     def divert(self, index: int, plain: Lane, *, done: int = 0) -> None:
         """Leave one of them, after ``done`` bytes, to the plain way."""
@@ -128,6 +119,10 @@ class Batch:
         if self.left:
             self._piece(0).fail(reason, parts=self.left)
             self.gone(self.left)
+
+    def _piece(self, index: int) -> Piece:
+        address, nbytes, _ = self.wanted[index]
+        return self._call.piece(address - self._call.address, nbytes)
 
 
 class QueueLane:
@@ -149,7 +144,7 @@ class QueueLane:
         self._thread = threading.Thread(target=self._collect, name="ooc-aio", daemon=True)
         self._thread.start()
 
-    def submit(self, batches: Sequence[Batch], *, bulk: bool) -> None:
+    def submit(self, batches: Iterable[Batch], *, bulk: bool) -> None:
         """Send ``batches`` as room allows, in order; after ``close`` they fail at once."""
         with self._lock:
             if not self._closed:
@@ -175,17 +170,16 @@ class QueueLane:
 
     def _send(self) -> None:
         """Fill the free places from the waiting lines, those of the near line first."""
-        while self._under_way < self._depth:
+        while (room := self._depth - self._under_way) > 0:
             if self._near:
-                line, room = self._near, self._depth - self._under_way
+                line = self._near
             elif self._bulk and self._bulk_room:
-                line, room = self._bulk, min(self._depth - self._under_way, self._bulk_room)
+                line, room = self._bulk, min(room, self._bulk_room)
             else:
                 return
             batch = line[0]
             if batch.opened():
-                portion = _PORTION if self._under_way else _FIRST
-                if not self._send_portion(batch, min(room, batch.waiting, portion)):
+                if not self._send_portion(batch, room):
                     return
             else:
                 for _ in range(batch.waiting):
@@ -193,11 +187,12 @@ class QueueLane:
             if not batch.waiting:
                 line.popleft()
 
-    def _send_portion(self, batch: Batch, count: int) -> bool:
+    def _send_portion(self, batch: Batch, room: int) -> bool:
         """Send at most so many of a batch. False if the kernel takes nothing until requests of ours have ended."""
         self._flying[batch.number] = batch  # before its requests can end
+        count = min(room, batch.waiting, max(_FIRST, _GROWTH * self._under_way))
         try:
-            taken = self._queue.submit(batch.requests, batch.sent, count)
+            taken = self._queue.submit(batch, batch.sent, count)
         except InterruptedError:
             return True
         except OSError as error:
@@ -252,7 +247,7 @@ class QueueLane:
 
         Returns for how many to wait next, 0 when all is done and closed.
         """
-        with self._changed:
+        with self._lock:
             while not self._under_way:
                 if self._closed:
                     return 0
@@ -261,28 +256,28 @@ class QueueLane:
         ended = self._queue.reap(enough, self._depth)
         if not ended:
             return enough
-        whole: dict[int, int] = {}
+        flying = self._flying
+        whole: dict[Batch, int] = {}
         misfortunes: list[tuple[Batch, int, int]] = []
         moved = [0, 0]
         for tag, result in ended:
-            number, index = tag >> _TAG_BITS, tag & _INDEX
-            batch = self._flying[number]
-            if result == batch.parts[index].nbytes:
-                whole[number] = whole.get(number, 0) + 1
+            batch, index = flying[tag >> _TAG_BITS], tag & _INDEX
+            if result == batch.wanted[index][1]:
+                whole[batch] = whole.get(batch, 0) + 1
             else:
-                misfortunes.append((batch, index, max(0, result)))
-            moved[batch.writing] += max(0, result)
-        tickets = [(self._flying[number].ticket, count) for number, count in whole.items()]
+                result = max(0, result)
+                misfortunes.append((batch, index, result))
+            moved[batch.writing] += result
         with self._lock:
             self._under_way -= len(ended)
-            for number, count in whole.items():
-                self._landed(self._flying[number], count)
+            for batch, count in whole.items():
+                self._landed(batch, count)
             for batch, _, _ in misfortunes:
                 self._landed(batch, 1)
             self._send()
         self._counters.add(read_bytes=moved[False], write_bytes=moved[True])
-        for ticket, count in tickets:
-            ticket.part_done(parts=count)
+        for batch, count in whole.items():
+            batch.ticket.part_done(parts=count)
         for batch, index, done in misfortunes:
             batch.divert(index, self._plain, done=done)
         return max(1, WAKE_BYTES * len(ended) // max(1, sum(moved)))

@@ -241,18 +241,22 @@ class Engine(ABC):
         """Finish what is under way and end the threads; what had not begun fails. May be called twice."""
 
 
-def join_adjacent(spans: Sequence[Span]) -> list[Span]:
-    """``spans`` with neighbours in the same open file made one: few large requests instead of many small ones."""
+def join_adjacent(spans: Sequence[Span]) -> tuple[list[Span], list[int]]:
+    """``spans`` with neighbours in the same open file made one: few large requests instead of many small ones.
+
+    With them where each starts when they are laid one behind the other, and where the last one ends.
+    """
     joined: list[Span] = []
+    starts: list[int] = []
+    at, end = 0, -1
     for span in spans:
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and last.file is span.file
-            and last.offset + last.nbytes == span.offset
-            and last.label == span.label
-        ):
+        if span.offset == end and span.file is joined[-1].file and span.label == joined[-1].label:
+            last = joined[-1]
             joined[-1] = Span(last.file, last.offset, last.nbytes + span.nbytes, last.label)
         else:
             joined.append(span)
-    return joined
+            starts.append(at)
+        at += span.nbytes
+        end = span.offset + span.nbytes
+    starts.append(at)
+    return joined, starts
