@@ -27,10 +27,10 @@ torch's allocator rounds up to segments of 2 and 20 MiB (``torch.cuda.memory_sta
 
 
 class CudaEvent(Event):
-    """``blocking``: whoever waits sleeps instead of spinning."""
+    """``blocking``: whoever waits sleeps instead of spinning. ``timed``: the GPU notes when it happened."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event: Any = _cuda.Event(blocking=True)
+    def __init__(self, stream: torch.cuda.Stream, *, timed: bool) -> None:
+        self.event: Any = _cuda.Event(enable_timing=timed, blocking=True)
         self.event.record(stream)
 
     @property
@@ -40,13 +40,18 @@ class CudaEvent(Event):
     def wait(self) -> None:
         self.event.synchronize()
 
+    def seconds_since(self, earlier: "CudaEvent") -> float:
+        """By the GPU's clock; both are ``timed`` and have happened."""
+        return float(earlier.event.elapsed_time(self.event)) / 1000
+
 
 class Cuda(Device):
-    """GPU ``index`` of those that CUDA sees."""
+    """GPU ``index`` of those that CUDA sees. ``timed``: its events are, for whoever wants to know what overlaps."""
 
     overhead_bytes = _OVERHEAD_BYTES
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, *, timed: bool = False) -> None:
+        self._timed = timed
         self.place = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(index)
         self._streams: dict[Way, torch.cuda.Stream] = {}
@@ -74,10 +79,10 @@ class Cuda(Device):
             stream.wait_event(_own(event))
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
-        return CudaEvent(stream)
+        return CudaEvent(stream, timed=self._timed)
 
     def record(self) -> Event:
-        return CudaEvent(torch.cuda.current_stream(self.place))
+        return CudaEvent(torch.cuda.current_stream(self.place), timed=self._timed)
 
     def hold(self, event: Event) -> None:
         torch.cuda.current_stream(self.place).wait_event(_own(event))

@@ -22,8 +22,10 @@ CPU = torch.device("cpu")
 NAMES = ("auto", "cpu", "cuda")
 
 
-def find_device(name: str) -> Device | None:
-    """The device of that name; ``auto`` is the CPU. OptionError for one that cannot be used."""
+def find_device(name: str | Device) -> Device | None:
+    """The device of that name; ``auto`` is the CPU. OptionError for one that cannot be used. A device is itself."""
+    if isinstance(name, Device):
+        return name
     if name not in NAMES:
         raise OptionError(f"device {name!r} is not one of {', '.join(NAMES)}")
     if name != "cuda":

@@ -115,7 +115,7 @@ class Resources:
         listener: Listener = ignore,
         spill_dtype: str | None = None,
         hardware: Hardware | None = None,
-        device: str = "cpu",
+        device: str | Device = "cpu",
     ) -> Self:
         """As users give them; OptionError for what makes no sense.
 

@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from ooc.errors import OptionError
 from ooc.events import EpochFinished, Listener, ignore
 from ooc.plan import Fate, Hardware, Limits, Plan, Workload
+from ooc.prefetch.device import Device
 from ooc.storage.store import Store
 from ooc.train.averaging import Averaging
 from ooc.train.evaluation import make_scorer, scoring_nbytes
@@ -72,10 +73,11 @@ class Trainer:
     is one of torch's, or several, stepped once an epoch; ``clip_norm`` bounds the norm of all gradients;
     ``average``, an ``AveragedModel(model)``, takes the weights in from epoch ``average_from`` on and is what is
     scored. ``input_dropout`` drops features before the first layer. ``threads`` compute tiles side by side
-    (default: torch's number). ``savings`` are on unless left out. Weights and features of the store's edges are given
-    to the model as ``edge_weight`` and ``edge_attr``; one that takes none of them is refused, unless
-    ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``. ``hardware`` is the machine as the planner is to
-    see it (default: as ``ooc profile`` has measured it, if it has); it changes no result.
+    (default: torch's number). ``device`` is a name, or a ``Device`` that the caller has made. ``savings`` are on unless
+    left out. Weights and features of the store's edges are given to the model as ``edge_weight`` and ``edge_attr``; one
+    that takes none of them is refused, unless ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``.
+    ``hardware`` is the machine as the planner is to see it (default: as ``ooc profile`` has measured it, if it has); it
+    changes no result.
 
     Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
     A context manager; ``close`` frees arenas, threads and spill files.
@@ -87,7 +89,7 @@ class Trainer:
         store: Store,
         gpu_budget: str | int = "1G",
         host_budget: str | int = "4G",
-        device: str = "auto",
+        device: str | Device = "auto",
         seed: int = 0,
         optimizer: torch.optim.Optimizer | None = None,
         loss: RowsLoss | None = None,

@@ -64,7 +64,20 @@ def test_a_rehearsal_goes_through_every_part(tmp_path: Path) -> None:
     assert len(data["other pulls"]["seconds"]) == 7
     assert data["epochs sage"]["loss"]["ooc"] == pytest.approx(data["epochs sage"]["loss"]["PyG"], rel=1e-3)
     assert "say nothing about any GPU" in done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["gpu_check.json"]
+    traces = {f"gpu_check.eighth-on-{where}.events.trace.json" for where in ("the-GPU", "GPU-and-host")}
+    assert {path.name for path in tmp_path.iterdir()} == {"gpu_check.json", *traces}
+    for name, of_disk in (("eighth on the GPU", False), ("eighth on GPU and host", True)):
+        epoch, seen = data[name], data[name]["watched"]["by_events"]
+        assert seen["to device"]["bytes"] == epoch["to_device_bytes"] > 0
+        assert seen["to host"]["bytes"] == epoch["to_host_bytes"] > 0
+        assert bool(epoch["ssd_read_bytes"]) is of_disk
+        assert epoch["forecast"]["seconds"] > 0
+        (trace,) = epoch["traces"]
+        drawn = json.loads((tmp_path / trace).read_text())["traceEvents"]
+        assert sum(one.get("args", {}).get("bytes", 0) for one in drawn) == seen["both"]["bytes"]
+    assert set(data["large forecasts"]) == {"by", "this graph", "the whole graph", "the whole graph, 40G and 512G"}
+    assert data["large epochs"]["to_device_bytes"] == data["large forecasts"]["this graph"]["to_device_bytes"]
+    assert {bar["point"] for bar in data["bars"]} == {1, 2, 3, 4}
 
 
 MISSING = "import sys; sys.modules.update(dict.fromkeys(('triton', 'zarr', 'torch_geometric', 'hypothesis')))"
@@ -84,7 +97,8 @@ def test_what_is_not_installed_is_left_out_by_name(tmp_path: Path) -> None:
     assert data["left_out"]["triton"] == "triton cannot be imported"
     assert "hypothesis" in data["left_out"]["tests"]
     of_triton = {"graph", "sum 4 float32", "sum 4 bfloat16", "other pulls"}
-    of_pyg = {"epochs sage", "epochs gat", "epochs sage in an eighth"}
+    eighths = {"eighth on the GPU", "eighth on GPU and host"}
+    of_pyg = {"epochs sage", "epochs gat", *eighths, "large forecasts", "large epochs"}
     assert set(data["left_out"]) == {"triton", "tests", *of_triton, *of_pyg}
     assert data["left_out"]["graph"] == "needs the part triton"
     assert data["device copy"]["bytes_per_s"] > 0
@@ -114,7 +128,7 @@ def test_one_part_that_fails_does_not_stop_the_others() -> None:
 
 def test_epochs_of_ours_stay_where_pyg_s_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the processor, whose epochs they are then."""
-    store = epochs.find_store(tmp_path, 60, 300)
+    store = epochs.find_store(tmp_path / "small.ooc", epochs.small_graph(60, 300))
     full = torch.OutOfMemoryError("CUDA out of memory")
     monkeypatch.setattr(epochs, "_full_batch", lambda *arguments: raise_(full))
     found = epochs.compare(store, "gat", 8, torch.device("cpu"), tmp_path)

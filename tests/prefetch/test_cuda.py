@@ -16,7 +16,7 @@ import torch
 from ooc.errors import BudgetError
 from ooc.plan.staging import Way
 from ooc.prefetch import cuda
-from ooc.prefetch.cuda import Cuda
+from ooc.prefetch.cuda import Cuda, CudaEvent
 
 
 class Notes:
@@ -38,14 +38,19 @@ class Notes:
     def Stream(self, place: torch.device) -> Any:
         return self.stream_named(next(self.streams))
 
-    def Event(self, *, blocking: bool) -> Any:
+    def Event(self, *, enable_timing: bool, blocking: bool) -> Any:
         assert blocking
         number = sum(note[1] == "records" for note in self.taken)
 
         def record(stream: Any) -> None:
             self.taken.append((stream.name, "records", number))
 
-        return SimpleNamespace(number=number, record=record, query=lambda: True, synchronize=lambda: None)
+        def elapsed_time(later: Any) -> float:
+            assert enable_timing, "an event that was not told to note when it happens"
+            return 1000.0 * (later.number - number)
+
+        known = {"query": lambda: True, "synchronize": lambda: None, "elapsed_time": elapsed_time}
+        return SimpleNamespace(number=number, record=record, **known)
 
     @contextmanager
     def stream(self, stream: Any) -> Iterator[None]:
@@ -114,6 +119,13 @@ def test_copies_go_behind_their_events_in_the_stream_of_their_way(notes: Notes) 
         ("kernels", "waits", 1),
         *(("out", "waits", 0), ("out", "waits", 1), ("out", "begins"), ("out", "left"), ("out", "records", 2)),
     ]
+
+
+def test_events_are_timed_where_somebody_wants_to_know(notes: Notes) -> None:
+    device = Cuda(timed=True)
+    first, _, third = (device.record() for _ in range(3))
+    assert isinstance(first, CudaEvent) and isinstance(third, CudaEvent)
+    assert third.seconds_since(first) == 2.0
 
 
 def test_memory_that_cannot_be_had_is_one_line(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:

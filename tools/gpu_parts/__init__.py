@@ -8,7 +8,11 @@
     suite        the tests of the GPU's kernels
     ceilings     what the machine can do at best: memory, PCIe, dense products, disk
     pulls        sums over neighbours against torch's and PyG's
-    epochs       whole epochs against PyG full-batch
+    epochs       whole epochs against PyG full-batch, and in an eighth of the memory
+    overlap      what of copies lies under computing, and the trace of it
+    large        a graph shaped like papers100M: forecasts beforehand, then epochs
+    bars         what is to be shown, and whether it was
+    rehearsal    the host as a device of its own
 
 None imports at its top what a machine may lack: torch and NumPy are enough to begin.
 """

@@ -75,6 +75,7 @@ def disk(folder: Path) -> dict[str, Any]:
     return {
         "engine": times.engine,
         "read_bytes_per_s": max(times.by_depth.values()),
+        "write_bytes_per_s": max(rate for _, rate in times.disk.write_bytes_per_s.points),
         "both_ways_bytes_per_s": times.disk.both_ways_bytes_per_s,
     }
 

@@ -3,32 +3,46 @@
 
 import statistics
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpu_parts.report import Failed, LeftOut, is_out_of_memory
+import ooc
+from gpu_parts.overlap import Watch, seen_by_profiler, write_trace
+from gpu_parts.overlap import hidden as hidden_copies
+from gpu_parts.report import Failed, is_out_of_memory
+from ooc.errors import OocError
+from ooc.plan import Hardware, Limits
+from ooc.plan.simulator import simulate
+from ooc.plan.timeline import Event
+from ooc.prefetch.device import Device
+from ooc.storage.store import Store, open_store
+from ooc.train.trainer import Trainer
 
 EPOCHS = 4
 CLASSES = 47
 FEATURES = 128
 
 
-def find_store(folder: Path, nodes: int, edges: int) -> Any:
-    """A synthetic graph, converted where that has not been done before."""
-    import ooc
-    from ooc.errors import OocError
-    from ooc.storage.store import open_store
+MOVED = ("to_device_bytes", "to_host_bytes", "ssd_read_bytes", "ssd_write_bytes")
+"""What an epoch's record says of them: bytes over the wire, and to and from the SSD."""
 
-    path = folder / "synthetic.ooc"
+
+def find_store(path: Path, source: str, *, order: str = "none") -> Store:
+    """A synthetic graph, converted where that has not been done before."""
     if path.exists():
         try:
             return open_store(path)
         except OocError:  # somebody has ended its conversion, which then goes on
             pass
-    source = f"synthetic:nodes={nodes},edges={edges},features={FEATURES},classes={CLASSES},directed=1"
-    return ooc.convert(source, path)
+    return ooc.convert(source, path, order=order)
+
+
+def small_graph(nodes: int, edges: int) -> str:
+    """The source of the graph that is trained on against PyG: all nodes have labels."""
+    return f"synthetic:nodes={nodes},edges={edges},features={FEATURES},classes={CLASSES},directed=1"
 
 
 def model_of(name: str, hidden: int) -> Any:
@@ -41,54 +55,83 @@ def model_of(name: str, hidden: int) -> Any:
     return GraphSAGE(FEATURES, hidden, 3, CLASSES)
 
 
-def in_little_memory(store: Any, name: str, hidden: int, device: torch.device, folder: Path) -> dict[str, Any]:
-    """Median epoch with a device's budget of an eighth of what all matrices of the epoch take; bytes over the wire."""
-    from ooc import Trainer
-    from ooc.errors import OocError
+def eighths(store: Store, hidden: int, *, host_too: bool) -> Limits:
+    """Budgets of an eighth of what all matrices of an epoch take: the GPU's, and the host's where ``host_too``.
 
-    model = model_of(name, hidden)
-    whole = store.num_nodes * (FEATURES + 6 * hidden) * 4
-    on_gpu = device.type == "cuda"
-    budgets = {"gpu_budget": whole // 8 + (256 << 20), "host_budget": "32G"} if on_gpu else {}
-    try:
-        kind = "cuda" if on_gpu else "cpu"
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-        with Trainer(model, store, device=kind, optimizer=optimizer, spill_dir=folder, **budgets) as trainer:
-            records = trainer.fit(EPOCHS)
-    except OocError as error:
-        raise LeftOut(str(error)) from None
+    Beside it the GPU has 256 MiB for what does not grow with the graph: cuBLAS, the allocator, a tile's temporaries.
+    """
+    eighth = store.num_nodes * (FEATURES + 6 * hidden) * 4 // 8
+    return Limits(eighth + (256 << 20), eighth if host_too else 32 * 10**9)
+
+
+def in_little_memory(
+    store: Store, hidden: int, device: Device, hardware: Hardware, limits: Limits, *, folder: Path, drawing: Path
+) -> dict[str, Any]:
+    """Median epoch of GraphSAGE within ``limits``, with what it moves and what was forecast; then one with every copy
+    and stretch of kernels timed: what overlaps, and traces in files whose names begin with ``drawing``."""
+    model = model_of("sage", hidden)
+    watch = Watch(device, lambda earlier, later: later.seconds_since(earlier))
+    with Trainer(
+        model,
+        store,
+        limits.device_bytes,
+        limits.host_bytes,
+        watch,
+        optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
+        spill_dir=folder,
+        block_rows=limits.block_rows,
+        listener=watch.told,
+        hardware=hardware,
+    ) as trainer:
+        forecast_s = simulate(trainer.plan, trainer.workload, hardware).epoch_s
+        records = trainer.fit(EPOCHS)
+        with seen_by_profiler() as seen:
+            watch.start()
+            (watched,) = trainer.fit(1)
+            events = watch.stop()
+        kernels = seen()
+        titles = [item.title for item in trainer.plan.programs["train"]]
     last = records[-1]
     return {
-        "budgets": budgets,
+        "budgets": {"gpu": limits.device_bytes, "host": limits.host_bytes},
         "ooc": {"seconds": statistics.median(record.time_s for record in records[1:])},
-        "to_device_bytes": last.to_device_bytes,
-        "to_host_bytes": last.to_host_bytes,
+        "forecast": {"seconds": forecast_s, "by": hardware.source},
+        **{name: getattr(last, name) for name in MOVED},
         "ssd_way": last.ssd_way,
+        "watched": {
+            "seconds": watched.time_s,
+            "by_events": hidden_copies(events),
+            "by_kernels": hidden_copies(kernels) if kernels else None,
+        },
+        "traces": [*_drawn(events, titles, drawing, "events"), *_drawn(kernels, ["epoch"], drawing, "kernels")],
     }
 
 
-def compare(store: Any, name: str, hidden: int, device: torch.device, folder: Path) -> dict[str, Any]:
+def _drawn(events: Sequence[Event], titles: Sequence[str], drawing: Path, by: str) -> Iterator[str]:
+    """The file of a trace, if there is anything to draw."""
+    if events:
+        path = drawing.with_name(f"{drawing.name}.{by}.trace.json")
+        write_trace(events, titles, path)
+        yield path.name
+
+
+def compare(store: Store, name: str, hidden: int, device: torch.device, folder: Path) -> dict[str, Any]:
     """Median epochs of ours and of PyG's, peak memory of the device, and that both lose the same.
 
-    ``LeftOut`` with its own words where the trainer refuses the device; what of PyG does not fit is named beside ours.
+    What of PyG does not fit is named beside ours.
     """
-    import ooc
-    from ooc.errors import OocError
-
     ours = model_of(name, hidden)
     optimizer = torch.optim.Adam(ours.parameters(), lr=1e-2)
     kind = "cuda" if device.type == "cuda" else "cpu"
     budgets = {"gpu_budget": "8G", "host_budget": "8G"} if kind == "cuda" else {}
-    try:
-        if kind == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        with ooc.Trainer(ours, store, device=kind, optimizer=optimizer, spill_dir=folder, **budgets) as trainer:
-            records = trainer.fit(EPOCHS + 1)
-    except OocError as error:
-        raise LeftOut(str(error)) from None
+    if kind == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with Trainer(ours, store, device=kind, optimizer=optimizer, spill_dir=folder, **budgets) as trainer:
+        records = trainer.fit(EPOCHS + 1)
     own_bytes = torch.cuda.max_memory_allocated(device) if kind == "cuda" else None
     found: dict[str, Any] = {
         "ooc": {"seconds": statistics.median(r.time_s for r in records[1:]), "peak_bytes": own_bytes},
+        **{name: getattr(records[-1], name) for name in MOVED},
         "loss": {"ooc": records[-1].loss},
     }
     try:
@@ -105,7 +148,7 @@ def compare(store: Any, name: str, hidden: int, device: torch.device, folder: Pa
     return found | {"PyG": {"seconds": theirs["seconds"], "peak_bytes": theirs["peak_bytes"]}}
 
 
-def _full_batch(store: Any, model: Any, device: torch.device) -> dict[str, Any]:
+def _full_batch(store: Store, model: Any, device: torch.device) -> dict[str, Any]:
     import torch.nn.functional as F
 
     def read(name: str) -> torch.Tensor:

@@ -40,7 +40,8 @@ class Worker:
     @classmethod
     def of(cls, arguments: Namespace, scratch: Path) -> "Worker":
         """For the options of ``tools/gpu_check``, with files in ``scratch``."""
-        options = [str(arguments.nodes), str(arguments.edges), "rehearse" if arguments.rehearse else "measure"]
+        sizes = [str(arguments.nodes), str(arguments.edges), str(arguments.scale)]
+        options = [str(Path(arguments.json).resolve()), *sizes, "rehearse" if arguments.rehearse else "measure"]
         return cls([sys.executable, str(Path(__file__).resolve()), str(scratch), *options])
 
     def ask(self, name: str, limit_s: float) -> Any:
@@ -79,12 +80,17 @@ class Worker:
                 stdout=sys.stderr.fileno(),
             )
 
+    def kill(self) -> None:
+        """End the process, whatever it is asked by whichever thread; that one learns of it as if it had crashed."""
+        if (process := self._process) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """End the process and all that it has started. May be called twice."""
         if self._process is None or self._pipe is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         self._pipe.close()
@@ -102,8 +108,9 @@ def serve(pipe: Connection, compute: Callable[[str, float], Any]) -> None:
 if __name__ == "__main__":
     from gpu_parts.parts import Parts
 
-    scratch, nodes, edges, kind, number = sys.argv[1:]
+    scratch, drawings, nodes, edges, scale, kind, number = sys.argv[1:]
     if kind == "rehearse":
         os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
-    parts = Parts(Path(scratch), nodes=int(nodes), edges=int(edges), tiny=kind == "rehearse")
+    sizes: dict[str, Any] = {"nodes": int(nodes), "edges": int(edges), "scale": float(scale)}
+    parts = Parts(Path(scratch), Path(drawings), **sizes, tiny=kind == "rehearse")
     serve(Connection(int(number)), parts.compute)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host as a device of its own: what a rehearsal trains on, two tiers and a wire included. It is not a GPU at all.
+
+Whatever it is asked for has happened when it returns, so nothing overlaps.
+"""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ooc.plan.staging import Way
+from ooc.prefetch.arena import Bytes
+from ooc.prefetch.device import Device, Event
+
+
+class Moment(Event):
+    """When it was made, by the host's clock."""
+
+    def __init__(self) -> None:
+        self.at_s = time.perf_counter()
+
+    @property
+    def happened(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """It has happened."""
+
+    def seconds_since(self, earlier: "Moment") -> float:
+        return self.at_s - earlier.at_s
+
+
+class HostDevice(Device):
+    """An arena in host memory beside the host's own."""
+
+    name = "the host, rehearsing"
+    place = torch.device("cpu")
+    overhead_bytes = 0
+
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes) -> Tensor:
+        return torch.empty(arena_bytes, dtype=torch.uint8)
+
+    def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
+        target.copy_(source)
+        return Moment()
+
+    def record(self) -> Event:
+        return Moment()
+
+    def hold(self, event: Event) -> None:
+        """It has happened."""
+
+    def close(self) -> None:
+        """Nothing was taken."""
