@@ -12,7 +12,7 @@ A block that the device keeps is not used below, and leaves its host frame to on
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -111,25 +111,56 @@ def frames_to_hold(blocks: int) -> int:
     return blocks + IN_TRANSFER + _MOST_AHEAD
 
 
-def passing_through(staging: Staging, upper: Program) -> frozenset[tuple[int, int]]:
-    """Reads from the SSD that the device can have without a host frame: by the transfer before which they set off, and
-    their block. It only passes through: it goes to a frame of the device once, and leaves its host frame to another
-    block before the program ends. ``upper``: the program that ``staging`` lies under."""
-    found = set()
-    held: dict[int, tuple[int, int, list[bool]]] = {}  # host frame → set off before, block, whether to frames so far
+class PassingThrough(NamedTuple):
+    """What the SSD and the device can hand one another without a host frame. ``reads``: by the transfer before which
+    they set off, and their block; ``writes``: by their transfer."""
+
+    reads: frozenset[tuple[int, int]]
+    writes: frozenset[int]
+
+
+def passing_through(staging: Staging, upper: Program, slab_of: Callable[[int], int]) -> PassingThrough:
+    """Blocks that only pass through their host frame: one transfer uses it, and it goes to another block before the
+    program ends. ``upper``: the program that ``staging`` lies under. ``slab_of`` a block.
+
+    Slab buffers count where they are filled for a later sweep than the one under way: the buffer of the next one may be
+    read by kernels until the moment that it is filled, and then nothing could be read ahead.
+    """
+    reads, writes = set(), set()
+    held: dict[int, _Holder] = {}
     frame_of: dict[int, int] = {}
     for index, (transfer, to_frame) in enumerate(_in_order(upper)):
         for block, frame, load in staging.program.acquire[index]:
             before = held.pop(frame, None)
-            if before is not None and before[2] == [True]:
-                found.add(before[:2])
+            if before is not None and before.passes:
+                if before.load:
+                    reads.add((before.since, before.block))
+                else:
+                    writes.add(before.used_by[0])
             frame_of[block] = frame
-            if load:
-                held[frame] = index, block, []
+            held[frame] = _Holder(block, index, load)
         holder = held.get(frame_of.get(transfer.block, -1))
-        if holder is not None and holder[1] == transfer.block:
-            holder[2].append(to_frame)
-    return frozenset(found)
+        if holder is not None and holder.block == transfer.block:
+            holder.used_by.append(index)
+            if transfer.way is Way.TO_HOST:
+                holder.passes = not holder.load and transfer.block in staging.program.store[index]
+            else:
+                ahead = to_frame or slab_of(transfer.block) > upper.steps[transfer.step].slab
+                holder.passes = holder.load and ahead
+            holder.passes = holder.passes and len(holder.used_by) == 1
+    return PassingThrough(frozenset(reads), frozenset(writes))
+
+
+@dataclass
+class _Holder:
+    """Of a host frame: its block, given it before transfer ``since``; the transfers that have used it, and whether it
+    only passes through so far."""
+
+    block: int
+    since: int
+    load: bool
+    used_by: list[int] = field(default_factory=list)
+    passes: bool = False
 
 
 def stage_below(

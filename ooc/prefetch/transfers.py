@@ -5,9 +5,10 @@ Follows ``ooc.plan.staging`` and decides nothing: transfers are asked for in the
 its host frames their blocks first, and reads from the SSD set off for later ones. The host waits in two cases only: for
 a block that has not come from the SSD yet, and for a host frame that something still moves through.
 
-Where an engine reads into the device's own memory (``straight``: GPUDirect), blocks that would only pass through their
-host frame come without it. Such a read is no event of a stream: before it the host waits for what has used the device's
-frame last, two steps ago or more, and after it for the block, when somebody needs it.
+Where an engine reads and writes the device's own memory (``straight``: GPUDirect), blocks that would only pass through
+their host frame come and go without it. Such a request is no event of a stream: before it the host waits for what has
+used the device's frame last, two steps ago or more, or slab buffer, one step ago; and after it for the block, or for
+the frame, when somebody needs it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ooc.plan.program import Program
-from ooc.plan.staging import Staging, Way, passing_through
+from ooc.plan.staging import PassingThrough, Staging, Way, passing_through
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device, Event
 from ooc.prefetch.engines.seam import Engine, Span, Ticket
@@ -26,8 +27,11 @@ Locate = Callable[[int], tuple[Sequence[Span], int]]
 """Where a block lies on the SSD, and its bytes."""
 
 
-class Landing(Event):
-    """The end of a read into the device's memory."""
+_NOTHING = PassingThrough(frozenset(), frozenset())
+
+
+class Passage(Event):
+    """The end of a request of the SSD for the device's memory."""
 
     of_stream = False
 
@@ -59,13 +63,15 @@ class Transfers:
         engine: Engine,
         locate: Locate,
         straight: Engine | None = None,
+        slab_of: Callable[[int], int] = lambda block: -1,
     ) -> None:
         self.bytes_moved = dict.fromkeys(Way, 0)
         """So far, each way."""
         self._straight = straight
-        self._passing_through: frozenset[tuple[int, int]] = frozenset()
+        self._slab_of = slab_of
+        self._passing_through = _NOTHING
         self._to_land: set[int] = set()  # blocks that come without their host frames
-        self._landing: list[Landing] = []
+        self._passages: list[Passage] = []
         self._sent: Event | None = None  # the last copy to the device
         self._device = device
         self._memory = memory
@@ -91,7 +97,7 @@ class Transfers:
         ``upper``: the device's program."""
         self._staging, self._next = staging, 0
         if self._straight is not None:
-            self._passing_through = passing_through(staging, upper)
+            self._passing_through = passing_through(staging, upper, self._slab_of)
             self._to_land = set()
         for block, name in staging.program.warm:
             if self._where.get(block) != self._frame_of_name[name]:
@@ -110,13 +116,15 @@ class Transfers:
             self._take(taken, name)
             if not load:
                 continue
-            if (index, taken) in self._passing_through:
+            if (index, taken) in self._passing_through.reads:
                 self._to_land.add(taken)
             else:
                 self._read(taken)
         if block in self._to_land:
             self._to_land.remove(block)
             return self._land(block, memory, after)
+        if index in self._passing_through.writes:
+            return self._lift(block, memory, after)
         done = self._copy(block, way, memory, after)
         for stored in program.store[index]:
             assert stored == block and way is Way.TO_HOST and block not in self._unsaved
@@ -157,11 +165,11 @@ class Transfers:
         """Let everything under way end, whatever its result."""
         for event in self._passing.values():
             event.wait()
-        for landing in self._landing:
-            landing.settle()
+        for passage in self._passages:
+            passage.settle()
         for ticket in (*self._arriving.values(), *self._written.values()):
             ticket.settle()
-        self._landing.clear()
+        self._passages.clear()
         self._to_land.clear()
         for known in (
             *(self._where, self._content, self._arriving, self._passing, self._unsaved, self._leaving, self._written),
@@ -171,14 +179,17 @@ class Transfers:
     # ---- frames --------------------------------------------------------------------------------------------
 
     def _copy(self, block: int, way: Way, memory: Tensor, after: Sequence[Event]) -> Event:
-        """Send off a copy, behind what still moves through the host frame."""
+        """Send off a copy, behind what still moves through the host frame. For what is of no stream the host waits."""
         frame = self._where[block]
         self._await_read(block)
         if way is Way.TO_HOST and frame in self._leaving:
             self.await_saved(self._leaving.pop(frame))
         staged = torch.from_numpy(self._view(frame, memory.nbytes))
         passing = self._passing.get(frame)
-        behind = after if passing is None else (*after, passing)
+        for event in after:
+            if not event.of_stream:
+                event.wait()
+        behind = [event for event in (*after, passing) if event is not None and event.of_stream]
         target, source = (memory, staged) if way is Way.TO_DEVICE else (staged, memory)
         self._passing[frame] = done = self._device.copy(target, source, way, behind)
         if way is Way.TO_DEVICE:
@@ -193,10 +204,24 @@ class Transfers:
         for event in after if self._sent is None else (*after, self._sent):
             event.wait()
         spans, _ = self._locate(block)
-        landing = Landing(self._straight.read(spans, cast(Bytes, memory)))
-        self._landing = [one for one in self._landing if not one.happened] + [landing]
-        self.bytes_moved[Way.TO_DEVICE] += memory.nbytes
-        return landing
+        return self._passage(self._straight.read(spans, cast(Bytes, memory)), memory.nbytes, Way.TO_DEVICE)
+
+    def _lift(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
+        """Start writing ``block`` to the SSD out of ``memory``, which the device has finished."""
+        assert self._straight is not None
+        self.await_saved(block)
+        for event in after:
+            event.wait()
+        spans, _ = self._locate(block)
+        self._written[block] = ticket = self._straight.write(spans, cast(Bytes, memory))
+        return self._passage(ticket, memory.nbytes, Way.TO_HOST)
+
+    def _passage(self, ticket: Ticket, nbytes: int, way: Way) -> Passage:
+        """Kept until it has happened, in case that everything has to end."""
+        passage = Passage(ticket)
+        self._passages = [one for one in self._passages if not one.happened] + [passage]
+        self.bytes_moved[way] += nbytes
+        return passage
 
     def _take(self, block: int, name: int) -> None:
         """Give a frame to ``block`` when nothing moves through it any more."""

@@ -11,7 +11,8 @@ Three streams touch the arena: kernels, copies to the device, copies to the host
 - a copy out of a frame goes behind the kernels of the step that has filled it (``write``).
 
 Copies of one way are in one stream, hence in order. Nothing here blocks the host but ``Transfers``, for host frames,
-and blocks that the SSD reads straight into the device's frames, for which the host waits instead of a kernel.
+and what the SSD reads straight into the device's arena or writes out of it, for which the host waits instead of a
+kernel.
 """
 
 from collections.abc import Sequence
@@ -148,7 +149,7 @@ class DeviceWorkspace(Workspace):
     def _await_left(self, frame: int) -> None:
         event = self._leaving.pop(frame, None)
         if event is not None:
-            self._device.hold(event)
+            _hold(self._device, event)
 
 
 class _Copy(Filling):

@@ -143,7 +143,10 @@ class Executor:
         self._straight = choose_straight(spill_dir, device=device.place.type, counters=self.counters)
         if self._straight is not None:
             opening.callback(self._straight.close)
-        self._transfers = Transfers(device, host, plan.frame_bytes, self.engine, self._locate, self._straight)
+        self._transfers = Transfers(
+            *(device, host, plan.frame_bytes, self.engine, self._locate, self._straight),
+            slab_of=lambda block: plan.blocks.where(block)[1],
+        )
         return DeviceWorkspace(device, memory, plan.frame_bytes, self._transfers, plan.blocks.nbytes)
 
     def _locate(self, block: int) -> tuple[Sequence[Span], int]:

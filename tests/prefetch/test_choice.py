@@ -169,6 +169,33 @@ def test_gpudirect_that_does_not_reach_a_gpu_says_so(installed: Callable[[str], 
         assert "which does not reach a GPU (" in found.reason
 
 
+GPU = """
+uint8 = None
+class Memory(bytearray):
+    cpu = numpy = lambda self: self
+    tobytes = lambda self: bytes(self)
+zeros = lambda nbytes, dtype, device: Memory(nbytes)
+"""
+"""A torch whose GPU has its memory on the host."""
+LOSING = """
+write = CuFile.pwrite
+CuFile.pwrite = lambda self, buf, *rest: write(self, bytes(len(buf)) if type(buf).__name__ == "Memory" else buf, *rest)
+"""
+
+
+@pytest.mark.parametrize(("loses", "reaches"), [("", True), (LOSING, False)])
+def test_gpudirect_has_to_bring_bytes_both_ways(
+    loses: str, reaches: bool, installed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Into the GPU's memory, and out of it into the file."""
+    folder = installed(WORKING.replace("COMPATIBLE", "False") + loses)
+    (tmp_path / "site" / "torch.py").write_text(GPU)
+    found = probe(folder)
+    assert (found.works, found.gpudirect, found.reaches_gpu) == (True, True, reaches)
+    told = "which does not reach a GPU (other bytes than were written)"
+    assert found.reason.endswith(told) is not reaches
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

@@ -145,8 +145,8 @@ class FakeDevice(Device):
         self.queues: dict[Way, deque[Copy]] = {way: deque() for way in Way}
         self.accesses: list[Access] = []
         self.requests: list[tuple[Extent, bool, WatchedTicket]] = []
-        self.landing: list[tuple[Extent, WatchedTicket]] = []
-        """Reads of the SSD into the arena."""
+        self.passages: list[tuple[Extent, bool, WatchedTicket]] = []
+        """Requests of the SSD for the arena; whether they write to it."""
         self.limit_bytes = 0
         self.opened = 0
         self.arena = Extent(0, 0)
@@ -255,29 +255,30 @@ class FakeDevice(Device):
                 for other in self.copies[way][copy.after[COPIES[way]] :]:
                     if other.on_device.meets(copy.on_device) or other.on_host.meets(copy.on_host):
                         raise Race(f"copy {copy.number} {copy.way.value} and copy {other.number} the other way")
-        self._check_landing(f"copy {copy.number} {copy.way.value}", copy.on_device)
+        self._check_passages(f"copy {copy.number} {copy.way.value}", copy.on_device, writes=copy.way is Way.TO_DEVICE)
         for extent, writes, ticket in self.requests:
             if not ticket.waited and extent.meets(copy.on_host) and (writes or copy.way is Way.TO_HOST):
                 raise Race(f"copy {copy.number} {copy.way.value} and a request of the SSD that may be under way")
 
-    def land(self, memory: Tensor, ticket: "WatchedTicket") -> None:
-        """A read of the SSD into the arena: the host must know that nothing touches that any more."""
+    def pass_through(self, memory: Tensor, ticket: "WatchedTicket", *, writes: bool) -> None:
+        """A request of the SSD for the arena; ``writes``: into it. The host must know that nothing there is pending."""
         extent = Extent.of(memory)
+        what = f"a {'read' if writes else 'write'} of the SSD"
         assert self.arena.start <= extent.start and extent.stop <= self.arena.stop
-        self._check_landing("a read of the SSD", extent)
+        self._check_passages(what, extent, writes=writes)
         for access in self.accesses[bisect_right(self.accesses, self.host[KERNELS], key=lambda one: one.number) :]:
-            if access.extent.meets(extent):
-                raise Race(f"a read of the SSD and {access.what}, which may be pending")
+            if access.extent.meets(extent) and (writes or access.writes):
+                raise Race(f"{what} and {access.what}, which may be pending")
         for way in Way:
             for copy in self.copies[way][self.host[COPIES[way]] :]:
-                if copy.on_device.meets(extent):
-                    raise Race(f"a read of the SSD and copy {copy.number} {way.value}, which may be pending")
-        self.landing = [one for one in self.landing if not one[1].waited] + [(extent, ticket)]
+                if copy.on_device.meets(extent) and (writes or way is Way.TO_DEVICE):
+                    raise Race(f"{what} and copy {copy.number} {way.value}, which may be pending")
+        self.passages = [one for one in self.passages if not one[2].waited] + [(extent, writes, ticket)]
 
-    def _check_landing(self, what: str, extent: Extent) -> None:
-        for landing, ticket in self.landing:
-            if not ticket.waited and landing.meets(extent):
-                raise Race(f"{what} and a read of the SSD into the arena, for which nobody has waited")
+    def _check_passages(self, what: str, extent: Extent, *, writes: bool) -> None:
+        for other, written, ticket in self.passages:
+            if not ticket.waited and other.meets(extent) and (writes or written):
+                raise Race(f"{what} and a request of the SSD for the arena, for which nobody has waited")
 
     def launch(self, what: str, touched: Sequence[tuple[Tensor, bool]]) -> None:
         """A kernel, and what it reads and writes of the arena."""
@@ -286,7 +287,7 @@ class FakeDevice(Device):
         known = self._launched()
         for tensor, writes in touched:
             extent = Extent.of(tensor)
-            self._check_landing(what, extent)
+            self._check_passages(what, extent, writes=writes)
             for way in Way:
                 for copy in self.copies[way][known[COPIES[way]] :]:
                     if copy.on_device.meets(extent) and (writes or way is Way.TO_DEVICE):
@@ -491,13 +492,20 @@ class WatchedEngine(Engine):
 
 
 class StraightEngine(WatchedEngine):
-    """``inner`` reading into the arena of a fake device."""
+    """``inner`` reading into the arena of a fake device and writing out of it."""
 
-    landed = 0
+    landed = lifted = 0
 
     def read(self, spans: Sequence[Span], into: Any, *, bulk: bool = False) -> Ticket:
         pending = WatchedTicket()
-        self.device.land(into, pending)
+        self.device.pass_through(into, pending, writes=True)
         self.landed += 1
         pending.inner = self.inner.read(spans, Extent.of(into).memory(), bulk=bulk)
+        return pending
+
+    def write(self, spans: Sequence[Span], source: Any) -> Ticket:
+        pending = WatchedTicket()
+        self.device.pass_through(source, pending, writes=False)
+        self.lifted += 1
+        pending.inner = self.inner.write(spans, Extent.of(source).memory())
         return pending

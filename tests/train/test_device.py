@@ -226,10 +226,10 @@ def test_features_of_edges_come_over_the_wire(
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat"])
-def test_blocks_come_straight_from_the_ssd(
+def test_blocks_come_and_go_straight(
     name: str, store: Store, least: Least, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where an engine reads into the device's memory: the same results, the plan's bytes, and the record says so."""
+    """Where an engine moves the device's memory: the same results, the plan's bytes, and the record says so."""
     engines: list[StraightEngine] = []
 
     def straight(folder: Path, *, device: str, counters: Counters) -> Engine:
@@ -242,12 +242,14 @@ def test_blocks_come_straight_from_the_ssd(
     expected = outcome(builder(model, store, tmp_path, threads=1)())
     gpu, host = least(name)
     assert_same(outcome(on_device(model, store, tmp_path)(gpu, host)), expected)
-    assert engines[0].landed
+    assert engines[0].landed and engines[0].lifted
     with on_device(model, store, tmp_path)(gpu, host) as trainer:
         plan, (_, record) = trainer.plan, trainer.fit(epochs=2)
     planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
     assert moved(record) == planned
-    assert record.ssd_way.endswith("and kvikio straight to the GPU by GPUDirect where nothing waits in host memory")
+    assert record.ssd_way.endswith(
+        "and kvikio straight to the GPU and back by GPUDirect where nothing waits in host memory"
+    )
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage of maxima"])

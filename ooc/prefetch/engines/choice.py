@@ -15,8 +15,8 @@ from ooc.prefetch.engines.seam import PAGE_BYTES, Counters, Engine, open_direct
 from ooc.prefetch.spill import open_nameless
 
 BY_WAY_OF_HOST = "by way of host memory"
-STRAIGHT = "straight to the GPU by GPUDirect where nothing waits in host memory"
-"""How blocks get from the SSD to a GPU."""
+STRAIGHT = "straight to the GPU and back by GPUDirect where nothing waits in host memory"
+"""How blocks get from the SSD to a GPU, and back."""
 
 _PROBE_BYTES = 2 * PAGE_BYTES
 
@@ -50,8 +50,9 @@ def choose_engine(path: Path, *more: Path, device: str = "cpu") -> tuple[Engine,
 
 
 def choose_straight(path: Path, *, device: str, counters: Counters) -> Engine | None:
-    """What reads files in ``path`` into a GPU's own memory, counting with ``counters``: KvikIO, where GPUDirect has
-    been seen to bring bytes there. None otherwise: KvikIO's bounce buffers are host memory too, and do not read ahead.
+    """What reads files in ``path`` into a GPU's own memory and writes them out of it, counting with ``counters``:
+    KvikIO, where GPUDirect has been seen to bring bytes there and back. None otherwise: KvikIO's bounce buffers are
+    host memory too, and do not read ahead.
     """
     if device != "cuda" or not kvikio.probe(path).reaches_gpu:
         return None

@@ -51,9 +51,12 @@ if facts["compatible"] is False:
         with tempfile.NamedTemporaryFile(dir=sys.argv[1]) as file:
             file.write(data)
             file.flush()
-            with kvikio.CuFile(file.name, "r") as handle:
+            with kvikio.CuFile(file.name, "r+") as handle:
                 moved = handle.pread(there).get()
-        facts["reaches_gpu"] = moved == len(data) and there.cpu().numpy().tobytes() == bytes(data)
+                came = moved == len(data) and there.cpu().numpy().tobytes() == bytes(data)
+                went = handle.pwrite(there, len(data), len(data)).get()
+            file.seek(len(data))
+            facts["reaches_gpu"] = came and went == len(data) and file.read() == bytes(data)
     except Exception as error:
         facts["why_not"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print(json.dumps(facts))
@@ -63,7 +66,7 @@ print(json.dumps(facts))
 @dataclass(frozen=True, slots=True)
 class Probe:
     """Whether KvikIO moves bytes in a folder. ``gpudirect``: by cuFile, as GPUDirect needs (None: unknown).
-    ``reaches_gpu``: so they came to a GPU's memory, as they had been written."""
+    ``reaches_gpu``: so they came to a GPU's memory, as they had been written, and back."""
 
     works: bool
     reason: str
