@@ -6,6 +6,7 @@ get the gradient back; nothing here knows how outputs are computed. Tiles are co
 add is committed in a fixed order, so that sums are the same to the bit whatever the plan.
 """
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +29,30 @@ class Contribution:
     scores: dict[str, Tally] = field(default_factory=dict)
 
 
+class Members:
+    """Which rows of a tile of ``tile_rows`` rows belong to a split.
+
+    On a device their number has to come to the host, which waits for it. So it is kept from the first time on, four
+    bytes a tile and split, and after that nobody waits.
+    """
+
+    def __init__(self, tile_rows: int) -> None:
+        self._tile_rows = tile_rows
+        self._counts: dict[str, array[int]] = {}
+
+    def of(self, split: str, start: int, member_R: Tensor) -> tuple[Tensor, bool]:
+        """Rows [r] of the tile that begins with row ``start``, and whether they were known."""
+        if member_R.device.type == "cpu":
+            return member_R.nonzero().squeeze(1), False
+        counts, tile = self._counts.setdefault(split, array("i")), start // self._tile_rows
+        if tile < len(counts) and counts[tile] >= 0:
+            return torch.nonzero_static(member_R, size=counts[tile]).squeeze(1), True
+        rows = member_R.nonzero().squeeze(1)
+        counts.extend([-1] * (tile + 1 - len(counts)))
+        counts[tile] = len(rows)
+        return rows, False
+
+
 class Objective:
     """The loss and the scores of one trainer, and what they have come to so far.
 
@@ -40,23 +65,26 @@ class Objective:
     score_inputs = ("y", *(f"split/{split}" for split in SPLITS))
     """What ``score`` needs of a tile."""
 
-    def __init__(self, task: Task, loss: Loss, scorer: Scorer) -> None:
+    def __init__(self, task: Task, loss: Loss, scorer: Scorer, *, tile_rows: int) -> None:
         self._task = task
         self._loss = loss
         self._scorer = scorer
         self._loss_sum: Tensor | float = 0.0
+        self._members = Members(tile_rows)
 
     def begin(self) -> None:
         """Forget the last program's loss and scores."""
         self._loss_sum = 0.0
         self._scorer.begin()
 
-    def gradient(self, inputs: Mapping[str, Tensor], outputs_RC: Tensor, contribution: Contribution) -> Tensor:
-        """The gradient [R, C] of the mean loss with respect to a tile's outputs."""
-        rows = inputs["split/train"][:, 0].nonzero().squeeze(1)
+    def gradient(
+        self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution
+    ) -> Tensor:
+        """The gradient [R, C] of the mean loss with respect to a tile's outputs, of rows ``start``…"""
+        rows, known = self._members.of("train", start, inputs["split/train"][:, 0])
         gradient_RC = torch.zeros_like(outputs_RC)
         if rows.numel():
-            labels = targets(self._task, inputs["y"], rows, outputs=outputs_RC)
+            labels = targets(self._task, inputs["y"], rows, outputs=outputs_RC, sound=known)
             with torch.enable_grad():
                 outputs_rC = outputs_RC[rows].requires_grad_()
                 total = self._loss.total(outputs_rC, labels)
@@ -68,9 +96,9 @@ class Objective:
     def score(self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution) -> None:
         """Count or collect what a tile's outputs, of rows ``start``…, say about its labels."""
         for split in SPLITS:
-            rows = inputs[f"split/{split}"][:, 0].nonzero().squeeze(1)
+            rows, known = self._members.of(split, start, inputs[f"split/{split}"][:, 0])
             if rows.numel():
-                labels = targets(self._task, inputs["y"], rows, outputs=outputs_RC)
+                labels = targets(self._task, inputs["y"], rows, outputs=outputs_RC, sound=known)
                 tally = self._scorer.of_rows(start + rows, outputs_RC[rows], labels)
                 if tally is not None:
                     contribution.scores[split] = tally

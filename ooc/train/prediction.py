@@ -294,4 +294,4 @@ def _no_objective(store: Store, network: Network) -> Objective:
         raise AssertionError("nothing is trained")
 
     scorer = make_scorer(store, Metric.ACCURACY, rows=0, dtype=network.dtype)
-    return Objective(store.task, Loss(nothing, 1.0), scorer)
+    return Objective(store.task, Loss(nothing, 1.0), scorer, tile_rows=1)

@@ -85,6 +85,7 @@ class Prospect:
             store.task,
             resolve_loss(loss, store, store.task, outputs=network.outputs, dtype=dtype),
             make_scorer(store, chosen, rows=scored, dtype=dtype),
+            tile_rows=resources.tile_rows,
         )
         self._network, self._store = network, store
         self._extra_host_bytes = scoring_nbytes(store, chosen, rows=scored, dtype=dtype)

@@ -152,6 +152,7 @@ class Trainer:
             task,
             resolve_loss(loss, store, task, outputs=network.outputs, dtype=network.dtype, place=place),
             make_scorer(store, self.metric, rows=active.scoring[0], dtype=network.dtype),
+            tile_rows=self._resources.tile_rows,
         )
         self._setup = make_setup(
             network,

@@ -116,6 +116,16 @@ def on_device(case: ModelCase, store: Store, folder: Path) -> Trainer:
     return build(*least_budgets(build))
 
 
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="torch weighs what it takes of a GPU's memory only")
+def test_torch_never_takes_more_of_the_gpu_than_the_least_budget(store: Store, tmp_path: Path) -> None:
+    """Arena, parameters, temporaries, workspaces, and what the allocator rounds up to."""
+    with on_device(MODELS["sage"], store, tmp_path) as trainer:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        trainer.fit(epochs=EPOCHS)
+        assert torch.cuda.max_memory_reserved() <= trainer.limits.device_bytes
+
+
 @pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())
 def test_losses_and_gradients_are_pygs(
     case: ModelCase, data: Data, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -154,6 +154,8 @@ class FakeDevice(Device):
         self.host_memory = Extent(0, 0)
         self._watching = ExitStack()
         self.tensors = Tensors()
+        self.asked: list[str] = []
+        """Operators whose result the host has waited for."""
 
     def __enter__(self) -> Self:
         self._watching.enter_context(_Operators(self))
@@ -329,16 +331,24 @@ class FakeDevice(Device):
 
 
 class Tensors:
-    """Which tensors are the device's: by their storage, as long as it lives."""
+    """Which tensors are the device's: by their storage, as long as it lives. ``peak_bytes``: the most that was alive at
+    a time, once ``weighing`` is set."""
 
     def __init__(self) -> None:
         self._known: dict[int, StorageWeakRef] = {}
+        self._nbytes: dict[int, int] = {}
         self._purge_at = 4096
+        self.weighing = False
+        self.peak_bytes = 0
 
     def add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._known:
             self._known[storage._cdata] = StorageWeakRef(storage)
+            self._nbytes[storage._cdata] = storage.nbytes()
+            if self.weighing:
+                alive = (self._nbytes[key] for key, known in self._known.items() if not known.expired())
+                self.peak_bytes = max(self.peak_bytes, sum(alive))
             if len(self._known) > self._purge_at:
                 self._known = {key: known for key, known in self._known.items() if not known.expired()}
                 self._purge_at = 4096 + 2 * len(self._known)
@@ -411,6 +421,8 @@ class _Operators(TorchDispatchMode):
         between = func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.set_)
         if there and not between and any(t not in ours and t.dim() for t in tensors):
             raise WrongPlace(f"{func} of tensors of the host and of the device")
+        if there and (func.overloadpacket in _ASKING or _goes_to_host(func, tensors, ours)):
+            self._device.asked.append(str(func))
         if there and not _is_view(func):
             arena = self._device.arena
             touched = [(t, writes) for t, writes in _accesses(func, args, kwargs) if t in ours and t.numel()]
@@ -424,6 +436,15 @@ class _Operators(TorchDispatchMode):
                 if isinstance(value, Tensor) and id(value) not in hosts:
                     ours.add(value)
         return result
+
+
+_ASKING = (torch.ops.aten.nonzero, torch.ops.aten._local_scalar_dense, torch.ops.aten.masked_select)
+"""Numbers of the device decide what the host does next, the size of the result for one."""
+
+
+def _goes_to_host(func: Any, tensors: Sequence[Tensor], ours: Tensors) -> bool:
+    """Whether it copies a tensor of the device to one of the host."""
+    return func.overloadpacket is torch.ops.aten.copy_ and tensors[0] not in ours
 
 
 def _is_view(func: Any) -> bool:

@@ -372,11 +372,39 @@ def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(
     assert f"to the device {format_size(records[0].to_device_bytes)}" in re.sub(" +", " ", said.getvalue())
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_the_host_waits_for_no_tile(name: str, store: Store, least: Least, tmp_path: Path, device: FakeDevice) -> None:
+    """But in the first epoch, for how many of its rows are labelled: later ones ask a few things when all is over."""
+    with on_device(MODELS[name], store, tmp_path)(*least(name)) as trainer:
+        asked = []
+        for _ in range(3):
+            device.asked.clear()
+            trainer.fit(epochs=1)
+            asked.append(len(device.asked))
+        tiles = -(-store.num_nodes // trainer.plan.tile_rows)
+    assert tiles > 1
+    assert asked[0] >= asked[1] + tiles
+    assert asked[1] == asked[2] <= 1 + 2 * len(trainer.plan.topologies)
+
+
 def test_the_cpu_has_no_wire(store: Store, tmp_path: Path) -> None:
     with builder(MODELS["gcn"], store, tmp_path)() as trainer:
         (record,) = trainer.fit(epochs=1)
     assert record.to_device_bytes == record.to_host_bytes == 0
     assert record.ssd_way in ("direct", "buffered")
+
+
+@pytest.mark.parametrize("name", ["gcn", "gin with batch norm", "sage of maxima", "gatv2"])
+def test_with_the_least_budget_there_is_never_more_on_the_device(
+    name: str, store: Store, least: Least, tmp_path: Path, device: FakeDevice
+) -> None:
+    """Its arena, parameters and their gradients, the optimizer's state, and the temporaries of tiles, all together.
+    Those within a kernel are others' to weigh (tests/gpu/test_memory.py)."""
+    gpu, host = least(name)
+    device.tensors.weighing = True
+    with on_device(MODELS[name], store, tmp_path)(gpu, host) as trainer:
+        trainer.fit(epochs=2, eval_every=1)
+        assert trainer.plan.arena_bytes < device.tensors.peak_bytes <= gpu
 
 
 def test_the_device_is_given_its_budget_and_what_is_planned(

@@ -141,7 +141,7 @@ class Flow:
             outputs = known[schedule.output]
             if scored:
                 objective.score(tile.inputs, tile.start, outputs, tile.contribution)
-            gradients = {schedule.output: objective.gradient(tile.inputs, outputs, tile.contribution)}
+            gradients = {schedule.output: objective.gradient(tile.inputs, tile.start, outputs, tile.contribution)}
             return take_back(gradients, known, tile, rows)
 
         loads, stores = self._handed.traffic(last)
