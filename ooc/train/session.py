@@ -91,6 +91,7 @@ class Session:
         self._listener(TaskStarted(task, len(setup.plan.programs[program]), "passes"))
         intra_op_threads = torch.get_num_threads()
         torch.set_num_threads(1)
+        setup.network.product.forget_weights()
         try:
             executor.run(
                 program,

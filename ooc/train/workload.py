@@ -80,7 +80,6 @@ def describe_workload(
     gathers = any(s.pull is not None and s.pull.is_general for s in every) and not builder.on_device
     if gathers:
         pulled.setdefault(backward, set())
-    narrow = 0 if network.product.dtype is None else threads  # of weights, rounded, one after the other
     parameters = sum(p.numel() for p in network.parameters)
     idle = sum(p.numel() for p in network.idle)
     return Workload(
@@ -99,7 +98,9 @@ def describe_workload(
             if d in pulled
         },
         fixed_host_bytes=fixed_host_bytes,
-        fixed_device_bytes=((4 + threads + 1 + narrow) * parameters + idle) * itemsize + network.statistics_nbytes,
+        fixed_device_bytes=((4 + threads + 1) * parameters + idle) * itemsize
+        + network.rounded_nbytes
+        + network.statistics_nbytes,
         pulled_itemsize=itemsize,
         threads=threads,
         sums_as_kept=sums_as_kept,

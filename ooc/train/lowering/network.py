@@ -22,7 +22,7 @@ from ooc.train.lowering.per_edge import Attention, EdgeAggregate
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.projection import Projection
 from ooc.train.lowering.rectified import Rectified
-from ooc.train.lowering.values import Aggregate, Dropout, Moments, Rowwise, Sum, Value
+from ooc.train.lowering.values import Aggregate, Dropout, Linear, Moments, Rowwise, Sum, Value
 
 EVERYWHERE = 1 << 30
 """Hops for what is needed of every row, however far it lies from those that are scored."""
@@ -91,6 +91,16 @@ class Network:
         """What the moments of all norms take."""
         found = {*values_of(self.training), *values_of(self.evaluation)}
         return sum(value.statistics.nbytes for value in found if isinstance(value, Moments))
+
+    @property
+    def rounded_nbytes(self) -> int:
+        """What its weights take besides where they are multiplied in a narrower type: those of one of the modes."""
+
+        def nbytes(output: Value) -> int:
+            linear = [value for value in values_of(output) if isinstance(value, (Linear, Projection))]
+            return sum(v.product.weights_nbytes(v.inputs[0].columns, v.columns) for v in linear)
+
+        return max(nbytes(self.training), nbytes(self.evaluation))
 
 
 def lower(

@@ -37,8 +37,9 @@ class Projection(Value):
         product: Products = IN_FULL,
     ) -> None:
         with torch.no_grad():
-            outputs = len(weights()[0])
-        super().__init__(index, (source,), (outputs,))
+            weight, bias = weights()
+        super().__init__(index, (source,), (len(weight),))
+        self.has_bias = bias is not None
         self.weights = weights
         self.parameters = tuple(parameters)
         self.label = label
@@ -49,21 +50,26 @@ class Projection(Value):
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         weight, bias = self.weights()
-        if self.product is IN_FULL:
-            return F.linear(inputs[0], weight.detach(), None if bias is None else bias.detach())
-        out = self.product(inputs[0], weight.detach().T)
+        source, multiply = inputs[0], self.product
+        if multiply.dtype is None:
+            return F.linear(source, weight.detach(), None if bias is None else bias.detach())
+        weight_IO = multiply.weight((self, "forward"), lambda: weight.detach().T)
+        out = multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
         return out if bias is None else out.add_(bias.detach())
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        with torch.no_grad():
-            weight, bias = self.weights()
         source, multiply, kept_as = operands[0], self.product, gradient.dtype
-        factor = multiply.rounded(gradient, rows.shared_factor)
-        found = Gradients([multiply(factor, weight.detach(), kept_as) if self.inputs[0].trains else None])
+        factor = multiply.rounded(gradient, rows.shared_gradient)
+        found = Gradients([None])
+        if self.inputs[0].trains:
+            with torch.no_grad():
+                weight_OI = multiply.weight((self, "backward"), lambda: self.weights()[0].detach())
+            found.inputs[0] = multiply(factor, weight_OI, kept_as)
         if source is None or not self.own_trains:
             return found
-        weight_gradient = multiply(factor.T, source[: len(gradient)], kept_as)
-        bias_gradient = None if bias is None else gradient.sum(dim=0)
+        taken = multiply.rounded(source, rows.shared_source)[: len(gradient)]
+        weight_gradient = multiply(factor.T, taken, kept_as)
+        bias_gradient = gradient.sum(dim=0) if self.has_bias else None
         found.parameters = through_weights(self.weights, self.parameters, weight_gradient, bias_gradient)
         return found
 

@@ -42,7 +42,8 @@ class Rows:
     seed: int
     epoch: int
     tape: dict["Value", Any] = field(default_factory=dict)
-    shared_factor: SharedFactor = field(default_factory=SharedFactor)
+    shared_source: SharedFactor = field(default_factory=SharedFactor)
+    shared_gradient: SharedFactor = field(default_factory=SharedFactor)
 
 
 @dataclass(slots=True)
@@ -178,14 +179,20 @@ class Linear(Value):
         return self.inputs if self.own_trains else ()
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        return self.product(inputs[0], self.weight.detach().T)
+        source, multiply = inputs[0], self.product
+        weight_IO = multiply.weight((self, "forward"), lambda: self.weight.detach().T)
+        return multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         source, multiply, kept_as = operands[0], self.product, gradient.dtype
-        factor = multiply.rounded(gradient, rows.shared_factor)
-        found = Gradients([multiply(factor, self.weight.detach(), kept_as) if self.inputs[0].trains else None])
+        factor = multiply.rounded(gradient, rows.shared_gradient)
+        found = Gradients([None])
+        if self.inputs[0].trains:
+            weight_OI = multiply.weight((self, "backward"), self.weight.detach)
+            found.inputs[0] = multiply(factor, weight_OI, kept_as)
         if source is not None and self.own_trains:
-            found.parameters.append((self.weight, multiply(factor.T, source[: len(gradient)], kept_as)))
+            taken = multiply.rounded(source, rows.shared_source)[: len(gradient)]
+            found.parameters.append((self.weight, multiply(factor.T, taken, kept_as)))
         return found
 
 
