@@ -92,6 +92,9 @@ class Output:
         self._whole = whole
         self._direct = direct
         self._framed = framed
+        regions = direct if whole is None else [whole]
+        self._rounds_first = any(region.dtype != matrix.dtype for region in regions)
+        """Whether something is wider than what is kept: elsewhere the copy itself rounds, in half the time."""
         self._blocks: _Open[list[Tensor]] = _Open()
 
     def open(self, start: int, stop: int) -> None:
@@ -114,7 +117,9 @@ class Output:
         stop = min(stop, grid.rows)
         if start >= stop:
             return
-        rows = rows[: stop - start].to(self._matrix.dtype)
+        rows = rows[: stop - start]
+        if self._rounds_first:
+            rows = rows.to(self._matrix.dtype)
         if self._whole is not None:
             self._whole[start:stop].copy_(rows)
             return
