@@ -2,8 +2,10 @@
 """Small random graphs as PyG ``Data``: with self-loops, isolated nodes, duplicate edges, or without."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -25,6 +27,22 @@ class GraphCase:
     edge_features: int = 0
     train: float = 0.5
     seed: int = 0
+
+
+def graph_cases(**other: st.SearchStrategy[Any]) -> st.SearchStrategy[GraphCase]:
+    """Rough graphs of a few nodes, directed or not; ``other``: what is drawn in another way."""
+    usual: dict[str, st.SearchStrategy[Any]] = {
+        "nodes": st.integers(3, 60),
+        "edges": st.integers(0, 200),
+        "features": st.integers(1, 12),
+        "undirected": st.booleans(),
+        "self_loops": st.integers(0, 12),
+        "isolated": st.integers(0, 8),
+        "duplicates": st.integers(0, 30),
+        "unlabelled": st.integers(0, 30),
+        "seed": st.integers(0, 10_000),
+    }
+    return st.builds(GraphCase, **(usual | other))
 
 
 def random_data(case: GraphCase, *, dtype: torch.dtype = torch.float64) -> Data:

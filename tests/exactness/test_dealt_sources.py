@@ -35,7 +35,7 @@ from tests.exactness.test_general_layers import least
 from tests.exactness.test_inner_dropout import OfMessages
 from tests.exactness.test_savings import in_hop_order
 from tests.examples import examples
-from tests.graphs import GraphCase, random_data
+from tests.graphs import GraphCase, graph_cases, random_data
 from tests.prefetch.faults import Faults, faulty_engine
 from tests.prefetch.held import assert_no_more_held, held
 
@@ -190,17 +190,11 @@ def test_plans_and_threads_do_not_matter(
 
 
 @given(
-    graph=st.builds(
-        GraphCase,
+    graph=graph_cases(
         nodes=st.integers(1000, 1400),
         edges=st.integers(300, 900),
-        features=st.integers(1, 12),
-        undirected=st.booleans(),
-        self_loops=st.integers(0, 12),
         isolated=st.integers(0, 60),
-        duplicates=st.integers(0, 30),
         unlabelled=st.integers(0, 200),
-        seed=st.integers(0, 10_000),
     ),
     name=st.sampled_from(sorted(CASES)),
     tile_rows=st.sampled_from([16, 32]),

@@ -20,7 +20,7 @@ from tests.exactness.comparison import assert_agrees, least_budgets, make_traine
 from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, adamw, smooth_adam
 from tests.examples import examples
-from tests.graphs import GraphCase, random_data
+from tests.graphs import GraphCase, graph_cases, random_data
 
 EPOCHS = 3
 K = 3
@@ -196,17 +196,11 @@ def featured(draw: st.DrawFn) -> ModelCase:
 
 
 @given(
-    graph=st.builds(
-        GraphCase,
-        nodes=st.integers(3, 60),
+    graph=graph_cases(
         edges=st.integers(20, 200),  # without any, PyG's GATConv leaves its map of features out of the graph
-        features=st.integers(1, 12),
-        undirected=st.booleans(),
-        self_loops=st.integers(0, 12),
         isolated=st.just(0),
-        duplicates=st.integers(0, 30),
         edge_features=st.just(K),
-        seed=st.integers(0, 10_000),
+        unlabelled=st.just(0),
     ),
     model=featured(),
     tile_rows=st.sampled_from([4, 16, 64]),

@@ -48,7 +48,7 @@ from tests.exactness.layers import (
 from tests.exactness.reference import CustomCase, ModelCase, adamw, smooth_adam
 from tests.exactness.test_savings import in_hop_order
 from tests.examples import examples
-from tests.graphs import GraphCase, random_data
+from tests.graphs import GraphCase, graph_cases, random_data
 
 EPOCHS = 3
 K = 3
@@ -214,18 +214,7 @@ def test_predictions(name: str, tmp_path: Path) -> None:
 
 
 @given(
-    graph=st.builds(
-        GraphCase,
-        nodes=st.integers(3, 60),
-        edges=st.integers(0, 200),
-        features=st.integers(1, 12),
-        undirected=st.booleans(),
-        self_loops=st.integers(0, 12),
-        isolated=st.integers(0, 8),
-        duplicates=st.integers(0, 30),
-        unlabelled=st.integers(0, 30),
-        seed=st.integers(0, 10_000),
-    ),
+    graph=graph_cases(),
     name=st.sampled_from(sorted({*CASES} - {"EdgeConv"})),
     tile_rows=st.sampled_from([4, 16, 64]),
     share=st.sampled_from([1.0, 1.3, 100.0]),

@@ -25,7 +25,7 @@ from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
 from tests.exactness.test_savings import in_hop_order
 from tests.examples import examples
-from tests.graphs import GraphCase, random_data
+from tests.graphs import GraphCase, graph_cases, random_data
 
 EPOCHS = 3
 H = 6
@@ -197,18 +197,7 @@ def test_results_do_not_depend_on_the_plan(tmp_path: Path) -> None:
 
 
 @given(
-    graph=st.builds(
-        GraphCase,
-        nodes=st.integers(3, 60),
-        edges=st.integers(0, 200),
-        features=st.integers(1, 12),
-        undirected=st.booleans(),
-        self_loops=st.integers(0, 12),
-        isolated=st.integers(0, 8),
-        duplicates=st.integers(0, 30),
-        unlabelled=st.integers(0, 30),
-        seed=st.integers(0, 10_000),
-    ),
+    graph=graph_cases(),
     name=st.sampled_from(list(MODELS)),
     tile_rows=st.sampled_from([4, 16, 64]),
     share=st.sampled_from([1.0, 1.3, 100.0]),

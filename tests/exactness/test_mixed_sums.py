@@ -19,7 +19,7 @@ from tests.exactness.comparison import assert_agrees, least_budgets, make_traine
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
 from tests.exactness.test_savings import in_hop_order
 from tests.examples import examples
-from tests.graphs import GraphCase, random_data
+from tests.graphs import GraphCase, graph_cases, random_data
 
 EPOCHS = 3
 H = 8
@@ -217,18 +217,7 @@ def test_results_do_not_depend_on_the_plan(name: str, spill_dtype: str | None, t
 
 
 @given(
-    graph=st.builds(
-        GraphCase,
-        nodes=st.integers(3, 80),
-        edges=st.integers(0, 300),
-        features=st.integers(1, 12),
-        undirected=st.booleans(),
-        self_loops=st.integers(0, 12),
-        isolated=st.integers(0, 8),
-        duplicates=st.integers(0, 30),
-        unlabelled=st.integers(0, 30),
-        seed=st.integers(0, 10_000),
-    ),
+    graph=graph_cases(nodes=st.integers(3, 80), edges=st.integers(0, 300)),
     model=st.sampled_from(list(MODELS.values())),
     tile_rows=st.sampled_from([4, 16, 64]),
     shares=st.tuples(st.sampled_from([1.0, 1.3, 100.0]), st.sampled_from([1.0, 1.5, 100.0])),

@@ -11,23 +11,17 @@ from hypothesis import strategies as st
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
 from tests.exactness.reference import ModelCase
 from tests.examples import examples
-from tests.graphs import GraphCase, random_data
+from tests.graphs import GraphCase, graph_cases, random_data
 
 EXAMPLES = 25
 
-graphs = st.builds(
-    GraphCase,
+graphs = graph_cases(
     nodes=st.integers(2, 70),
     edges=st.integers(0, 250),
     features=st.integers(1, 20),
     classes=st.integers(2, 6),
-    undirected=st.booleans(),
-    self_loops=st.integers(0, 12),
     isolated=st.integers(0, 20),
-    duplicates=st.integers(0, 30),
-    unlabelled=st.integers(0, 30),
     train=st.floats(0, 1),
-    seed=st.integers(0, 10_000),
 )
 
 
