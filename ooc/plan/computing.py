@@ -32,7 +32,9 @@ def computing_seconds(
 ) -> float:
     """Seconds to compute ``rows`` rows of a pass in ``steps`` steps, the SSD aside.
 
-    ``edges``: of these rows; ``columns`` are pulled over them, ``slab_columns`` at a time.
+    ``edges``: of these rows; ``columns`` are pulled over them, ``slab_columns`` at a time. On the CPU an operator is
+    computed by the thread that calls it; a device computes while the host calls the next ones, so that the longer of
+    the two counts.
     """
     processor, tiles = hardware.processor, -(-rows // workload.tile_rows)
     slabs = -(-columns // slab_columns) if item.pull is not None else 1
@@ -62,9 +64,10 @@ def computing_seconds(
     else:
         shared += _TIMES_PUT * rows * columns * workload.pulled_itemsize / processor.stream_bytes_per_s
         alone += tiles * slabs * processor.seconds_per_tile
-    if not hardware.has_device_memory:
-        shared *= max(1.0, hardware.threads / workload.threads)
-    return shared + alone + steps * processor.seconds_per_step
+    alone += steps * processor.seconds_per_step
+    if hardware.has_device_memory:
+        return max(shared, alone)
+    return shared * max(1.0, hardware.threads / workload.threads) + alone
 
 
 def _per_edge_seconds(pull: Pull, hardware: Hardware, *, edges: int, share: float) -> float:

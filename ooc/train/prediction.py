@@ -84,7 +84,7 @@ class Prediction:
         nodes: npt.ArrayLike | None = None,
         ignore_edge_data: str = "none",
     ) -> None:
-        resources = resources.for_model(model, store.num_features)
+        resources = resources.for_model(model, store)
         self._store = store
         self._what = _what(what, store.task)
         self._limits = resources.limits

@@ -69,7 +69,7 @@ class Prospect:
         chosen = resolve_metric(metric, store.task, store.num_classes)
         self._averaging = Averaging(model, average, 1)
         self._share_forward = Saving.SHARED_FORWARD in savings
-        resources = resources.for_model(model, store.num_features)
+        resources = resources.for_model(model, store)
         network, active = take_apart(
             model,
             store,

@@ -39,6 +39,10 @@ TILE_ROWS = 1024
 keeps a stage's temporaries in the core's cache, and its products take several times as long as launching them; it is
 also the unit in which gradients are summed, which makes results independent of block rows."""
 _NARROW_COLUMNS = 128
+_MORE_ON_A_GPU = 16
+"""Times so many rows on a GPU, where a tile of 1,024 is computed in less time than it takes to launch its operators, as
+long as there are so many tiles; on large graphs once more twice as many."""
+_TILES_OF_LARGE_GRAPHS = 256
 
 SPILL_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """What intermediates may be kept as."""
@@ -85,15 +89,18 @@ class Resources:
         """Where tensors are computed."""
         return place_of(self.device)
 
-    def for_model(self, model: nn.Module, num_features: int) -> Self:
-        """With the rows of a tile settled, by the widths of the model and its features alone, so that no budget changes
-        what is summed; OptionError if blocks are to be no whole tiles."""
-        columns = max([num_features, *(max(p.shape, default=1) for p in model.parameters() if not is_lazy(p))])
-        tile_rows = self.tile_rows or (TILE_ROWS if columns > _NARROW_COLUMNS else 2 * TILE_ROWS)
+    def for_model(self, model: nn.Module, store: Store) -> Self:
+        """With the rows of a tile settled, by the widths of the model, the store, and what kind of machine computes, so
+        that no budget changes what is summed, and threads, of which a device needs one, be it here or only planned for.
+        OptionError if blocks are to be no whole tiles."""
+        widths = (max(p.shape, default=1) for p in model.parameters() if not is_lazy(p))
+        columns = max([store.num_features, *widths])
+        on_device = self.hardware.has_device_memory
+        tile_rows = self.tile_rows or usual_tile_rows(columns, store.num_nodes, on_device=on_device)
         block_rows = self.limits.block_rows
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
             raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
-        return replace(self, tile_rows=tile_rows)
+        return replace(self, tile_rows=tile_rows, threads=1 if on_device else self.threads)
 
     @property
     def overhead_bytes(self) -> int:
@@ -137,7 +144,7 @@ class Resources:
                 ),
             ),
             tile_rows=_checked_positive(tile_rows, "tile rows") or 0,
-            threads=1 if computing else _checked_positive(threads, "threads") or torch.get_num_threads(),
+            threads=_checked_positive(threads, "threads") or torch.get_num_threads(),
             spill_dir=folder,
             listener=listener,
             spill_dtype=_checked_dtype(spill_dtype),
@@ -211,6 +218,17 @@ def make_setup(
         workload=draft.workload,
         plan=plan,
     )
+
+
+def usual_tile_rows(columns: int, nodes: int, *, on_device: bool) -> int:
+    """Rows of a tile where the widest matrix has so many columns, and as many as suit the CPU times a power of two on
+    a device with memory of its own."""
+    rows = TILE_ROWS if columns > _NARROW_COLUMNS else 2 * TILE_ROWS
+    if not on_device:
+        return rows
+    most = min(nodes // _MORE_ON_A_GPU, _MORE_ON_A_GPU * rows)
+    most = max(most, min(nodes // _TILES_OF_LARGE_GRAPHS, 2 * _MORE_ON_A_GPU * rows))
+    return rows << max(0, (most // rows).bit_length() - 1)
 
 
 def training_programs(builder: StageBuilder, *, share_forward: bool) -> dict[str, list[Step]]:

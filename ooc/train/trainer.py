@@ -128,7 +128,7 @@ class Trainer:
             listener=listener,
             hardware=hardware,
             device=device,
-        ).for_model(model, store.num_features)
+        ).for_model(model, store)
         place = self._resources.place
         task = store.task
         self.model, self.store = model, store

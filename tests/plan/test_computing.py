@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ooc.plan import UNMEASURED, Hardware, Limits, make_plan
+from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits, make_plan
 from ooc.plan.computing import computing_seconds
 from ooc.plan.passes import ColumnPass, Pass, RowPass
 from ooc.plan.workload import PerEdge
@@ -34,6 +34,16 @@ def test_half_the_threads_share_twice_the_work_but_no_python() -> None:
     same = replace(machine, threads=WORK.threads)
     tiles = SIZES["rows"] // WORK.tile_rows
     assert seconds(ROW_PASS, machine) - tiles == pytest.approx(2 * (seconds(ROW_PASS, same) - tiles))
+
+
+def test_a_device_computes_while_the_host_launches() -> None:
+    """The longer of the two counts: Python alone, rows alone, and both are no longer than the longer one."""
+    nothing = replace(UNMEASURED_DEVICE.processor, seconds_per_tile=0.0, seconds_per_operator=0.0, seconds_per_step=0.0)
+    rows = seconds(ROW_PASS, replace(UNMEASURED_DEVICE, processor=nothing))
+    for share in (0.5, 2.0):
+        busy = replace(nothing, seconds_per_step=share * rows)
+        found = seconds(ROW_PASS, replace(UNMEASURED_DEVICE, processor=busy))
+        assert found == pytest.approx(max(1.0, share) * rows)
 
 
 def test_a_stage_that_has_not_been_counted_streams_by_what_it_loads_and_stores() -> None:

@@ -17,7 +17,7 @@ from ooc.plan.workload import Direction, PerEdge
 from ooc.storage.store import Store
 from ooc.train.hypothetical import hypothetical_store
 from ooc.train.prospect import Prospect, stored
-from ooc.train.setup import Resources
+from ooc.train.setup import Resources, usual_tile_rows
 from tests.exactness.comparison import make_trainer
 from tests.exactness.reference import ModelCase
 
@@ -71,6 +71,33 @@ def test_for_a_machine_with_a_gpu_its_kernels_are_admitted(store: Store) -> None
     for on_cpu, on_gpu in zip(here, there, strict=True):
         assert on_cpu.edges_at_once < 1 << 20 < on_gpu.edges_at_once
         assert on_gpu.bytes_per_edge < on_cpu.bytes_per_edge
+
+
+@pytest.mark.parametrize(
+    ("columns", "nodes", "expected"),
+    [
+        (256, 1_000, 1024),
+        (256, 100_000, 4096),
+        (256, 500_000, 16_384),
+        (256, 2_000_000, 16_384),
+        (256, 100_000_000, 32_768),
+        (64, 1_000, 2048),
+        (64, 100_000_000, 65_536),
+    ],
+)
+def test_a_gpu_has_taller_tiles_where_the_graph_is_large(columns: int, nodes: int, expected: int) -> None:
+    """A tile takes as long to launch however tall it is; but there are to be sixteen, so that little is held."""
+    assert usual_tile_rows(columns, nodes, on_device=True) == expected
+    assert usual_tile_rows(columns, nodes, on_device=False) == (1024 if columns > 128 else 2048)
+
+
+@pytest.mark.parametrize("gpu", ["1G", "8G"])
+def test_what_a_gpu_would_run_depends_on_no_budget_and_no_threads(gpu: str) -> None:
+    """One thread launches everything, however many the machine has; tiles are the same whatever the budgets."""
+    graph = KNOWN["ogbn-products"]
+    asked = replace(Resources.parse(gpu, "64G", threads=16), hardware=UNMEASURED_DEVICE)
+    workload = Prospect(GCN(graph.features, 256, 3, graph.classes), graph, asked).workload
+    assert (workload.tile_rows, workload.threads) == (16_384, 1)
 
 
 def test_edges_of_a_store_are_counted_by_tile(store: Store) -> None:
