@@ -64,8 +64,10 @@ def test_a_rehearsal_goes_through_every_part(tmp_path: Path) -> None:
     assert len(data["other pulls"]["seconds"]) == 7
     assert data["epochs sage"]["loss"]["ooc"] == pytest.approx(data["epochs sage"]["loss"]["PyG"], rel=1e-3)
     assert "say nothing about any GPU" in done.stdout
-    traces = {f"gpu_check.eighth-on-{where}.events.trace.json" for where in ("the-GPU", "GPU-and-host")}
+    trained = ("whole-on-the-GPU", "eighth-on-the-GPU", "eighth-on-GPU-and-host")
+    traces = {f"gpu_check.{what}.events.trace.json" for what in trained}
     assert {path.name for path in tmp_path.iterdir()} == {"gpu_check.json", *traces}
+    assert data["whole on the GPU"]["ssd_read_bytes"] == 0
     for name, of_disk in (("eighth on the GPU", False), ("eighth on GPU and host", True)):
         epoch, seen = data[name], data[name]["watched"]["by_events"]
         assert seen["to device"]["bytes"] == epoch["to_device_bytes"] > 0
@@ -97,7 +99,7 @@ def test_what_is_not_installed_is_left_out_by_name(tmp_path: Path) -> None:
     assert data["left_out"]["triton"] == "triton cannot be imported"
     assert "hypothesis" in data["left_out"]["tests"]
     of_triton = {"graph", "sum 4 float32", "sum 4 bfloat16", "other pulls"}
-    eighths = {"eighth on the GPU", "eighth on GPU and host"}
+    eighths = {"whole on the GPU", "eighth on the GPU", "eighth on GPU and host"}
     of_pyg = {"epochs sage", "epochs gat", *eighths, "large forecasts", "large epochs"}
     assert set(data["left_out"]) == {"triton", "tests", *of_triton, *of_pyg}
     assert data["left_out"]["graph"] == "needs the part triton"

@@ -10,7 +10,7 @@
 4  an eighth in host memory as well: 1.25 times the longest of these and the disk: bytes read and written over their
    rates, and both together over that of both ways at once
 
-Computing alone is the epoch of the same model with everything in the GPU's memory, by its own plan.
+Computing alone is the epoch of the same model and graph with everything in the GPU's memory, by its own plan.
 """
 
 from collections.abc import Iterator, Mapping
@@ -106,7 +106,7 @@ def _of_eighths(values: Values, point: int, name: str, factor: float) -> Iterato
 
 def _floors_s(values: Values, value: Values, *, with_disk: bool) -> dict[str, float] | None:
     """Seconds of what an epoch cannot be shorter than; None where one of them was not measured."""
-    alone, wire, disk = (values.get(part) for part in ("epochs sage", "pcie", "disk"))
+    alone, wire, disk = (values.get(part) for part in ("whole on the GPU", "pcie", "disk"))
     if alone is None or wire is None or (with_disk and disk is None):
         return None
     up, down = (wire["bytes_per_s"][way] for way in ("up", "down"))

@@ -55,16 +55,27 @@ def model_of(name: str, hidden: int) -> Any:
     return GraphSAGE(FEATURES, hidden, 3, CLASSES)
 
 
-def eighths(store: Store, hidden: int, *, host_too: bool) -> Limits:
-    """Budgets of an eighth of what all matrices of an epoch take: the GPU's, and the host's where ``host_too``.
-
-    Beside it the GPU has 256 MiB for what does not grow with the graph: cuBLAS, the allocator, a tile's temporaries.
-    """
-    eighth = store.num_nodes * (FEATURES + 6 * hidden) * 4 // 8
-    return Limits(eighth + (256 << 20), eighth if host_too else 32 * 10**9)
+_BESIDE_BYTES = 256 << 20
+"""What does not grow with the graph, on the GPU: cuBLAS, the allocator, a tile's temporaries."""
 
 
-def in_little_memory(
+def matrices_nbytes(store: Store, hidden: int) -> int:
+    """Of all matrices of an epoch of GraphSAGE."""
+    return store.num_nodes * (FEATURES + 6 * hidden) * 4
+
+
+def all_of_it(store: Store, hidden: int) -> Limits:
+    """Budgets of a GPU that holds all matrices and slabs twice over."""
+    return Limits(2 * matrices_nbytes(store, hidden) + _BESIDE_BYTES, 32 * 10**9)
+
+
+def eighths(store: Store, hidden: int, host_too: bool) -> Limits:
+    """Budgets of an eighth of what all matrices of an epoch take: the GPU's, and the host's where ``host_too``."""
+    eighth = matrices_nbytes(store, hidden) // 8
+    return Limits(eighth + _BESIDE_BYTES, eighth if host_too else 32 * 10**9)
+
+
+def in_budgets(
     store: Store, hidden: int, device: Device, hardware: Hardware, limits: Limits, *, folder: Path, drawing: Path
 ) -> dict[str, Any]:
     """Median epoch of GraphSAGE within ``limits``, with what it moves and what was forecast; then one with every copy
