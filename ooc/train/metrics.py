@@ -72,6 +72,9 @@ def resolve_metric(name: str | None, task: Task, classes: int) -> Metric:
 
 
 # ---- counted ------------------------------------------------------------------------------------------------
+#
+# Tallies stay where outputs were computed, and ``value`` alone brings them to the host: while a program runs, nobody
+# waits for a device. On the CPU, where nobody would, single numbers are plain ones.
 
 
 class Tally(Protocol):
@@ -86,15 +89,20 @@ def tally(metric: Metric, outputs_rC: Tensor, labels: Tensor) -> Tally:
     """What a counted metric makes of some rows: classes [r], or labels or values [r, L]."""
     match metric:
         case Metric.ACCURACY:
-            return Correct(len(labels), int((outputs_rC.argmax(dim=1) == labels).sum()))
+            return Correct(len(labels), _number((outputs_rC.argmax(dim=1) == labels).sum()))
         case Metric.MICRO_F1 | Metric.MACRO_F1:
             return _confusion(outputs_rC, labels, macro=metric is Metric.MACRO_F1)
         case Metric.MAE:
-            return AbsoluteErrors(labels.numel(), float((outputs_rC - labels).abs().double().sum()))
+            return AbsoluteErrors(labels.numel(), _number((outputs_rC - labels).abs().double().sum()))
         case Metric.R2:
             return _squared_errors(outputs_rC, labels)
         case _:
             raise AssertionError(f"{metric} is not counted")
+
+
+def _number(total: Tensor) -> Tensor | float:
+    """A sum [], as a plain number on the CPU."""
+    return total.item() if total.device.type == "cpu" else total
 
 
 @dataclass(slots=True)
@@ -102,43 +110,39 @@ class Correct:
     """Rows, and rows whose class was predicted."""
 
     rows: int
-    correct: int
+    correct: Tensor | float
 
     def add(self, other: Self) -> None:
         self.rows += other.rows
         self.correct += other.correct
 
     def value(self) -> float | None:
-        return self.correct / self.rows if self.rows else None
+        return int(self.correct) / self.rows if self.rows else None
 
 
 @dataclass(slots=True)
 class Confusion:
-    """True positives, false positives and false negatives of every class or label, [C] each.
+    """Of every class or label how often it was predicted where it was right, predicted, and right: [3, C] int64.
 
     The mean of the F1 scores is over the classes that occur in the split or among its predictions, and over all
     labels where a node has several, one that never occurs and is never predicted scoring 0: as scikit-learn does.
     """
 
-    true_positive: npt.NDArray[np.int64]
-    false_positive: npt.NDArray[np.int64]
-    false_negative: npt.NDArray[np.int64]
+    counts_3C: Tensor
     macro: bool
     every_label: bool
 
     def add(self, other: Self) -> None:
-        self.true_positive += other.true_positive
-        self.false_positive += other.false_positive
-        self.false_negative += other.false_negative
+        self.counts_3C += other.counts_3C
 
     def value(self) -> float | None:
-        wrong = self.false_positive + self.false_negative
+        hits_C, predictions_C, occurrences_C = self.counts_3C.cpu().numpy()
+        both_C = predictions_C + occurrences_C  # twice the true positives, and all that is false
         if not self.macro:
-            occurring = 2 * int(self.true_positive.sum()) + int(wrong.sum())
-            return 2 * int(self.true_positive.sum()) / occurring if occurring else 0.0
-        occurring_C = 2 * self.true_positive + wrong
-        counted = np.ones(len(wrong), dtype=np.bool_) if self.every_label else occurring_C > 0
-        scores = 2 * self.true_positive[counted] / np.maximum(occurring_C[counted], 1)
+            both = int(both_C.sum())
+            return 2 * int(hits_C.sum()) / both if both else 0.0
+        counted = np.ones(len(both_C), dtype=np.bool_) if self.every_label else both_C > 0
+        scores = 2 * hits_C[counted] / np.maximum(both_C[counted], 1)
         return float(scores.mean()) if len(scores) else None
 
 
@@ -146,15 +150,21 @@ def _confusion(outputs_rC: Tensor, labels: Tensor, *, macro: bool) -> Confusion:
     several = labels.dim() == 2
     if several:
         predicted, actual = outputs_rC > 0, labels > 0.5
-        hits = (predicted & actual).sum(dim=0)
-        predictions, occurrences = predicted.sum(dim=0), actual.sum(dim=0)
+        counts = [(predicted & actual).sum(dim=0), predicted.sum(dim=0), actual.sum(dim=0)]
     else:
         classes = outputs_rC.shape[1]
         chosen = outputs_rC.argmax(dim=1)
-        hits = torch.bincount(labels[chosen == labels], minlength=classes)
-        predictions, occurrences = (torch.bincount(which, minlength=classes) for which in (chosen, labels))
-    tp, fp, fn = hits.cpu().numpy(), (predictions - hits).cpu().numpy(), (occurrences - hits).cpu().numpy()
-    return Confusion(tp, fp, fn, macro, every_label=several)
+        hits = labels.masked_fill(chosen != labels, classes)  # one class more, for the others
+        counts = [_occurrences(hits, classes + 1)[:classes], *(_occurrences(of, classes) for of in (chosen, labels))]
+    return Confusion(torch.stack(counts), macro, every_label=several)
+
+
+def _occurrences(classes_r: Tensor, classes: int) -> Tensor:
+    """How often each class occurs, [C] int64. bincount has the host wait for a device, to see what the largest is."""
+    if classes_r.device.type == "cpu":
+        return torch.bincount(classes_r, minlength=classes)
+    counts_C = torch.zeros(classes, dtype=torch.int64, device=classes_r.device)
+    return counts_C.index_add_(0, classes_r, torch.ones_like(classes_r))
 
 
 @dataclass(slots=True)
@@ -162,28 +172,28 @@ class AbsoluteErrors:
     """Entries, and the sum of their absolute errors."""
 
     entries: int
-    total: float
+    total: Tensor | float
 
     def add(self, other: Self) -> None:
         self.entries += other.entries
         self.total += other.total
 
     def value(self) -> float | None:
-        return self.total / self.entries if self.entries else None
+        return float(self.total) / self.entries if self.entries else None
 
 
 @dataclass(slots=True)
 class SquaredErrors:
-    """Per column [L]: mean of the values, their squared deviations from it, squared errors; and the rows.
+    """Per column [L], float64: mean of the values, their squared deviations from it, squared errors; and the rows.
 
     Means and deviations of parts are joined as by Chan, Golub and LeVeque ("Updating formulae and a pairwise
     algorithm for computing sample variances", 1979): no difference of large sums.
     """
 
     rows: int
-    mean_L: npt.NDArray[np.float64]
-    deviation_L: npt.NDArray[np.float64]
-    error_L: npt.NDArray[np.float64]
+    mean_L: Tensor
+    deviation_L: Tensor
+    error_L: Tensor
 
     def add(self, other: Self) -> None:
         rows = self.rows + other.rows
@@ -200,16 +210,23 @@ class SquaredErrors:
         """
         if self.rows < 2:
             return None
-        varying = self.deviation_L > 0
-        share_L = np.divide(self.error_L, self.deviation_L, out=np.zeros_like(self.error_L), where=varying)
-        constant_L = np.where(self.error_L == 0, 1.0, 0.0)
+        deviation_L, error_L = torch.stack((self.deviation_L, self.error_L)).cpu().numpy()
+        varying = deviation_L > 0
+        share_L = np.divide(error_L, deviation_L, out=np.zeros_like(error_L), where=varying)
+        constant_L = np.where(error_L == 0, 1.0, 0.0)
         return float(np.where(varying, 1 - share_L, constant_L).mean())
 
 
 def _squared_errors(outputs_rC: Tensor, values_rL: Tensor) -> SquaredErrors:
-    values, errors = values_rL.double().cpu().numpy(), (outputs_rC.double() - values_rL.double()).cpu().numpy()
-    mean_L = values.mean(axis=0)
-    return SquaredErrors(len(values), mean_L, ((values - mean_L) ** 2).sum(axis=0), (errors**2).sum(axis=0))
+    rows, values_rL = len(values_rL), values_rL.double()
+    mean_L = _column_sums(values_rL) / rows
+    error_L = _column_sums((outputs_rC.double() - values_rL) ** 2)
+    return SquaredErrors(rows, mean_L, _column_sums((values_rL - mean_L) ** 2), error_L)
+
+
+def _column_sums(rows_rL: Tensor) -> Tensor:
+    """[L]. On the CPU by NumPy, whose order of summing does not depend on the processor's vectors."""
+    return torch.from_numpy(rows_rL.numpy().sum(axis=0)) if rows_rL.device.type == "cpu" else rows_rL.sum(dim=0)
 
 
 # ---- ranked -------------------------------------------------------------------------------------------------

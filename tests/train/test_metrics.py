@@ -208,6 +208,14 @@ def test_tallies_of_parts_add_up(metric: Metric, rows: int, height: int, seed: i
     assert whole.value() == pytest.approx(expected(metric, outputs.numpy(), labels.numpy()), rel=1e-9)
 
 
+@given(st.integers(2, 300), st.integers(1, 5), st.integers(0, 1000))
+def test_r2_on_the_cpu_is_numpys_to_the_bit(rows: int, columns: int, seed: int) -> None:
+    """Sums included, whatever the processor."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs, values = torch.randn(2, rows, columns, generator=generator, dtype=torch.float64)
+    assert tally(Metric.R2, outputs, values).value() == expected(Metric.R2, outputs.numpy(), values.numpy())
+
+
 def test_r2_of_values_that_never_vary() -> None:
     """1 where they are met, otherwise 0; None for a single row."""
     values = torch.full((4, 1), 2.0, dtype=torch.float64)
