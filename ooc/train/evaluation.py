@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ooc.storage.store import SPLITS, Store, Task
-from ooc.train.metrics import RANKING_BYTES, RANKINGS, Metric, Tally, tally
+from ooc.train.metrics import RANKING_BYTES, RANKINGS, TALLY_BYTES, Metric, Tally, tally
 from ooc.train.task import label_columns
 
 
@@ -39,6 +39,11 @@ def scoring_nbytes(store: Store, metric: Metric, *, rows: int, dtype: torch.dtyp
         return 0
     y = store.array("y")
     return rows * (label_columns(store) * _collected_type(store, dtype).itemsize + y.row_bytes + RANKING_BYTES)
+
+
+def tallies_nbytes(metric: Metric, outputs: int) -> int:
+    """Device bytes of what is counted of so many outputs, of every split so far and in one tile."""
+    return 0 if metric.ranked else 2 * len(SPLITS) * outputs * TALLY_BYTES
 
 
 def _collected_type(store: Store, dtype: torch.dtype) -> np.dtype[np.floating]:
@@ -71,7 +76,8 @@ class Counted:
 
 
 class Collected:
-    """A metric of the ranking of all rows: one number a row and label is kept until the end."""
+    """A metric of the ranking of all rows: one number a row and label is kept until the end, in host memory: on a
+    device the host waits for every tile."""
 
     def __init__(self, store: Store, metric: Metric, rows: int, dtype: torch.dtype) -> None:
         self._store = store

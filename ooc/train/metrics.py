@@ -85,6 +85,10 @@ class Tally(Protocol):
     def value(self) -> float | None: ...
 
 
+TALLY_BYTES = 3 * 8
+"""A column of the outputs: the most that a tally has."""
+
+
 def tally(metric: Metric, outputs_rC: Tensor, labels: Tensor) -> Tally:
     """What a counted metric makes of some rows: classes [r], or labels or values [r, L]."""
     match metric:

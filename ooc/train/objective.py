@@ -6,18 +6,23 @@ get the gradient back; nothing here knows how outputs are computed. Tiles are co
 add is committed in a fixed order, so that sums are the same to the bit whatever the plan.
 """
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.storage.store import SPLITS, Task
-from ooc.train.evaluation import Scorer
+from ooc.storage.store import SPLITS, Store, Task
+from ooc.train.evaluation import Scorer, scoring_nbytes, tallies_nbytes
 from ooc.train.loss import Loss
-from ooc.train.metrics import Tally
-from ooc.train.task import targets
+from ooc.train.lowering.network import Network
+from ooc.train.metrics import Metric, Tally
+from ooc.train.task import Targets
+
+_CHUNK_ROWS = 1 << 16
+"""Rows of a split that are read at a time."""
 
 
 @dataclass(slots=True)
@@ -32,32 +37,52 @@ class Contribution:
 class Members:
     """Which rows of a tile of ``tile_rows`` rows belong to a split.
 
-    On a device their number has to come to the host, which waits for it. So it is kept from the first time on, four
-    bytes a tile and split, and after that nobody waits.
+    On a device the host would have to wait for every tile to learn how many they are. So for a device they are counted
+    beforehand, four bytes a tile and split.
     """
 
     def __init__(self, tile_rows: int) -> None:
         self._tile_rows = tile_rows
-        self._counts: dict[str, array[int]] = {}
+        self._counts: dict[str, npt.NDArray[np.int32]] = {}
 
-    def of(self, split: str, start: int, member_R: Tensor) -> tuple[Tensor, bool]:
-        """Rows [r] of the tile that begins with row ``start``, and whether they were known."""
+    def count(self, store: Store) -> None:
+        """Read the splits of ``store``, a few tiles at a time: for a device, before its first program."""
+        height = self._tile_rows * -(-_CHUNK_ROWS // self._tile_rows)
+        for split in SPLITS:
+            chunks = store.array(f"split/{split}").blocks(height)
+            self._counts[split] = np.concatenate([self._counted(members_R) for _, members_R in chunks])
+
+    def _counted(self, members_R: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+        """By tile."""
+        return np.add.reduceat(members_R, range(0, len(members_R), self._tile_rows), dtype=np.int32)
+
+    def of(self, split: str, start: int, member_R: Tensor) -> Tensor:
+        """Rows [r] of the tile that begins with row ``start``."""
         if member_R.device.type == "cpu":
-            return member_R.nonzero().squeeze(1), False
-        counts, tile = self._counts.setdefault(split, array("i")), start // self._tile_rows
-        if tile < len(counts) and counts[tile] >= 0:
-            return torch.nonzero_static(member_R, size=counts[tile]).squeeze(1), True
-        rows = member_R.nonzero().squeeze(1)
-        counts.extend([-1] * (tile + 1 - len(counts)))
-        counts[tile] = len(rows)
-        return rows, False
+            return member_R.nonzero().squeeze(1)
+        count = int(self._counts[split][start // self._tile_rows])
+        return torch.nonzero_static(member_R, size=count).squeeze(1)
+
+
+def judging_nbytes(
+    store: Store, metric: Metric, network: Network, *, rows: int, tile_rows: int, on_device: bool
+) -> tuple[int, int]:
+    """Host bytes and device bytes that loss and scores of ``network`` take from the first tile to the last.
+
+    Scored rows lie among the first ``rows``; ``on_device``: on a machine whose device has memory of its own.
+    """
+    host = scoring_nbytes(store, metric, rows=rows, dtype=network.dtype)
+    if not on_device:
+        return host, 0
+    tiles = -(-store.num_nodes // tile_rows)
+    return host + len(SPLITS) * tiles * np.dtype(np.int32).itemsize, tallies_nbytes(metric, network.outputs)
 
 
 class Objective:
     """The loss and the scores of one trainer, and what they have come to so far.
 
-    ``begin`` before a program, ``gradient`` and ``score`` for its tiles, ``commit`` in order; then
-    ``mean_loss`` and ``scores``.
+    On a device ``count_members`` once, beforehand; ``begin`` before a program, ``gradient`` and ``score`` for its
+    tiles, ``commit`` in order; then ``mean_loss`` and ``scores``, which have the host wait for what a device computes.
     """
 
     loss_inputs = ("y", "split/train")
@@ -66,25 +91,30 @@ class Objective:
     """What ``score`` needs of a tile."""
 
     def __init__(self, task: Task, loss: Loss, scorer: Scorer, *, tile_rows: int) -> None:
-        self._task = task
+        self._targets = Targets(task)
         self._loss = loss
         self._scorer = scorer
         self._loss_sum: Tensor | float = 0.0
         self._members = Members(tile_rows)
 
+    def count_members(self, store: Store) -> None:
+        """Read how many rows of each split of ``store`` every tile has."""
+        self._members.count(store)
+
     def begin(self) -> None:
         """Forget the last program's loss and scores."""
         self._loss_sum = 0.0
+        self._targets.begin()
         self._scorer.begin()
 
     def gradient(
         self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution
     ) -> Tensor:
         """The gradient [R, C] of the mean loss with respect to a tile's outputs, of rows ``start``…"""
-        rows, known = self._members.of("train", start, inputs["split/train"][:, 0])
+        rows = self._members.of("train", start, inputs["split/train"][:, 0])
         gradient_RC = torch.zeros_like(outputs_RC)
         if rows.numel():
-            labels = targets(self._task, inputs["y"], rows, outputs=outputs_RC, sound=known)
+            labels = self._targets.of("train", inputs["y"], rows, outputs=outputs_RC)
             with torch.enable_grad():
                 outputs_rC = outputs_RC[rows].requires_grad_()
                 total = self._loss.total(outputs_rC, labels)
@@ -96,9 +126,9 @@ class Objective:
     def score(self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution) -> None:
         """Count or collect what a tile's outputs, of rows ``start``…, say about its labels."""
         for split in SPLITS:
-            rows, known = self._members.of(split, start, inputs[f"split/{split}"][:, 0])
+            rows = self._members.of(split, start, inputs[f"split/{split}"][:, 0])
             if rows.numel():
-                labels = targets(self._task, inputs["y"], rows, outputs=outputs_RC, sound=known)
+                labels = self._targets.of(split, inputs["y"], rows, outputs=outputs_RC)
                 tally = self._scorer.of_rows(start + rows, outputs_RC[rows], labels)
                 if tally is not None:
                     contribution.scores[split] = tally
@@ -110,9 +140,14 @@ class Objective:
             self._scorer.add(split, tally)
 
     def mean_loss(self) -> float:
-        """The loss over all training rows, when all tiles are committed."""
+        """The loss over all training rows, when all tiles are committed; StoreError if one of them has no label."""
+        self._targets.refuse_damaged()
         return float(self._loss_sum) / self._loss.divisor
 
     def scores(self) -> dict[str, float | None]:
-        """The metric by split, when all tiles are committed; None where it is not defined (an empty split)."""
+        """The metric by split, when all tiles are committed; None where it is not defined (an empty split).
+
+        StoreError if a row of a split has no label.
+        """
+        self._targets.refuse_damaged()
         return self._scorer.scores()

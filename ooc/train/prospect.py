@@ -18,14 +18,14 @@ from ooc.plan.workload import Direction
 from ooc.storage.store import Store
 from ooc.train.averaging import Averaging
 from ooc.train.devices import check_computable
-from ooc.train.evaluation import make_scorer, scoring_nbytes
+from ooc.train.evaluation import make_scorer
 from ooc.train.gathered_rows import counted_gathers, most_gathers
 from ooc.train.graph import GraphRows, rows_nbytes
 from ooc.train.handed_rows import counted_rows, most_rows
 from ooc.train.hypothetical import hypothetical_store, spread
 from ooc.train.loss import RowsLoss, resolve_loss
 from ooc.train.metrics import resolve_metric
-from ooc.train.objective import Objective
+from ooc.train.objective import Objective, judging_nbytes
 from ooc.train.setup import (
     Drafts,
     Resources,
@@ -88,7 +88,14 @@ class Prospect:
             tile_rows=resources.tile_rows,
         )
         self._network, self._store = network, store
-        self._extra_host_bytes = scoring_nbytes(store, chosen, rows=scored, dtype=dtype)
+        self._extra_host_bytes, judging_device_bytes = judging_nbytes(
+            store,
+            chosen,
+            network,
+            rows=scored,
+            tile_rows=resources.tile_rows,
+            on_device=resources.hardware.has_device_memory,
+        )
         self._drafts = Drafts(
             network,
             store,
@@ -102,7 +109,7 @@ class Prospect:
             gathered_rows=counted_gathers(store) if isinstance(graph, Store) else most_gathers(tile_edges),
             seed=0,
             fixed_host_bytes=rows_nbytes(store, network.scalings, dtype.itemsize) + self._extra_host_bytes,
-            extra_device_bytes=self._averaging.nbytes + resources.overhead_bytes,
+            extra_device_bytes=self._averaging.nbytes + judging_device_bytes + resources.overhead_bytes,
         )
 
     def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:

@@ -13,18 +13,63 @@ def label_columns(store: Store) -> int:
     return store.array("y").columns
 
 
-def targets(task: Task, labels_RL: Tensor, rows: Tensor, *, outputs: Tensor, sound: bool = False) -> Tensor:
-    """The labels of ``rows`` as losses and metrics take them: classes [r] int64, otherwise [r, L] like ``outputs``.
+class Targets:
+    """The labels of rows of splits, as losses and metrics take them; rows of a split have one in every sound store.
 
-    StoreError where a row has no label, or a class that the model has no output for: rows of a split have one in
-    every store that is sound. ``sound``: they were found to have one, and nobody looks again.
+    Where one has none, the CPU raises StoreError at once. On a device the host would have to wait for every tile, so
+    that it is only noted there, and ``refuse_damaged`` asks when a program is over; until then class or label 0 stands
+    in for it, since a loss that looks up a class which is none spoils a GPU's context. Of a split that has been found
+    sound nobody asks again. On a device used by one thread.
     """
-    if task is Task.CLASSES:
-        classes = labels_RL[rows, 0]
-        if not sound and not bool(((classes >= 0) & (classes < outputs.shape[1])).all()):
-            raise StoreError("y of the store is damaged: a row of a split has no class; see ooc verify")
-        return classes
-    labels = labels_RL[rows]
-    if not sound and bool((labels < 0).any() if task is Task.MULTILABEL else torch.isnan(labels).any()):
-        raise StoreError("y of the store is damaged: a row of a split has no label; see ooc verify")
-    return labels.to(outputs.dtype)
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._noted: Tensor | None = None
+        self._noted_of: set[str] = set()
+        self._sound: set[str] = set()
+
+    def begin(self) -> None:
+        """Forget what was noted in a program that came to no end."""
+        self._noted = None
+        self._noted_of.clear()
+
+    def of(self, split: str, labels_RL: Tensor, rows: Tensor, *, outputs: Tensor) -> Tensor:
+        """The labels of ``rows`` [r], which belong to ``split``: classes [r] int64, otherwise [r, L] like ``outputs``.
+
+        StoreError, on the CPU, where a row has no label, or a class that the model has no output for.
+        """
+        labels = labels_RL[rows, 0] if self._task is Task.CLASSES else labels_RL[rows]
+        if split not in self._sound:
+            labels = self._looked_at(split, labels, classes=outputs.shape[1])
+        return labels if self._task is Task.CLASSES else labels.to(outputs.dtype)
+
+    def refuse_damaged(self) -> None:
+        """StoreError where a row has been met since ``begin`` that has no label. The host waits for the device."""
+        noted, self._noted = self._noted, None
+        if noted is not None and bool(noted):
+            raise self._damaged()
+        self._sound |= self._noted_of
+
+    def _looked_at(self, split: str, labels: Tensor, *, classes: int) -> Tensor:
+        missing = self._missing(labels, classes)
+        found = missing.any()
+        if labels.device.type == "cpu":
+            if bool(found):
+                raise self._damaged()
+            return labels
+        self._noted = found if self._noted is None else self._noted | found
+        self._noted_of.add(split)
+        return labels.masked_fill(missing, 0)
+
+    def _missing(self, labels: Tensor, classes: int) -> Tensor:
+        match self._task:
+            case Task.CLASSES:
+                return (labels < 0) | (labels >= classes)
+            case Task.MULTILABEL:
+                return labels < 0
+            case Task.VALUES:
+                return torch.isnan(labels)
+
+    def _damaged(self) -> StoreError:
+        missing = "class" if self._task is Task.CLASSES else "label"
+        return StoreError(f"y of the store is damaged: a row of a split has no {missing}; see ooc verify")

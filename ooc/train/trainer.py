@@ -23,10 +23,10 @@ from ooc.plan import Fate, Hardware, Limits, Plan, Workload
 from ooc.prefetch.device import Device
 from ooc.storage.store import Store
 from ooc.train.averaging import Averaging
-from ooc.train.evaluation import make_scorer, scoring_nbytes
+from ooc.train.evaluation import make_scorer
 from ooc.train.loss import RowsLoss, resolve_loss
 from ooc.train.metrics import resolve_metric
-from ooc.train.objective import Objective
+from ooc.train.objective import Objective, judging_nbytes
 from ooc.train.placement import Placement
 from ooc.train.prediction import Prediction
 from ooc.train.record import EpochRecord
@@ -154,6 +154,14 @@ class Trainer:
             make_scorer(store, self.metric, rows=active.scoring[0], dtype=network.dtype),
             tile_rows=self._resources.tile_rows,
         )
+        judging_host_bytes, judging_device_bytes = judging_nbytes(
+            store,
+            self.metric,
+            network,
+            rows=active.scoring[0],
+            tile_rows=self._resources.tile_rows,
+            on_device=self._resources.hardware.has_device_memory,
+        )
         self._setup = make_setup(
             network,
             store,
@@ -162,9 +170,11 @@ class Trainer:
             self._objective,
             self._programs,
             seed=seed,
-            extra_host_bytes=scoring_nbytes(store, self.metric, rows=active.scoring[0], dtype=network.dtype),
-            extra_device_bytes=self._averaging.nbytes,
+            extra_host_bytes=judging_host_bytes,
+            extra_device_bytes=self._averaging.nbytes + judging_device_bytes,
         )
+        if self._resources.device is not None:
+            self._objective.count_members(store)
         models = [model] if average is None else [model, average]
         self._session = Session(self._setup, store, self._resources, Placement(place, models, self.optimizer))
         self._run = out if isinstance(out, RunFolder) or out is None else RunFolder.create(out, {"seed": seed})

@@ -374,17 +374,23 @@ def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_host_waits_for_no_tile(name: str, store: Store, least: Least, tmp_path: Path, device: FakeDevice) -> None:
-    """But in the first epoch, for how many of its rows are labelled: later ones ask a few things when all is over."""
+    """In no epoch, neither for its loss nor for its scores. A few things are asked when a program is over; in the
+    first epoch also whether labels are sound, and lists that are pulled with once."""
     with on_device(MODELS[name], store, tmp_path)(*least(name)) as trainer:
-        asked = []
-        for _ in range(3):
-            device.asked.clear()
-            trainer.fit(epochs=1)
-            asked.append(len(device.asked))
+        training = [asked(device, lambda: trainer.fit(epochs=1)) for _ in range(3)]
+        scoring = [asked(device, trainer.evaluate) for _ in range(3)]
         tiles = -(-store.num_nodes // trainer.plan.tile_rows)
-    assert tiles > 1
-    assert asked[0] >= asked[1] + tiles
-    assert asked[1] == asked[2] <= 1 + 2 * len(trainer.plan.topologies)
+        lists = 2 * len(trainer.plan.topologies)
+    for epochs, numbers in ((training, 1), (scoring, 3)):
+        assert numbers <= epochs[1] == epochs[2] <= numbers + lists < numbers + tiles
+        assert epochs[1] < epochs[0] <= epochs[1] + 2 < epochs[1] + tiles
+
+
+def asked(device: FakeDevice, run: Callable[[], object]) -> int:
+    """How often the host waits for something that the device computes."""
+    device.asked.clear()
+    run()
+    return len(device.asked)
 
 
 def test_the_cpu_has_no_wire(store: Store, tmp_path: Path) -> None:
