@@ -20,6 +20,8 @@ DEGREES = (4, 64)
 DTYPES = ("float32", "bfloat16", "float64")
 _TILE_ROWS = 1024
 _EDGES = 1 << 20
+_EDGES_OF_DEVICE = 1 << 23
+"""At once, so that a GPU takes longer to pull the narrowest rows than the host to launch that."""
 _CACHE_ROW_BYTES = (128, 512)
 _FEW_DEGREE, _MANY_DEGREE = DEGREES
 _PRODUCT_COLUMNS = 128
@@ -44,29 +46,34 @@ def pull_times(bench: Bench, memory: Tensor) -> PullTimes:
     Two degrees at the same number of edges tell what a row costs besides its edges.
     """
     few, many = ({b: _pull_seconds(bench, memory, b, degree) for b in ROW_BYTES} for degree in DEGREES)
-    more_rows = _EDGES // _FEW_DEGREE - _EDGES // _MANY_DEGREE
+    edges = _edges(memory.device)
+    more_rows = edges // _FEW_DEGREE - edges // _MANY_DEGREE
     per_row = max(0.0, median(few[b] - many[b] for b in ROW_BYTES) / more_rows)
-    rows = _EDGES // _MANY_DEGREE
-    points = tuple((float(b), max(many[b] - rows * per_row, 0.2 * many[b]) / _EDGES) for b in ROW_BYTES)
-    by_degree = {degree: _EDGES / times[512] for degree, times in zip(DEGREES, (few, many), strict=True)}
+    rows = edges // _MANY_DEGREE
+    points = tuple((float(b), max(many[b] - rows * per_row, 0.2 * many[b]) / edges) for b in ROW_BYTES)
+    by_degree = {degree: edges / times[512] for degree, times in zip(DEGREES, (few, many), strict=True)}
     return PullTimes(Curve(points, proportional=True), per_row, by_degree)
 
 
+def _edges(device: torch.device) -> int:
+    return _EDGES if device.type == "cpu" else _EDGES_OF_DEVICE
+
+
 def _pull_seconds(bench: Bench, memory: Tensor, row_bytes: int, degree: int) -> float:
-    """Seconds of ``_EDGES`` edges, ``degree`` a row."""
-    columns = row_bytes // memory.itemsize
+    """Seconds of ``_edges`` edges, ``degree`` a row."""
+    columns, edges = row_bytes // memory.itemsize, _edges(memory.device)
     source = memory[: len(memory) // columns * columns].view(-1, columns)
     generator = torch.Generator().manual_seed(row_bytes)
-    ranks = (len(source) * torch.rand(_EDGES, generator=generator) ** _SKEW).long()
+    ranks = (len(source) * torch.rand(edges, generator=generator) ** _SKEW).long()
     indices = (ranks * 7919 % len(source)).int().to(memory.device)
-    rows = _TILE_ROWS if memory.device.type == "cpu" else _EDGES // degree
+    rows = _TILE_ROWS if memory.device.type == "cpu" else edges // degree
     offsets = torch.arange(rows + 1, dtype=torch.int32, device=memory.device) * degree
 
     def task(number: int) -> None:
         first = number * rows * degree
         pull(source, indices[first : first + rows * degree], offsets)
 
-    return bench.seconds(task, _EDGES // (rows * degree))
+    return bench.seconds(task, edges // (rows * degree))
 
 
 def kept_in_cache_bytes(bench: Bench, slab: Tensor, near: PullTimes, far: PullTimes) -> int:
@@ -75,7 +82,7 @@ def kept_in_cache_bytes(bench: Bench, slab: Tensor, near: PullTimes, far: PullTi
     what the system tells is their size, not what one gets of them."""
     shares = []
     for row_bytes in _CACHE_ROW_BYTES:
-        seconds = _pull_seconds(bench, slab, row_bytes, _MANY_DEGREE) / _EDGES - far.per_row / _MANY_DEGREE
+        seconds = _pull_seconds(bench, slab, row_bytes, _MANY_DEGREE) / _edges(slab.device) - far.per_row / _MANY_DEGREE
         fast, slow = near.per_edge.at(row_bytes), far.per_edge.at(row_bytes)
         shares.append((slow - seconds) / (slow - fast) if slow > fast else 0.0)
     return int(slab.nbytes * min(1.0, max(0.0, sum(shares) / len(shares))))
