@@ -55,15 +55,19 @@ class Cuda(Device):
         self.place = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(index)
         self._streams: dict[Way, torch.cuda.Stream] = {}
-        self._pinned: Bytes | None = None
+        self._pinned: list[Bytes] = []
 
-    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes) -> Tensor:
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
         total = torch.cuda.get_device_properties(self.place).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), self.place)
         torch.cuda.empty_cache()  # an arena of another size may have been here before
-        self._pin(host)
         try:
+            for memory in (host, *facts):
+                self._pin(memory)
             arena = torch.empty(arena_bytes, dtype=torch.uint8, device=self.place)
+        except BudgetError:
+            self.close()
+            raise
         except torch.OutOfMemoryError:
             self.close()
             raise BudgetError(
@@ -91,22 +95,23 @@ class Cuda(Device):
         for stream in self._streams.values():
             stream.synchronize()
         self._streams = {}
-        if self._pinned is not None:
-            _cuda.cudart().cudaHostUnregister(self._pinned.ctypes.data)
-            self._pinned = None
+        while self._pinned:
+            _cuda.cudart().cudaHostUnregister(self._pinned.pop().ctypes.data)
         torch.cuda.set_per_process_memory_fraction(1.0, self.place)
 
-    def _pin(self, host: Bytes) -> None:
-        """Lock the pages of ``host``: only then do copies run beside the host, and at the wire's full rate."""
-        if not host.nbytes:
+    def _pin(self, memory: Bytes) -> None:
+        """Lock its pages: only then do copies run beside the host, and at the wire's full rate. Of other memory, a copy
+        of more than 64 KB would keep the host until all kernels before it have ended ("API synchronization behavior",
+        CUDA's documentation)."""
+        if not memory.nbytes:
             return
-        code = int(_cuda.cudart().cudaHostRegister(host.ctypes.data, host.nbytes, 0))
+        code = int(_cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
         if code:
             raise BudgetError(
-                f"CUDA does not lock {format_size(host.nbytes)} of host memory (error {code}); give a smaller "
+                f"CUDA does not lock {format_size(memory.nbytes)} of host memory (error {code}); give a smaller "
                 "--host-budget, or a higher limit of locked memory (ulimit -l)"
             )
-        self._pinned = host
+        self._pinned.append(memory)
 
 
 def _own(event: Event) -> Any:

@@ -56,7 +56,7 @@ class Draw:
 
 
 def _drawn_on_host(draw: Draw, like: Tensor) -> Tensor:
-    return draw.mask(*like.shape).to(like.device, non_blocking=True)
+    return draw.mask(*like.shape).to(like.device)
 
 
 def _drawn_by_cuda(draw: Draw, like: Tensor) -> Tensor:

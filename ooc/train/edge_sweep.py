@@ -17,10 +17,22 @@ if TYPE_CHECKING:
     from ooc.train.executor import Executor
 
 
-def relative_offsets(offsets: npt.NDArray[np.signedinteger], start: int, stop: int, dtype: torch.dtype) -> Tensor:
+CPU = torch.device("cpu")
+
+
+def relative_offsets(
+    offsets: npt.NDArray[np.signedinteger],
+    start: int,
+    stop: int,
+    dtype: torch.dtype,
+    place: torch.device = CPU,
+) -> Tensor:
     """Where the edges of rows ``start:stop`` begin, counted from the first of them; one more than rows."""
     part = torch.from_numpy(offsets[start : stop + 1])
-    return (part - part[0]).to(dtype)
+    if place.type == "cpu":
+        return (part - part[0]).to(dtype)
+    # Brought as they lie in memory that the device knows: for a new tensor the host would wait.
+    return (part.to(place, non_blocking=True) - int(offsets[start])).to(dtype)
 
 
 class EdgeSweep:
@@ -47,7 +59,7 @@ class EdgeSweep:
         indices, weight = taken[None][:, 0], taken.get(EdgeData.WEIGHT)
         return TileEdges(
             indices,
-            relative_offsets(self._offsets, start, stop, indices.dtype).to(indices.device, non_blocking=True),
+            relative_offsets(self._offsets, start, stop, indices.dtype, indices.device),
             start,
             self._nodes,
             weight_E=None if weight is None else weight[:, 0],

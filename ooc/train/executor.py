@@ -139,7 +139,8 @@ class Executor:
             return HostWorkspace(frames, self.engine, self._locate, plan.blocks.nbytes)
         host = arena.view(0, arena.nbytes)
         opening.callback(device.close)
-        memory = device.open(arena_bytes=plan.arena_bytes, limit_bytes=plan.device_limit_bytes, host=host)
+        sizes = {"arena_bytes": plan.arena_bytes, "limit_bytes": plan.device_limit_bytes}
+        memory = device.open(**sizes, host=host, facts=list(self.rows.memory()))
         self._straight = choose_straight(spill_dir, device=device.place.type, counters=self.counters)
         if self._straight is not None:
             opening.callback(self._straight.close)

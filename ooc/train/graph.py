@@ -9,7 +9,7 @@ disk is column indices only:
 Where edges have weights, A is a matrix of these, the sum a weighted one, and I what self-loops weigh (edge_weights).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ooc.errors import StoreError
 from ooc.plan.workload import Direction
+from ooc.prefetch.arena import Arena, Bytes
 from ooc.storage.store import Store
 from ooc.train.edge_weights import weighted_degrees
 
@@ -119,6 +120,14 @@ class GraphRows:
     offsets: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
     scalings: Mapping[Scaling, RowScaling] = field(default_factory=dict)
 
+    def memory(self) -> Iterator[Bytes]:
+        """Where it lies, on pages of its own: tiles' parts of it are brought to a device."""
+        yield from (offsets.view(np.uint8) for offsets in self.offsets.values())
+        for scaling in self.scalings.values():
+            for facts_N1 in (scaling.scale_N1, scaling.self_N1):
+                if facts_N1 is not None:
+                    yield facts_N1.view(-1).view(torch.uint8).numpy()
+
     def scaled(self, scaling: Scaling) -> RowScaling:
         """What ``scaling`` does to rows; nothing where nothing is known of it."""
         return self.scalings.get(scaling, _PLAIN)
@@ -212,7 +221,7 @@ def _load_offsets(store: Store) -> dict[Direction, npt.NDArray[np.signedinteger]
     offsets: dict[Direction, npt.NDArray[np.signedinteger]] = {}
     for direction in directions(store):
         indptr, _ = store.topology(direction.value)
-        rows = np.empty(n + 1, dtype=offset_type)
+        rows = _on_own_pages((n + 1) * offset_type.itemsize).view(offset_type)
         for start in range(0, n + 1, _CHUNK_ROWS):
             stop = min(n + 1, start + _CHUNK_ROWS)
             rows[start:stop] = indptr.read(start, stop)
@@ -232,8 +241,8 @@ def _row_scaling(
     if scaling.plain:
         return _PLAIN
     n, fill = store.num_nodes, scaling.loop_weight
-    scale = torch.empty(n, 1, dtype=dtype)
-    own = torch.empty(n, 1, dtype=dtype) if _counts_own(store, scaling) else None
+    scale = _facts(n, dtype)
+    own = _facts(n, dtype) if _counts_own(store, scaling) else None
     for start in range(0, n, _CHUNK_ROWS):
         stop = min(n, start + _CHUNK_ROWS)
         into = into_rows[start : stop + 1]
@@ -250,6 +259,16 @@ def _row_scaling(
         else:
             scale[start:stop, 0] = 1.0 / degree.clamp(min=1).to(dtype)
     return RowScaling(scale, before=scaling.normalized, self_term=fill is not None, self_N1=own)
+
+
+def _facts(rows: int, dtype: torch.dtype) -> Tensor:
+    """[rows, 1]."""
+    return torch.from_numpy(_on_own_pages(rows * dtype.itemsize)).view(dtype).view(rows, 1)
+
+
+def _on_own_pages(nbytes: int) -> Bytes:
+    """Memory whose pages nothing else lies on, as a device locks whole ones."""
+    return Arena(nbytes).view(0, nbytes)
 
 
 def _degrees(

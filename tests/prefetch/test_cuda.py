@@ -87,18 +87,19 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
 def opened(limit_bytes: int = 500) -> tuple[Cuda, torch.Tensor, Any]:
     device = Cuda()
     device.place = torch.device("cpu")
-    host = np.arange(64, dtype=np.uint8)
-    return device, device.open(arena_bytes=64, limit_bytes=limit_bytes, host=host), host
+    host, facts = np.arange(64, dtype=np.uint8), np.zeros(8, dtype=np.uint8)
+    return device, device.open(arena_bytes=64, limit_bytes=limit_bytes, host=host, facts=[facts]), host
 
 
 @pytest.mark.parametrize(("limit", "share"), [(500, 0.5), (5000, 1.0)])
 def test_the_budget_is_the_processs_share_until_it_is_closed(notes: Notes, limit: int, share: float) -> None:
     device, arena, _ = opened(limit)
     assert arena.dtype is torch.uint8 and arena.nbytes == 64
-    assert notes.taken == [("memory", "at most", share), ("host", "locked", 64)]
+    assert notes.taken == [("memory", "at most", share), ("host", "locked", 64), ("host", "locked", 8)]
     notes.taken.clear()
     device.close()
-    assert notes.taken == [("in", "ends"), ("out", "ends"), ("host", "unlocked"), ("memory", "at most", 1.0)]
+    unlocked = [("host", "unlocked")] * 2
+    assert notes.taken == [("in", "ends"), ("out", "ends"), *unlocked, ("memory", "at most", 1.0)]
     notes.taken.clear()
     device.close()
     assert ("host", "unlocked") not in notes.taken
@@ -140,4 +141,4 @@ def test_memory_that_cannot_be_had_is_one_line(notes: Notes, monkeypatch: pytest
     monkeypatch.setattr(torch, "empty", refuse)
     with pytest.raises(BudgetError, match=r"a GPU refuses an arena of 64 B.*--gpu-budget"):
         opened()
-    assert notes.taken[-2:] == [("host", "unlocked"), ("memory", "at most", 1.0)]
+    assert notes.taken[-3:] == [*[("host", "unlocked")] * 2, ("memory", "at most", 1.0)]

@@ -152,6 +152,10 @@ class FakeDevice(Device):
         self.arena = Extent(0, 0)
         self._memory: Tensor | None = None
         self.host_memory = Extent(0, 0)
+        self.locked: list[Extent] = []
+        """The memory of the host that it knows."""
+        self.loose: list[torch.Size] = []
+        """Of tensors brought here from other memory by who does not want to wait, and may have to."""
         self._watching = ExitStack()
         self.tensors = Tensors()
         self.asked: list[str] = []
@@ -167,13 +171,14 @@ class FakeDevice(Device):
 
     # ---- the device ----------------------------------------------------------------------------------------
 
-    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes) -> Tensor:
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
         assert not self.opened, "it was not closed"
         self.opened += 1
         self.limit_bytes = limit_bytes
         self._memory = torch.full((arena_bytes,), 255, dtype=torch.uint8, device=self.place)  # no number, no neighbour
         self.arena = Extent.of(self._memory)
         self.host_memory = Extent.of_array(host)
+        self.locked = [Extent.of_array(memory) for memory in (host, *facts)]
         return self._memory
 
     def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
@@ -419,6 +424,10 @@ class _Operators(TorchDispatchMode):
         tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
         there = [tensor for tensor in tensors if tensor in ours]
         between = func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.set_)
+        if kwargs.get("non_blocking") and made_there and tensors[0] not in ours:
+            extent = Extent.of(tensors[0])
+            if not any(one.start <= extent.start and extent.stop <= one.stop for one in self._device.locked):
+                self._device.loose.append(tensors[0].shape)
         if there and not between and any(t not in ours and t.dim() for t in tensors):
             raise WrongPlace(f"{func} of tensors of the host and of the device")
         if there and (func.overloadpacket in _ASKING or _goes_to_host(func, tensors, ours)):

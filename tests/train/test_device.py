@@ -381,6 +381,7 @@ def test_the_host_waits_for_no_tile(name: str, store: Store, least: Least, tmp_p
         scoring = [asked(device, trainer.evaluate) for _ in range(3)]
         tiles = -(-store.num_nodes // trainer.plan.tile_rows)
         lists = 2 * len(trainer.plan.topologies)
+    assert not device.loose
     for epochs, numbers in ((training, 1), (scoring, 3)):
         assert numbers <= epochs[1] == epochs[2] <= numbers + lists < numbers + tiles
         assert epochs[1] < epochs[0] <= epochs[1] + 2 < epochs[1] + tiles

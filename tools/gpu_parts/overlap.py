@@ -76,8 +76,8 @@ class Watch(device.Device):
         if isinstance(event, TaskAdvanced):
             self._at = event.done
 
-    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes) -> Tensor:
-        return self._inner.open(arena_bytes=arena_bytes, limit_bytes=limit_bytes, host=host)
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
+        return self._inner.open(arena_bytes=arena_bytes, limit_bytes=limit_bytes, host=host, facts=facts)
 
     def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[device.Event]) -> device.Event:
         if not self._watching:
