@@ -2,7 +2,8 @@
 """Compiles every kernel for a GPU that is not there, and tells as JSON what the assembler made of it.
 
 Run as a script with a compute capability ("90"), in a process without the interpreter: the kernels are launched as
-ever, but on a driver that only knows what it would drive, and nothing is run. With "sums" behind it, only those.
+ever, but on a driver that only knows what it would drive, and nothing is run. With "sums" behind it, only those and
+the cut of their rows.
 """
 
 import json
@@ -22,7 +23,8 @@ from triton.runtime.jit import JITFunction
 
 from ooc.train.dropout import Draw
 from ooc.train.kernels.cuda import dropout, edge_function, gat, maximum, sums
-from ooc.train.kernels.cuda.segments import Segments, cut
+from ooc.train.kernels.cuda.cutting import cut
+from ooc.train.kernels.cuda.segments import Segments
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
 from ooc.train.kernels.edge_terms import EdgeTerms
@@ -51,7 +53,8 @@ class NamedDriver:
 
 
 def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
-    """Every program that the calls below launch: name, registers, bytes spilled, widest load, its instructions."""
+    """Every program that the calls below launch: name, what it was compiled as, registers, bytes spilled, widest load,
+    whether it has atomics."""
     found: list[dict[str, Any]] = []
     run = JITFunction.run
 
@@ -69,7 +72,11 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
         NODES,
         SelfLoops.EXACTLY_ONE,
     )
+    label = "cut"
     segments = cut(tile.offsets_R1, EDGES)
+    for rows, edges in ((1, 0), (16, 16), (1025, 999), (3, EDGES)):
+        for dtype in (torch.int32, torch.int64):
+            cut(torch.zeros(rows + 1, dtype=dtype), edges)
     for width, dtype in ((128, torch.float32), (100, torch.float32), (128, torch.bfloat16), (8, torch.float32)):
         label = f"sum {width} {dtype}"
         weight = torch.zeros(EDGES, dtype=dtype) if width == 100 else None
@@ -183,6 +190,7 @@ def _described(kernel: Any) -> dict[str, Any]:
         ).stdout
     loads = re.findall(r"ld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.b(\d+)", ptx)
     return {
+        "compiled_as": kernel.hash,
         "registers": int(re.findall(r"REG:(\d+)", usage)[-1]),
         "spilled_bytes": int(re.findall(r"STACK:(\d+)", usage)[-1]) + int(re.findall(r"LOCAL:(\d+)", usage)[-1]),
         "widest_load_bytes": max((int(count or 1) * int(bits) // 8 for count, bits in loads), default=0),

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from ooc.plan.workload import Direction
 from ooc.train.kernels import maximum as reference
-from ooc.train.kernels.cuda.segments import cut
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from tests.examples import examples
-from tests.gpu.device import DEVICE, EXAMPLES, MOST, maximum, same_bits, segments_of, shapes, there
+from tests.gpu.device import DEVICE, EXAMPLES, MOST, cut, maximum, same_bits, segments_of, shapes, there
 from tests.train.kernel_cases import KernelGraph, graphs, numbers
 
 pytestmark = pytest.mark.gpu

@@ -19,8 +19,8 @@ from ooc.train.kernels.pulls import BY_DEVICE
 from ooc.train.lowering.edge_functions import DotAttention, EdgeSum, EdgeTerm, Gatv2Attention
 from ooc.train.lowering.per_edge import AttentionOptions, EdgeAggregate
 from ooc.train.lowering.values import Features
-from tests.gpu.device import edge_function, edge_sum, gat, launch, maximum, sums
-from tests.train.test_kernel_memory import peak_bytes
+from tests.gpu.device import cut, cutting, edge_function, edge_sum, gat, launch, maximum, sums
+from tests.train.test_kernel_memory import peak_bytes, torch_peak_bytes
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +39,7 @@ class Nothing:
 
 @pytest.fixture(autouse=True)
 def nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (edge_function, edge_sum, gat, launch, maximum, sums):
+    for module in (cutting, edge_function, edge_sum, gat, launch, maximum, sums):
         for name, program in vars(module).items():
             if hasattr(program, "arg_names"):  # of Triton, compiled or interpreted
                 monkeypatch.setattr(module, name, Nothing())
@@ -148,3 +148,14 @@ def test_sums(degree: int, hub: bool) -> None:
     parts = memory.sums(4).nbytes(edges=edges.indices_E.numel(), rows=ROWS, columns=WIDTH)
     bound = parts + ROWS * WIDTH * 4  # the result is counted among the stage's
     assert bound / 3 < taken <= bound
+
+
+@pytest.mark.parametrize(
+    ("rows", "edges"), [(1, 0), (1, 512), (1, 513), (3, 1600), (256, 0), (256, 5000), (9, 600_000)]
+)
+def test_the_cut_of_any_tile(rows: int, edges: int) -> None:
+    """However few rows there are, to the byte."""
+    offsets = torch.tensor([0] * rows + [edges], dtype=torch.int32)
+    taken = torch_peak_bytes(lambda: cut(offsets, edges))
+    bound = memory.sums(4).nbytes(edges=edges, rows=rows, columns=0)
+    assert bound / 4 < taken <= bound

@@ -10,11 +10,10 @@ from torch import Tensor
 from ooc.errors import ModelError
 from ooc.plan.workload import Direction
 from ooc.train import aggregate
-from ooc.train.kernels.cuda.segments import cut
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import SelfLoops
 from tests.examples import examples
-from tests.gpu.device import DEVICE, EXAMPLES, MOST, same_bits, segments_of, shapes, sums
+from tests.gpu.device import DEVICE, EXAMPLES, MOST, cut, same_bits, segments_of, shapes, sums
 from tests.train.kernel_cases import HEIGHTS, KernelGraph, graphs, numbers
 
 pytestmark = pytest.mark.gpu

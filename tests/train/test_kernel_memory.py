@@ -28,6 +28,11 @@ def peak_bytes(compute: Callable[[], object]) -> int:
         compute()
     _, numpy_peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    return numpy_peak + torch_peak_bytes(compute)
+
+
+def torch_peak_bytes(compute: Callable[[], object]) -> int:
+    """The most that tensors hold at once."""
     with torch.no_grad(), torch.profiler.profile(profile_memory=True) as profile:
         compute()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -35,7 +40,7 @@ def peak_bytes(compute: Callable[[], object]) -> int:
     for event in sorted(events, key=lambda event: event.start_ns()):
         live += event.nbytes()
         peak = max(peak, live)
-    return peak + numpy_peak
+    return peak
 
 
 def tile(degree: int) -> TileEdges:

@@ -90,7 +90,7 @@ def compare_sums(graph: PowerLaw, width: int, dtype_name: str, device: torch.dev
     """
     needs_triton()
     from ooc.train.kernels.cuda import choice
-    from ooc.train.kernels.cuda.segments import cut
+    from ooc.train.kernels.cuda.cutting import cut
     from ooc.train.kernels.cuda.sums import pull_segments
 
     dtype = DTYPES[dtype_name]
@@ -300,7 +300,7 @@ def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
 
 def _tiles(graph: PowerLaw) -> list[tuple[Any, Any]]:
     """All rows as one tile with its segments, in-edges and out-edges."""
-    from ooc.train.kernels.cuda.segments import cut
+    from ooc.train.kernels.cuda.cutting import cut
     from ooc.train.kernels.edges import TileEdges
 
     return [

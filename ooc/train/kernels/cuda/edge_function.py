@@ -19,11 +19,12 @@ from torch import Tensor
 from ooc.errors import ModelError
 from ooc.train.kernels.cuda import edge_sum
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
+from ooc.train.kernels.cuda.cutting import cut
 from ooc.train.kernels.cuda.edge_attention_programs import DOT, GATV2, SCALAR, message_segments, message_slots
 from ooc.train.kernels.cuda.edge_gradient_programs import message_sources, message_targets
 from ooc.train.kernels.cuda.edge_terms import Terms, map_block
 from ooc.train.kernels.cuda.launch import Pulling, add_sums, dropped_below, rows_in_line, sums_dtype
-from ooc.train.kernels.cuda.segments import Segments, cut
+from ooc.train.kernels.cuda.segments import Segments
 from ooc.train.kernels.cuda.shapes import Shape, power_of_two
 from ooc.train.kernels.edge_function import EdgeFunction, Heads, Reduced, RowGradient, TargetLayout, Upstream, upstream
 from ooc.train.kernels.edge_terms import EdgeTerms

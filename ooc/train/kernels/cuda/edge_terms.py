@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ooc.train.kernels.cuda import sums
+from ooc.train.kernels.cuda.cutting import cut
 from ooc.train.kernels.cuda.launch import rows_in_line
 from ooc.train.kernels.cuda.shapes import Shape, power_of_two
 from ooc.train.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
@@ -81,9 +82,9 @@ def loop_features(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> T
         torch.arange(tile.start, tile.start + tile.rows, device=place), offsets.diff(), output_size=edges
     )
     is_other_E = (tile.indices_E != own_E).to(dtype)
-    positions_E = torch.arange(edges, device=place)
-    out_RK = sums.pull(features_EK, positions_E, offsets, is_other_E)
+    positions_E, segments = torch.arange(edges, device=place), cut(offsets, edges)
+    out_RK = sums.pull_segments(features_EK, positions_E, segments, is_other_E)
     if loops.filling is Filling.SUM:
         return out_RK
-    count_R1 = sums.pull(is_other_E[:, None], positions_E, offsets)
+    count_R1 = sums.pull_segments(is_other_E[:, None], positions_E, segments)
     return out_RK.div_(count_R1.clamp_(min=1))

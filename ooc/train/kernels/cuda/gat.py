@@ -15,9 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
+from ooc.train.kernels.cuda.cutting import cut
 from ooc.train.kernels.cuda.gat_programs import attend_segments, attend_slots, sources_segments, sources_slots
 from ooc.train.kernels.cuda.launch import Pulling, dropped_below, rows_in_line, sums_dtype
-from ooc.train.kernels.cuda.segments import Segments, cut
+from ooc.train.kernels.cuda.segments import Segments
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns, upstream

@@ -11,9 +11,10 @@ Shapes: N rows of a pulled matrix, R rows of the tile, W columns.
 from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
+from ooc.train.kernels.cuda.cutting import cut
 from ooc.train.kernels.cuda.launch import Pulling, ceil_div, rows_in_line, sums_dtype
 from ooc.train.kernels.cuda.maximum_programs import maxima_segments, maxima_slots, shares_segments
-from ooc.train.kernels.cuda.segments import Segments, cut
+from ooc.train.kernels.cuda.segments import Segments
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.cuda.sum_programs import sum_slots
 from ooc.train.kernels.edges import TileEdges

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the pulls on a GPU take of its memory for a tile, results included: bounds for admission, and no Triton needed.
 
-Beside its result a pull has the cut of the tile's rows into segments (``segments.cut``) and a workspace: a slot in the
+Beside its result a pull has the cut of the tile's rows into segments (``cutting.cut``) and a workspace: a slot in the
 summing type for every part of a long row. E edges make at most 2 · ⌊E / 512⌋ slots, so that a workspace is so much for
 every edge, and small beside what is pulled; one hub or a thousand makes no difference.
 """
@@ -12,8 +12,9 @@ from ooc.train.kernels.cuda.segments import EDGES_PER_SEGMENT
 EVERY_EDGE = 1 << 62
 """Edges at once: all of a tile, whatever their number."""
 
-_SEGMENT_BYTES = 160
-"""Of the lists of a cut with what computing them takes, for each segment: some twenty numbers of up to 8 bytes."""
+_SEGMENT_BYTES = 128
+"""Of the lists of a cut with what computing them takes, for each segment: 48, and more where there are so few segments
+that rounding lengths up to four counts."""
 
 
 def sums(itemsize: int) -> Parts:

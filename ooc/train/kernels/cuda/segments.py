@@ -6,15 +6,14 @@ rows with more than ``EDGES_PER_SEGMENT`` edges are cut at multiples of it from 
 summed into a slot of a workspace, and a second launch adds a row's slots in order. Where a row is cut depends on
 nothing but the row, so results do not depend on tiles.
 
-Everything is computed by torch where the offsets are, in arrays whose lengths follow from R and E alone: nothing is
-read back, so a launch waits for nothing. Entries beyond what the rows need are marked by a row number of R.
+Lengths of all lists follow from R and E alone: nothing is read back, so a launch waits for nothing. Entries beyond
+what the rows need are marked by a row number of R. ``cutting`` fills the lists where the offsets are.
 
 R rows of a tile with E edges, S segments, L long rows.
 """
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 EDGES_PER_SEGMENT = 512
@@ -28,11 +27,14 @@ class Segments:
 
     Of every segment: ``row_S`` (R: none), ``first_S`` of the tile's edges, ``edges_S`` (int32) and ``slot_S``, where
     in the workspace it goes; −1: it is the row's only one. Of every long row: ``row_L`` (R: none), ``slot_L`` the
-    first of its slots, ``slots_L`` how many. ``slots`` bounds the slots of all rows together.
+    first of its slots, ``slots_L`` (int32) how many. Lists may be a little longer than the ``count`` of segments and
+    of ``long_rows`` that programs are launched for. ``slots`` bounds the slots of all rows together.
     """
 
     rows: int
     slots: int
+    count: int
+    long_rows: int
     row_S: Tensor
     first_S: Tensor
     edges_S: Tensor
@@ -40,43 +42,6 @@ class Segments:
     row_L: Tensor
     slot_L: Tensor
     slots_L: Tensor
-
-    @property
-    def count(self) -> int:
-        return len(self.row_S)
-
-    @property
-    def long_rows(self) -> int:
-        return len(self.row_L)
-
-
-def cut(offsets_R1: Tensor, edges: int, most: int = EDGES_PER_SEGMENT) -> Segments:
-    """The segments of ``most`` edges at most of rows with ``edges`` edges together; ``offsets_R1`` begin at 0."""
-    rows = offsets_R1.numel() - 1
-    slots, long_rows = bounds(edges, most)
-    if rows == 0:
-        nothing = offsets_R1[:0].long()
-        return Segments(0, 0, nothing, nothing, nothing.int(), nothing, nothing, nothing, nothing.int())
-    parts_R = (offsets_R1.diff() + (most - 1)).div_(most, rounding_mode="floor").clamp_(min=1)
-    is_long_R = parts_R > 1
-    slots_R = parts_R * is_long_R
-    part_stops_R, slot_stops_R = parts_R.cumsum(0), slots_R.cumsum(0)
-
-    numbers = torch.arange(rows + edges // most, device=offsets_R1.device)
-    row_S = torch.searchsorted(part_stops_R, numbers, right=True)
-    is_used_S = row_S < rows
-    known_S = row_S.clamp(max=rows - 1)
-    part_S = numbers - (part_stops_R - parts_R)[known_S]
-    first_S = offsets_R1[known_S] + part_S * most
-    edges_S = (offsets_R1[known_S + 1] - first_S).clamp_(max=most) * is_used_S
-    slot_S = torch.where(is_long_R[known_S] & is_used_S, (slot_stops_R - slots_R)[known_S] + part_S, -1)
-
-    numbers = torch.arange(1, long_rows + 1, device=offsets_R1.device)
-    row_L = torch.searchsorted(is_long_R.cumsum(0), numbers)
-    known_L = row_L.clamp(max=rows - 1)
-    slots_L = slots_R[known_L] * (row_L < rows)
-    slot_L = (slot_stops_R - slots_R)[known_L]
-    return Segments(rows, slots, row_S, first_S, edges_S.int(), slot_S, row_L, slot_L, slots_L.int())
 
 
 def bounds(edges: int, most: int = EDGES_PER_SEGMENT) -> tuple[int, int]:

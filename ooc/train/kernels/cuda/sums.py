@@ -4,8 +4,9 @@
 from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
+from ooc.train.kernels.cuda.cutting import cut
 from ooc.train.kernels.cuda.launch import accumulator, add_up, ceil_div, on_device_of, rows_in_line, sums_dtype
-from ooc.train.kernels.cuda.segments import Segments, cut
+from ooc.train.kernels.cuda.segments import Segments
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.cuda.sum_programs import sum_segments, sum_slots
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts a tile's rows into segments where the offsets are: two launches, and nothing is read back.
+
+A pull cuts its tile anew, so that what a cut costs the host is a part of every pull: the same lists made of torch's
+operators would be forty launches.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ooc.train.kernels.cuda.cutting_programs import add_parts, fill_lists
+from ooc.train.kernels.cuda.launch import ceil_div, on_device_of
+from ooc.train.kernels.cuda.segments import EDGES_PER_SEGMENT, Segments, bounds
+
+_ROWS, _PLACES, _WARPS = 1024, 256, 4
+"""Rows that are added up at a time, and places of lists that a program fills. Never tried otherwise."""
+_ALIGNED = 4
+"""Lists lie in one piece of memory: so many numbers of 4 bytes are 16, by which programs may count on each to begin."""
+
+
+def cut(offsets_R1: Tensor, edges: int, most: int = EDGES_PER_SEGMENT) -> Segments:
+    """The segments of ``most`` edges at most of rows with ``edges`` edges together; ``offsets_R1`` begin at 0."""
+    rows = offsets_R1.numel() - 1
+    slots, long_rows = bounds(edges, most) if rows else (0, 0)
+    count = rows + edges // most if rows else 0
+    lists = _Lists.of(offsets_R1, _aligned(count), _aligned(long_rows))
+    if rows:
+        _fill(lists, offsets_R1, most)
+    return Segments(rows, slots, count, long_rows, *lists)
+
+
+class _Lists(NamedTuple):
+    """Those of ``Segments``, in its order."""
+
+    row_S: Tensor
+    first_S: Tensor
+    edges_S: Tensor
+    slot_S: Tensor
+    row_L: Tensor
+    slot_L: Tensor
+    slots_L: Tensor
+
+    @classmethod
+    def of(cls, beside: Tensor, segments: int, long_rows: int) -> "_Lists":
+        """Unfilled, where ``beside`` is."""
+        wide = beside.new_empty(3 * segments + 2 * long_rows, dtype=torch.int64)
+        narrow = beside.new_empty(segments + long_rows, dtype=torch.int32)
+        row_S, first_S, slot_S, row_L, slot_L = wide.split_with_sizes((segments,) * 3 + (long_rows,) * 2)
+        edges_S, slots_L = narrow.split_with_sizes((segments, long_rows))
+        return cls(row_S, first_S, edges_S, slot_S, row_L, slot_L, slots_L)
+
+
+def _fill(lists: _Lists, offsets_R1: Tensor, most: int) -> None:
+    rows, segments, long_rows = offsets_R1.numel() - 1, len(lists.row_S), len(lists.row_L)
+    stops_2R = offsets_R1.new_empty(2, rows, dtype=torch.int64)
+    span = 1 << (rows.bit_length() - 1)
+    programs = ceil_div(segments, _PLACES) + ceil_div(long_rows, _PLACES)
+    with on_device_of(offsets_R1):
+        add_parts[(1,)](offsets_R1, stops_2R, rows, most, BLOCK=_ROWS, num_warps=_WARPS)
+        fill_lists[(programs,)](
+            *(offsets_R1, stops_2R, *lists, rows, most, span, segments, long_rows),
+            BLOCK=_PLACES,
+            num_warps=_WARPS,
+        )
+
+
+def _aligned(count: int) -> int:
+    return ceil_div(count, _ALIGNED) * _ALIGNED
