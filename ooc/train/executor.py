@@ -3,12 +3,13 @@
 
 Where a block goes from the SSD to the kernel: the ``Workspace`` reads it into the frame that the program gives it,
 steps ahead, on a device with memory of its own by way of a frame of the host; ``Input.tile`` (ooc.train.operands) views
-rows of that frame; the stage's function, or ``pull``, takes that view as its operand. ``ProgramRun`` says what happens
+rows of that frame; the stage's function, or a pull, takes that view as its operand. ``ProgramRun`` says what happens
 between steps, ``RowPassRun`` and ``ColumnPassRun`` what in them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -31,7 +32,6 @@ from ooc.prefetch.transfers import Transfers
 from ooc.sizes import format_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store
-from ooc.train.aggregate import follows_all, pull, with_self, within, without_self
 from ooc.train.column_pass import ColumnPassRun
 from ooc.train.deal_pass import DealPassRun
 from ooc.train.dealt_rows import DealtFile
@@ -40,7 +40,8 @@ from ooc.train.graph import GraphRows, Scaling, damaged
 from ooc.train.kernels.dealt import DealtRows
 from ooc.train.kernels.doubts import Doubts, Fault
 from ooc.train.kernels.edge_dropout import DISORDER
-from ooc.train.kernels.edges import TileEdges
+from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.train.kernels.pulls import pulls_for
 from ooc.train.lowering.general import Scattered
 from ooc.train.program_run import ProgramRun
 from ooc.train.record import PassRecord
@@ -263,28 +264,23 @@ class Executor:
         in, so is the result: a sum in float32, rounded once, which is why the self term is one of the summands.
         """
         of_rows = self.rows.scaled(scaling)
-        own = min(edges.start + edges.rows, len(source))
         is_narrow = source.dtype != self.dtype
-        indices, offsets, weight = edges.indices_E, edges.offsets_R1, edges.weight_E
-        if weight is not None:
+        if edges.weight_E is not None:
             assert not is_narrow, "weights would be rounded to the source's type"
-            weight = weight.to(source.dtype)
-        if edges.doubts is not None:
-            edges.doubts.look_for_strays(indices)
-        if len(source) < self.plan.rows and follows_all(source):
-            indices, offsets, weight = within(indices, offsets, len(source), weight)
+            edges = replace(edges, weight_E=edges.weight_E.to(source.dtype))
         if is_narrow and of_rows.self_term:
-            if of_rows.self_N1 is not None:
-                indices, offsets = without_self(indices, offsets, edges.start)
-            indices, offsets = with_self(indices, offsets, edges.start, own)
+            edges = replace(edges, self_loops=SelfLoops.EXACTLY_ONE)
+        if edges.doubts is not None:
+            edges.doubts.look_for_strays(edges.indices_E)
         try:
-            pulled = pull(source, indices, offsets, weight)
+            pulled = pulls_for(source).sums(edges, source, has_loops=of_rows.self_N1 is not None)
         except RuntimeError:
+            indices = edges.indices_E
             if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.plan.rows:
                 raise damaged(self.store, f"{direction.value}/indices") from None
             raise
         if not is_narrow:
-            of_rows.add_self(pulled, source, edges.start, own)
+            of_rows.add_self(pulled, source, edges.start, min(edges.start + edges.rows, len(source)))
         return pulled
 
     def _refuse_faults(self) -> None:

@@ -80,7 +80,10 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
     for width, dtype in ((128, torch.float32), (100, torch.float32), (128, torch.bfloat16), (8, torch.float32)):
         label = f"sum {width} {dtype}"
         weight = torch.zeros(EDGES, dtype=dtype) if width == 100 else None
-        sums.pull_segments(torch.zeros(NODES, width, dtype=dtype), tile.indices_E, segments, weight)
+        summed = replace(tile, self_loops=SelfLoops.AS_STORED, weight_E=weight)
+        sums.pull_tile(summed, torch.zeros(NODES, width, dtype=dtype), segments=segments)
+    label = "sum with self-loops"
+    sums.pull_tile(tile, torch.zeros(NODES, 128, dtype=torch.bfloat16), segments=segments)
     if not only_sums:
         label = "masks"
         dropout.keep_mask(Draw(1, 2, 3, 4, 0.5), torch.zeros(NODES, 100))

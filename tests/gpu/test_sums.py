@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of the GPU are those of the processor, to the bit, whatever the shape of programs and the tile."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from ooc.train import aggregate
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import SelfLoops
 from tests.examples import examples
-from tests.gpu.device import DEVICE, EXAMPLES, MOST, cut, same_bits, segments_of, shapes, sums
+from tests.gpu.device import DEVICE, EXAMPLES, MOST, cut, same_bits, segments_of, shapes, sums, there
 from tests.train.kernel_cases import HEIGHTS, KernelGraph, graphs, numbers
 
 pytestmark = pytest.mark.gpu
@@ -44,10 +46,34 @@ def test_sums_have_the_processor_s_bits(
     expected = in_parts(source if dtype == torch.float64 else source.float(), tile.indices_E, tile.offsets_R1, most).to(
         dtype
     )
-    indices = tile.indices_E.long() if wide_indices else tile.indices_E
-    found = sums.pull_segments(source.to(DEVICE), indices.to(DEVICE), segments_of(tile, most), shape=shape)
+    if wide_indices:
+        tile = replace(tile, indices_E=tile.indices_E.long())
+    found = sums.pull_tile(there(tile), source.to(DEVICE), segments=segments_of(tile, most), shape=shape)
     assert found.dtype == dtype
     assert same_bits(found, expected)
+
+
+@given(graphs(SelfLoops.EXACTLY_ONE), st.data(), WIDTHS, st.sampled_from([torch.float32, torch.bfloat16]), shapes())
+@settings(max_examples=examples(3 * EXAMPLES), deadline=None)
+def test_a_row_is_the_last_of_its_own_neighbours(
+    graph: KernelGraph, data: st.DataObject, width: int, dtype: torch.dtype, shape: Shape
+) -> None:
+    """Once, whatever self-loops are stored, in tiles anywhere in the graph, and where the source has the row at all:
+    with the processor's bits, rounded once."""
+    source = numbers(data.draw(st.integers(0, 99)), data.draw(st.integers(1, graph.nodes)), width).to(dtype)
+    for _, _, tile in graph.tiles(Direction.IN, data.draw(HEIGHTS)):
+        expected = aggregate.pull_tile(tile, source.float()).to(dtype)
+        assert same_bits(sums.pull_tile(there(tile), source.to(DEVICE), shape=shape), expected)
+
+
+@given(graphs(SelfLoops.EXACTLY_ONE), st.integers(0, 99), MOST)
+@settings(max_examples=examples(2 * EXAMPLES), deadline=None)
+def test_the_last_part_of_a_row_ends_with_it(graph: KernelGraph, seed: int, most: int) -> None:
+    """Nothing but the order of additions tells that a row was cut."""
+    source = numbers(seed, graph.nodes, 4)
+    _, _, tile = next(graph.tiles(Direction.OUT, graph.nodes))
+    found = sums.pull_tile(there(tile), source.to(DEVICE), segments=segments_of(tile, most))
+    torch.testing.assert_close(found.cpu(), aggregate.pull_tile(tile, source), rtol=1e-12, atol=1e-12)
 
 
 @given(graphs(SelfLoops.AS_STORED), st.integers(0, 99), WIDTHS, MOST)
@@ -57,7 +83,8 @@ def test_edges_may_have_weights(graph: KernelGraph, seed: int, width: int, most:
     _, _, tile = next(graph.tiles(Direction.IN, graph.nodes))
     weight = numbers(seed + 1, tile.indices_E.numel())
     expected = aggregate.pull(source, tile.indices_E, tile.offsets_R1, weight)
-    found = sums.pull_segments(source.to(DEVICE), tile.indices_E.to(DEVICE), segments_of(tile, most), weight.to(DEVICE))
+    weighted = replace(there(tile), weight_E=weight.to(DEVICE))
+    found = sums.pull_tile(weighted, source.to(DEVICE), segments=segments_of(tile, most))
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=1e-12)
 
 

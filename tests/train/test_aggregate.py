@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ooc.train.aggregate import pull, sums_rows_of, with_self, with_self_by_torch, within, without_self
+from ooc.train.aggregate import pull, pull_tile, sums_rows_of, with_self, within, without_self
+from ooc.train.kernels.edges import SelfLoops, TileEdges
 
 ROWS = 500
 
@@ -74,11 +75,9 @@ def test_a_row_becomes_the_last_of_its_neighbours(case: tuple[Tensor, Tensor, in
     expected = [
         [*neighbours, *([row] if row < stop else [])] for row, neighbours in enumerate(lists(indices, offsets), start)
     ]
-    assert lists(*with_self(indices, offsets, start, stop)) == expected
-    if stop > start:
-        by_torch = with_self_by_torch(indices, offsets, start, stop)
-        assert lists(*by_torch) == expected
-        assert [part.dtype for part in by_torch] == [indices.dtype, offsets.dtype]
+    found = with_self(indices, offsets, start, stop)
+    assert lists(*found) == expected
+    assert [part.dtype for part in found] == [indices.dtype, offsets.dtype]
 
 
 @given(neighbour_lists(), st.integers(0, ROWS))
@@ -92,6 +91,22 @@ def test_edges_left_out(case: tuple[Tensor, Tensor, int], rows: int) -> None:
     assert lists(*within(indices, offsets, rows)[:2]) == [
         [n for n in neighbours if n < rows] for neighbours in given_lists
     ]
+
+
+@given(neighbour_lists(), st.sampled_from([ROWS, ROWS - 30, 200]), st.booleans(), st.booleans())
+def test_rows_of_a_tile(case: tuple[Tensor, Tensor, int], height: int, with_loops: bool, known: bool) -> None:
+    """Of a source that may be shorter than the graph; with each row as its own neighbour, exactly once, where asked."""
+    indices, offsets, start = case
+    source = torch.randn(height, 5, generator=torch.Generator().manual_seed(height))
+    if known:
+        indices, offsets = without_self(indices, offsets, start)
+    tile = TileEdges(indices, offsets, start, ROWS, SelfLoops.EXACTLY_ONE if with_loops else SelfLoops.AS_STORED)
+    expected = []
+    for row, neighbours in enumerate(lists(indices, offsets), start):
+        summed = [n for n in neighbours if n != row] + [row] if with_loops else neighbours
+        within_source = torch.tensor([n for n in summed if n < height], dtype=torch.int32)
+        expected.append(pull(source, within_source, torch.tensor([0, len(within_source)], dtype=torch.int32)))
+    assert torch.equal(pull_tile(tile, source, has_loops=not known), torch.cat(expected))
 
 
 def test_only_what_is_accumulated_in_the_models_own_type_is_summed_as_it_is() -> None:

@@ -27,7 +27,6 @@ from ooc.prefetch.engines.plain import SystemCalls
 from ooc.sizes import format_size
 from ooc.storage.store import Store
 from ooc.train import dropout
-from ooc.train.aggregate import pull, within
 from ooc.train.device_workspace import DeviceWorkspace
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
 from ooc.train.prospect import Prospect
@@ -534,12 +533,7 @@ def test_a_damaged_neighbour_list_is_one_line(
     store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
     damage(store, 100, [10_000])
     if not waits:
-
-        def lenient(source: Tensor, indices: Tensor, offsets: Tensor, weight: Tensor | None = None) -> Tensor:
-            return pull(source, *within(indices, offsets, len(source), weight))
-
-        monkeypatch.setattr("ooc.train.executor.pull", lenient)
-        monkeypatch.setattr("ooc.train.executor.follows_all", lambda source: False)
+        monkeypatch.setitem(BY_DEVICE, device.place.type, lambda: device.pulls(passing_over(BY_DEVICE["cpu"]())))
     with on_device(MODELS["sage"], store, tmp_path)() as trainer:
         before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
         with pytest.raises(StoreError, match=r"in/indices of the store .* is damaged"):
@@ -598,6 +592,7 @@ def passing_over(pulls: Pulls) -> Pulls:
     nothing."""
     return replace(
         pulls,
+        sums=lambda tile, source, **rows: pulls.sums(replace(tile, nodes=1 << 30), source, **rows),
         attend=lambda gat, tile, **rows: pulls.attend(gat, replace(tile, nodes=1 << 30), **rows),
         maxima=lambda tile, source, **rows: pulls.maxima(replace(tile, nodes=1 << 30), source, **rows),
     )
@@ -617,11 +612,12 @@ def test_memory_used_up_within_the_budget_is_one_line(
 ) -> None:
     """Should temporaries take more than was admitted, the device refuses them rather than pass its budget."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 MiB")
 
     with on_device(MODELS["gcn"], store, tmp_path)() as trainer:
-        monkeypatch.setattr("ooc.train.executor.pull", refuse)
+        refusing = replace(BY_DEVICE["cpu"](), sums=refuse)
+        monkeypatch.setitem(BY_DEVICE, device.place.type, lambda: device.pulls(refusing))
         with pytest.raises(BudgetError, match=r"used up, within its budget of .*Tried to allocate.*--gpu-budget"):
             trainer.fit(epochs=1)
 

@@ -91,19 +91,21 @@ def compare_sums(graph: PowerLaw, width: int, dtype_name: str, device: torch.dev
     needs_triton()
     from ooc.train.kernels.cuda import choice
     from ooc.train.kernels.cuda.cutting import cut
-    from ooc.train.kernels.cuda.sums import pull_segments
+    from ooc.train.kernels.cuda.sums import pull_tile
+    from ooc.train.kernels.edges import TileEdges
 
     dtype = DTYPES[dtype_name]
     generator = torch.Generator(device).manual_seed(width)
     x = torch.randn(graph.nodes, width, generator=generator, device=device).to(dtype)
     into, out = (cut(lists.offsets_N1, graph.edges) for lists in (graph.into, graph.out))
 
-    def ours(lists: Lists, segments: Any) -> Callable[[], Tensor]:
-        return lambda: pull_segments(x, lists.indices_E, segments)
+    def ours(lists: Lists, segments: Any, shape: Any = None) -> Callable[[], Tensor]:
+        tile = TileEdges(lists.indices_E, lists.offsets_N1, 0, graph.nodes)
+        return lambda: pull_tile(tile, x, segments=segments, shape=shape)
 
     shape = choice.choices(str(device)).measure(
         choice.Case(choice.Kernel.SUM, width, x.itemsize),
-        lambda shape: seconds_of(device, lambda: pull_segments(x, graph.into.indices_E, into, shape=shape)),
+        lambda shape: seconds_of(device, ours(graph.into, into, shape)),
         rounds=rounds_on(device, choice.ROUNDS),
     )
     _check(x, graph, ours(graph.into, into)())

@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernels pull the rows that a tensor has: those of the device where it is.
 
-Attention, maxima and edge functions, with one signature on all devices. What comes between forward and backward is
-plain torch and the same everywhere (``gat.upstream``, ``maximum.upstream``, ``edge_function.upstream``); plain sums
-choose for themselves (``ooc.train.aggregate``).
+Sums, attention, maxima and edge functions, with one signature on all devices. What comes between forward and backward
+is plain torch and the same everywhere (``gat.upstream``, ``maximum.upstream``, ``edge_function.upstream``).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ooc.train import aggregate
 from ooc.train.kernels import edge_function, gat, maximum
 from ooc.train.kernels.edge_function import EdgeFunction, Heads, Reduced, RowGradient, TargetLayout, Upstream
 from ooc.train.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.gat import GatHeads
+
+
+class Sums(Protocol):
+    """``aggregate.pull_tile``."""
+
+    def __call__(self, tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True) -> Tensor: ...
 
 
 class Attend(Protocol):
@@ -105,8 +112,9 @@ class Loops(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pulls:
-    """What a kind of device pulls with, beside plain sums."""
+    """What a kind of device pulls with."""
 
+    sums: Sums
     attend: Attend
     attend_sources: AttendSources
     maxima: Maxima
@@ -122,6 +130,7 @@ def _loops_on_cpu(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> T
 
 
 _CPU = Pulls(
+    aggregate.pull_tile,
     gat.attend,
     gat.pull_sources,
     maximum.pull_maxima,
@@ -133,10 +142,12 @@ _CPU = Pulls(
 )
 
 
+@cache
 def _of_cuda() -> Pulls:
-    from ooc.train.kernels.cuda import edge_function, edge_terms, gat, maximum  # need triton
+    from ooc.train.kernels.cuda import edge_function, edge_terms, gat, maximum, sums  # need triton
 
     return Pulls(
+        sums.pull_tile,
         gat.attend,
         gat.pull_sources,
         maximum.pull_maxima,

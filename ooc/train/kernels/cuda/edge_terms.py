@@ -4,7 +4,7 @@
 Shapes: R rows of the tile, E edges of it, K features, T columns of the term.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -82,9 +82,10 @@ def loop_features(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> T
         torch.arange(tile.start, tile.start + tile.rows, device=place), offsets.diff(), output_size=edges
     )
     is_other_E = (tile.indices_E != own_E).to(dtype)
-    positions_E, segments = torch.arange(edges, device=place), cut(offsets, edges)
-    out_RK = sums.pull_segments(features_EK, positions_E, segments, is_other_E)
+    own_edges = TileEdges(torch.arange(edges, device=place), offsets, 0, edges)
+    segments = cut(offsets, edges)
+    out_RK = sums.pull_tile(replace(own_edges, weight_E=is_other_E), features_EK, segments=segments)
     if loops.filling is Filling.SUM:
         return out_RK
-    count_R1 = sums.pull_segments(is_other_E[:, None], positions_E, segments)
+    count_R1 = sums.pull_tile(own_edges, is_other_E[:, None], segments=segments)
     return out_RK.div_(count_R1.clamp_(min=1))

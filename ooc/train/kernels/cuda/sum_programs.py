@@ -10,39 +10,47 @@ is int64.
 import triton
 import triton.language as tl
 
-from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row
+from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_segments
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "nodes"])
+@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start"])
 def sum_segments(
-    source, indices, weight, row_of, first_of, edges_of, slot_of, out, workspace,
-    segments, rows, nodes,
+    source, weight, indices, offsets, row_of, first_of, edges_of, slot_of, out, workspace,
+    segments, rows, nodes, tile_start,
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Rows of ``source`` [nodes, WIDTH] summed over every segment, into ``out`` or the segment's slot."""
+    """Rows of ``source`` [nodes, WIDTH] summed over every segment, into ``out`` or the segment's slot.
+
+    With self-loops, rows of the tile are those of the source from ``tile_start`` on, and each comes last.
+    """
     program = tl.program_id(0)
-    segment = (program // BLOCKS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    is_segment = segment < segments
     is_column = column < WIDTH
-    edges = tl.load(edges_of + segment, mask=is_segment, other=0)
-    first = tl.load(first_of + segment, mask=is_segment, other=0)
+    segment, row, first, edges, steps = open_segments(
+        program // BLOCKS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    )
+    own = row + tile_start
 
     total = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
-    for start in range(0, tl.max(edges), UNROLL):
+    for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
             is_edge = edge < edges
             neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            if SELF_LOOPS:
+                is_edge = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_edge | is_added
             is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             value = tl.load(source + neighbour * STRIDE + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
             if HAS_WEIGHT:
                 value = value * tl.load(weight + first + edge, mask=is_edge, other=0.0).to(ACCUMULATOR)
             total += value
 
-    row = tl.load(row_of + segment, mask=is_segment, other=rows)
-    slot = tl.load(slot_of + segment, mask=is_segment, other=-1)
+    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_whole & is_column)
     if HAS_SLOTS:

@@ -1,68 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain sum over neighbours: ``ooc.train.aggregate.pull`` for a GPU."""
+"""The plain sum over neighbours on a GPU: as ``ooc.train.aggregate``.
+
+Shapes: N rows of the source, W width of the slab, R rows of the tile, E edges of these rows.
+"""
 
 from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
 from ooc.train.kernels.cuda.cutting import cut
-from ooc.train.kernels.cuda.launch import accumulator, add_up, ceil_div, on_device_of, rows_in_line, sums_dtype
+from ooc.train.kernels.cuda.launch import Pulling, ceil_div, rows_in_line, sums_dtype
 from ooc.train.kernels.cuda.segments import Segments
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.cuda.sum_programs import sum_segments, sum_slots
+from ooc.train.kernels.edges import SelfLoops, TileEdges
 
 
 def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Tensor | None = None) -> Tensor:
-    """Sum of ``source_NW[indices_E[offsets[i]:offsets[i+1]]]`` for each of R rows, each times its weight → [R, W].
-
-    N nodes, W width of the slab, E edges of these rows, R rows, offsets from 0. The result is of the source's type,
-    summed in float32 (float64 where the source is) in the order of the list, rounded once. Indices outside 0 … N
-    are not followed and add nothing: damage is to be found where lists are read.
-    """
-    return pull_segments(source_NW, indices_E, cut(offsets_R1, indices_E.numel()), weight_E)
+    """Sum of ``source_NW[indices_E[offsets[i]:offsets[i+1]]]`` for each of R rows, each times its weight → [R, W];
+    offsets are counted from 0."""
+    return pull_tile(TileEdges(indices_E, offsets_R1, 0, len(source_NW), weight_E=weight_E), source_NW)
 
 
-def pull_segments(
+def pull_tile(
+    tile: TileEdges,
     source_NW: Tensor,
-    indices_E: Tensor,
-    segments: Segments,
-    weight_E: Tensor | None = None,
     *,
+    has_loops: bool = True,
+    segments: Segments | None = None,
     shape: Shape | None = None,
 ) -> Tensor:
-    """The same for rows that have been cut before: one cut serves all slabs of a tile."""
+    """The sum over every row's edges, by the tile's weights where it has them → [R, W].
+
+    The result is of the source's type, summed in float32 (float64 where the source is) in the order of the list,
+    rounded once. Indices outside 0 … N are not followed and add nothing: damage is to be found where lists are read.
+    With self-loops, each row that the source has comes last among its own neighbours; those in its list do not count,
+    and to know that ``has_loops`` is false would save nothing. ``segments``: the tile's, if it has been cut before; one
+    cut serves all slabs.
+    """
+    assert tile.weight_E is None or tile.self_loops is SelfLoops.AS_STORED, "an added self-loop has no weight"
     source_NW = rows_in_line(source_NW)
-    width, dtype = source_NW.shape[1], source_NW.dtype
-    sums = accumulator(dtype)
-    out_RW = source_NW.new_empty(segments.rows, width)
+    width = source_NW.shape[1]
+    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
+    out_RW = source_NW.new_empty(tile.rows, width)
     if out_RW.numel() == 0:
         return out_RW
+    workspace = source_NW.new_empty(segments.slots, width, dtype=sums_dtype(source_NW.dtype))
     shape = shape or shape_for(Kernel.SUM, source_NW)
-    workspace = source_NW.new_empty(segments.slots, width, dtype=sums_dtype(dtype))
     blocks = ceil_div(width, shape.columns)
-    with on_device_of(source_NW):
-        sum_segments[(ceil_div(segments.count, shape.rows) * blocks,)](
-            source_NW,
-            indices_E,
-            indices_E if weight_E is None else weight_E,
-            segments.row_S,
-            segments.first_S,
-            segments.edges_S,
-            segments.slot_S,
-            out_RW,
-            workspace,
-            segments.count,
-            segments.rows,
-            source_NW.shape[0],
-            WIDTH=width,
-            STRIDE=source_NW.stride(0),
-            BLOCKS=blocks,
-            HAS_WEIGHT=weight_E is not None,
-            HAS_SLOTS=segments.slots > 0,
-            ACCUMULATOR=sums,
-            ROWS=shape.rows,
-            COLUMNS=shape.columns,
-            UNROLL=shape.unroll,
-            num_warps=shape.warps,
-        )
-    add_up(sum_slots, segments, workspace, out=out_RW, across=blocks, WIDTH=width, BLOCKS=blocks, COLUMNS=shape.columns)
+    pulling = Pulling(tile, segments, source_NW, out_RW, workspace, shape, across=blocks)
+    weight = tile.indices_E if tile.weight_E is None else tile.weight_E
+    pulling.over_segments(sum_segments, weight, WIDTH=width, BLOCKS=blocks, HAS_WEIGHT=tile.weight_E is not None)
+    pulling.over_long_rows(sum_slots, WIDTH=width, BLOCKS=blocks)
     return out_RW
