@@ -159,7 +159,7 @@ class FakeDevice(Device):
         self._watching = ExitStack()
         self.tensors = Tensors()
         self.asked: list[str] = []
-        """Operators whose result the host has waited for."""
+        """Operators for which the host has waited."""
 
     def __enter__(self) -> Self:
         self._watching.enter_context(_Operators(self))
@@ -393,6 +393,8 @@ class _Functions(TorchFunctionMode):
                 raise WrongPlace("NumPy cannot take a tensor of the device")
             asked = [*args[1:2], *args[2:3], kwargs.get("device")] if func is torch.Tensor.to else []
             devices = [one for one in asked if isinstance(one, (str, torch.device))]
+            if func is torch.Tensor.tolist:
+                self._device.asked.append("tolist")
             if func is torch.Tensor.cpu or any(_is_cpu(one) for one in devices):
                 return self._to_host(args[0])
         return func(*args, **kwargs)
@@ -430,7 +432,7 @@ class _Operators(TorchDispatchMode):
                 self._device.loose.append(tensors[0].shape)
         if there and not between and any(t not in ours and t.dim() for t in tensors):
             raise WrongPlace(f"{func} of tensors of the host and of the device")
-        if there and (func.overloadpacket in _ASKING or _goes_to_host(func, tensors, ours)):
+        if there and (_asks(func, args, kwargs) or _goes_to_host(func, tensors, ours)):
             self._device.asked.append(str(func))
         if there and not _is_view(func):
             arena = self._device.arena
@@ -447,8 +449,29 @@ class _Operators(TorchDispatchMode):
         return result
 
 
-_ASKING = (torch.ops.aten.nonzero, torch.ops.aten._local_scalar_dense, torch.ops.aten.masked_select)
+_ATEN = torch.ops.aten
+_ASKING = (
+    *(_ATEN.nonzero, _ATEN._local_scalar_dense, _ATEN.masked_select, _ATEN.equal, _ATEN.bincount),
+    *(_ATEN._unique2, _ATEN.unique_consecutive, _ATEN.unique_dim),
+)
 """Numbers of the device decide what the host does next, the size of the result for one."""
+_STORING = (_ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_)
+
+
+def _asks(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the host waits for the result, or torch does on the way to it without another operator.
+
+    A mask as an index is made numbers of elements first, but for one value that is put everywhere; repeats are added
+    up where nobody says what they come to.
+    """
+    packet = func.overloadpacket
+    if packet is _ATEN.index or packet in _STORING:
+        is_fill = packet in _STORING and args[2].numel() == 1
+        masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
+        return bool(masks) and not is_fill
+    if packet is _ATEN.repeat_interleave:
+        return kwargs.get("output_size") is None
+    return packet in _ASKING
 
 
 def _goes_to_host(func: Any, tensors: Sequence[Tensor], ours: Tensors) -> bool:

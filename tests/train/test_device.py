@@ -393,6 +393,24 @@ def asked(device: FakeDevice, run: Callable[[], object]) -> int:
     return len(device.asked)
 
 
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+@pytest.mark.parametrize("in_hop_order", [False, True])
+def test_nor_where_intermediates_are_narrow_and_rows_are_left_out(
+    name: str, in_hop_order: bool, tmp_path: Path, device: FakeDevice
+) -> None:
+    """Self-loops that are stored, and neighbours beyond the last row that is needed, are passed over by the kernels."""
+    case = GraphCase(nodes=600, edges=1500, features=12, self_loops=30, train=0.02, unlabelled=520)
+    order = "hop" if in_hop_order else "none"
+    store = ooc.convert(random_data(case, dtype=torch.float32), tmp_path / "in.ooc", dtype="float32", order=order)
+    build = on_device(MODELS[name], store, tmp_path, spill_dtype="bfloat16")
+    gpu, host = least_budgets(build)
+    with build(gpu, host) as trainer:
+        trainer.fit(epochs=1)
+        device.asked.clear()
+        trainer.fit(epochs=1)
+        assert len(device.asked) <= 1 + 2 * len(trainer.plan.topologies)
+
+
 def test_the_cpu_has_no_wire(store: Store, tmp_path: Path) -> None:
     with builder(MODELS["gcn"], store, tmp_path)() as trainer:
         (record,) = trainer.fit(epochs=1)

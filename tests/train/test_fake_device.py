@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device of the tests: orderly use gives what it should, and disorder of every kind is seen."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -169,3 +169,38 @@ def test_a_kernel_of_its_own_is_launched_once_and_watched_like_any(setting: Sett
         kernel(setting.frame(0))
     with pytest.raises(WrongPlace, match="doubled"):
         kernel(setting.below(2))
+
+
+WAITED_FOR: dict[str, Callable[[Tensor], object]] = {
+    "a number": lambda t: int(t[0]),
+    "a truth value": lambda t: bool((t > 0).any()),
+    "a list": lambda t: t.tolist(),
+    "a copy": lambda t: t.cpu(),
+    "places": lambda t: t.nonzero(),
+    "those of a mask": lambda t: t[t > 1],
+    "several where a mask is": lambda t: t.__setitem__(t > 1, t[:2].clone()),
+    "repeats": lambda t: torch.repeat_interleave(t, t),
+    "distinct ones": lambda t: t.unique(),
+    "counts": lambda t: t.bincount(minlength=9),
+    "equality": lambda t: torch.equal(t, t + 1),
+}
+LAUNCHED: dict[str, Callable[[Tensor], object]] = {
+    "places, if one knows how many": lambda t: torch.nonzero_static(t, size=2),
+    "those of places": lambda t: t[t[:1]],
+    "one value where a mask is": lambda t: t.__setitem__(t > 1, 5),
+    "some at places": lambda t: t.__setitem__(t[:1].clone(), t[:1].clone()),
+    "repeats, if one knows how many": lambda t: torch.repeat_interleave(t, t, output_size=6),
+    "a choice": lambda t: torch.where(t > 1, t, 0),
+    "bounds": lambda t: torch.aminmax(t),
+}
+
+
+@pytest.mark.parametrize("name", [*WAITED_FOR, *LAUNCHED])
+def test_it_is_noted_for_what_the_host_waits(name: str) -> None:
+    """Whether by its own operator or in another."""
+    compute = (WAITED_FOR | LAUNCHED)[name]
+    with FakeDevice(0) as device:
+        there = torch.tensor([0, 1, 2, 3]).to(device.place)
+        device.asked.clear()
+        compute(there)
+    assert bool(device.asked) == (name in WAITED_FOR)
