@@ -2,8 +2,8 @@
 """What is wrong with lists of neighbours, found on a device where nobody waits for the answer.
 
 The kernels of the CPU raise at once. On a device with memory of its own the host would have to wait for every tile, so
-that findings are only noted there, in one number a kind, and asked for when a program is over, before any weight is
-stepped.
+that findings are only noted there, in a number or two a kind, and asked for when a program is over, before any weight
+is stepped.
 """
 
 from enum import Enum
@@ -24,24 +24,34 @@ class Doubts:
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
-        self._found: dict[Fault, Tensor] = {}
+        self._lowest_and_highest: tuple[Tensor, Tensor] | None = None
+        self._is_disordered: Tensor | None = None
 
     def look_for_strays(self, indices_E: Tensor) -> None:
-        """Note neighbours that are none of the graph's rows."""
-        self._note(Fault.STRAY, ((indices_E < 0) | (indices_E >= self._nodes)).any())
+        """Note neighbours that are none of the graph's rows. For every pull: so in as few launches as there may be."""
+        if indices_E.numel() == 0:
+            return
+        lowest, highest = torch.aminmax(indices_E)
+        if self._lowest_and_highest is not None:
+            before = self._lowest_and_highest
+            lowest, highest = torch.minimum(before[0], lowest), torch.maximum(before[1], highest)
+        self._lowest_and_highest = lowest, highest
 
     def look_for_disorder(self, indices_E: Tensor, offsets_R1: Tensor) -> None:
         """Note rows, with edges from each of ``offsets_R1`` on, whose neighbours do not ascend."""
         edges = indices_E.numel()
         is_first = torch.zeros(edges + 1, dtype=torch.bool, device=indices_E.device)
         is_first.index_fill_(0, offsets_R1.long(), True)
-        self._note(Fault.DISORDER, ((indices_E[1:] < indices_E[:-1]) & ~is_first[1:edges]).any())
+        found = ((indices_E[1:] < indices_E[:-1]) & ~is_first[1:edges]).any()
+        self._is_disordered = found if self._is_disordered is None else self._is_disordered | found
 
     def found(self) -> list[Fault]:
-        """What has been found since the last call. The host waits for the device."""
-        noted, self._found = self._found, {}
-        return [fault for fault, found in noted.items() if bool(found)]
-
-    def _note(self, fault: Fault, found: Tensor) -> None:
-        before = self._found.get(fault)
-        self._found[fault] = found if before is None else before | found
+        """What has been found since the last call. The host waits for the device, once a kind."""
+        noted, self._lowest_and_highest = self._lowest_and_highest, None
+        is_disordered, self._is_disordered = self._is_disordered, None
+        faults = []
+        if noted is not None and bool((noted[0] < 0) | (noted[1] >= self._nodes)):
+            faults.append(Fault.STRAY)
+        if is_disordered is not None and bool(is_disordered):
+            faults.append(Fault.DISORDER)
+        return faults
