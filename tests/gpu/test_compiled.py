@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
-CUT = {"add_parts", "fill_lists"}
+CUT = {"count_parts", "fill_lists"}
 SUMS = {*CUT, "sum_segments", "sum_slots"}
 KERNELS = {
     *SUMS,

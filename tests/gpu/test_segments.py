@@ -177,12 +177,12 @@ class Counted:
 
 
 @pytest.mark.parametrize(("rows", "edges", "most"), [(0, 0, 512), (3, 0, 512), (30, 600, 7), (1024, 50_000, 512)])
-def test_two_launches_and_nothing_is_read_back(
+def test_two_programs_a_running_sum_and_nothing_is_read_back(
     rows: int, edges: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is known of the offsets is their number: tensors of torch's device "meta" hold nothing."""
     monkeypatch.setattr(Counted, "launches", 0)
-    monkeypatch.setattr(cutting, "add_parts", Counted())
+    monkeypatch.setattr(cutting, "count_parts", Counted())
     monkeypatch.setattr(cutting, "fill_lists", Counted())
     segments = cut(torch.empty(rows + 1, dtype=torch.int32, device="meta"), edges, most)
     assert segments.row_S.is_meta

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts a tile's rows into segments where the offsets are: two launches, and nothing is read back.
+"""Cuts a tile's rows into segments where the offsets are: three launches, and nothing is read back.
 
 A pull cuts its tile anew, so that what a cut costs the host is a part of every pull: the same lists made of torch's
-operators would be forty launches.
+operators would be forty launches. Running sums are torch's, over one row of numbers, which it adds up on the whole GPU.
 """
 
 from typing import NamedTuple
@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ooc.train.kernels.cuda.cutting_programs import add_parts, fill_lists
+from ooc.train.kernels.cuda.cutting_programs import count_parts, fill_lists
 from ooc.train.kernels.cuda.launch import ceil_div, on_device_of
 from ooc.train.kernels.cuda.segments import EDGES_PER_SEGMENT, Segments, bounds
 
-_ROWS, _PLACES, _WARPS = 1024, 256, 4
-"""Rows that are added up at a time, and places of lists that a program fills. Never tried otherwise."""
+_PLACES, _WARPS = 256, 4
+"""Rows whose parts a program counts, and places of lists that one fills. Never tried otherwise."""
 _ALIGNED = 4
 """Lists lie in one piece of memory: so many numbers of 4 bytes are 16, by which programs may count on each to begin."""
 
@@ -54,13 +54,13 @@ class _Lists(NamedTuple):
 
 def _fill(lists: _Lists, offsets_R1: Tensor, most: int) -> None:
     rows, segments, long_rows = offsets_R1.numel() - 1, len(lists.row_S), len(lists.row_L)
-    stops_2R = offsets_R1.new_empty(2, rows, dtype=torch.int64)
+    counts_2R = offsets_R1.new_empty(2 * rows, dtype=torch.int64)
     span = 1 << (rows.bit_length() - 1)
     programs = ceil_div(segments, _PLACES) + ceil_div(long_rows, _PLACES)
     with on_device_of(offsets_R1):
-        add_parts[(1,)](offsets_R1, stops_2R, rows, most, BLOCK=_ROWS, num_warps=_WARPS)
+        count_parts[(ceil_div(rows, _PLACES),)](offsets_R1, counts_2R, rows, most, BLOCK=_PLACES, num_warps=_WARPS)
         fill_lists[(programs,)](
-            *(offsets_R1, stops_2R, *lists, rows, most, span, segments, long_rows),
+            *(offsets_R1, counts_2R.cumsum(0), *lists, rows, most, span, segments, long_rows),
             BLOCK=_PLACES,
             num_warps=_WARPS,
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that cut rows into segments: running sums over the rows, then every list at once.
+"""Programs that cut rows into segments: counts of every row, and from their running sums every list at once.
 
 What a list has at a place follows from the running sums by binary search, so that all places are found side by side.
 Edges, parts and places are counted in int64. No number that changes from tile to tile is known when a program is
@@ -11,22 +11,16 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["rows", "most"])
-def add_parts(offsets, stops, rows, most, BLOCK: tl.constexpr):
-    """How many parts of ``most`` edges, and how many long rows, there are up to every row and with it: ``stops``
-    [2, rows]. One program, BLOCK rows at a time."""
-    parts_before = tl.full([], 0, tl.int64)
-    long_before = tl.full([], 0, tl.int64)
-    for start in range(0, rows, BLOCK):
-        row = start + tl.arange(0, BLOCK)
-        is_row = row < rows
-        first = tl.load(offsets + row, mask=is_row, other=0).to(tl.int64)
-        stop = tl.load(offsets + row + 1, mask=is_row, other=0).to(tl.int64)
-        parts = tl.maximum((stop - first + most - 1) // most, 1)
-        is_long = (parts > 1).to(tl.int64)
-        tl.store(stops + row, parts_before + tl.cumsum(parts, 0), mask=is_row)
-        tl.store(stops + rows + row, long_before + tl.cumsum(is_long, 0), mask=is_row)
-        parts_before += tl.sum(parts)
-        long_before += tl.sum(is_long)
+def count_parts(offsets, counts, rows, most, BLOCK: tl.constexpr):
+    """Into ``counts`` [2 · rows] how many parts of ``most`` edges every row has, and behind them all whether it is
+    long."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_row = row < rows
+    first = tl.load(offsets + row, mask=is_row, other=0).to(tl.int64)
+    stop = tl.load(offsets + row + 1, mask=is_row, other=0).to(tl.int64)
+    parts = tl.maximum((stop - first + most - 1) // most, 1)
+    tl.store(counts + row, parts, mask=is_row)
+    tl.store(counts + rows + row, (parts > 1).to(tl.int64), mask=is_row)
 
 
 @triton.jit(do_not_specialize=["rows", "most", "span", "segments", "long_rows"])
@@ -37,10 +31,10 @@ def fill_lists(
 ):  # fmt: skip
     """BLOCK places of the lists of segments, or, by the programs behind those, of the lists of long rows.
 
-    ``span``: the largest power of two that is not above ``rows``. Places beyond the last segment, and beyond the last
+    ``stops`` [2 · rows]: the running sums of parts, and of long rows on top of all parts. ``span``: the largest power of two that is not above ``rows``. Places beyond the last segment, and beyond the last
     long row, get the row number ``rows`` and no edges or slots.
     """
-    long_stops = stops + rows
+    all_parts = tl.load(stops + rows - 1)
     block = tl.program_id(0).to(tl.int64)
     blocks = (segments + BLOCK - 1) // BLOCK
     if block < blocks:
@@ -49,8 +43,8 @@ def fill_lists(
         row = rows_done(stops, place, rows, span, BLOCK)
         known = tl.minimum(row, rows - 1)
         parts_before = stop_of(stops, known - 1)
-        long_before = stop_of(long_stops, known - 1)
-        is_long = stop_of(long_stops, known) > long_before
+        long_before = stop_of(stops, rows + known - 1) - all_parts
+        is_long = stop_of(stops, rows + known) - all_parts > long_before
         part = place - parts_before
         first = tl.load(offsets + known).to(tl.int64) + part * most
         edges = tl.minimum(tl.load(offsets + known + 1).to(tl.int64) - first, most)
@@ -62,7 +56,7 @@ def fill_lists(
     else:
         place = (block - blocks) * BLOCK + tl.arange(0, BLOCK)
         is_place = place < long_rows
-        row = rows_done(long_stops, place, rows, span, BLOCK)
+        row = rows_done(stops + rows, all_parts + place, rows, span, BLOCK)
         known = tl.minimum(row, rows - 1)
         parts_before = stop_of(stops, known - 1)
         slots = stop_of(stops, known) - parts_before

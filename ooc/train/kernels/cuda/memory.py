@@ -12,8 +12,8 @@ from ooc.train.kernels.cuda.segments import EDGES_PER_SEGMENT
 EVERY_EDGE = 1 << 62
 """Edges at once: all of a tile, whatever their number."""
 
-_SEGMENT_BYTES = 128
-"""Of the lists of a cut with what computing them takes, for each segment: 48, and more where there are so few segments
+_SEGMENT_BYTES = 160
+"""Of the lists of a cut with what computing them takes, for each segment: 60, and more where there are so few segments
 that rounding lengths up to four counts."""
 
 
