@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ooc.plan.hardware import Curve
-from ooc.train.aggregate import pull
+from ooc.train.kernels.edges import TileEdges
+from ooc.train.kernels.pulls import pulls_for
 from ooc.train.profiling.bench import Bench
 
 POOL_BYTES = 128 << 20
@@ -68,10 +69,11 @@ def _pull_seconds(bench: Bench, memory: Tensor, row_bytes: int, degree: int) -> 
     indices = (ranks * 7919 % len(source)).int().to(memory.device)
     rows = _TILE_ROWS if memory.device.type == "cpu" else edges // degree
     offsets = torch.arange(rows + 1, dtype=torch.int32, device=memory.device) * degree
+    sums = pulls_for(source).sums
 
     def task(number: int) -> None:
         first = number * rows * degree
-        pull(source, indices[first : first + rows * degree], offsets)
+        sums(TileEdges(indices[first : first + rows * degree], offsets, 0, len(source)), source)
 
     return bench.seconds(task, edges // (rows * degree))
 

@@ -3,16 +3,20 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ooc.errors import BudgetError, OptionError
 from ooc.events import Event, TaskAdvanced, TaskFinished, TaskStarted, ignore
 from ooc.plan import Hardware
+from ooc.train.kernels import pulls
+from ooc.train.kernels.edges import TileEdges
 from ooc.train.profiling import Profile, disk, epoch, measure, processor, profile
 from ooc.train.profiling.bench import Bench, Round, settled
 
@@ -54,6 +58,23 @@ def test_a_measured_machine_can_be_planned_by(tmp_path: Path) -> None:
     assert isinstance(events[0], TaskStarted) and isinstance(events[-1], TaskFinished)
     assert [e.done for e in events if isinstance(e, TaskAdvanced)] == list(range(events[0].total))
     assert list(tmp_path.iterdir()) == [] and threading.active_count() == threads
+
+
+@pytest.mark.usefixtures("small")
+def test_pulls_are_timed_with_the_kernels_of_training(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the device, whatever it is."""
+    timed: list[tuple[int, ...]] = []
+
+    def sums(tile: TileEdges, source_NW: Tensor) -> Tensor:
+        timed.append((tile.rows, tile.indices_E.numel(), *source_NW.shape))
+        return source_NW
+
+    kernels = replace(pulls.BY_DEVICE["cpu"](), sums=sums)
+    monkeypatch.setitem(pulls.BY_DEVICE, "cpu", lambda: kernels)
+    processor.pull_times(bench, torch.ones(1 << 16))
+    widths = {row_bytes // 4 for row_bytes in processor.ROW_BYTES}
+    expected = {(1024, 1024 * degree, (1 << 16) // width, width) for degree in processor.DEGREES for width in widths}
+    assert set(timed) == expected
 
 
 @pytest.mark.usefixtures("small")

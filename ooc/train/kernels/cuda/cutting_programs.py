@@ -31,8 +31,9 @@ def fill_lists(
 ):  # fmt: skip
     """BLOCK places of the lists of segments, or, by the programs behind those, of the lists of long rows.
 
-    ``stops`` [2 · rows]: the running sums of parts, and of long rows on top of all parts. ``span``: the largest power of two that is not above ``rows``. Places beyond the last segment, and beyond the last
-    long row, get the row number ``rows`` and no edges or slots.
+    ``stops`` [2 · rows]: the running sums of parts, and of long rows on top of all parts. ``span``: the largest power
+    of two that is not above ``rows``. Places beyond the last segment, and beyond the last long row, get the row number
+    ``rows`` and no edges or slots.
     """
     all_parts = tl.load(stops + rows - 1)
     block = tl.program_id(0).to(tl.int64)
