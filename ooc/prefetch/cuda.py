@@ -100,9 +100,9 @@ class Cuda(Device):
         torch.cuda.set_per_process_memory_fraction(1.0, self.place)
 
     def _pin(self, memory: Bytes) -> None:
-        """Lock its pages: only then do copies run beside the host, and at the wire's full rate. Of other memory, a copy
-        of more than 64 KB would keep the host until all kernels before it have ended ("API synchronization behavior",
-        CUDA's documentation)."""
+        """Lock its pages: only then do copies run beside the host, and at the wire's full rate. With a copy of other
+        memory the driver may have the host wait for all kernels before it ("API synchronization behavior", CUDA's
+        documentation)."""
         if not memory.nbytes:
             return
         code = int(_cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))

@@ -18,6 +18,7 @@ from ooc.plan.hardware import UNMEASURED_DEVICE
 from ooc.plan.timeline import Event, Resource
 from ooc.prefetch.device import Device
 from ooc.storage.store import Store
+from ooc.train.kernels.pulls import BY_DEVICE
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import least_budgets, store_of
 from tests.exactness.reference import ModelCase, smooth_adam
@@ -127,11 +128,13 @@ def moments(earlier: FakeEvent, later: FakeEvent) -> float:
     return float(sum(later.clock) - sum(earlier.clock))
 
 
-def test_a_watched_epoch_is_the_same_epoch(store: Store, tmp_path: Path) -> None:
+def test_a_watched_epoch_is_the_same_epoch(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Races or none, losses, and every copy once: the bytes are those of its record."""
     losses = {}
     for watching in (False, True):
         with FakeDevice(seed=3) as fake:
+            pulls = fake.pulls(BY_DEVICE["cpu"]())
+            monkeypatch.setitem(BY_DEVICE, fake.place.type, lambda pulls=pulls: pulls)
             device: Any = Watch(fake, moments) if watching else fake
 
             def build(gpu: int | str, host: int | str, device: Device = device) -> Trainer:

@@ -79,8 +79,15 @@ def in_budgets(
     store: Store, hidden: int, device: Device, hardware: Hardware, limits: Limits, *, folder: Path, drawing: Path
 ) -> dict[str, Any]:
     """Median epoch of GraphSAGE within ``limits``, with what it moves and what was forecast; then one with every copy
-    and stretch of kernels timed: what overlaps, and traces in files whose names begin with ``drawing``."""
+    and stretch of kernels timed: what overlaps, and traces in files whose names begin with ``drawing``.
+
+    ``allocator``: the most that torch's had of the GPU's memory, and how often it found none and gave back what it had
+    kept for later, for which it waits for the GPU.
+    """
     model = model_of("sage", hidden)
+    if device.place.type == "cuda":
+        torch.cuda.reset_accumulated_memory_stats(device.place)
+        torch.cuda.reset_peak_memory_stats(device.place)
     watch = Watch(device, lambda earlier, later: later.seconds_since(earlier))
     with Trainer(
         model,
@@ -109,6 +116,7 @@ def in_budgets(
         "forecast": {"seconds": forecast_s, "by": hardware.source},
         **{name: getattr(last, name) for name in MOVED},
         "ssd_way": last.ssd_way,
+        "allocator": _allocator(device.place),
         "watched": {
             "seconds": watched.time_s,
             "by_events": hidden_copies(events),
@@ -116,6 +124,13 @@ def in_budgets(
         },
         "traces": [*_drawn(events, titles, drawing, "events"), *_drawn(kernels, ["epoch"], drawing, "kernels")],
     }
+
+
+def _allocator(place: torch.device) -> dict[str, int] | None:
+    if place.type != "cuda":
+        return None
+    stats = torch.cuda.memory_stats(place)
+    return {"retries": stats["num_alloc_retries"], "reserved_bytes": stats["reserved_bytes.all.peak"]}
 
 
 def _drawn(events: Sequence[Event], titles: Sequence[str], drawing: Path, by: str) -> Iterator[str]:
