@@ -31,9 +31,9 @@ def fill_lists(
 ):  # fmt: skip
     """BLOCK places of the lists of segments, or, by the programs behind those, of the lists of long rows.
 
-    ``stops`` [2 · rows]: the running sums of parts, and of long rows on top of all parts. ``span``: the largest power
-    of two that is not above ``rows``. Places beyond the last segment, and beyond the last long row, get the row number
-    ``rows`` and no edges or slots.
+    ``stops`` [2 · rows]: the running sums of parts, and of long rows on top of all parts. The slot of a long row's part
+    is its place less the short rows before it. ``span``: the largest power of two that is not above ``rows``. Places
+    beyond the last segment, and beyond the last long row, get the row number ``rows`` and no edges or slots.
     """
     all_parts = tl.load(stops + rows - 1)
     block = tl.program_id(0).to(tl.int64)
@@ -45,15 +45,14 @@ def fill_lists(
         known = tl.minimum(row, rows - 1)
         parts_before = stop_of(stops, known - 1)
         long_before = stop_of(stops, rows + known - 1) - all_parts
-        is_long = stop_of(stops, rows + known) - all_parts > long_before
+        is_part = (row < rows) & (stop_of(stops, known) - parts_before > 1)
         part = place - parts_before
         first = tl.load(offsets + known).to(tl.int64) + part * most
         edges = tl.minimum(tl.load(offsets + known + 1).to(tl.int64) - first, most)
-        slot = parts_before - (known - long_before) + part
         tl.store(row_of + place, row, mask=is_place)
         tl.store(first_of + place, first, mask=is_place)
         tl.store(edges_of + place, tl.where(row < rows, edges, 0).to(tl.int32), mask=is_place)
-        tl.store(slot_of + place, tl.where(is_long & (row < rows), slot, -1), mask=is_place)
+        tl.store(slot_of + place, tl.where(is_part, place - known + long_before, -1), mask=is_place)
     else:
         place = (block - blocks) * BLOCK + tl.arange(0, BLOCK)
         is_place = place < long_rows
@@ -61,9 +60,8 @@ def fill_lists(
         known = tl.minimum(row, rows - 1)
         parts_before = stop_of(stops, known - 1)
         slots = stop_of(stops, known) - parts_before
-        slot = parts_before - (known - place)
         tl.store(long_row_of + place, row, mask=is_place)
-        tl.store(long_slot_of + place, tl.where(row < rows, slot, 0), mask=is_place)
+        tl.store(long_slot_of + place, tl.where(row < rows, parts_before - known + place, 0), mask=is_place)
         tl.store(slots_of + place, tl.where(row < rows, slots, 0).to(tl.int32), mask=is_place)
 
 
