@@ -61,6 +61,9 @@ _DEALT_SHARES = (16, 8, 4, 2)
 """What buckets that a source is dealt out to may take of memory: parts of the source. The more they take, the fewer
 rows are dealt several times."""
 _ROUNDS = 3
+_CONTENDERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
+"""How many arrangements beside the best are remembered, how much longer their forecasts may be, and by how much they
+differ: those with equal ones mostly differ in what makes no difference."""
 _WHOLE = Cut(0, 0)
 
 
@@ -89,7 +92,8 @@ class _Candidate:
 @dataclass(frozen=True)
 class Arrangement:
     """How a workload is to be run: ``layout``, of ``choice``; and the forecast seconds of an epoch. ``leanest``: what
-    the search for it began with; ``plan`` is unrolled when it is first asked for."""
+    the search for it began with; ``contenders``: others that were forecast to be hardly slower, the fastest first;
+    ``plan`` is unrolled when it is first asked for."""
 
     workload: Workload
     limits: Limits
@@ -98,6 +102,7 @@ class Arrangement:
     layout: Layout
     leanest: Layout
     seconds: float
+    contenders: tuple[tuple[Choice, Layout], ...] = ()
 
     @cached_property
     def plan(self) -> Plan:
@@ -178,12 +183,25 @@ class _Search:
         self.alike = self._groups()
         self.spillable = frozenset() if hardware.has_device_memory else frozenset(workload.handed)
         self.dealable = frozenset() if hardware.has_device_memory else dealable(workload)
+        self.tried: list[_Candidate] = []
 
     def run(self) -> Arrangement:
         leanest = self._leanest()
         best = self._best(leanest)
         _, seconds = best.score
-        return Arrangement(self.workload, self.limits, self.hardware, best.choice, best.layout, leanest.layout, seconds)
+        given = self.workload, self.limits, self.hardware, best.choice, best.layout, leanest.layout, seconds
+        return Arrangement(*given, tuple(self._contenders(best)))
+
+    def _contenders(self, best: _Candidate) -> Iterator[tuple[Choice, Layout]]:
+        """Of those tried the next best."""
+        before, found = best.score[1], 0
+        for one in sorted(self.tried, key=lambda one: one.score):
+            seconds = one.score[1]
+            if seconds > _BEHIND * best.score[1] or found == _CONTENDERS:
+                return
+            if seconds > (1 + _ALIKE) * before:
+                before, found = seconds, found + 1
+                yield one.choice, one.layout
 
     def seconds_like(self, choice: Choice) -> float | None:
         """The forecast with ``choice``, of another workload; what that does not pull is held as what is like it."""
@@ -209,6 +227,8 @@ class _Search:
         whole = [replace(choice, cuts=dict.fromkeys(self.sources, _WHOLE)) for choice in (*in_memory, best.choice)]
         if self.limits.slab_columns is None and best.score > (0, 0):
             best = self._better(best, whole)
+        if self.limits.slab_columns is None and self.hardware.has_device_memory:
+            best = self._better(best, list(self._alike_in_width(best.choice)))
         best = self._better(best, [*in_memory, replace(best.choice, in_runs=frozenset())])
         for _ in range(_ROUNDS):
             before = best.score
@@ -231,6 +251,16 @@ class _Search:
                 break
         return best
 
+    def _alike_in_width(self, choice: Choice) -> Iterator[Choice]:
+        """The same with all sources cut into slabs of one width, where steps from the leanest arrangement may not lead:
+        one source at a time, a wide one takes the memory that the others would need. For a CPU it has brought nothing.
+        """
+        widest = max(self.sources, key=lambda name: self.sources[name], default=None)
+        for width in self._widths(widest) if widest else ():
+            cuts = {name: Cut(min(columns, width), 1) for name, columns in self.sources.items()}
+            for height in self._heights(FEW_STEPS):
+                yield replace(choice, cuts=cuts, step_rows=height)
+
     @staticmethod
     def _otherwise(choice: Choice, group: list[str]) -> Choice:
         """The same, but for whether the first slabs of ``group`` are computed right into their buffers."""
@@ -246,9 +276,10 @@ class _Search:
             tried = lay_out(self.workload, choice)
             if not self.room.fits(tried):
                 continue
-            score = self._score(tried)
-            if score < best.score:
-                best = _Candidate(choice, tried, score)
+            candidate = _Candidate(choice, tried, self._score(tried))
+            self.tried.append(candidate)
+            if candidate.score < best.score:
+                best = candidate
         return best
 
     def _score(self, layout: Layout) -> Score:

@@ -14,6 +14,7 @@ from itertools import combinations
 
 from ooc.errors import BudgetError
 from ooc.plan.budgets import Limits
+from ooc.plan.contenders import fastest_plan
 from ooc.plan.epoch_chain import chain_of
 from ooc.plan.fates import choose_fates
 from ooc.plan.forecast import seconds_of_computing
@@ -72,7 +73,7 @@ def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> C
             if other is not None and other.seconds < (1 - _TIE) * best.seconds:
                 best, forgotten = other, candidate
                 centre = candidate
-    return Chosen(forgotten, best.plan)
+    return Chosen(forgotten, fastest_plan(best))
 
 
 def _promises(workload: Workload, kept: Arrangement, best: Arrangement) -> bool:
