@@ -258,8 +258,7 @@ class _Search:
         widest = max(self.sources, key=lambda name: self.sources[name], default=None)
         for width in self._widths(widest) if widest else ():
             cuts = {name: Cut(min(columns, width), 1) for name, columns in self.sources.items()}
-            for height in self._heights(FEW_STEPS):
-                yield replace(choice, cuts=cuts, step_rows=height)
+            yield replace(choice, cuts=cuts)
 
     @staticmethod
     def _otherwise(choice: Choice, group: list[str]) -> Choice:
