@@ -227,8 +227,6 @@ class _Search:
         whole = [replace(choice, cuts=dict.fromkeys(self.sources, _WHOLE)) for choice in (*in_memory, best.choice)]
         if self.limits.slab_columns is None and best.score > (0, 0):
             best = self._better(best, whole)
-        if self.limits.slab_columns is None and self.hardware.has_device_memory:
-            best = self._better(best, list(self._alike_in_width(best.choice)))
         best = self._better(best, [*in_memory, replace(best.choice, in_runs=frozenset())])
         for _ in range(_ROUNDS):
             before = best.score
@@ -250,15 +248,6 @@ class _Search:
             if best.score >= before:
                 break
         return best
-
-    def _alike_in_width(self, choice: Choice) -> Iterator[Choice]:
-        """The same with all sources cut into slabs of one width, where steps from the leanest arrangement may not lead:
-        one source at a time, a wide one takes the memory that the others would need. For a CPU it has brought nothing.
-        """
-        widest = max(self.sources, key=lambda name: self.sources[name], default=None)
-        for width in self._widths(widest) if widest else ():
-            cuts = {name: Cut(min(columns, width), 1) for name, columns in self.sources.items()}
-            yield replace(choice, cuts=cuts)
 
     @staticmethod
     def _otherwise(choice: Choice, group: list[str]) -> Choice:
