@@ -265,7 +265,8 @@ class _Search:
             if not self.room.fits(tried):
                 continue
             candidate = _Candidate(choice, tried, self._score(tried))
-            self.tried.append(candidate)
+            if self.hardware.has_device_memory:  # elsewhere forecasts decide alone
+                self.tried.append(candidate)
             if candidate.score < best.score:
                 best = candidate
         return best

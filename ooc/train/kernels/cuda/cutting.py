@@ -5,8 +5,6 @@ A pull cuts its tile anew, so that what a cut costs the host is a part of every 
 operators would be forty launches. Running sums are torch's, over one row of numbers, which it adds up on the whole GPU.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -25,35 +23,24 @@ def cut(offsets_R1: Tensor, edges: int, most: int = EDGES_PER_SEGMENT) -> Segmen
     rows = offsets_R1.numel() - 1
     slots, long_rows = bounds(edges, most) if rows else (0, 0)
     count = rows + edges // most if rows else 0
-    lists = _Lists.of(offsets_R1, _aligned(count), _aligned(long_rows))
+    lists = _unfilled(offsets_R1, _aligned(count), _aligned(long_rows))
+    segments = Segments(rows, slots, count, long_rows, *lists)
     if rows:
-        _fill(lists, offsets_R1, most)
-    return Segments(rows, slots, count, long_rows, *lists)
+        _fill(segments, lists, offsets_R1, most)
+    return segments
 
 
-class _Lists(NamedTuple):
-    """Those of ``Segments``, in its order."""
-
-    row_S: Tensor
-    first_S: Tensor
-    edges_S: Tensor
-    slot_S: Tensor
-    row_L: Tensor
-    slot_L: Tensor
-    slots_L: Tensor
-
-    @classmethod
-    def of(cls, beside: Tensor, segments: int, long_rows: int) -> "_Lists":
-        """Unfilled, where ``beside`` is."""
-        wide = beside.new_empty(3 * segments + 2 * long_rows, dtype=torch.int64)
-        narrow = beside.new_empty(segments + long_rows, dtype=torch.int32)
-        row_S, first_S, slot_S, row_L, slot_L = wide.split_with_sizes((segments,) * 3 + (long_rows,) * 2)
-        edges_S, slots_L = narrow.split_with_sizes((segments, long_rows))
-        return cls(row_S, first_S, edges_S, slot_S, row_L, slot_L, slots_L)
+def _unfilled(beside: Tensor, segments: int, long_rows: int) -> tuple[Tensor, ...]:
+    """The lists of ``Segments``, in its order, where ``beside`` is."""
+    wide = beside.new_empty(3 * segments + 2 * long_rows, dtype=torch.int64)
+    narrow = beside.new_empty(segments + long_rows, dtype=torch.int32)
+    row_S, first_S, slot_S, row_L, slot_L = wide.split_with_sizes((segments,) * 3 + (long_rows,) * 2)
+    edges_S, slots_L = narrow.split_with_sizes((segments, long_rows))
+    return row_S, first_S, edges_S, slot_S, row_L, slot_L, slots_L
 
 
-def _fill(lists: _Lists, offsets_R1: Tensor, most: int) -> None:
-    rows, segments, long_rows = offsets_R1.numel() - 1, len(lists.row_S), len(lists.row_L)
+def _fill(of: Segments, lists: tuple[Tensor, ...], offsets_R1: Tensor, most: int) -> None:
+    rows, segments, long_rows = of.rows, len(of.row_S), len(of.row_L)
     counts_2R = offsets_R1.new_empty(2 * rows, dtype=torch.int64)
     span = 1 << (rows.bit_length() - 1)
     programs = ceil_div(segments, _PLACES) + ceil_div(long_rows, _PLACES)
