@@ -214,7 +214,7 @@ class _Unrolling:
         self.moves: dict[int, tuple[Move, ...]] = {}
         self.fill: dict[int, tuple[tuple[int, bool], ...]] = {}
         self.room_ahead = [
-            sum(map(len, available[p])) - (uses.capacity[first] if stop > first else 0)
+            sum(map(len, available[p])) - (uses.capacity[first] + self._unbroken(first) if stop > first else 0)
             for p, (first, stop) in enumerate(bounds)
         ]
         self.stored_at: dict[int, int] = {}
@@ -251,6 +251,12 @@ class _Unrolling:
             read_bytes=self.read_bytes,
             write_bytes=self.write_bytes,
         )
+
+    def _unbroken(self, first: int) -> int:
+        """Blocks in use both in step ``first`` and in the one before it, which no capacity counts."""
+        spans, kept, following = self.uses.spans, self.kept.after, self.uses.following
+        ended = self.uses.ending(first - 1) if first else ()
+        return sum(1 for i in ended if kept[i] and following[i] < len(spans) and spans[following[i]].first == first)
 
     # ---- before the first step and after the last -------------------------------------------------------
 
