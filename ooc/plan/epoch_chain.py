@@ -20,6 +20,7 @@ from ooc.plan.layout import Layout
 from ooc.plan.lifetimes import edges_of
 from ooc.plan.occupancy import blocks_at_once
 from ooc.plan.passes import DealPass, Pass, RowPass
+from ooc.plan.slabs import pulled_slabs
 from ooc.plan.staging import IN_TRANSFER
 from ooc.plan.workload import Kept, Stage, Workload
 
@@ -161,8 +162,8 @@ class _Epoch:
             if item.pull is not None:
                 topology = self.workload.topologies[item.pull.direction]
                 edges = edges_of(topology, item.rows, self.workload.tile_rows)
-                slabs = self.layout.matrices[item.pull.source].grid.slabs
-                nbytes += slabs * edges * topology.edge_bytes(item.pull.edge_data)
+                slabs = pulled_slabs(item, self.layout.matrices[item.pull.source].grid)
+                nbytes += len(slabs) * edges * topology.edge_bytes(item.pull.edge_data)
         return nbytes
 
     def _moved(self, nbytes: int) -> Load:

@@ -20,6 +20,7 @@ from ooc.plan.program import blocks_to_write, found_in_memory
 from ooc.plan.replacement import Uses, belady
 from ooc.plan.schedule import block_table, lasting_blocks
 from ooc.plan.sequence import BlockTable, Span, Use
+from ooc.plan.slabs import pulled_columns
 from ooc.plan.staging import room_between_uses
 from ooc.plan.uses import uses_of
 from ooc.plan.workload import Workload
@@ -138,10 +139,10 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
     if item.pull is not None:
         source = layout.matrices[item.pull.source]
         edges = edges_of(workload.topologies[item.pull.direction], item.rows, workload.tile_rows)
-        columns, slab_columns = source.matrix.columns, source.grid.slab_columns
+        columns = pulled_columns(item, source.grid)
+        slab_columns = min(columns, source.grid.slab_columns)
     if isinstance(item, ColumnPass):
-        grid = layout.matrices[item.pull.source].grid
-        steps = -(-item.rows // layout.matrices[item.pull.output].grid.block_rows) * grid.slabs
+        steps = -(-item.rows // layout.matrices[item.pull.output].grid.block_rows) * item.slabs
     return computing_seconds(
         item,
         workload,
@@ -158,10 +159,11 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
 def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:
     read_bytes, write_bytes = moved.ssd_read_bytes, moved.ssd_write_bytes
     stalled = 0.0
-    if isinstance(item, ColumnPass):
-        grid = layout.matrices[item.pull.source].grid
-        if item.slab_buffers == 1 < grid.slabs:  # a slab is read while nothing can be computed
-            slabs_bytes = grid.slab_nbytes(0) * (grid.slabs - item.direct)
+    sweeps = item if isinstance(item, ColumnPass) else item.rest
+    if sweeps is not None:
+        grid = layout.matrices[sweeps.pull.source].grid
+        if sweeps.slab_buffers == 1 < grid.slabs:  # a slab is read while nothing can be computed
+            slabs_bytes = grid.slab_nbytes(0) * (sweeps.slabs - sweeps.direct if sweeps is item else 1)
             stalled = max(
                 ssd_seconds(
                     hardware,

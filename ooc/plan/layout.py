@@ -2,7 +2,7 @@
 """From choices to a layout: passes in order, how matrices are cut, and the regions that pulled ones lie in.
 
 A stage whose pulled matrix is in memory whole becomes one row pass; otherwise a column pass followed by a row pass
-that loads the pulled rows.
+that loads the pulled rows, and may pull those of the last slab itself.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,15 @@ class Cut:
 
     ``direct``: the first slabs are computed right into the buffers, which are then taken from that pass on. Otherwise
     they go by way of blocks like the others, and the buffers are there for the pull alone.
+
+    ``last_beside``: the last slab is pulled by the pass that reads what is pulled, beside its other work. Its sums are
+    then neither written nor read, and its buffer is taken in that pass, too.
     """
 
     columns: int
     buffers: int
     direct: bool = True
+    last_beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,21 +186,25 @@ def _passes(
         dealing, name = deal_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
         return [*dealing, RowPass(index + len(dealing), stage, loads, stage.pull, spills, name)]
     planned = matrices.get(stage.pull.output)
+    cut, grid = choice.cuts[stage.pull.source], source.grid
+    buffers = min(cut.buffers, grid.slabs)
+    beside = cut.last_beside and grid.slabs > 1
+    if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
+        beside = False
+    stored_columns = grid.columns - grid.width(grid.slabs - 1) * beside
     pulled = replace(
         source.matrix,
         name=stage.pull.output,
         rows=max(stage.rows, planned.matrix.rows if planned else 0),
-        columns=stage.pull.output_columns(source.matrix.columns, source.matrix.columns),
+        columns=stage.pull.output_columns(stored_columns, grid.columns),
         kind=Kind.SCRATCH,
     )
-    width = stage.pull.output_columns(source.grid.slab_columns, source.matrix.columns)
+    width = stage.pull.output_columns(grid.slab_columns, grid.columns)
     matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
-    cut = choice.cuts[stage.pull.source]
-    buffers = min(cut.buffers, source.grid.slabs)
-    return [
-        ColumnPass(index, stage.rows, stage.pull, buffers, cut.direct, spills),
-        RowPass(index + 1, stage, (*stage.loads, pulled.name), None),
-    ]
+    sweeps = ColumnPass(index, stage.rows, stage.pull, grid.slabs - beside, buffers, cut.direct, spills)
+    if beside:
+        return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, rest=sweeps)]
+    return [sweeps, RowPass(index + 1, stage, (*stage.loads, pulled.name), None)]
 
 
 # ---- regions ---------------------------------------------------------------------------------------------
@@ -216,7 +224,8 @@ def _wanted(passes: Sequence[Pass], matrices: dict[str, MatrixPlan]) -> list[tup
             name = item.pull.source
             first = passes_using(passes, name)[0] if direct_slabs(passes, item) else item.index
             nbytes = item.slab_buffers * matrices[name].slab_stride()
-            wanted.append((name, nbytes, first, item.index))
+            last = item.index + (item.slabs < matrices[name].grid.slabs)
+            wanted.append((name, nbytes, first, last))
     return wanted
 
 

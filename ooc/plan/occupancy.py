@@ -20,7 +20,7 @@ def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Seque
         for name in item.pull.own:
             planned = layout.matrices[name]
             source = layout.matrices[item.pull.source].grid
-            slabs = max(len(slabs_beside(source, planned.grid, slab)) for slab in range(source.slabs))
+            slabs = max(len(slabs_beside(source, planned.grid, slab)) for slab in range(item.slabs))
             count += 0 if planned.whole else 2 * slabs
     else:
         height = layout.step_rows

@@ -19,7 +19,7 @@ _DEALT = ", sources dealt out"
 @dataclass(frozen=True, slots=True)
 class RowPass:
     """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed; or
-    its rows come of ``dealt``.
+    its rows come of ``dealt``; or, with ``rest``, its last slab alone is in memory and pulled so.
 
     ``loads`` are the stage's, and what the pull or the pass before it adds.
     """
@@ -32,6 +32,9 @@ class RowPass:
     """Whether what it scatters to is spilled as runs."""
     dealt: str | None = None
     """The matrix that holds the source's rows as they have been dealt out."""
+    rest: "ColumnPass | None" = None
+    """The pass right before it, which pulls all slabs but the last into ``pull.output``. What is pulled of the last one
+    is put beside that, row by row, and never stored."""
 
     @property
     def title(self) -> str:
@@ -62,7 +65,8 @@ class DealPass(RowPass):
 
 @dataclass(frozen=True, slots=True)
 class ColumnPass:
-    """Pull ``pull.source`` into the ``rows`` rows of ``pull.output``, one slab of columns after the other.
+    """Pull the first ``slabs`` slabs of ``pull.source`` into the ``rows`` rows of ``pull.output``, one after the other:
+    all of them, or all but the last, which is then left to the row pass behind (``RowPass.rest``).
 
     ``slab_buffers`` slabs of the source are in memory at a time; if ``direct``, the first ones were computed right into
     them, as far as one pass has written them and nobody else reads them.
@@ -71,6 +75,7 @@ class ColumnPass:
     index: int
     rows: int
     pull: Pull
+    slabs: int
     slab_buffers: int
     direct: bool = True
     spills_sums: bool = False

@@ -18,6 +18,7 @@ from ooc.plan.program import Program, found_in_memory
 from ooc.plan.runs import Runs
 from ooc.plan.sequence import BlockTable, Use
 from ooc.plan.shares import ALL_AGAIN, ALL_BELOW, Shares
+from ooc.plan.slabs import pulled_columns
 from ooc.plan.staging import Staging
 from ooc.plan.workload import Direction, Kind, Matrix, Topology
 from ooc.sizes import format_size
@@ -245,9 +246,9 @@ class Plan:
         pulled: dict[str, int] = {}
         for item in self.programs["train"]:
             if item.pull is not None:
-                pulled[item.pull.source] = (
-                    pulled.get(item.pull.source, 0) + self.matrices[item.pull.source].matrix.nbytes
-                )
+                name, planned = item.pull.source, self.matrices[item.pull.source]
+                row_bytes = pulled_columns(item, planned.grid) * planned.matrix.itemsize
+                pulled[name] = pulled.get(name, 0) + planned.matrix.rows * row_bytes
         return {name: max(0, nbytes - copied.get(name, 0)) for name, nbytes in pulled.items()}
 
     def _line(self, matrix: Matrix, rows: int, shares: Shares, slabs: int) -> dict[str, str | int]:

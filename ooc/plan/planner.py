@@ -2,10 +2,11 @@
 """Choose how pulled matrices are held, under the budgets; which blocks stay in memory follows from the sequence.
 
 The search starts from the leanest arrangement (narrow slabs, one buffer each) and goes, source by source, to
-whatever makes the forecast epoch shortest, until no change of one source helps. Every candidate is forecast from a
-coarse version of its program; the one chosen is unrolled in full, so a plan that is returned fits. How long that takes
-goes by the number of blocks, so blocks are as tall as memory allows: where it does not, the first slabs of what is
-pulled go by way of blocks like the others (``Cut.direct``) before blocks become lower.
+whatever makes the forecast epoch shortest, until no change of one source helps; on a device with memory of its own, a
+second time from slabs of one width. Every candidate is forecast from a coarse version of its program; the one chosen is
+unrolled in full, so a plan that is returned fits. How long that takes goes by the number of blocks, so blocks are as
+tall as memory allows: where it does not, the first slabs of what is pulled go by way of blocks like the others
+(``Cut.direct``) before blocks become lower.
 
 Where the device has memory of its own, its budget decides how matrices are cut: regions and the blocks of a pass must
 lie there. What the host then holds follows from what the device asks for, so both budgets are in every forecast.
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from itertools import product
 
 from ooc.errors import BudgetError
 from ooc.plan.budgets import Limits, Room, budget_of
@@ -64,6 +66,8 @@ _ROUNDS = 3
 _CONTENDERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
 """How many arrangements beside the best are remembered, how much longer their forecasts may be, and by how much they
 differ: those with equal ones mostly differ in what makes no difference."""
+_TIE = 0.01
+"""What pulling a last slab otherwise has to gain: forecasts are not more exact, and it takes a buffer for longer."""
 _WHOLE = Cut(0, 0)
 
 
@@ -140,6 +144,14 @@ def arrange(workload: Workload, limits: Limits, hardware: Hardware) -> Arrangeme
     return within if within.plan.ssd_write_bytes <= limit else leanest
 
 
+def arrange_from_alike(first: Arrangement) -> Arrangement | None:
+    """Another arrangement for what ``first`` is one of, on a device with memory of its own: where single steps lead
+    from slabs of one width, the best of those that fit; None if none does. On the CPU it brought nothing."""
+    if first.limits.slab_columns is not None:
+        return None
+    return _Search(first.workload, first.limits, first.hardware, Goal.SECONDS).run_from_alike(first)
+
+
 def seconds_like(workload: Workload, other: Arrangement) -> float | None:
     """The forecast seconds of ``workload`` arranged as another one is; None where that does not fit."""
     return _Search(workload, other.limits, other.hardware, Goal.SECONDS).seconds_like(other.choice)
@@ -187,9 +199,25 @@ class _Search:
 
     def run(self) -> Arrangement:
         leanest = self._leanest()
-        best = self._best(leanest)
+        # Not on the CPU, which computes longer than it moves blocks: there epochs became no shorter.
+        best = self._best(leanest, last_beside=self.hardware.has_device_memory)
+        return self._arrangement(best, leanest.layout)
+
+    def run_from_alike(self, first: Arrangement) -> Arrangement | None:
+        """As ``arrange_from_alike``."""
+        widest = max(self.sources.values(), default=1)
+        for parts, buffers, direct in product((2, 3, 4, 6, 8), (1, 2), (True, False)):
+            cut = Cut(-(-widest // parts), buffers, direct, last_beside=True)
+            cuts = {name: replace(cut, columns=min(columns, cut.columns)) for name, columns in self.sources.items()}
+            self._try(replace(first.choice, cuts=cuts))
+        if not self.tried:
+            return None
+        best = min(self.tried, key=lambda one: one.score)
+        return self._arrangement(self._best(best, last_beside=True), first.leanest)
+
+    def _arrangement(self, best: _Candidate, leanest: Layout) -> Arrangement:
         _, seconds = best.score
-        given = self.workload, self.limits, self.hardware, best.choice, best.layout, leanest.layout, seconds
+        given = self.workload, self.limits, self.hardware, best.choice, best.layout, leanest, seconds
         return Arrangement(*given, tuple(self._contenders(best)))
 
     def _contenders(self, best: _Candidate) -> Iterator[tuple[Choice, Layout]]:
@@ -221,8 +249,8 @@ class _Search:
             groups.setdefault((matrix.rows, matrix.columns, matrix.itemsize, loaded), []).append(name)
         return list(groups.values())
 
-    def _best(self, best: _Candidate) -> _Candidate:
-        """The best that single steps from ``best`` lead to."""
+    def _best(self, best: _Candidate, *, last_beside: bool = False) -> _Candidate:
+        """The best that single steps from ``best`` lead to; with ``last_beside``, in how last slabs are pulled, too."""
         in_memory = [replace(best.choice, in_runs=frozenset(), dealt={}), replace(best.choice, dealt={})]
         whole = [replace(choice, cuts=dict.fromkeys(self.sources, _WHOLE)) for choice in (*in_memory, best.choice)]
         if self.limits.slab_columns is None and best.score > (0, 0):
@@ -231,14 +259,7 @@ class _Search:
         for _ in range(_ROUNDS):
             before = best.score
             for group in self.alike:
-                direct = best.choice.cuts[group[0]].direct
-                cuts = [
-                    {**best.choice.cuts, **dict.fromkeys(group, replace(cut, direct=direct))}
-                    for cut in self._cuts(group[0])
-                ]
-                best = self._better(best, [replace(best.choice, cuts=changed) for changed in cuts])
-                if self.hardware.has_device_memory or not direct:
-                    best = self._better(best, [self._otherwise(best.choice, group)])
+                best = self._better_held(best, group, last_beside=last_beside)
             best = self._better(best, [replace(best.choice, in_runs=names) for names in self._spills(best.choice)])
             best = self._better(best, list(self._deals(best.choice)))
             heights = self._heights(FEW_STEPS)
@@ -249,27 +270,43 @@ class _Search:
                 break
         return best
 
+    def _better_held(self, best: _Candidate, group: list[str], *, last_beside: bool) -> _Candidate:
+        """The best that other ways to hold the sources of ``group`` lead to."""
+        held, name = best.choice.cuts, group[0]
+        ways = [replace(way, direct=held[name].direct, last_beside=held[name].last_beside) for way in self._cuts(name)]
+        best = self._better(best, [self._held(best.choice, group, way) for way in ways])
+        cut = best.choice.cuts[name]
+        if cut.columns and (self.hardware.has_device_memory or not cut.direct):
+            best = self._better(best, [self._held(best.choice, group, replace(cut, direct=not cut.direct))])
+        cut = best.choice.cuts[name]
+        if cut.columns and last_beside:
+            beside = replace(cut, last_beside=not cut.last_beside)
+            other = self._better(best, [self._held(best.choice, group, beside)])
+            unwanted, seconds = best.score
+            best = other if other.score < (unwanted, (1 - _TIE) * seconds) else best
+        return best
+
     @staticmethod
-    def _otherwise(choice: Choice, group: list[str]) -> Choice:
-        """The same, but for whether the first slabs of ``group`` are computed right into their buffers."""
-        cut = choice.cuts[group[0]]
-        if not cut.columns:
-            return choice
-        return replace(choice, cuts={**choice.cuts, **dict.fromkeys(group, replace(cut, direct=not cut.direct))})
+    def _held(choice: Choice, group: list[str], cut: Cut) -> Choice:
+        """The same, but for how the sources of ``group`` are held."""
+        return replace(choice, cuts={**choice.cuts, **dict.fromkeys(group, cut)})
 
     def _better(self, best: _Candidate, choices: list[Choice]) -> _Candidate:
         for choice in choices:
-            if choice == best.choice:
-                continue
-            tried = lay_out(self.workload, choice)
-            if not self.room.fits(tried):
-                continue
-            candidate = _Candidate(choice, tried, self._score(tried))
-            if self.hardware.has_device_memory:  # elsewhere forecasts decide alone
-                self.tried.append(candidate)
-            if candidate.score < best.score:
+            candidate = None if choice == best.choice else self._try(choice)
+            if candidate is not None and candidate.score < best.score:
                 best = candidate
         return best
+
+    def _try(self, choice: Choice) -> _Candidate | None:
+        """What ``choice`` leads to; None where that does not fit."""
+        tried = lay_out(self.workload, choice)
+        if not self.room.fits(tried):
+            return None
+        candidate = _Candidate(choice, tried, self._score(tried))
+        if self.hardware.has_device_memory:  # elsewhere forecasts decide alone
+            self.tried.append(candidate)
+        return candidate
 
     def _score(self, layout: Layout) -> Score:
         frames, host_frames = self.room.frames(layout), self.room.host_frames(layout)

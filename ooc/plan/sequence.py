@@ -38,7 +38,8 @@ class Span(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Rows ``start:stop`` of pass ``at`` of a program; ``slab`` of its columns, -1 in a row pass."""
+    """Rows ``start:stop`` of pass ``at`` of a program; ``slab`` of its source's columns, -1 in a row pass that pulls
+    no slab."""
 
     at: int
     slab: int
@@ -95,9 +96,9 @@ def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:
     return Grid(align_up(max(1, edges), paged_rows), array.columns, array.itemsize, height, array.columns)
 
 
-def row_steps(at: int, rows: int, step_rows: int, *, reverse: bool) -> list[Step]:
-    """The steps of row pass ``at``."""
-    steps = [Step(at, -1, start, stop) for start, stop in pairwise(_row_bounds(rows, step_rows))]
+def row_steps(at: int, rows: int, step_rows: int, slab: int, reverse: bool) -> list[Step]:
+    """The steps of row pass ``at``, which pulls ``slab`` (-1: none)."""
+    steps = [Step(at, slab, start, stop) for start, stop in pairwise(_row_bounds(rows, step_rows))]
     return steps[::-1] if reverse else steps
 
 

@@ -225,7 +225,7 @@ class _Run:
             tile_edges, tile = self.workload.topologies[item.pull.direction].tile_edges, self.plan.tile_rows
             last = len(tile_edges) - 1
             edges = tile_edges[min(last, -(-step.stop // tile))] - tile_edges[min(last, step.start // tile)]
-            width = source.grid.width(step.slab) if isinstance(item, ColumnPass) else source.matrix.columns
+            width = source.matrix.columns if step.slab < 0 else source.grid.width(step.slab)
         rows = step.stop - step.start
         seconds = self.computing.get((rows, edges, width))
         if seconds is None:

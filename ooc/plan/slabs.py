@@ -18,11 +18,24 @@ def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
     return column_pass.slab_buffers if written and len(users) == 1 else 0
 
 
+def pulled_slabs(item: Pass, source: Grid) -> range:
+    """The slabs of its source, cut like ``source``, that a pass pulls."""
+    if isinstance(item, ColumnPass):
+        return range(item.slabs)
+    return range(item.rest.slabs if item.rest else 0, source.slabs)
+
+
+def pulled_columns(item: Pass, source: Grid) -> int:
+    """Columns of its source that a pass pulls."""
+    return sum(map(source.width, pulled_slabs(item, source)))
+
+
 def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], passes: Sequence[Pass]) -> range:
     """The slabs of matrix ``name`` that row pass ``index`` computes into frames: those only a column pass reads need
     none if they are computed right into its slab buffers."""
     grid = matrices[name].grid
-    readers = [passes[p] for p in passes_using(passes, name) if p > index]
+    users = [passes[p] for p in passes_using(passes, name) if p > index]
+    readers = [item for item in users if isinstance(item, ColumnPass) or item.rest not in users or name in item.loads]
     if len(readers) == 1 and isinstance(readers[0], ColumnPass) and readers[0].pull.source == name:
         return range(direct_slabs(passes, readers[0]), grid.slabs)
     return range(grid.slabs)

@@ -7,6 +7,7 @@ from operator import sub
 from ooc.plan.grid import Grid
 from ooc.plan.matrices import MatrixPlan
 from ooc.plan.passes import ColumnPass, Pass
+from ooc.plan.slabs import pulled_columns
 from ooc.plan.workload import EdgeData, Pull, Topology, Workload
 
 PULL_TILE_ROWS = 2048
@@ -27,11 +28,16 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
     else:
         tile = workload.tile_rows
         nbytes = min(item.rows, tile) * item.stage.scratch_bytes_per_row
+        if item.rest is not None:  # what is pulled of the last slab, and all that is pulled put together
+            pull, grid = item.rest.pull, matrices[item.rest.pull.source].grid
+            width = grid.columns + pulled_columns(item, grid)
+            nbytes += min(item.rows, tile) * pull.output_columns(width, grid.columns) * workload.pulled_itemsize
+            nbytes += frame_bytes
     if item.pull is not None:
         edges = most_edges(workload.topologies[item.pull.direction], workload.tile_rows, item.rows, tile)
         nbytes += (_BYTES_PER_TILE_EDGE + _edge_data_bytes(item.pull, workload)) * edges
         grid = matrices[item.pull.source].grid
-        share = grid.slab_columns if isinstance(item, ColumnPass) else grid.columns
+        share = min(grid.slab_columns, pulled_columns(item, grid))
         nbytes += -(-_kernel_nbytes(item.pull, edges, min(item.rows, tile)) * share // grid.columns)
         if workload.parts is not None and item.pull.per_edge is None:
             nbytes += workload.parts.nbytes(edges=edges, rows=min(item.rows, tile), columns=share)

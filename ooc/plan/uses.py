@@ -45,7 +45,7 @@ def uses_of(
 def _row_uses(
     item: RowPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
-    steps = row_steps(item.index, item.rows, layout.step_rows, reverse=item.stage.reverse)
+    steps = row_steps(item.index, item.rows, layout.step_rows, item.rest.slabs if item.rest else -1, item.stage.reverse)
     spans: list[Span] = []
     for name in item.loads:
         planned = layout.matrices[name]
@@ -65,11 +65,11 @@ def _column_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.pull.output].grid
-    steps = column_steps(item.index, item.rows, column_step_rows(item.pull, layout.matrices), source.slabs)
-    sweep = len(steps) // source.slabs
+    steps = column_steps(item.index, item.rows, column_step_rows(item.pull, layout.matrices), item.slabs)
+    sweep = len(steps) // item.slabs
     rows = next((p.rows for p in passes if item.pull.source in p.stores), source.rows)
     spans: list[Span] = []
-    for slab in range(source.slabs):
+    for slab in range(item.slabs):
         at = first + slab * sweep
         mine = steps[slab * sweep : (slab + 1) * sweep]
         spans += row_spans(target, blocks.base(item.pull.output), range(slab, slab + 1), at, mine, Use.WRITE)
@@ -79,9 +79,9 @@ def _column_uses(
             if not planned.whole:
                 slabs = slabs_beside(source, planned.grid, slab)
                 spans += row_spans(planned.grid, blocks.base(name), slabs, at, mine, Use.READ)
-        if slab >= direct_slabs(passes, item):
-            when = first + max(0, slab - item.slab_buffers + 1) * sweep
-            spans += copy_spans(source, blocks.base(item.pull.source), slab, when, rows)
+    for slab in range(direct_slabs(passes, item), source.slabs):  # one that is left to the row pass with its first step
+        when = first + max(0, slab - item.slab_buffers + 1) * sweep
+        spans += copy_spans(source, blocks.base(item.pull.source), slab, when, rows)
     return steps, spans
 
 

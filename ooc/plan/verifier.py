@@ -10,6 +10,7 @@ fails this.
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from operator import attrgetter
 
 from ooc.plan.passes import ColumnPass, DealPass, RowPass, streaming_memory
@@ -63,6 +64,13 @@ def _verify_order(plan: Plan) -> None:
                 raise AssertionError(f"{program}: pass {item.index} reads {name} before it is written")
             _claim(not reads & writes, f"{program}: pass {item.index} reads and writes {reads & writes}")
             written |= writes
+        for before, behind in pairwise((None, *passes, None)):
+            left = isinstance(behind, RowPass) and behind.rest is not None
+            if isinstance(before, ColumnPass):
+                every = before.slabs == plan.matrices[before.pull.source].grid.slabs
+                _claim(every != left, f"{program}: pass {before.index} leaves a slab to nobody, or none")
+            if isinstance(behind, RowPass) and left:
+                _claim(behind.rest is before, f"{program}: pass {behind.index} pulls a slab that nobody has left")
         lasting |= {name for name in written if plan.matrices[name].matrix.kind is Kind.CONSTANT}
 
 
@@ -120,8 +128,9 @@ def _verify_regions(plan: Plan, program: str) -> None:
     for item in plan.programs[program]:
         needed = {n: plan.matrices[n].region_nbytes for n in (*item.reads, *item.stores) if plan.matrices[n].whole}
         needed |= streaming_memory(item, plan.matrices)
-        if isinstance(item, ColumnPass):
-            needed[item.pull.source] = item.slab_buffers * plan.matrices[item.pull.source].slab_stride()
+        sweeps = item if isinstance(item, ColumnPass) else item.rest
+        if sweeps is not None:
+            needed[sweeps.pull.source] = sweeps.slab_buffers * plan.matrices[sweeps.pull.source].slab_stride()
         for name, nbytes in needed.items():
             held = [r for r in regions if r.matrix == name and r.first <= item.index <= r.last]
             enough = any(r.count * plan.frame_bytes >= nbytes for r in held)

@@ -47,6 +47,7 @@ from ooc.train.program_run import ProgramRun
 from ooc.train.record import PassRecord
 from ooc.train.residency import BlockedMatrix
 from ooc.train.row_pass import RowPassRun
+from ooc.train.slabs import SlabBuffers
 from ooc.train.spilled_sums import SpilledSums
 from ooc.train.stages import Kernel, Step, Tile
 from ooc.train.stopwatch import Stopwatch
@@ -223,6 +224,7 @@ class Executor:
         kernels = {step.spec.pull: step.kernel for step in steps if step.spec.pull is not None}
         run = ProgramRun(self, program)
         self.passes = []
+        slabs: SlabBuffers | None = None
         try:
             run.warm_up()
             watch = Stopwatch(self.counters, self.team)
@@ -232,25 +234,28 @@ class Executor:
                     DealPassRun(run, item).run()
                 elif isinstance(item, RowPass):
                     kernel = Scaling.SUM if item.pull is None else kernels[item.pull]
-                    RowPassRun(run, item, functions[item.stage.name], kernel, commit).run()
+                    RowPassRun(run, item, functions[item.stage.name], kernel, commit, slabs).run()
                 else:
-                    ColumnPassRun(run, item, kernels[item.pull], commit).run()
+                    slabs = SlabBuffers(run, item)
+                    ColumnPassRun(run, item, slabs, kernels[item.pull], commit).run()
                 self.passes.append(watch.lap(program, item.title))
                 progress(done)
             run.finish()
             self._refuse_faults()
         except torch.OutOfMemoryError as error:
-            self._settle()
+            self._settle(slabs)
             raise BudgetError(
                 f"the device's memory is used up, within its budget of {format_size(self.plan.device_limit_bytes)}: "
                 f"{' '.join(str(error).split())[:200]}; give a larger --gpu-budget"
             ) from None
         except BaseException:
-            self._settle()
+            self._settle(slabs)
             raise
 
-    def _settle(self) -> None:
+    def _settle(self, slabs: SlabBuffers | None) -> None:
         """Let everything under way end, whatever its result."""
+        if slabs is not None:
+            slabs.settle()
         self.workspace.settle()
         for sums in self.spilled_sums.values():
             sums.settle()

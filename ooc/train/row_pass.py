@@ -4,6 +4,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from ooc.plan.passes import ColumnPass, RowPass
@@ -16,6 +17,7 @@ from ooc.train.graph import Scaling
 from ooc.train.kernels.edges import Apart
 from ooc.train.operands import Input, Output
 from ooc.train.program_run import ProgramRun
+from ooc.train.slabs import SlabBuffers, SlabPull
 from ooc.train.stages import Kernel, Tile
 from ooc.train.team import Flow
 
@@ -30,6 +32,7 @@ class RowPassRun:
         compute: Callable[[Tile], dict[str, Tensor]],
         kernel: Kernel | Scaling,
         commit: Callable[[Tile], None],
+        buffers: SlabBuffers | None,
     ) -> None:
         self.program, self.item, self.compute, self.kernel = run, item, compute, kernel
         self.commit = Committing(run.sums(item.pull, item.index), commit)
@@ -40,7 +43,12 @@ class RowPassRun:
         self.dealt = run.dealt_source(item)
         self.edges: EdgeSweep | None = None
         self.apart: Apart | None = None
-        if item.pull is not None:
+        self.buffers = buffers
+        self.last_slab: SlabPull | None = None
+        if item.rest is not None:
+            assert buffers is not None, "the pass before this one has left the last slab"
+            self.last_slab = SlabPull(run, item.rest, buffers, item.rest.slabs, kernel)
+        elif item.pull is not None:
             source = run.whole(item.pull.source, item.index)
             assert (source is None) == (self.dealt is not None), "what is pulled is in memory whole, or dealt out"
             if source is not None:
@@ -80,6 +88,7 @@ class RowPassRun:
                     flow.finish(step - 2)
                     self.program.end(step - 2)
                 self.program.begin(step)
+                self._await_slab(step, first)
                 for tile in self._open(self.program.program.steps[step]):
                     flow.put(step, tile)
                 self.executor.workspace.launched(step)
@@ -87,6 +96,12 @@ class RowPassRun:
         self.commit.finish()
         for step in range(max(first, stop - 2), stop):
             self.program.end(step)
+
+    def _await_slab(self, step: int, first: int) -> None:
+        """The last slab, if this pass pulls it, comes before the first step."""
+        if self.last_slab is not None and self.buffers is not None and step == first:
+            self.buffers.fill(step)
+            self.last_slab.arrived()
 
     def _open(self, step: PlannedStep) -> Iterator[Tile]:
         """The tiles of a step in the order of the pass, their inputs still to be filled in."""
@@ -96,6 +111,8 @@ class RowPassRun:
             target.open(step.start, step.stop)
         if self.edges is not None:
             self.edges.open(step.start, step.stop)
+        if self.last_slab is not None:
+            self.last_slab.open(step.start, step.stop)
         if self.dealt is not None:
             self.dealt.open(step.start, step.stop)
         height = self.executor.plan.tile_rows
@@ -109,13 +126,17 @@ class RowPassRun:
         for name, matrix in self.inputs.items():
             inputs[name] = matrix.tile(tile.start, tile.stop)
         if self.item.pull is not None:
-            inputs[self.item.pull.output] = self._pull(self.item.pull, tile)
+            pulled = self._pull(self.item.pull, tile)
+            name = self.item.pull.output
+            inputs[name] = pulled if self.last_slab is None else torch.cat((inputs[name], pulled), dim=1)
         for name, rows in self.compute(tile).items():
             self.outputs[name].put(tile.start, tile.stop, rows)
         inputs.clear()  # what was pulled need not wait until the tile is committed
         return tile
 
     def _pull(self, pull: Pull, tile: Tile) -> Tensor:
+        if self.last_slab is not None:
+            return self.executor.rounded(self.last_slab.rows(tile.start, tile.stop, tile), pull.source)
         source = self.source if self.dealt is None else self.dealt.tile(tile.start)
         assert source is not None and self.edges is not None
         edges = self.edges.take(tile.start, tile.stop)

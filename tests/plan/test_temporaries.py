@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, Limits, make_plan
-from ooc.plan.passes import ColumnPass
+from ooc.plan.slabs import pulled_columns
 from ooc.plan.temporaries import scratch_nbytes
 from ooc.plan.workload import PerEdge, Workload
 from tests.plan.workloads import workload
@@ -31,11 +31,14 @@ def test_columns_set_apart_count_once_for_all_threads(threads: int, slab_columns
     plain, apart = attending((), threads), attending((-3, -1), threads)
     limits = Limits(10**9, 10**9, slab_columns=slab_columns)
     plan = make_plan(plain, limits, UNMEASURED)
-    (item,) = [item for item in plan.programs["train"] if item.pull is not None and item.pull.per_edge is not None]
-    assert item.pull is not None and item.pull.per_edge is not None
-    kernel = replace(item.pull.per_edge, apart=(-3, -1))
-    copying = replace(item, pull=replace(item.pull, per_edge=kernel))
-    scratch, more = (scratch_nbytes(one, plan.matrices, plain, plan.frame_bytes) for one in (item, copying))
-    width = plan.matrices[item.pull.source].grid.slab_columns if isinstance(item, ColumnPass) else WIDTH
-    assert more - scratch == ROWS * (width // 16) * 2 * plain.pulled_itemsize
+    pulling = [item for item in plan.programs["train"] if item.pull is not None and item.pull.per_edge is not None]
+    assert pulling
+    for item in pulling:
+        assert item.pull is not None and item.pull.per_edge is not None
+        pull = replace(item.pull, per_edge=replace(item.pull.per_edge, apart=(-3, -1)))
+        copying = replace(item, pull=pull)
+        scratch, more = (scratch_nbytes(one, plan.matrices, plain, plan.frame_bytes) for one in (item, copying))
+        grid = plan.matrices[item.pull.source].grid
+        width = min(grid.slab_columns, pulled_columns(item, grid))
+        assert more - scratch == ROWS * (width // 16) * 2 * plain.pulled_itemsize
     assert make_plan(apart, limits, UNMEASURED).scratch_bytes > plan.scratch_bytes

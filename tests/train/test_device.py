@@ -39,6 +39,7 @@ from tests.exactness.layers import MlpMessages
 from tests.exactness.models import Residual
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.exactness.test_edge_features import Gines, Transformers
+from tests.exactness.test_last_slab import hold, left
 from tests.exactness.test_mixed_sums import Beside
 from tests.graphs import GraphCase, random_data
 from tests.plan.workloads import WITH_DEVICE_MEMORY
@@ -195,19 +196,31 @@ def test_results_are_the_cpus_to_the_bit(
     assert moved == {(True, True), (True, False), (False, False)}, "all three tiers had their part"
 
 
+@pytest.mark.parametrize("last_beside", [False, True])
+@pytest.mark.parametrize("buffers", [1, 2])
 @pytest.mark.parametrize(
     ("name", "slab_columns"), [("gcn", 3), ("gcn", 5), ("gat", 5), ("gatv2", 5), ("sage of maxima", 5)]
 )
 def test_slabs_come_over_the_wire(
-    name: str, slab_columns: int, store: Store, tmp_path: Path, device: FakeDevice
+    name: str,
+    slab_columns: int,
+    buffers: int,
+    last_beside: bool,
+    store: Store,
+    tmp_path: Path,
+    device: FakeDevice,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Column passes, whose slab buffers are filled from below while others are pulled: of attention head by head."""
+    """Column passes, whose slab buffers are filled from below while others are pulled: of attention head by head. The
+    last slab may be pulled with the rows that its sums are for."""
+    hold(monkeypatch, direct=True, buffers=buffers, last_beside=last_beside)
     model = MODELS[name]
     expected = outcome(builder(model, store, tmp_path, threads=1)())
     build = on_device(model, store, tmp_path, slab_columns=slab_columns)
     gpu, host = least_budgets(build)
     trainer = build(int(1.1 * gpu), int(1.1 * host))
     assert any(program.fill for program in trainer.plan.unrolled.values())
+    assert bool(left(trainer.plan)) == last_beside
     assert_same(outcome(trainer), expected)
 
 

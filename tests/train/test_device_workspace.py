@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ooc.errors import BudgetError
 from ooc.plan import ColumnPass, Limits, Plan, make_plan
+from ooc.plan.passes import Pass
 from ooc.plan.sequence import Use
 from ooc.plan.staging import PassingThrough, Way, passing_through
 from ooc.plan.verifier import verify_plan
@@ -148,6 +149,11 @@ class Straight(Disk):
         return ticket
 
 
+def _sweeps(item: Pass) -> ColumnPass | None:
+    """The column pass whose slabs are pulled in ``item``."""
+    return item if isinstance(item, ColumnPass) else item.rest
+
+
 class Run:
     """A plan on a device, with nothing to compute but whether blocks are what they should be."""
 
@@ -157,7 +163,7 @@ class Run:
         self.straight = Straight(self.disk, device, seed) if straight else None
         self.versions: dict[int, int] = {}
         self.buffered: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}
-        """By pass and slab: what has been put into its buffer."""
+        """By column pass and slab: what has been put into its buffer."""
         self.wrong: list[tuple[str, Tensor]] = []
         host = np.zeros(plan.host_frames * plan.frame_bytes, dtype=np.uint8)
         arena = device.open(arena_bytes=plan.arena_bytes, limit_bytes=plan.device_limit_bytes, host=host)
@@ -209,16 +215,17 @@ class Run:
         """Slab buffers, for this sweep or a later one."""
         filling: list[Filling] = []
         for block, in_frame in run.program.fill.get(step, ()):
-            assert isinstance(item, ColumnPass)
+            sweeps = _sweeps(item)
+            assert sweeps is not None
             name, slab, number = self.plan.blocks.where(block)
             at = number * self.plan.matrices[name].grid.block_nbytes(slab, 0)
-            memory = self._buffer(run, item, slab)[at : at + self.plan.blocks.nbytes(block)]
+            memory = self._buffer(run, sweeps, slab)[at : at + self.plan.blocks.nbytes(block)]
             if in_frame:
                 self.workspace.await_read(block)
                 memory.copy_(self._view(block))
             else:
                 filling.append(self.workspace.fill(block, memory))
-            self.buffered.setdefault((item.index, slab), []).append((block, memory))
+            self.buffered.setdefault((sweeps.index, slab), []).append((block, memory))
         for block_under_way in filling:
             block_under_way.wait()
 
@@ -232,10 +239,11 @@ class Run:
     def _compute(self, run: Any, item: Any, step: int) -> None:
         """Read what the step reads, then write what it writes: the number changes when a block is begun."""
         slab = run.program.steps[step].slab
-        if isinstance(item, ColumnPass):
-            self._buffer(run, item, slab).sum()  # it is pulled, whoever has filled it
-        for block, memory in self.buffered.get((item.index, slab), ()):
-            self._check(block, memory, f"step {step}, slab buffer")
+        sweeps = _sweeps(item)
+        if sweeps is not None:
+            self._buffer(run, sweeps, slab).sum()  # it is pulled, whoever has filled it
+            for block, memory in self.buffered.get((sweeps.index, slab), ()):
+                self._check(block, memory, f"step {step}, slab buffer")
         spans = [s for s in run.program.uses.spans if s.first <= step <= s.last and s.use is not Use.COPY]
         for span in spans:
             if span.use is Use.READ:

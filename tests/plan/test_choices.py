@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever the search may choose: a choice that fits can be unrolled, and is proven to run in its budgets."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ooc.plan import UNMEASURED, Hardware, Limits, Workload
+from ooc.plan.budgets import Room
+from ooc.plan.layout import Choice, Cut, lay_out, pulled_sources
+from ooc.plan.planner import Arrangement
+from ooc.plan.verifier import verify_plan
+from tests.examples import examples
+from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
+
+CUTS = st.builds(Cut, st.sampled_from([0, 8, 16, 24, 32, 64]), st.integers(1, 2), st.booleans(), st.booleans())
+BLOCK_IN_USE_BETWEEN_PASSES = (
+    Cut(64, 2, direct=False),
+    Cut(24, 2),
+    Cut(64, 1),
+    Cut(24, 2, last_beside=True),
+    Cut(0, 1),
+)
+"""Of m1, m2, m3, dp3 and dp2: a pass once read more ahead for the next one than that has frames for."""
+
+
+def also_loading(work: Workload, loaded: bool) -> Workload:
+    """Stages that load what they pull, as those of a GraphSAGE with its own rows in the sum do."""
+    if not loaded:
+        return work
+    programs = {
+        name: tuple(replace(s, loads=(*s.loads, s.pull.source)) if s.pull else s for s in stages)
+        for name, stages in work.programs.items()
+    }
+    return replace(work, programs=programs)
+
+
+@pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], ids=lambda machine: machine.name)
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    cuts=st.tuples(*[CUTS] * 5),
+    rows=st.sampled_from([12_000, 24_000]),
+    height=st.sampled_from([1024, 2048]),
+    loaded=st.booleans(),
+    share=st.floats(1.0, 3.0),
+)
+@example(cuts=BLOCK_IN_USE_BETWEEN_PASSES, rows=24_000, height=1024, loaded=True, share=1.534488108718917)
+def test_what_fits_can_run(
+    machine: Hardware, cuts: tuple[Cut, ...], rows: int, height: int, loaded: bool, share: float
+) -> None:
+    work = also_loading(workload(rows=rows, width=64), loaded)
+    choice = Choice(height, dict(zip(pulled_sources(work), cuts, strict=True)))
+    layout = lay_out(work, choice)
+    needed = Room(work, Limits(1, 1), machine).needed_bytes(layout)
+    limits = Limits(int(share * needed), 10**9 if machine.has_device_memory else work.fixed_host_bytes)
+    assert Room(work, limits, machine).fits(layout)
+    arranged = Arrangement(work, limits, machine, choice, layout, layout, 0.0)
+    verify_plan(arranged.plan)
