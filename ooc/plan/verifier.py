@@ -17,6 +17,7 @@ from ooc.plan.passes import ColumnPass, DealPass, RowPass, streaming_memory
 from ooc.plan.plan import Plan, Region
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
+from ooc.plan.slabs import direct_slabs
 from ooc.plan.staging import Staging, Way
 from ooc.plan.workload import Kind
 
@@ -29,6 +30,7 @@ def verify_plan(plan: Plan) -> None:
     _verify_deals(plan)
     for name, program in plan.unrolled.items():
         _verify_regions(plan, name)
+        _verify_slabs(plan, name)
         _replay(plan, name, program, plan.frames, plan.regions[name])
     if plan.has_tiers:
         _claim(plan.staged.keys() == plan.unrolled.keys(), "not every program has its program of host frames")
@@ -135,6 +137,29 @@ def _verify_regions(plan: Plan, program: str) -> None:
             held = [r for r in regions if r.matrix == name and r.first <= item.index <= r.last]
             enough = any(r.count * plan.frame_bytes >= nbytes for r in held)
             _claim(enough, f"{program}: {name} is not in memory during pass {item.index}")
+
+
+def _verify_slabs(plan: Plan, program: str) -> None:
+    """Slabs that are not computed right into their buffers are copied there, every row that has been written, before
+    they are pulled, and after the slab that was in the buffer before them."""
+    passes, unrolled = plan.programs[program], plan.unrolled[program]
+    for item in passes:
+        if not isinstance(item, ColumnPass):
+            continue
+        name = item.pull.source
+        grid, base = plan.matrices[name].grid, plan.blocks.base(name)
+        first, stop = unrolled.bounds[item.index]
+        sweep = (stop - first) // item.slabs
+        rows = next((one.rows for one in passes if name in one.stores), grid.rows)
+        blocks = -(-rows // grid.block_rows)
+        copied: dict[int, int] = {}
+        for step in range(first, first + (grid.slabs - 1) * sweep + 1):
+            copied |= dict.fromkeys((block for block, _ in unrolled.fill.get(step, ())), step)
+        for slab in range(direct_slabs(passes, item), grid.slabs):
+            begins, free = first + slab * sweep, first + max(0, slab - item.slab_buffers + 1) * sweep
+            numbers = range(base + slab * grid.blocks, base + slab * grid.blocks + blocks)
+            if not all(free <= copied.get(block, -1) <= begins for block in numbers):
+                raise AssertionError(f"{program}: slab {slab} of {name} is not in its buffer when it is pulled")
 
 
 def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:

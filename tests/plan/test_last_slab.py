@@ -84,3 +84,18 @@ def test_a_slab_that_is_pulled_twice_or_never_is_found(machine: Hardware) -> Non
     for wrong in (alone, twice):
         with pytest.raises(AssertionError, match="train: pass"):
             verify_plan(replace(plan, programs=plan.programs | {"train": tuple(wrong)}))
+
+
+@MACHINES
+@pytest.mark.parametrize("last_beside", [True, False])
+def test_a_slab_that_is_not_in_its_buffer_is_found(machine: Hardware, last_beside: bool) -> None:
+    """A block that is left out, one that comes a step too late, and one that comes while the slab before is pulled."""
+    plan = made(machine, last_beside=last_beside, columns=24)
+    unrolled = plan.unrolled["train"]
+    (begins, *_), blocks = sorted(unrolled.fill), unrolled.fill[min(unrolled.fill)]
+    wrong = [{begins: blocks[1:]}, {begins: blocks[1:], begins + 1: blocks[:1]}]
+    wrong.append({begins: blocks[1:], begins - 1: blocks[:1]})
+    for fill in wrong:
+        otherwise = replace(unrolled, fill=unrolled.fill | fill)
+        with pytest.raises(AssertionError, match="slab 1 of m2 is not in its buffer when it is pulled"):
+            verify_plan(replace(plan, unrolled=plan.unrolled | {"train": otherwise}))
