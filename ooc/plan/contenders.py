@@ -9,15 +9,14 @@ dozen steps. There a program is simulated in a fraction of a second, so a few of
 
 from dataclasses import replace
 
+from ooc.plan.forecast import TIE
 from ooc.plan.layout import Choice, Layout
 from ooc.plan.plan import Plan
-from ooc.plan.planner import Arrangement, arrange_from_alike
+from ooc.plan.planner import Arrangement, arrange_from_one_width
 from ooc.plan.simulator import simulate
 
 _MOST_STEPS = 8000
 """Of all programs that are simulated for one plan."""
-_TIE = 0.01
-"""Forecasts that differ by a smaller part are equal: then the first search's end stands."""
 
 
 def fastest_plan(arranged: Arrangement) -> Plan:
@@ -28,10 +27,10 @@ def fastest_plan(arranged: Arrangement) -> Plan:
     """
     if not arranged.hardware.has_device_memory or arranged.limits.ssd_write_bytes is not None:
         return arranged.plan
-    other = arrange_from_alike(arranged)
+    other = arrange_from_one_width(arranged)
     others: list[tuple[Choice, Layout]] = []
     if other is not None:
-        if other.seconds < (1 - _TIE) * arranged.seconds:
+        if other.seconds < (1 - TIE) * arranged.seconds:  # else the first search's end stands
             arranged, other = other, arranged
         others.append((other.choice, other.layout))
     best = arranged.plan

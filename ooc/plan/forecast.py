@@ -15,7 +15,7 @@ from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Layout, free_frames
 from ooc.plan.lifetimes import edges_of
 from ooc.plan.occupancy import capacity_of
-from ooc.plan.passes import ColumnPass, Pass, streamed_read_bytes, streamed_write_bytes
+from ooc.plan.passes import ColumnPass, Pass, streamed_read_bytes, streamed_write_bytes, sweeps_of
 from ooc.plan.program import blocks_to_write, found_in_memory
 from ooc.plan.replacement import Uses, belady
 from ooc.plan.schedule import block_table, lasting_blocks
@@ -29,6 +29,8 @@ _STEPS = 24
 """Steps of a coarse row pass."""
 _STEPS_OF_TIERS = 96
 """The same where two arenas have to be told apart: frames of the smaller one must not round to none."""
+TIE = 0.01
+"""Forecasts that differ by a smaller part are equal: they are not more exact than that."""
 
 
 class Traffic(NamedTuple):
@@ -159,7 +161,7 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
 def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:
     read_bytes, write_bytes = moved.ssd_read_bytes, moved.ssd_write_bytes
     stalled = 0.0
-    sweeps = item if isinstance(item, ColumnPass) else item.rest
+    sweeps = sweeps_of(item)
     if sweeps is not None:
         grid = layout.matrices[sweeps.pull.source].grid
         if sweeps.slab_buffers == 1 < grid.slabs:  # a slab is read while nothing can be computed

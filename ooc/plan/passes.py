@@ -100,6 +100,11 @@ class ColumnPass:
 Pass = RowPass | ColumnPass
 
 
+def sweeps_of(item: Pass) -> ColumnPass | None:
+    """The column pass one of whose slabs ``item`` pulls: itself, or the one before it that has left the last slab."""
+    return item if isinstance(item, ColumnPass) else item.rest
+
+
 def streamed_read_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
     """Bytes that a pass reads from the SSD of what has no blocks."""
     runs, deals = runs_in(item.reads, matrices).values(), deals_in(item.reads, matrices).values()

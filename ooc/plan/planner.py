@@ -21,7 +21,7 @@ from itertools import product
 from ooc.errors import BudgetError
 from ooc.plan.budgets import Limits, Room, budget_of
 from ooc.plan.dealing import dealable, leaner_dealt
-from ooc.plan.forecast import forecast_traffic, seconds_of
+from ooc.plan.forecast import TIE, forecast_traffic, seconds_of
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.layout import Choice, Cut, Layout, lay_out, pulled_sources
 from ooc.plan.matrices import streamed_in
@@ -66,8 +66,6 @@ _ROUNDS = 3
 _CONTENDERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
 """How many arrangements beside the best are remembered, how much longer their forecasts may be, and by how much they
 differ: those with equal ones mostly differ in what makes no difference."""
-_TIE = 0.01
-"""What pulling a last slab otherwise has to gain: forecasts are not more exact, and it takes a buffer for longer."""
 _WHOLE = Cut(0, 0)
 
 
@@ -144,12 +142,12 @@ def arrange(workload: Workload, limits: Limits, hardware: Hardware) -> Arrangeme
     return within if within.plan.ssd_write_bytes <= limit else leanest
 
 
-def arrange_from_alike(first: Arrangement) -> Arrangement | None:
+def arrange_from_one_width(first: Arrangement) -> Arrangement | None:
     """Another arrangement for what ``first`` is one of, on a device with memory of its own: where single steps lead
     from slabs of one width, the best of those that fit; None if none does. On the CPU it brought nothing."""
     if first.limits.slab_columns is not None:
         return None
-    return _Search(first.workload, first.limits, first.hardware, Goal.SECONDS).run_from_alike(first)
+    return _Search(first.workload, first.limits, first.hardware, Goal.SECONDS).run_from_one_width(first)
 
 
 def seconds_like(workload: Workload, other: Arrangement) -> float | None:
@@ -203,8 +201,8 @@ class _Search:
         best = self._best(leanest, last_beside=self.hardware.has_device_memory)
         return self._arrangement(best, leanest.layout)
 
-    def run_from_alike(self, first: Arrangement) -> Arrangement | None:
-        """As ``arrange_from_alike``."""
+    def run_from_one_width(self, first: Arrangement) -> Arrangement | None:
+        """As ``arrange_from_one_width``."""
         widest = max(self.sources.values(), default=1)
         for parts, buffers, direct in product((2, 3, 4, 6, 8), (1, 2), (True, False)):
             cut = Cut(-(-widest // parts), buffers, direct, last_beside=True)
@@ -283,7 +281,7 @@ class _Search:
             beside = replace(cut, last_beside=not cut.last_beside)
             other = self._better(best, [self._held(best.choice, group, beside)])
             unwanted, seconds = best.score
-            best = other if other.score < (unwanted, (1 - _TIE) * seconds) else best
+            best = other if other.score < (unwanted, (1 - TIE) * seconds) else best
         return best
 
     @staticmethod

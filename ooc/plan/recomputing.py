@@ -17,7 +17,7 @@ from ooc.plan.budgets import Limits
 from ooc.plan.contenders import fastest_plan
 from ooc.plan.epoch_chain import chain_of
 from ooc.plan.fates import choose_fates
-from ooc.plan.forecast import seconds_of_computing
+from ooc.plan.forecast import TIE, seconds_of_computing
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Choice, Cut, Layout, lay_out, pulled_sources
 from ooc.plan.plan import Plan
@@ -30,8 +30,6 @@ Variants = Callable[[Forgotten], Workload]
 """The workload in which these stages are run again."""
 
 _NOTHING: Forgotten = frozenset()
-_TIE = 0.01
-"""Forecasts that differ by a smaller part are equal: they are not more exact than that."""
 _MARGIN = 0.1
 """What a workload may gain by an arrangement of its own."""
 _TOLERANCE = 0.001
@@ -70,7 +68,7 @@ def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> C
             if candidate != proposed and not _promises(variants(candidate), kept, best):
                 continue
             other = _arranged(variants(candidate), limits, hardware)
-            if other is not None and other.seconds < (1 - _TIE) * best.seconds:
+            if other is not None and other.seconds < (1 - TIE) * best.seconds:
                 best, forgotten = other, candidate
                 centre = candidate
     return Chosen(forgotten, fastest_plan(best))

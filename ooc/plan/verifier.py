@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 
-from ooc.plan.passes import ColumnPass, DealPass, RowPass, streaming_memory
+from ooc.plan.passes import ColumnPass, DealPass, RowPass, streaming_memory, sweeps_of
 from ooc.plan.plan import Plan, Region
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
@@ -130,7 +130,7 @@ def _verify_regions(plan: Plan, program: str) -> None:
     for item in plan.programs[program]:
         needed = {n: plan.matrices[n].region_nbytes for n in (*item.reads, *item.stores) if plan.matrices[n].whole}
         needed |= streaming_memory(item, plan.matrices)
-        sweeps = item if isinstance(item, ColumnPass) else item.rest
+        sweeps = sweeps_of(item)
         if sweeps is not None:
             needed[sweeps.pull.source] = sweeps.slab_buffers * plan.matrices[sweeps.pull.source].slab_stride()
         for name, nbytes in needed.items():

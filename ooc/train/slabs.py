@@ -47,9 +47,9 @@ class SlabBuffers:
                 narrow = memory.view(self._source.dtype).view(rows.shape) if len(memory) < rows.nbytes else None
                 self._filling.setdefault(slab, []).append((workspace.fill(block, memory), rows, narrow))
         arriving = self._filling.get(program.steps[step].slab, [])
-        while arriving:
-            block_arriving, rows, narrow = arriving[0]
-            block_arriving.wait()
+        while arriving:  # if one fails, it and those behind it are still there to be settled
+            reading, rows, narrow = arriving[0]
+            reading.wait()
             if narrow is not None:
                 rows.copy_(narrow.clone())
             del arriving[0]

@@ -8,7 +8,7 @@ import pytest
 
 from ooc.plan import UNMEASURED, Limits, Plan, contenders
 from ooc.plan.contenders import fastest_plan
-from ooc.plan.planner import Arrangement, arrange, arrange_from_alike, seconds_like
+from ooc.plan.planner import Arrangement, arrange, arrange_from_one_width, seconds_like
 from ooc.plan.simulator import simulate
 from ooc.plan.verifier import verify_plan
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
@@ -53,7 +53,7 @@ def test_simulating_shortens_some_epochs() -> None:
 def test_the_search_begins_twice(budgets: tuple[int, int]) -> None:
     """What the second one ends in fits, and is not faster than what is taken."""
     first = arranged(*budgets)
-    other = arrange_from_alike(first)
+    other = arrange_from_one_width(first)
     if other is None:
         assert budgets == BUDGETS[1], "slabs of that width fit"
         return
@@ -69,14 +69,14 @@ def test_programs_too_long_to_be_simulated_go_by_forecasts(
     first = arranged(*BUDGETS[0])
     choice, layout = first.contenders[-1]
     second = replace(first, choice=choice, layout=layout, seconds=share * first.seconds)
-    monkeypatch.setattr(contenders, "arrange_from_alike", lambda arranged: second)
+    monkeypatch.setattr(contenders, "arrange_from_one_width", lambda arranged: second)
     monkeypatch.setattr(contenders, "_MOST_STEPS", 0)
     assert first.plan.unrolled["train"].steps != second.plan.unrolled["train"].steps
     assert fastest_plan(first) is (second if taken == "second" else first).plan
 
 
 def test_slabs_of_a_width_that_was_asked_for_are_searched_once() -> None:
-    assert arrange_from_alike(arranged(*BUDGETS[3], slab_columns=16)) is None
+    assert arrange_from_one_width(arranged(*BUDGETS[3], slab_columns=16)) is None
 
 
 def test_contenders_are_in_order_hardly_slower_and_differ() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ooc.errors import BudgetError
 from ooc.plan import ColumnPass, Limits, Plan, make_plan
-from ooc.plan.passes import Pass
+from ooc.plan.passes import sweeps_of
 from ooc.plan.sequence import Use
 from ooc.plan.staging import PassingThrough, Way, passing_through
 from ooc.plan.verifier import verify_plan
@@ -149,11 +149,6 @@ class Straight(Disk):
         return ticket
 
 
-def _sweeps(item: Pass) -> ColumnPass | None:
-    """The column pass whose slabs are pulled in ``item``."""
-    return item if isinstance(item, ColumnPass) else item.rest
-
-
 class Run:
     """A plan on a device, with nothing to compute but whether blocks are what they should be."""
 
@@ -215,7 +210,7 @@ class Run:
         """Slab buffers, for this sweep or a later one."""
         filling: list[Filling] = []
         for block, in_frame in run.program.fill.get(step, ()):
-            sweeps = _sweeps(item)
+            sweeps = sweeps_of(item)
             assert sweeps is not None
             name, slab, number = self.plan.blocks.where(block)
             at = number * self.plan.matrices[name].grid.block_nbytes(slab, 0)
@@ -239,7 +234,7 @@ class Run:
     def _compute(self, run: Any, item: Any, step: int) -> None:
         """Read what the step reads, then write what it writes: the number changes when a block is begun."""
         slab = run.program.steps[step].slab
-        sweeps = _sweeps(item)
+        sweeps = sweeps_of(item)
         if sweeps is not None:
             self._buffer(run, sweeps, slab).sum()  # it is pulled, whoever has filled it
             for block, memory in self.buffered.get((sweeps.index, slab), ()):
