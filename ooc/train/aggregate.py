@@ -12,10 +12,12 @@ between two bfloat16, away from zero (that is FBGEMM's rounding; processors with
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.train.kernels.edges import SelfLoops, TileEdges
+
+_SUM = 0
+"""torch's number of that mode of ``embedding_bag``."""
 
 
 def sums_rows_of(kept: torch.dtype, computed: torch.dtype) -> bool:
@@ -31,9 +33,8 @@ def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Ten
     """
     if indices_E.numel() == 0:
         return source_NW.new_zeros(offsets_R1.numel() - 1, source_NW.shape[1])
-    return F.embedding_bag(
-        indices_E, source_NW, offsets_R1, mode="sum", include_last_offset=True, per_sample_weights=weight_E
-    )
+    # Not by way of torch.nn.functional, whose checks take as long as a small tile's sum.
+    return torch.embedding_bag(source_NW, indices_E, offsets_R1, False, _SUM, False, weight_E, True)[0]
 
 
 def pull_tile(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True) -> Tensor:

@@ -107,7 +107,7 @@ class RowScaling:
 
     def scale(self, start: int, rows_RC: Tensor) -> Tensor | None:
         """[R, 1] factors after the sum for rows from ``start`` on, where these are; ``None`` for a plain sum."""
-        return None if self.scale_N1 is None else _beside(self.scale_N1[start : start + len(rows_RC)], rows_RC)
+        return None if self.scale_N1 is None else _beside(self.scale_N1[start : start + rows_RC.shape[0]], rows_RC)
 
 
 _PLAIN = RowScaling()

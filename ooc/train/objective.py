@@ -115,11 +115,8 @@ class Objective:
         gradient_RC = torch.zeros_like(outputs_RC)
         if rows.numel():
             labels = self._targets.of("train", inputs["y"], rows, outputs=outputs_RC)
-            with torch.enable_grad():
-                outputs_rC = outputs_RC[rows].requires_grad_()
-                total = self._loss.total(outputs_rC, labels)
-                (gradient_rC,) = torch.autograd.grad(total, outputs_rC)
-            contribution.loss = total.detach().double()
+            total, gradient_rC = self._loss.gradient(outputs_RC[rows], labels)
+            contribution.loss = total.double()
             gradient_RC[rows] = gradient_rC / self._loss.divisor
         return gradient_RC
 

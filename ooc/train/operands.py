@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ooc.plan.grid import Grid
 from ooc.train.residency import BlockedMatrix
+from ooc.train.tensors import first_rows, typed
 from ooc.train.workspace import Workspace
 
 T = TypeVar("T")
@@ -64,11 +65,11 @@ class Input:
         if start >= grid.rows:
             return self._none
         if self._whole is not None:
-            rows = self._whole[start:stop].to(self._dtype)
+            rows = typed(self._whole[start:stop], self._dtype)
             return rows if self._all else rows[:, self._columns.start : self._columns.stop]
         block, first = divmod(start, grid.block_rows)
         pieces = [piece[first : first + stop - start] for piece in self._blocks[block]]
-        rows = (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)).to(self._dtype)
+        rows = typed(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1), self._dtype)
         return rows if self._all else rows[:, self._taken]
 
 
@@ -117,18 +118,22 @@ class Output:
         stop = min(stop, grid.rows)
         if start >= stop:
             return
-        rows = rows[: stop - start]
+        rows = first_rows(rows, stop - start)
         if self._rounds_first:
-            rows = rows.to(self._matrix.dtype)
+            rows = typed(rows, self._matrix.dtype)
         if self._whole is not None:
             self._whole[start:stop].copy_(rows)
             return
         for k, slab in enumerate(self._direct):
-            slab[start:stop].copy_(rows[:, k * grid.slab_columns : k * grid.slab_columns + grid.width(k)])
+            slab[start:stop].copy_(self._slab_of(rows, k))
         block, first = divmod(start, grid.block_rows)
         for k, piece in zip(self._framed, self._blocks[block], strict=True):
-            at = k * grid.slab_columns
-            piece[first : first + stop - start].copy_(rows[:, at : at + grid.width(k)])
+            piece[first : first + stop - start].copy_(self._slab_of(rows, k))
+
+    def _slab_of(self, rows: Tensor, k: int) -> Tensor:
+        grid = self._matrix.grid
+        at = k * grid.slab_columns
+        return rows if grid.slabs == 1 else rows[:, at : at + grid.width(k)]
 
 
 class Sums:

@@ -290,7 +290,7 @@ def _lower(model: nn.Module, store: Store, *, whole: bool, edge_data: frozenset[
 def _no_objective(store: Store, network: Network) -> Objective:
     """What the stages are given where nothing is scored."""
 
-    def nothing(outputs_rC: Tensor, labels: Tensor) -> Tensor:
+    def nothing(outputs_rC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise AssertionError("nothing is trained")
 
     scorer = make_scorer(store, Metric.ACCURACY, rows=0, dtype=network.dtype)

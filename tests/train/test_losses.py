@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every loss is PyG's on the whole graph, however the rows are cut; what is no mean over rows is refused."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,9 @@ from torch_geometric.nn.models import GCN
 
 import ooc
 from ooc.errors import ModelError, StoreError
-from ooc.storage.store import Store, open_store
+from ooc.storage.store import Store, Task, open_store
 from ooc.train import executor
+from ooc.train.loss import resolve_loss
 from tests.exactness.comparison import store_of, train_epoch
 from tests.exactness.reference import disagreement
 from tests.graphs import GraphCase, random_data
@@ -91,6 +93,22 @@ def assert_same_as_pyg(store: Store, y: Tensor, outputs: int, loss: Any, folder:
 def test_classes(loss: Any, tmp_path: Path) -> None:
     """Weights, smoothing and ignored classes with torch's own divisor."""
     assert_same_as_pyg(store_of(DATA, tmp_path), DATA.y, 4, loss, tmp_path, mean_of_rows=loss is by_row)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["cross-entropy", "class weights", "ignored class", "sum"])
+def test_cross_entropy_without_autograd_is_autograds_to_the_bit(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    loss: Any = copy.deepcopy(CLASSES[name]).to(dtype)
+    outputs = 30 * torch.randn(500, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    labels = torch.randint(0, 4, (500,), generator=torch.Generator().manual_seed(1))
+    resolved = resolve_loss(loss, store_of(DATA, tmp_path), Task.CLASSES, outputs=4, dtype=dtype)
+    found, gradient = resolved.gradient(outputs, labels)
+
+    leaf = outputs.requires_grad_()
+    expected = F.cross_entropy(leaf, labels, loss.weight, ignore_index=loss.ignore_index, reduction="sum")
+    expected.backward()
+    assert torch.equal(found, expected.detach())
+    assert leaf.grad is not None and torch.equal(gradient, leaf.grad)
 
 
 @pytest.mark.parametrize("loss", MULTILABEL.values(), ids=MULTILABEL.keys())

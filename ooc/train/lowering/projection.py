@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.values import Gradients, Rows, Value
+from ooc.train.tensors import first_rows
 
 Weights = Callable[[], tuple[Tensor, Tensor | None]]
 """Weight [O, I] and bias [O] as torch makes them of parameters."""
@@ -67,7 +68,7 @@ class Projection(Value):
             found.inputs[0] = multiply(factor, weight_OI, kept_as)
         if source is None or not self.own_trains:
             return found
-        taken = multiply.rounded(source, rows.shared_source)[: len(gradient)]
+        taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
         weight_gradient = multiply(factor.T, taken, kept_as)
         bias_gradient = gradient.sum(dim=0) if self.has_bias else None
         found.parameters = through_weights(self.weights, self.parameters, weight_gradient, bias_gradient)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ooc.train import bits
 from ooc.train.lowering.values import Gradients, Rows, Value
+from ooc.train.tensors import first_rows, shaped
 
 
 class Signs(Value):
@@ -39,7 +40,7 @@ class Signs(Value):
         return False
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        numbers = inputs[0].reshape(len(inputs[0]), self.source.columns)
+        numbers = shaped(inputs[0], (self.source.columns,))
         if numbers.device.type != "cpu":
             return bits.pack(~(numbers <= 0) if self.not_a_number else numbers > 0)
         compared = numbers.numpy()  # which compares several times faster than torch does here
@@ -48,7 +49,7 @@ class Signs(Value):
     def unpacked(self, signs: Tensor, dtype: torch.dtype) -> Tensor:
         """One where the gradient passes, zero elsewhere: [R, …], shaped as the source."""
         ones = bits.unpack(signs, self.source.columns)
-        return ones.to(dtype).reshape(len(signs), *self.source.tail)
+        return shaped(ones.to(dtype), self.source.tail)
 
 
 class Rectified(Value):
@@ -77,8 +78,8 @@ class Rectified(Value):
         signs, source = operands
         if source is None:
             assert signs is not None
-            source = self.signs.unpacked(signs[: len(gradient)], gradient.dtype)
-        source = source[: len(gradient)]
+            source = self.signs.unpacked(first_rows(signs, gradient.shape[0]), gradient.dtype)
+        source = first_rows(source, gradient.shape[0])
         # What autograd calls; torch.where with a mask of bools took twenty times as long.
         if self.slope is None:
             return Gradients([torch.ops.aten.threshold_backward(gradient, source, 0)])

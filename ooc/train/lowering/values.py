@@ -28,6 +28,7 @@ from ooc.train.dropout import keep_scale
 from ooc.train.graph import Scaling
 from ooc.train.lowering.products import IN_FULL, Products, SharedFactor
 from ooc.train.lowering.statistics import Statistics
+from ooc.train.tensors import first_rows, shaped
 
 RowFunction = Callable[..., Tensor]
 """Tensors [R, …] → tensor [R, …], each row for itself."""
@@ -71,7 +72,7 @@ class Value:
         self.tail = tuple(tail)
         self.parameters: tuple[nn.Parameter, ...] = ()
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Numbers in a row."""
         columns = 1
@@ -191,7 +192,7 @@ class Linear(Value):
             weight_OI = multiply.weight((self, "backward"), self.weight.detach)
             found.inputs[0] = multiply(factor, weight_OI, kept_as)
         if source is not None and self.own_trains:
-            taken = multiply.rounded(source, rows.shared_source)[: len(gradient)]
+            taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
             found.parameters.append((self.weight, multiply(factor.T, taken, kept_as)))
         return found
 
@@ -250,10 +251,10 @@ class Dropout(Value):
         scale = rows.tape.pop(self, None)
         if scale is None:
             scale = self._scale(gradient, rows)
-        return Gradients([gradient * scale[: len(gradient)]])
+        return Gradients([gradient * first_rows(scale, gradient.shape[0])])
 
     def _scale(self, like: Tensor, rows: Rows) -> Tensor:
-        flat = like.reshape(len(like), self.columns)
+        flat = shaped(like, (self.columns,))
         return keep_scale(rows.seed, rows.epoch, self.site, rows.start, flat, self.p).reshape(like.shape)
 
 

@@ -15,6 +15,7 @@ from ooc.train.stages.ground import Ground
 from ooc.train.stages.names import Names
 from ooc.train.stages.schedule import Recipe
 from ooc.train.stages.tile import Tile
+from ooc.train.tensors import shaped, typed
 
 Known = dict[Value, Tensor]
 """Rows of values, or of their gradients, at hand."""
@@ -73,7 +74,7 @@ class Drawing:
         for value, name, stop in self._loaded:
             if start < stop:
                 loaded = inputs[name]
-                known[value] = loaded if value.packed else loaded.to(self._dtype).reshape(-1, *value.tail)
+                known[value] = loaded if value.packed else shaped(typed(loaded, self._dtype), value.tail)
         if self._pulled is not None:
             result = inputs[self._sums]
             is_scaled = not isinstance(self._pulled, EdgeAggregate)

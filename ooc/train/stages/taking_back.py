@@ -19,6 +19,7 @@ from ooc.train.stages.ground import Ground
 from ooc.train.stages.names import Names
 from ooc.train.stages.schedule import Schedule
 from ooc.train.stages.tile import Tensors, Tile
+from ooc.train.tensors import shaped, typed
 
 
 class _Incoming(NamedTuple):
@@ -61,10 +62,10 @@ class TakingBack:
         of the values that are needed."""
         ground, inputs = self._ground, tile.inputs
         for value, name, shared in self._incoming:
-            gradient = inputs[name].to(ground.network.dtype)
+            gradient = typed(inputs[name], ground.network.dtype)
             if shared is not None:
                 gradient = ground.without_after(gradient, tile, shared)
-            add(gradients, value, gradient.reshape(-1, *value.tail))
+            add(gradients, value, shaped(gradient, value.tail))
         for value, stop in self._followed:
             if isinstance(value, Moments):
                 add(gradients, value.source, value.own_gradient(known[value.source]))
@@ -102,7 +103,7 @@ class TakingBack:
             out[names.sums_gradient(pulled)] = self._padded(scaled, pulled, height)
         for value, (prior, name) in self._passed_on.items():
             if prior is not None:
-                add(gradients, value, tile.inputs[prior].reshape(-1, *value.tail))
+                add(gradients, value, shaped(tile.inputs[prior], value.tail))
             out[name] = self._padded(gradients.get(value), value, height)
         return out
 
@@ -110,22 +111,24 @@ class TakingBack:
         """[height, columns]: the gradient, and zeros where it has no rows."""
         if gradient is None:
             return self._ground.zeros(height, value.columns)
-        flat = gradient.reshape(len(gradient), value.columns)
-        return flat if len(flat) == height else F.pad(flat, (0, 0, 0, height - len(flat)))
+        flat = shaped(gradient, (value.columns,))
+        rows = flat.shape[0]
+        return flat if rows == height else F.pad(flat, (0, 0, 0, height - rows))
 
 
 def add(gradients: Known, value: Value, part: Tensor) -> None:
     """Add to the gradient of ``value``; whichever has fewer rows is zero beyond them."""
-    if not len(part):
+    rows = part.shape[0]
+    if not rows:
         return
     present = gradients.get(value)
     if present is None:
         gradients[value] = part
         return
-    longer, shorter = (present, part) if len(present) >= len(part) else (part, present)
-    if len(longer) == len(shorter):
-        gradients[value] = longer + shorter
-    else:
-        total = longer.clone()
-        total[: len(shorter)] += shorter
-        gradients[value] = total
+    if present.shape[0] == rows:
+        gradients[value] = present + part
+        return
+    longer, shorter = (present, part) if present.shape[0] > rows else (part, present)
+    total = longer.clone()
+    total[: shorter.shape[0]] += shorter
+    gradients[value] = total
