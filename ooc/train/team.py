@@ -29,6 +29,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+def results_at_once(workers: int) -> int:
+    """The most results of a ``Flow`` that are there at one time."""
+    return 1 if workers == 1 else _AHEAD * workers + 1
+
+
 class Team:
     """``workers`` threads for tiles."""
 
@@ -76,7 +81,7 @@ class Team:
 class Flow(Generic[T, R]):
     """Tasks put one after the other, computed on any thread of a team, committed on this one in order.
 
-    Every task belongs to a ``step``, and steps only grow. At most three results a worker wait at any time. A
+    Every task belongs to a ``step``, and steps only grow. At most three results a worker wait for their turn. A
     context manager: after an error it leaves when no task is being computed any more.
     """
 

@@ -16,6 +16,7 @@ from ooc.train.kernels.cuda import memory
 from ooc.train.lowering import Network
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.task import label_columns
+from ooc.train.team import results_at_once
 
 TileEdges = Callable[[Direction, int], Sequence[int]]
 """By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
@@ -23,6 +24,9 @@ TileEdges = Callable[[Direction, int], Sequence[int]]
 HandedRows = Callable[[int, int, int], Sequence[int]]
 """By rows that are computed, rows that are handed to, and rows of a tile: how many gradients tiles 0…i-1 of the latter
 are handed, for every i up to their number."""
+
+_OF_A_PARAMETER = 5
+"""Numbers: itself, its gradient, two of the optimizer's, and one more while the optimizer steps."""
 
 STORE_MATRICES = ("x", "y", "split/train", "split/valid", "split/test")
 
@@ -98,7 +102,8 @@ def describe_workload(
             if d in pulled
         },
         fixed_host_bytes=fixed_host_bytes,
-        fixed_device_bytes=((4 + threads + 1) * parameters + idle) * itemsize
+        fixed_device_bytes=(_OF_A_PARAMETER * parameters + results_at_once(threads) * builder.most_gradients + idle)
+        * itemsize
         + network.rounded_nbytes
         + network.statistics_nbytes,
         pulled_itemsize=itemsize,

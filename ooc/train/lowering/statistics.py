@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MOMENTS_BYTES = 8
+"""That ``tile_moments`` takes for every number."""
+
 
 @dataclass(frozen=True, slots=True)
 class TileMoments:
@@ -24,10 +27,11 @@ class TileMoments:
 
 
 def tile_moments(rows_RC: Tensor) -> TileMoments:
-    """The moments of the rows at hand."""
+    """The moments of the rows at hand. Takes one copy of them in float64 (``MOMENTS_BYTES``)."""
     rows = rows_RC.double()
     mean = rows.mean(dim=0)
-    return TileMoments(len(rows), mean, (rows - mean).square().sum(dim=0))
+    centred = rows - mean if rows is rows_RC else rows.sub_(mean)
+    return TileMoments(rows_RC.shape[0], mean, centred.square_().sum(dim=0))
 
 
 class Statistics:

@@ -84,6 +84,18 @@ class StageBuilder(Ground):
             for stage, values in sorted(waiting.items())
         )
 
+    @property
+    def most_gradients(self) -> int:
+        """Numbers in the gradients that one tile leaves of parameters, in whichever stage these are most."""
+        schedule = self._training.schedule
+
+        def of(stage: int) -> int:
+            ends = (schedule.pulled(at) for at in (stage, stage + 1) if at <= schedule.last)
+            values = [*schedule.backward_of(stage), *(value for value in ends if value is not None)]
+            return sum(parameter.numel() for value in values for parameter in value.parameters)
+
+        return max(map(of, range(schedule.last + 1)))
+
     def commit(self, tile: Tile) -> None:
         """Add what a computed tile contributes to gradients, moments, loss and scores."""
         for parameter, gradient in tile.gradients:

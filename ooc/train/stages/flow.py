@@ -25,7 +25,7 @@ from ooc.train.lowering.general import General
 from ooc.train.lowering.network import EVERYWHERE
 from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.projection import Projection
-from ooc.train.lowering.statistics import tile_moments
+from ooc.train.lowering.statistics import MOMENTS_BYTES, tile_moments
 from ooc.train.lowering.values import Aggregate, Dropout, Linear, Moments, Normalized, Rows, Rowwise, Value
 from ooc.train.stages.again import Forward, Repetitions
 from ooc.train.stages.drawing import Drawing, Known
@@ -36,6 +36,7 @@ from ooc.train.stages.schedule import Recipe, Schedule, is_constant
 from ooc.train.stages.taking_back import TakingBack, add
 from ooc.train.stages.tile import Kernel, Sink, Step, Tensors, Tile
 from ooc.train.stages.work import JUDGING_OPERATORS, NO_WORK, Work, backward_work, forward_work, total
+from ooc.train.tensors import shaped
 
 _JUDGING_COPIES = 8
 """Matrices as wide as the output that a loss with its gradient, or scoring, makes of it."""
@@ -85,7 +86,8 @@ class Flow:
 
         pull, kernel = self._pull(recipe, stage)
         stores = {n: v.columns for n, v in stored.items()} | {n: a.source.columns for n, a in pulled_next.items()}
-        spec = self._describe(title, row_count, recipe, pull=pull, kernel=kernel, stores=stores)
+        measured = [barrier.source for barrier in moments]
+        spec = self._describe(title, row_count, recipe, pull=pull, kernel=kernel, stores=stores, measured=measured)
         return Step(spec, compute, kernel)
 
     def score(self) -> Step:
@@ -330,9 +332,10 @@ class Flow:
         backward: int | None = None,
         reverse: bool = False,
         judged: bool = False,
+        measured: Sequence[Value] = (),
     ) -> Stage:
-        """The stage's description. ``judged``: outputs get a loss or scores. The bound on temporaries counts all
-        that is drawn, recorded and taken back."""
+        """The stage's description. ``judged``: outputs get a loss or scores. ``measured``: values whose moments are
+        taken. The bound on temporaries counts all that is drawn, recorded and taken back."""
         columns = self.ground.columns
         leaves = {leaf: self.names.value(leaf, recipe.again.get(leaf)) for leaf in recipe.leaves}
         columns |= {name: leaf.columns for leaf, name in leaves.items()}
@@ -346,6 +349,8 @@ class Flow:
         temporaries = [v.columns * _copies(v, v in taken_back) for v in recipe.order]
         temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
         temporaries.append(_JUDGING_COPIES * self.schedule.output.columns if judged else 0)
+        of_moments = MOMENTS_BYTES // self.ground.network.dtype.itemsize
+        temporaries.append(max((of_moments * v.columns for v in measured), default=0))
         temporaries.append(2 * max((_columns_at(v) for v in taken_back), default=0))
         upstream = self.schedule.pulled(backward) if backward is not None else None
         if isinstance(upstream, EdgeAggregate):
@@ -449,4 +454,4 @@ def _product_columns(value: Value) -> int:
 
 
 def _flat(rows: Tensor, value: Value) -> Tensor:
-    return rows.reshape(len(rows), value.columns)
+    return shaped(rows, (value.columns,))
