@@ -15,14 +15,16 @@ PULL_TILE_ROWS = 2048
 _BYTES_PER_TILE_EDGE = 32
 """What a tile's edges take besides: the neighbours beyond a source's rows left out (a mask, a running count, the
 indices kept), and indices that lie in two frames put together."""
+_BYTES_PER_TILE_EDGE_ON_A_DEVICE = 16
+"""The same where kernels leave neighbours out by themselves: indices put together, the smallest and largest found."""
 
 
 def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int) -> int:
     """A bound on the temporaries of a pass, all threads together."""
     if isinstance(item, ColumnPass):
-        tile = pull_tile_rows(item.pull, workload.tile_rows)
-        grid = matrices[item.pull.source].grid
-        width = max(grid.slab_columns, matrices[item.pull.output].grid.slab_columns)
+        grid, out = matrices[item.pull.source].grid, matrices[item.pull.output].grid
+        tile = pull_tile_rows(item.pull, workload.tile_rows, out.block_rows, on_device=workload.parts is not None)
+        width = max(grid.slab_columns, out.slab_columns)
         nbytes = 2 * min(item.rows, tile) * width * workload.pulled_itemsize
         nbytes += frame_bytes  # a block being widened on its way into a slab buffer
     else:
@@ -35,7 +37,8 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
             nbytes += frame_bytes
     if item.pull is not None:
         edges = most_edges(workload.topologies[item.pull.direction], workload.tile_rows, item.rows, tile)
-        nbytes += (_BYTES_PER_TILE_EDGE + _edge_data_bytes(item.pull, workload)) * edges
+        beside = _BYTES_PER_TILE_EDGE if workload.parts is None else _BYTES_PER_TILE_EDGE_ON_A_DEVICE
+        nbytes += (beside + _edge_data_bytes(item.pull, workload)) * edges
         grid = matrices[item.pull.source].grid
         share = min(grid.slab_columns, pulled_columns(item, grid))
         nbytes += -(-_kernel_nbytes(item.pull, edges, min(item.rows, tile)) * share // grid.columns)
@@ -69,9 +72,17 @@ def _kernel_nbytes(pull: Pull, edges: int, rows: int) -> int:
     return at_once + (edges + rows) * kind.waiting_bytes_per_edge
 
 
-def pull_tile_rows(pull: Pull, tile_rows: int) -> int:
-    """Rows that one thread pulls at a time in a column pass: whole tiles, one where what it gives depends on it."""
-    return tile_rows if pull.is_general else max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
+def pull_tile_rows(pull: Pull, tile_rows: int, block_rows: int, *, on_device: bool) -> int:
+    """Rows that one thread pulls at a time in a column pass: whole tiles, one where what it gives depends on it.
+
+    A device sums a block of ``block_rows`` rows at once: one launch instead of several, of sums that take nothing for
+    an edge.
+    """
+    if pull.is_general:
+        return tile_rows
+    if on_device and pull.per_edge is None:
+        return max(tile_rows, block_rows)
+    return max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
 
 
 @lru_cache(maxsize=4096)

@@ -37,11 +37,12 @@ def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Ten
     return torch.embedding_bag(source_NW, indices_E, offsets_R1, False, _SUM, False, weight_E, True)[0]
 
 
-def pull_tile(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True) -> Tensor:
+def pull_tile(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, out: Tensor | None = None) -> Tensor:
     """``pull`` for the rows of ``tile``; neighbours beyond the end of a source shorter than the graph add nothing.
 
     Where the tile asks for self-loops, each row that the source has is the last of its own neighbours, once: those in
-    its list, which there are only if ``has_loops``, do not count.
+    its list, which there are only if ``has_loops``, do not count. ``out``, where a kernel may put the rows, is of no
+    use to torch's.
     """
     indices, offsets, weight = tile.indices_E, tile.offsets_R1, tile.weight_E
     if len(source_NW) < tile.nodes:

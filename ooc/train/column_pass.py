@@ -67,7 +67,8 @@ class ColumnPassRun:
         block = step.start // grid.block_rows
         memory = self.executor.workspace.view(self.target.number(step.slab, block), grid.block_nbytes(step.slab, block))
         self.out[block] = self.target.rows(memory, step.slab, block)
-        height = pull_tile_rows(self.item.pull, self.program.plan.tile_rows)
+        plan = self.program.plan
+        height = pull_tile_rows(self.item.pull, plan.tile_rows, grid.block_rows, on_device=plan.has_tiers)
         for start in range(step.start, step.stop, height):
             yield start, min(step.stop, start + height)
 
@@ -76,7 +77,9 @@ class ColumnPassRun:
         start, stop = rows
         assert self.pull is not None
         tile = Tile(start, stop, {})
-        pulled = self.pull.rows(start, stop, tile)
         block, first = divmod(start, self.target.grid.block_rows)
-        self.out[block][first : first + stop - start].copy_(pulled)
+        out = self.out[block][first : first + stop - start]
+        pulled = self.pull.rows(start, stop, tile, out)
+        if pulled is not out:
+            out.copy_(pulled)
         return tile if tile.scattered is not None else None

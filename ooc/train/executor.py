@@ -225,6 +225,8 @@ class Executor:
         run = ProgramRun(self, program)
         self.passes = []
         slabs: SlabBuffers | None = None
+        for doubts in self.doubts.values():
+            doubts.begin(program)
         try:
             run.warm_up()
             watch = Stopwatch(self.counters, self.team)
@@ -262,8 +264,11 @@ class Executor:
         for dealt in self.dealt.values():
             dealt.settle()
 
-    def pull_rows(self, source: Tensor, edges: TileEdges, direction: Direction, scaling: Scaling) -> Tensor:
-        """The tile's rows of the sum over neighbours, with the self term that ``scaling`` has.
+    def pull_rows(
+        self, source: Tensor, edges: TileEdges, direction: Direction, scaling: Scaling, out: Tensor | None = None
+    ) -> Tensor:
+        """The tile's rows of the sum over neighbours, with the self term that ``scaling`` has; in ``out``, of the
+        source's type, where kernels can sum right into it.
 
         ``source`` may have fewer rows than the graph: the others are zero. Where it is narrower than what is computed
         in, so is the result: a sum in float32, rounded once, which is why the self term is one of the summands.
@@ -278,7 +283,7 @@ class Executor:
         if edges.doubts is not None:
             edges.doubts.look_for_strays(edges.indices_E)
         try:
-            pulled = pulls_for(source).sums(edges, source, has_loops=of_rows.self_N1 is not None)
+            pulled = pulls_for(source).sums(edges, source, has_loops=of_rows.self_N1 is not None, out=out)
         except RuntimeError:
             indices = edges.indices_E
             if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.plan.rows:

@@ -103,11 +103,12 @@ class SlabPull:
         if self._own is not None:
             self._own.open(start, stop)
 
-    def rows(self, start: int, stop: int, tile: Tile) -> Tensor:
-        """What is pulled into rows ``start:stop``, on any thread; what is scattered on the way is ``tile``'s."""
+    def rows(self, start: int, stop: int, tile: Tile, out: Tensor | None = None) -> Tensor:
+        """What is pulled into rows ``start:stop``, on any thread; what is scattered on the way is ``tile``'s. In
+        ``out``, if they can be summed right into it."""
         edges = self._edges.take(start, stop)
         if isinstance(self._kernel, Scaling):
-            return self._executor.pull_rows(self._slab, edges, self._pull.direction, self._kernel)
+            return self._executor.pull_rows(self._slab, edges, self._pull.direction, self._kernel, out)
         own = None if self._own is None else self._own.tile(start, stop)
         edges = replace(edges, apart=self._apart)
         return tile.take(self._executor.run_kernel(self._kernel, self._slab, own, edges, self._groups))

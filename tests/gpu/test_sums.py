@@ -13,7 +13,7 @@ from ooc.errors import ModelError
 from ooc.plan.workload import Direction
 from ooc.train import aggregate
 from ooc.train.kernels.cuda.shapes import Shape
-from ooc.train.kernels.edges import SelfLoops
+from ooc.train.kernels.edges import SelfLoops, TileEdges
 from tests.examples import examples
 from tests.gpu.device import DEVICE, EXAMPLES, MOST, cut, same_bits, segments_of, shapes, sums, there
 from tests.train.kernel_cases import HEIGHTS, KernelGraph, graphs, numbers
@@ -74,6 +74,20 @@ def test_the_last_part_of_a_row_ends_with_it(graph: KernelGraph, seed: int, most
     _, _, tile = next(graph.tiles(Direction.OUT, graph.nodes))
     found = sums.pull_tile(there(tile), source.to(DEVICE), segments=segments_of(tile, most))
     torch.testing.assert_close(found.cpu(), aggregate.pull_tile(tile, source), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_go_right_to_where_they_are_wanted(dtype: torch.dtype) -> None:
+    """If they can lie there as they are: otherwise the memory is left alone, and the result is new."""
+    source = numbers(0, 40, 6).to(dtype)
+    tile = TileEdges(torch.tensor([1, 2, 39], dtype=torch.int32), torch.tensor([0, 2, 2, 3], dtype=torch.int32), 0, 40)
+    expected = aggregate.pull_tile(tile, source.float()).to(dtype)
+    memory = torch.full((4, 6), 7.0, dtype=dtype, device=DEVICE)
+    assert sums.pull_tile(there(tile), source.to(DEVICE), out=memory[:3]).data_ptr() == memory.data_ptr()
+    assert same_bits(memory[:3], expected) and bool((memory[3] == 7).all())
+    for other in (torch.zeros(3, 12, dtype=dtype, device=DEVICE)[:, :6], torch.zeros(3, 6, dtype=torch.float64)):
+        assert same_bits(sums.pull_tile(there(tile), source.to(DEVICE), out=other.to(DEVICE)), expected)
+        assert not other.any()
 
 
 @given(graphs(SelfLoops.AS_STORED), st.integers(0, 99), WIDTHS, MOST)

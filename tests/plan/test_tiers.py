@@ -45,14 +45,15 @@ def test_with_plenty_nothing_moves() -> None:
 @pytest.mark.parametrize("hub", [False, True])
 def test_sums_in_parts_are_admitted_with_their_workspace(hub: bool) -> None:
     """For each thread's tile: a row for every part there can be, and lists for every part and row; wherever the edges
-    of the tile are."""
+    of the tile are. Masks and copies of these, which such kernels do without, are not counted."""
     work = replace(WORK, parts=Parts(edges=512, itemsize=4, bytes_each=160))
     if hub:
         edges = [0, *[WORK.rows * 10] * (len(WORK.topologies[Direction.IN].tile_edges) - 1)]
         topologies = {d: replace(t, tile_edges=edges) for d, t in WORK.topologies.items()}
         work = replace(work, topologies=topologies)
-    most = (400_000 if hub else 10_240) // 512
-    parts = 2 * most * 64 * 4 + (1024 + most) * 160
+    edges_of_a_tile = 400_000 if hub else 10_240
+    most = edges_of_a_tile // 512
+    parts = 2 * most * 64 * 4 + (1024 + most) * 160 - 16 * edges_of_a_tile
     made, plain = (plan(EVERYTHING, EVERYTHING, one) for one in (work, replace(work, parts=None)))
     assert made.scratch_bytes - plain.scratch_bytes == WORK.threads * parts
     verify_plan(made)
@@ -155,7 +156,7 @@ def test_more_host_memory_never_means_more_traffic_or_time() -> None:
 def test_more_device_memory_never_means_more_time() -> None:
     """Bytes over the wire may be more: what is hidden behind the computing costs nothing."""
     made = [plan(12_000_000 * 2**i, 60_000_000) for i in range(5)]
-    assert all(seconds_of(more) <= seconds_of(less) for less, more in pairwise(made))
+    assert all(seconds_of(more) <= (1 + 1e-9) * seconds_of(less) for less, more in pairwise(made))
     assert made[-1].to_device_bytes < made[0].to_device_bytes / 2
 
 

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from random import Random
 from typing import Any, Self
 
@@ -35,6 +35,7 @@ from ooc.plan.staging import Way
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device, Event
 from ooc.prefetch.engine import Counters, Engine, Span, Ticket
+from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.pulls import Pulls
 
 Clock = tuple[int, int, int]
@@ -321,8 +322,14 @@ class FakeDevice(Device):
         return launched
 
     def pulls(self, of: Pulls) -> Pulls:
-        """The kernels ``of`` another device, as this one's."""
-        return Pulls(*(self.kernel(getattr(of, pull.name)) for pull in fields(Pulls)))
+        """The kernels ``of`` another device, as this one's; sums go right to where they are wanted, as a GPU's do."""
+        kernels = Pulls(*(self.kernel(getattr(of, pull.name)) for pull in fields(Pulls)))
+
+        def sums(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, out: Tensor | None = None) -> Tensor:
+            pulled = kernels.sums(tile, source_NW, has_loops=has_loops)
+            return pulled if out is None or out.dtype != pulled.dtype else out.copy_(pulled)
+
+        return replace(kernels, sums=sums)
 
     def request(self, memory: Bytes, ticket: "WatchedTicket", *, writes: bool) -> None:
         """Of the SSD; ``writes``: into memory."""

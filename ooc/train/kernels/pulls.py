@@ -24,7 +24,9 @@ from ooc.train.kernels.gat import GatHeads
 class Sums(Protocol):
     """``aggregate.pull_tile``."""
 
-    def __call__(self, tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True) -> Tensor: ...
+    def __call__(
+        self, tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, out: Tensor | None = None
+    ) -> Tensor: ...
 
 
 class Attend(Protocol):

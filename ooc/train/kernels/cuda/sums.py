@@ -26,6 +26,7 @@ def pull_tile(
     source_NW: Tensor,
     *,
     has_loops: bool = True,
+    out: Tensor | None = None,
     segments: Segments | None = None,
     shape: Shape | None = None,
 ) -> Tensor:
@@ -34,14 +35,15 @@ def pull_tile(
     The result is of the source's type, summed in float32 (float64 where the source is) in the order of the list,
     rounded once. Indices outside 0 … N are not followed and add nothing: damage is to be found where lists are read.
     With self-loops, each row that the source has comes last among its own neighbours; those in its list do not count,
-    and to know that ``has_loops`` is false would save nothing. ``segments``: the tile's, if it has been cut before; one
-    cut serves all slabs.
+    and to know that ``has_loops`` is false would save nothing. ``out`` [R, W] gets the rows, if it is given and holds
+    them one right behind the other. ``segments``: the tile's, if it has been cut before; one cut serves all slabs.
     """
     assert tile.weight_E is None or tile.self_loops is SelfLoops.AS_STORED, "an added self-loop has no weight"
     source_NW = rows_in_line(source_NW)
     width = source_NW.shape[1]
     segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
-    out_RW = source_NW.new_empty(tile.rows, width)
+    fits = out is not None and out.is_contiguous() and out.dtype == source_NW.dtype
+    out_RW = out if fits and out is not None else source_NW.new_empty(tile.rows, width)
     if out_RW.numel() == 0:
         return out_RW
     workspace = source_NW.new_empty(segments.slots, width, dtype=sums_dtype(source_NW.dtype))
