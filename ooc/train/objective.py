@@ -23,6 +23,9 @@ from ooc.train.task import Targets
 
 _CHUNK_ROWS = 1 << 16
 """Rows of a split that are read at a time."""
+_PICKING_OPERATORS = 11
+"""Of a split: rows and their labels picked, these looked at, and rows put back."""
+_COUNTING_OPERATORS = 3
 
 
 @dataclass(slots=True)
@@ -96,6 +99,16 @@ class Objective:
         self._scorer = scorer
         self._loss_sum: Tensor | float = 0.0
         self._members = Members(tile_rows)
+
+    @property
+    def gradient_operators(self) -> int:
+        """Operators that ``gradient`` runs, or that take as long."""
+        return _PICKING_OPERATORS + self._loss.operators
+
+    @property
+    def score_operators(self) -> int:
+        """The same of ``score``."""
+        return len(SPLITS) * (_PICKING_OPERATORS + _COUNTING_OPERATORS)
 
     def count_members(self, store: Store) -> None:
         """Read how many rows of each split of ``store`` every tile has."""

@@ -35,7 +35,7 @@ from ooc.train.stages.names import Names
 from ooc.train.stages.schedule import Recipe, Schedule, is_constant
 from ooc.train.stages.taking_back import TakingBack, add
 from ooc.train.stages.tile import Kernel, Sink, Step, Tensors, Tile
-from ooc.train.stages.work import JUDGING_OPERATORS, NO_WORK, Work, backward_work, forward_work, total
+from ooc.train.stages.work import NO_WORK, Work, backward_work, forward_work, total
 from ooc.train.tensors import shaped
 
 _JUDGING_COPIES = 8
@@ -125,7 +125,10 @@ class Flow:
             return {}
 
         pull, kernel = self._pull(recipe, last)
-        spec = self._describe(title, rows, recipe, pull=pull, kernel=kernel, loads=inputs, reverse=reverse, judged=True)
+        judging = self.ground.objective.score_operators
+        spec = self._describe(
+            title, rows, recipe, pull=pull, kernel=kernel, loads=inputs, reverse=reverse, judging=judging
+        )
         return Step(spec, compute, kernel)
 
     # ---- loss and backward ------------------------------------------------------------------------------
@@ -159,7 +162,7 @@ class Flow:
             stores=stores,
             backward=last,
             reverse=True,
-            judged=True,
+            judging=objective.gradient_operators + objective.score_operators * scored,
         )
         return Step(spec, compute, kernel)
 
@@ -331,11 +334,11 @@ class Flow:
         stores: dict[str, int] | None = None,
         backward: int | None = None,
         reverse: bool = False,
-        judged: bool = False,
+        judging: int = 0,
         measured: Sequence[Value] = (),
     ) -> Stage:
-        """The stage's description. ``judged``: outputs get a loss or scores. ``measured``: values whose moments are
-        taken. The bound on temporaries counts all that is drawn, recorded and taken back."""
+        """The stage's description. ``judging``: operators by which outputs get a loss or scores. ``measured``: values
+        whose moments are taken. The bound on temporaries counts all that is drawn, recorded and taken back."""
         columns = self.ground.columns
         leaves = {leaf: self.names.value(leaf, recipe.again.get(leaf)) for leaf in recipe.leaves}
         columns |= {name: leaf.columns for leaf, name in leaves.items()}
@@ -348,7 +351,7 @@ class Flow:
         taken_back = self.schedule.backward_of(backward) if backward is not None else []
         temporaries = [v.columns * _copies(v, v in taken_back) for v in recipe.order]
         temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
-        temporaries.append(_JUDGING_COPIES * self.schedule.output.columns if judged else 0)
+        temporaries.append(_JUDGING_COPIES * self.schedule.output.columns if judging else 0)
         of_moments = MOMENTS_BYTES // self.ground.network.dtype.itemsize
         temporaries.append(max((of_moments * v.columns for v in measured), default=0))
         temporaries.append(2 * max((_columns_at(v) for v in taken_back), default=0))
@@ -366,7 +369,7 @@ class Flow:
             stores=tuple(stores or {}),
             reverse=reverse,
             temporary_columns=sum(temporaries) + sum(widths),
-            work=self._work(recipe, pull, kernel, names, tuple(stores or {}), taken_back, rows=rows, judged=judged),
+            work=self._work(recipe, pull, kernel, names, tuple(stores or {}), taken_back, rows=rows, judging=judging),
         )
 
     def _work(
@@ -379,7 +382,7 @@ class Flow:
         taken_back: Sequence[Value],
         *,
         rows: int,
-        judged: bool,
+        judging: int,
     ) -> Work:
         """Of one row. What is loaded is read once, what is stored read and written; what is pulled or stored to be
         pulled is scaled by rows, and gradients that several values give are added up."""
@@ -387,9 +390,8 @@ class Flow:
         values = sum(columns[name] for name in loads) + 2 * sum(columns[name] for name in stores)
         if pull is not None and isinstance(kernel, Scaling):
             values += (2 * kernel.row_scalings + 3 * (kernel.loop_weight is not None)) * columns[pull.source]
-        operators = 2 * (len(loads) + len(stores))
-        if judged:
-            operators += JUDGING_OPERATORS
+        operators = 2 * (len(loads) + len(stores)) + judging
+        if judging:
             values += 2 * _JUDGING_COPIES * self.schedule.output.columns
         reaching = self.ground.active.training_rows
         parts = [Work(0, values, operators)]

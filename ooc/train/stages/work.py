@@ -23,8 +23,6 @@ _WIDE, _PACKED_VALUES = 128, 5
 for each of its own. Measured: 16 × 128 at 41 G multiply-adds a second, 64 × 64 at 62, 128 × 128 at 72."""
 _RECORDED_OPERATORS = 16
 """Of a function that autograd differentiates: recording it, and an engine's run of its own."""
-JUDGING_OPERATORS = 60
-"""Of a loss with its gradient, or of scoring: rows picked, labels looked up, autograd, rows put back."""
 
 
 @dataclass(frozen=True, slots=True)
