@@ -2,11 +2,13 @@
 """How long computing takes: of a step, for the simulator, and of a whole pass, for forecasts of layouts."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ooc.plan.cost import local_seconds, pull_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.matrices import MatrixPlan
 from ooc.plan.passes import Pass, RowPass
+from ooc.plan.temporaries import pull_tile_rows
 from ooc.plan.workload import Pull, Workload
 
 _TIMES_STREAMED = 8
@@ -20,7 +22,22 @@ _TIMES_PUT = 2
 """How often a value that a column pass has pulled is read or written until it lies in its frame."""
 
 
-def computing_seconds(
+class Computing(NamedTuple):
+    """Seconds: ``shared_s`` of what all threads of the CPU, or the cores of a device, do together; ``alone_s`` of what
+    one thread after the other does, which launches."""
+
+    shared_s: float
+    alone_s: float
+
+    def together_s(self, workload: Workload, hardware: Hardware) -> float:
+        """On the CPU an operator is computed by the thread that calls it; a device computes while the host calls the
+        next ones, so that the longer of the two counts."""
+        if hardware.has_device_memory:
+            return max(self.shared_s, self.alone_s)
+        return self.shared_s * max(1.0, hardware.threads / workload.threads) + self.alone_s
+
+
+def computing_of(
     item: Pass,
     workload: Workload,
     matrices: Mapping[str, MatrixPlan],
@@ -31,14 +48,12 @@ def computing_seconds(
     columns: int,
     slab_columns: int,
     steps: int,
-) -> float:
-    """Seconds to compute ``rows`` rows of a pass in ``steps`` steps, the SSD aside.
+) -> Computing:
+    """To compute ``rows`` rows of a pass in ``steps`` steps, the SSD aside.
 
-    ``edges``: of these rows; ``columns`` are pulled over them, ``slab_columns`` at a time. On the CPU an operator is
-    computed by the thread that calls it; a device computes while the host calls the next ones, so that the longer of
-    the two counts.
+    ``edges``: of these rows; ``columns`` are pulled over them, ``slab_columns`` at a time.
     """
-    processor, tiles = hardware.processor, -(-rows // workload.tile_rows)
+    processor, tiles = hardware.processor, -(-rows // _tile_rows(item, workload, matrices))
     slabs = -(-columns // slab_columns) if item.pull is not None else 1
     shared = alone = 0.0
     if item.pull is not None:
@@ -68,9 +83,15 @@ def computing_seconds(
         shared += _TIMES_PUT * rows * columns * workload.pulled_itemsize / processor.stream_bytes_per_s
         alone += tiles * slabs * processor.seconds_per_tile
     alone += steps * processor.seconds_per_step
-    if hardware.has_device_memory:
-        return max(shared, alone)
-    return shared * max(1.0, hardware.threads / workload.threads) + alone
+    return Computing(shared, alone)
+
+
+def _tile_rows(item: Pass, workload: Workload, matrices: Mapping[str, MatrixPlan]) -> int:
+    """Rows computed at once."""
+    if isinstance(item, RowPass):
+        return workload.tile_rows
+    block_rows = matrices[item.pull.output].grid.block_rows
+    return pull_tile_rows(item.pull, workload.tile_rows, block_rows, on_device=workload.parts is not None)
 
 
 def _per_edge_seconds(pull: Pull, hardware: Hardware, *, edges: int, share: float) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc.plan.computing import computing_seconds
+from ooc.plan.computing import computing_of
 from ooc.plan.cost import ssd_seconds, together_seconds, wire_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Layout, free_frames
@@ -145,7 +145,7 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
         slab_columns = min(columns, source.grid.slab_columns)
     if isinstance(item, ColumnPass):
         steps = -(-item.rows // layout.matrices[item.pull.output].grid.block_rows) * item.slabs
-    return computing_seconds(
+    taken = computing_of(
         item,
         workload,
         layout.matrices,
@@ -156,6 +156,7 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
         slab_columns=slab_columns,
         steps=steps,
     )
+    return taken.together_s(workload, hardware)
 
 
 def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:

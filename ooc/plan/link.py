@@ -1,12 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drive or a wire in simulated time: what is sent off is served in order, and the two ways share what there is."""
+"""A drive and a wire in simulated time: what is sent off one way is served in order."""
 
 from collections import deque
 from math import inf
 
+from ooc.plan.hardware import Hardware
+
+
+def disk_link(hardware: Hardware, frame_bytes: int) -> "Link":
+    """The drive, for requests of a frame."""
+    disk = hardware.disk
+    rates = disk.read_bytes_per_s.at(frame_bytes), disk.write_bytes_per_s.at(frame_bytes)
+    return Link(rates, disk.both_ways_bytes_per_s, disk.latency_s)
+
+
+class Streams:
+    """Copies each way over a wire that does both at full rate: one begins when the one before it has ended, and what it
+    has to wait for has happened. ``started`` and ``served`` say when, by ticket."""
+
+    def __init__(self, rates: tuple[float, float]) -> None:
+        self.rates = rates
+        self.started: list[float] = []
+        self.served: list[float] = []
+        self._free = [0.0, 0.0]
+
+    def send(self, way: int, nbytes: int, behind_s: float) -> int:
+        """Queue ``nbytes`` on ``way`` (0 or 1), not to begin before ``behind_s``; the ticket."""
+        ticket = len(self.served)
+        begins = max(self._free[way], behind_s)
+        self._free[way] = begins + nbytes / self.rates[way]
+        self.started.append(begins)
+        self.served.append(self._free[way])
+        return ticket
+
+    def drain(self) -> float:
+        """When everything is done."""
+        return max(self._free)
+
 
 class Link:
-    """Two ways that share something: reads and writes of a drive, or both directions of a wire.
+    """Two ways that share something: reads and writes of a drive.
 
     Requests of one way are served one after the other at its full rate, less while both ways are in use. The clock
     trails the caller's, so that what is sent off later cannot change what was served before. ``started`` and

@@ -2,40 +2,31 @@
 """The level below a device in simulated time: transfers over the wire, and the drive behind the host's frames.
 
 Transfers are asked for in the order of the lower program (``ooc.plan.staging``) and sent off in it: one to the device
-waits until its block is in its host frame, and those after it wait with it; a block that came to the host for the
-drive's sake is written when it has come. A frame is taken again when nothing moves through it any more.
+waits until its block is in its host frame, and the host with it; a block that came to the host for the drive's sake is
+written when it has come. A frame is taken again when nothing moves through it any more.
 """
 
 from collections import deque
-from math import inf
 
 from ooc.plan.hardware import Hardware
-from ooc.plan.link import Link
+from ooc.plan.link import Streams, disk_link
 from ooc.plan.plan import Plan
 from ooc.plan.staging import Staging, Way
 from ooc.plan.timeline import Event, Resource
 
 
-def disk_link(hardware: Hardware, frame_bytes: int) -> Link:
-    """The drive, for requests of a frame."""
-    disk = hardware.disk
-    rates = disk.read_bytes_per_s.at(frame_bytes), disk.write_bytes_per_s.at(frame_bytes)
-    return Link(rates, disk.both_ways_bytes_per_s, disk.latency_s)
-
-
 class Mover:
-    """``now`` is its clock, which may be ahead of that of the level above, and never goes back.
-
-    ``waited_for_disk``: the tickets of the wire that had to wait for a read.
-    """
+    """``now`` is the host's clock. ``waited_for_disk``: the tickets of the wire that had to wait for a read.
+    ``blocked_s``: how long the host has waited, and for whom, since somebody cleared it."""
 
     def __init__(self, plan: Plan, staging: Staging, hardware: Hardware) -> None:
         assert hardware.wire is not None
         rates = hardware.wire.to_device_bytes_per_s, hardware.wire.to_host_bytes_per_s
-        self.wire = Link(rates, sum(rates), 0.0)
+        self.wire = Streams(rates)
         self.disk = disk_link(hardware, plan.frame_bytes)
         self.now = 0.0
         self.waited_for_disk: set[int] = set()
+        self.blocked_s: dict[Resource, float] = {}
         self.issued_s = 0.0
         self.samples: list[tuple[float, int]] = []
         self._plan, self._staging = plan, staging
@@ -50,27 +41,35 @@ class Mover:
         self._leaving: dict[int, int] = {}  # frame → block that is written out of it
         self._unsaved: deque[tuple[int, int, int]] = deque()  # (ticket of the wire, block, pass)
 
-    def transfer(self, now_s: float, at: int) -> int:
-        """Send off the next transfer, asked for at ``now_s`` in pass ``at``; its ticket of the wire."""
+    def transfer(self, now_s: float, at: int, behind_s: float) -> int:
+        """Send off the next transfer, asked for at ``now_s`` in pass ``at``, not to begin before ``behind_s``; its
+        ticket of the wire."""
         index, program = self._index, self._staging.program
         self._index += 1
         _, block, way = self._staging.transfers[index]
         self.now = max(self.now, now_s)
         self._write_what_has_come()
         for taken, frame, load in program.acquire[index]:
-            self._free(frame)
             self._where[taken] = frame
             if load:
+                self._free(frame)
                 self._wait_written(taken)
                 self._arriving[taken] = self._send(Resource.SSD_READ, taken, at)
         late = False
         if block in self._arriving:
             arrives = self.disk.wait(self._arriving.pop(block))
-            late, self.now = arrives > self.now, max(self.now, arrives)
-        ticket = self.wire.send(0 if way is Way.TO_DEVICE else 1, self._plan.blocks.nbytes(block), self.now)
+            late = arrives > self.now
+            self._wait(arrives, Resource.SSD_READ)
+        frame = self._where[block]
+        if way is Way.TO_HOST and frame in self._leaving:
+            self._wait_written(self._leaving.pop(frame))
+        behind_s = max(behind_s, self.now)
+        if frame in self._passing:
+            behind_s = max(behind_s, self.wire.served[self._passing[frame]])
+        ticket = self.wire.send(0 if way is Way.TO_DEVICE else 1, self._plan.blocks.nbytes(block), behind_s)
         if late:
             self.waited_for_disk.add(ticket)
-        self._passing[self._where[block]] = ticket
+        self._passing[frame] = ticket
         for stored in program.store[index]:
             self._leaving[self._where[stored]] = stored
             self._unsaved.append((ticket, stored, at))
@@ -82,7 +81,7 @@ class Mover:
     def drain(self) -> float:
         """When everything is done."""
         while self._unsaved:
-            self.now = max(self.now, self.wire.wait(self._unsaved[0][0]))
+            self.now = max(self.now, self.wire.served[self._unsaved[0][0]])
             self._write_what_has_come()
         return max(self.now, self.wire.drain(), self.disk.drain())
 
@@ -93,22 +92,27 @@ class Mover:
         return [Event(what, start_s, end_s, at, nbytes) for start_s, end_s, (what, at, nbytes) in times]
 
     def _write_what_has_come(self) -> None:
-        self.wire.advance(self.now)
-        while self._unsaved and self.wire.served[self._unsaved[0][0]] < inf:
+        while self._unsaved and self.wire.served[self._unsaved[0][0]] <= self.now:
             _, block, at = self._unsaved.popleft()
             self._written[block] = self._send(Resource.SSD_WRITE, block, at)
 
     def _free(self, frame: int) -> None:
         """Wait until nothing moves through ``frame``."""
         if frame in self._passing:
-            self.now = max(self.now, self.wire.wait(self._passing.pop(frame)))
+            self._wait(self.wire.served[self._passing.pop(frame)], Resource.TO_DEVICE)
         if frame in self._leaving:
             self._wait_written(self._leaving.pop(frame))
 
     def _wait_written(self, block: int) -> None:
         self._write_what_has_come()
         if block in self._written:
-            self.now = max(self.now, self.disk.wait(self._written.pop(block)))
+            self._wait(self.disk.wait(self._written.pop(block)), Resource.SSD_WRITE)
+
+    def _wait(self, until_s: float, resource: Resource) -> None:
+        """Have the host wait."""
+        if until_s > self.now:
+            self.blocked_s[resource] = self.blocked_s.get(resource, 0.0) + until_s - self.now
+            self.now = until_s
 
     def _send(self, resource: Resource, block: int, at: int) -> int:
         nbytes = self._plan.blocks.nbytes(block)

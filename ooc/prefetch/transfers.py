@@ -3,7 +3,7 @@
 
 Follows ``ooc.plan.staging`` and decides nothing: transfers are asked for in the order of the lower program, each gives
 its host frames their blocks first, and reads from the SSD set off for later ones. The host waits in two cases only: for
-a block that has not come from the SSD yet, and for a host frame that something still moves through.
+a block that has not come from the SSD yet, and for what still moves through a host frame that the SSD is to read into.
 
 Where an engine reads and writes the device's own memory (``straight``: GPUDirect), blocks that would only pass through
 their host frame come and go without it. Such a request is no event of a stream: before it the host waits for what has
@@ -113,12 +113,11 @@ class Transfers:
         self._next += 1
         self._save_what_has_come()
         for taken, name, load in program.acquire[index]:
+            lands = load and (index, taken) in self._passing_through.reads
             self._take(taken, name)
-            if not load:
-                continue
-            if (index, taken) in self._passing_through.reads:
+            if lands:
                 self._to_land.add(taken)
-            else:
+            elif load:
                 self._read(taken)
         if block in self._to_land:
             self._to_land.remove(block)
@@ -224,25 +223,26 @@ class Transfers:
         return passage
 
     def _take(self, block: int, name: int) -> None:
-        """Give a frame to ``block`` when nothing moves through it any more."""
+        """Give a frame to ``block``. Copies may still move through it, behind which others wait by themselves."""
         frame = self._frame_of_name[name]
         before = self._content.pop(frame, None)
         if before is not None and self._where.get(before) == frame:
             self._await_read(before)
             del self._where[before]
+        self._where[block] = frame
+        self._content[frame] = block
+
+    def _read(self, block: int) -> None:
+        """Start reading ``block`` from the SSD into its frame, when nothing moves through it any more."""
+        frame = self._where[block]
         passing = self._passing.pop(frame, None)
         if passing is not None:
             passing.wait()
         if frame in self._leaving:
             self.await_saved(self._leaving.pop(frame))
-        self._where[block] = frame
-        self._content[frame] = block
-
-    def _read(self, block: int) -> None:
-        """Start reading ``block`` from the SSD into its frame."""
         self.await_saved(block)
         spans, nbytes = self._locate(block)
-        self._arriving[block] = self._engine.read(spans, self._view(self._where[block], nbytes))
+        self._arriving[block] = self._engine.read(spans, self._view(frame, nbytes))
 
     def _await_read(self, block: int) -> None:
         ticket = self._arriving.pop(block, None)

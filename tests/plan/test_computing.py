@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits, make_plan
-from ooc.plan.computing import computing_seconds
+from ooc.plan.computing import computing_of
 from ooc.plan.passes import ColumnPass, Pass, RowPass
 from ooc.plan.workload import PerEdge
 from tests.plan.workloads import workload
@@ -20,7 +20,7 @@ SIZES = {"rows": 4096, "edges": 40_000, "columns": 64, "slab_columns": 32, "step
 
 
 def seconds(item: Pass, hardware: Hardware = UNMEASURED, **changed: int) -> float:
-    return computing_seconds(item, WORK, PLAN.matrices, hardware, **{**SIZES, **changed})
+    return computing_of(item, WORK, PLAN.matrices, hardware, **{**SIZES, **changed}).together_s(WORK, hardware)
 
 
 @pytest.mark.parametrize("more", [{"rows": 8192}, {"edges": 80_000}, {"slab_columns": 8}, {"steps": 2}])

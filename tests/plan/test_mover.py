@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ooc.errors import BudgetError
 from ooc.plan import Hardware, Limits, Plan, make_plan
 from ooc.plan.hardware import Curve, Disk, Wire
+from ooc.plan.link import Streams
 from ooc.plan.simulator import simulate
 from ooc.plan.timeline import Resource, Timeline
 from tests.examples import examples
@@ -68,6 +69,56 @@ def test_what_is_slow_is_what_the_epoch_takes() -> None:
     assert slow_wire.epoch_s >= max(moved(slow_wire, *WIRE)) / 1e7
     assert any(item.bound in SSD for item in slow_disk.passes)
     assert any(item.bound in WIRE for item in slow_wire.passes)
+
+
+def test_copies_wait_for_what_they_are_behind_and_for_those_before_them() -> None:
+    """Each way for itself, at its full rate."""
+    streams = Streams((100.0, 50.0))
+    first, second, back = streams.send(0, 100, 2.0), streams.send(0, 50, 0.0), streams.send(1, 100, 0.5)
+    assert [streams.started[one] for one in (first, second, back)] == [2.0, 3.0, 0.5]
+    assert [streams.served[one] for one in (first, second, back)] == [3.0, 3.5, 2.5]
+    assert streams.drain() == 3.5
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(
+    device_bytes=st.integers(4 << 20, 64 << 20),
+    wire=st.floats(1e8, 1e11),
+    faster=st.floats(1, 10),
+    what=st.sampled_from(["wire", "sums", "launches"]),
+)
+def test_an_epoch_takes_at_least_its_busiest_resource_and_no_longer_if_one_is_faster(
+    device_bytes: int, wire: float, faster: float, what: str
+) -> None:
+    """Where the drive has nothing to do: streams wait for nothing but one another."""
+    try:
+        plan = planned(device_bytes, 1 << 30)
+    except BudgetError:
+        assume(False)
+    machine = a_machine(1e9, wire)
+    timeline = simulate(plan, WORK, machine)
+    assert max(timeline.busy_s.values()) <= timeline.epoch_s * (1 + 1e-9)
+    assert all(a.end_s == b.start_s for a, b in pairwise(timeline.passes))
+    processor = machine.processor
+    points = tuple((size, seconds / faster) for size, seconds in processor.pull_seconds_per_edge.points)
+    other = {
+        "wire": replace(machine, wire=Wire(faster * wire, faster * wire)),
+        "sums": replace(machine, processor=replace(processor, pull_seconds_per_edge=Curve(points, proportional=True))),
+        "launches": replace(
+            machine, processor=replace(processor, seconds_per_operator=processor.seconds_per_operator / faster)
+        ),
+    }[what]
+    assert simulate(plan, WORK, replace(other, overlap=machine.overlap)).epoch_s <= timeline.epoch_s * (1 + 1e-9)
+
+
+def test_the_host_runs_ahead_of_the_kernels() -> None:
+    """While a device computes, the next kernels are launched and their blocks sent: where that takes less time than
+    computing and copying, the epoch is no longer for it."""
+    plan = planned(12 << 20, 1 << 30)
+    slow = a_machine(1e9, 1e8)
+    free = replace(slow, processor=replace(slow.processor, seconds_per_operator=0.0, seconds_per_tile=0.0))
+    launching = replace(slow, processor=replace(slow.processor, seconds_per_operator=1e-6))
+    assert simulate(plan, WORK, launching).epoch_s < 1.01 * simulate(plan, WORK, free).epoch_s
 
 
 def test_a_host_that_holds_everything_leaves_the_drive_alone() -> None:
