@@ -11,7 +11,7 @@ from ooc.plan.hardware import Hardware
 from ooc.plan.mover import Mover
 from ooc.plan.passes import Pass
 from ooc.plan.plan import Plan
-from ooc.plan.replay import READ, Replay
+from ooc.plan.replay import READ, WRITE, Replay
 from ooc.plan.sequence import Span, Use
 from ooc.plan.timeline import Event, MemoryUse, Resource
 from ooc.plan.workload import Workload
@@ -111,7 +111,7 @@ class DeviceReplay(Replay):
             self._await(self.leaving.pop(self.where[span.block], None))
 
     def _store(self, block: int, t: int, at: int) -> int:
-        return self._send(1 - READ, self.plan.blocks.nbytes(block), at, self.done[t])
+        return self._send(WRITE, self.plan.blocks.nbytes(block), at, self.done[t])
 
     # ---- what moves ---------------------------------------------------------------------------------------
 
