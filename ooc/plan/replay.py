@@ -118,9 +118,8 @@ class Replay:
             self._end(t - 2, item.index)
         self.issued = 0.0
         self._begin(t, item)
-        of_threads = max(1.0, self.hardware.threads / self.workload.threads)
-        taken = self._computing(item, step)
-        seconds = taken.shared_s * of_threads + taken.alone_s + (1 - self.hardware.overlap) * self.issued
+        seconds = self._computing(item, step).together_s(self.workload, self.hardware)
+        seconds += (1 - self.hardware.overlap) * self.issued
         start = self.now
         if t > first:
             seconds += self._idle_seconds(t - 1, beginning)
