@@ -3,7 +3,7 @@
 
 Transfers are asked for in the order of the lower program (``ooc.plan.staging``) and sent off in it: one to the device
 waits until its block is in its host frame, and the host with it; a block that came to the host for the drive's sake is
-written when it has come. A frame is taken again when nothing moves through it any more.
+written when it has come. Copies through one frame wait for one another; before the drive reads into one, the host does.
 """
 
 from collections import deque
