@@ -56,6 +56,7 @@ class Cuda(Device):
         self.name = torch.cuda.get_device_name(index)
         self._streams: dict[Way, torch.cuda.Stream] = {}
         self._pinned: list[Bytes] = []
+        self._arena: Tensor | None = None
 
     def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
         total = torch.cuda.get_device_properties(self.place).total_memory
@@ -75,6 +76,7 @@ class Cuda(Device):
                 "a smaller --gpu-budget"
             ) from None
         self._streams = {way: _cuda.Stream(self.place) for way in Way}
+        self._arena = arena
         return arena
 
     def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
@@ -97,6 +99,11 @@ class Cuda(Device):
         self._streams = {}
         while self._pinned:
             _cuda.cudart().cudaHostUnregister(self._pinned.pop().ctypes.data)
+        if self._arena is not None:
+            # Whoever still has a view, a traceback for one, would keep the memory from the next trainer.
+            self._arena.untyped_storage().resize_(0)
+            self._arena = None
+            torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0, self.place)
 
     def _pin(self, memory: Bytes) -> None:

@@ -70,4 +70,5 @@ class Device(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give the memory back when everything has ended. May be called twice, and ``open`` after it."""
+        """Give the memory back when everything has ended, whoever still has tensors in the arena: they are of no use
+        any more. May be called twice, and ``open`` after it."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``device="cuda"``: a GPU where there is one, otherwise the tests' device with the kernels in the interpreter."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 import ooc
-from ooc.errors import StoreError
+from ooc.errors import BudgetError, StoreError
 from ooc.plan.hardware import UNMEASURED_DEVICE
 from ooc.storage.store import Store
 from ooc.train import aggregate, dropout
@@ -111,7 +112,25 @@ def on_device(case: ModelCase, store: Store, folder: Path, **options: Any) -> Tr
         budgets: dict[str, Any] = {"gpu_budget": gpu, "host_budget": host}
         return trainer_of(case, store, folder, device="cuda", hardware=UNMEASURED_DEVICE, **budgets, **options)
 
-    return build(*least_budgets(build))
+    gpu, host = least_budgets(build)
+    if DEVICE.type == "cuda":
+        gpu = least_to_the_byte(lambda gpu: build(gpu, "1G"), gpu)
+        _, host = least_budgets(lambda _, host: build(gpu, host))
+    return build(gpu, host)
+
+
+def least_to_the_byte(build: Callable[[int], Trainer], named: int) -> int:
+    """The least GPU budget. ``named``, from an error's message, is rounded up to three digits: beside what CUDA takes
+    for itself that is more than all data of a small graph, and nothing would go over the wire."""
+
+    def fits(nbytes: int) -> bool:
+        try:
+            build(nbytes).close()
+        except BudgetError:
+            return False
+        return True
+
+    return bisect_left(range(named), True, lo=named * 98 // 100, key=fits)
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="torch weighs what it takes of a GPU's memory only")

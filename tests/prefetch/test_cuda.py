@@ -105,6 +105,14 @@ def test_the_budget_is_the_processs_share_until_it_is_closed(notes: Notes, limit
     assert ("host", "unlocked") not in notes.taken
 
 
+def test_the_arena_is_given_back_whoever_has_views_of_it(notes: Notes) -> None:
+    """A second trainer of the process has as much of the GPU as the first had, before anything is collected."""
+    device, arena, _ = opened()
+    view = arena[8:16].view(torch.float32)
+    device.close()
+    assert arena.untyped_storage().nbytes() == view.untyped_storage().nbytes() == 0
+
+
 def test_copies_go_behind_their_events_in_the_stream_of_their_way(notes: Notes) -> None:
     device, arena, host = opened()
     notes.taken.clear()

@@ -151,6 +151,7 @@ def compare(store: Store, name: str, hidden: int, device: torch.device, folder: 
     kind = "cuda" if device.type == "cuda" else "cpu"
     budgets = {"gpu_budget": "8G", "host_budget": "8G"} if kind == "cuda" else {}
     if kind == "cuda":
+        torch.cuda.init()  # in a process of its own, where the part before has failed
         torch.cuda.reset_peak_memory_stats(device)
     with Trainer(ours, store, device=kind, optimizer=optimizer, spill_dir=folder, **budgets) as trainer:
         records = trainer.fit(EPOCHS + 1)
