@@ -4,8 +4,6 @@
 That it asks for the right things in the right order, not that a GPU does them.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,11 +50,8 @@ class Notes:
         known = {"query": lambda: True, "synchronize": lambda: None, "elapsed_time": elapsed_time}
         return SimpleNamespace(number=number, record=record, **known)
 
-    @contextmanager
-    def stream(self, stream: Any) -> Iterator[None]:
-        self.taken.append((stream.name, "begins"))
-        yield
-        self.taken.append((stream.name, "left"))
+    def set_stream(self, stream: Any) -> None:
+        self.taken.append((stream.name, "is current"))
 
     def cudart(self) -> Any:
         def register(address: int, nbytes: int, flags: int) -> int:
@@ -77,7 +72,6 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
         "get_device_properties": lambda place: SimpleNamespace(total_memory=1000),
         "set_per_process_memory_fraction": lambda share, place: notes.taken.append(("memory", "at most", share)),
         "empty_cache": lambda: None,
-        "stream": notes.stream,
         "current_stream": lambda place: notes.current,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stub)
@@ -124,9 +118,10 @@ def test_copies_go_behind_their_events_in_the_stream_of_their_way(notes: Notes) 
     assert (arena.numpy() == np.arange(64)).all()
     assert notes.taken == [
         ("kernels", "records", 0),
-        *(("in", "waits", 0), ("in", "begins"), ("in", "left"), ("in", "records", 1)),
+        *(("in", "waits", 0), ("in", "is current"), ("kernels", "is current"), ("in", "records", 1)),
         ("kernels", "waits", 1),
-        *(("out", "waits", 0), ("out", "waits", 1), ("out", "begins"), ("out", "left"), ("out", "records", 2)),
+        *(("out", "waits", 0), ("out", "waits", 1)),
+        *(("out", "is current"), ("kernels", "is current"), ("out", "records", 2)),
     ]
 
 
