@@ -23,7 +23,8 @@ NAMES = ("auto", "cpu", "cuda")
 
 
 def find_device(name: str | Device) -> Device | None:
-    """The device of that name; ``auto`` is the CPU. OptionError for one that cannot be used. A device is itself."""
+    """The device of that name; ``auto`` is the CPU, ``cuda`` torch's current GPU. OptionError for one that cannot be
+    used. A device is itself."""
     if isinstance(name, Device):
         return name
     if name not in NAMES:
@@ -34,7 +35,7 @@ def find_device(name: str | Device) -> Device | None:
         raise OptionError("device cuda is not available on this machine; use --device cpu")
     if find_spec("triton") is None:
         raise OptionError("device cuda sums neighbours by triton, which is not installed; pip install triton")
-    return Cuda()
+    return Cuda(torch.cuda.current_device())  # kernels of Triton are launched there, wherever their tensors are
 
 
 def place_of(device: Device | None) -> torch.device:
