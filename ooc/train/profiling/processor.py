@@ -130,15 +130,17 @@ def stream_bytes_per_s(bench: Bench, memory: Tensor) -> float:
 
 
 def operator_seconds(bench: Bench) -> float:
-    """Seconds of an operator on a part of next to nothing, of any one thread: they take turns."""
+    """Seconds of an operator on a part of next to nothing, of any one thread: they take turns. On a GPU one thread
+    launches all of them."""
     tiny = torch.ones(16, 16, device=bench.device)
+    threads = 1 if bench.device.type == "cuda" else bench.threads
     count = 1000
 
     def task(_: int) -> None:
         for _ in range(count):
             tiny[:8] * 2.0
 
-    return bench.seconds(task, bench.threads) * bench.cores / (count * bench.threads)
+    return bench.seconds(task, threads) * min(bench.cores, threads) / (count * threads)
 
 
 def cache_bytes(device: torch.device) -> int:

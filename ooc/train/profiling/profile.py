@@ -164,6 +164,11 @@ class _Rates:
                 arena.close()
 
 
+_BETWEEN_OPERATORS = 2
+"""How much longer a GPU's host takes for an operator of an epoch than for one in a loop: the interpreter has to find
+out which is next. 2.0 for GraphSAGE and GCN, where nothing but the host takes any time (docs/gpu-executor.md)."""
+
+
 def _pool(bench: Bench, arena: Arena | None) -> torch.Tensor:
     """Memory to work in, touched, as float32."""
     if arena is None:
@@ -200,7 +205,7 @@ def _hardware(
             stream_bytes_per_s=rates.stream_bytes_per_s,
             seconds_per_step=epoch.per_step,
             seconds_per_tile=epoch.per_tile,
-            seconds_per_operator=rates.operator_s,
+            seconds_per_operator=rates.operator_s * (_BETWEEN_OPERATORS if cuda else 1),
             pull_seconds_per_row=rates.far.per_row,
             cached_pull_seconds_per_edge=rates.near.per_edge if rates.near is not None else None,
             cache_bytes=rates.cache_bytes,

@@ -152,3 +152,12 @@ def test_the_median_round_counts_without_what_others_took(bench: Bench, monkeypa
     monkeypatch.setattr(bench, "_on_threads", lambda compute, tasks: next(rounds))
     assert [round(one.own_s, 2) for one in timed] == [1.0, 1.01, 1.3, 1.2, 0.9]
     assert bench.seconds(lambda task: None, 1) == 1.01
+
+
+def test_one_thread_launches_the_operators_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So their seconds are not shared among the cores of the host."""
+    ones = torch.ones
+    with Bench(torch.device("cuda"), 4) as gpu:
+        monkeypatch.setattr(torch, "ones", lambda *shape, device: ones(*shape))
+        monkeypatch.setattr(gpu, "_on_device", lambda compute, tasks: Round(0.005 * tasks, 0.005 * tasks))
+        assert processor.operator_seconds(gpu) == pytest.approx(5e-6)
