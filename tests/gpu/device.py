@@ -20,6 +20,7 @@ from ooc.train.kernels.cuda.cutting import cut
 __all__ = [
     "DEVICE",
     "EXAMPLES",
+    "INTERPRETED",
     "MOST",
     "cut",
     "cutting",
@@ -37,9 +38,10 @@ __all__ = [
     "there",
 ]
 
-DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
-EXAMPLES = 6 if DEVICE.type == "cpu" else 24
+EXAMPLES = 6 if INTERPRETED else 24
 """The interpreter takes about a hundredth of a second a program; for a GPU, most examples are compiled first."""
 
 MOST = st.sampled_from([2, 5, 64])

@@ -21,7 +21,18 @@ from ooc.train.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from ooc.train.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
 from tests.examples import examples
-from tests.gpu.device import DEVICE, EXAMPLES, MOST, edge_function, edge_terms, same_bits, segments_of, shapes, there
+from tests.gpu.device import (
+    DEVICE,
+    EXAMPLES,
+    INTERPRETED,
+    MOST,
+    edge_function,
+    edge_terms,
+    same_bits,
+    segments_of,
+    shapes,
+    there,
+)
 from tests.train.kernel_cases import KernelGraph, graphs, numbers
 from tests.train.test_edge_function import Gated
 
@@ -246,7 +257,7 @@ def test_outputs_and_gradients(name: str, self_loops: SelfLoops, most: int, abse
 
 @pytest.mark.parametrize("name", CASES)
 @given(graphs(), st.integers(0, 99), MOST, shapes(columns=4), st.integers(0, 5))
-@settings(max_examples=examples(1 if DEVICE.type == "cpu" else EXAMPLES), deadline=None)
+@settings(max_examples=examples(1 if INTERPRETED else EXAMPLES), deadline=None)
 def test_any_graph_and_shape(name: str, graph: KernelGraph, seed: int, most: int, shape: Shape, absent: int) -> None:
     case, present = CASES[name], max(1, graph.nodes - absent)
     graph = graph_for(case, graph)

@@ -11,11 +11,11 @@ from ooc.train import aggregate
 from ooc.train.kernels import gat as gat_reference
 from ooc.train.kernels import maximum as maximum_reference
 from ooc.train.kernels.edges import SelfLoops, TileEdges
-from tests.gpu.device import DEVICE, gat, maximum, same_bits, sums, there
+from tests.gpu.device import DEVICE, INTERPRETED, gat, maximum, same_bits, sums, there
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(DEVICE.type == "cpu", reason="needs an NVIDIA GPU: the interpreter would take hours"),
+    pytest.mark.skipif(INTERPRETED, reason="needs an NVIDIA GPU: the interpreter would take hours"),
 ]
 
 NODES = 20_000
