@@ -18,6 +18,7 @@ from ooc.plan.deals import CHUNKS_LEAVING, Deal
 from ooc.plan.grid import align_up
 from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket
 from ooc.train.kernels.dealt import DealtRows
+from ooc.train.operands import OpenBlocks
 from ooc.train.residency import as_matrix
 
 _NUMBERS = {4: torch.int32, 8: torch.int64}
@@ -169,7 +170,7 @@ class DealtSource:
         self._memory = list(memory[: deal.reading_nbytes].view(-1, size))
         self._bucket = -1
         self._arriving: dict[int, Ticket] = {}
-        self._rows: dict[int, DealtRows] = {}
+        self._rows: OpenBlocks[DealtRows] = OpenBlocks()
 
     def open(self, start: int, stop: int) -> None:
         """Rows ``start:stop``, all of one bucket, are about to be computed, those of the bucket before the last never
@@ -177,19 +178,19 @@ class DealtSource:
         bucket = start // self._deal.bucket_rows
         if bucket == self._bucket:  # no step of the bucket before this one is computed any more
             self._send(bucket + self._step)
-            return
-        self._send(bucket)
-        self._dealt.wait(self._arriving.pop(bucket))
-        part, places = self._slot(bucket)
-        before = self._rows.get(self._bucket)
-        self._rows = {bucket: self._dealt.rows(bucket, part, places)}
-        if before is not None:
-            self._rows[self._bucket] = before
-        self._bucket = bucket
+        else:
+            self._send(bucket)
+            self._dealt.wait(self._arriving.pop(bucket))
+            self._bucket = bucket
+        self._rows.open(range(bucket, bucket + 1), self._view)
 
     def tile(self, start: int) -> DealtRows:
         """The source as the tile that begins with row ``start`` gathers from it."""
         return self._rows[start // self._deal.bucket_rows]
+
+    def _view(self, bucket: int) -> DealtRows:
+        """The rows of a bucket that has been read."""
+        return self._dealt.rows(bucket, *self._slot(bucket))
 
     def _slot(self, bucket: int) -> tuple[Tensor, Tensor]:
         """The memory of a bucket's part, and of its rows' numbers."""

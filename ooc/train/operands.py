@@ -41,7 +41,7 @@ class Input:
         self._matrix = matrix
         self._workspace = workspace
         self._whole = whole
-        self._blocks: _Open[list[Tensor]] = _Open()
+        self._blocks: OpenBlocks[list[Tensor]] = OpenBlocks()
         self._dtype = dtype or matrix.dtype
         self._none = torch.empty(0, len(columns), dtype=self._dtype, device=workspace.place)
 
@@ -96,7 +96,7 @@ class Output:
         regions = direct if whole is None else [whole]
         self._rounds_first = any(region.dtype != matrix.dtype for region in regions)
         """Whether something is wider than what is kept: elsewhere the copy itself rounds, in half the time."""
-        self._blocks: _Open[list[Tensor]] = _Open()
+        self._blocks: OpenBlocks[list[Tensor]] = OpenBlocks()
 
     def open(self, start: int, stop: int) -> None:
         """Rows ``start:stop`` are about to be put."""
@@ -159,7 +159,7 @@ class Edges:
     def __init__(self, matrix: BlockedMatrix, workspace: Workspace) -> None:
         self._matrix = matrix
         self._workspace = workspace
-        self._blocks: _Open[Tensor] = _Open()
+        self._blocks: OpenBlocks[Tensor] = OpenBlocks()
 
     def open(self, start: int, stop: int) -> None:
         """Edges ``start:stop`` are about to be taken."""
@@ -183,10 +183,11 @@ class Edges:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-class _Open(Generic[T]):
+class OpenBlocks(Generic[T]):
     """Views of the blocks of this step and the one before it, whose tiles may still be computed.
 
-    Older ones are let go: small objects that outlive many tiles leave holes in the heap that no tile's fits.
+    Older ones are let go: small objects that outlive many tiles leave holes in the heap that no tile's fits. Views of
+    the step before can be had all the while the next one opens.
     """
 
     def __init__(self) -> None:
@@ -198,7 +199,8 @@ class _Open(Generic[T]):
         for block in blocks:
             known = self._now.get(block)
             now[block] = view(block) if known is None else known
-        self._before, self._now = self._now, now
+        self._before = self._now  # in this order: who no longer finds a block in the one finds it in the other
+        self._now = now
 
     def __getitem__(self, block: int) -> T:
         found = self._now.get(block)

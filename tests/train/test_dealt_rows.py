@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows that are dealt out through a file are those of memory; and how many every bucket gets is counted right."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -196,6 +199,34 @@ def test_many_chunks_a_bucket(engine: Engine, store: Store, tmp_path: Path) -> N
         reader.open(start, min(NODES, start + deal.bucket_rows))
         wanted = torch.tensor(gathered_by(neighbours_of(store), range(start, min(NODES, start + TILE_ROWS)), NODES))
         assert torch.equal(reader.tile(start).index_select(0, wanted), whole[wanted])
+    file.close()
+
+
+def test_a_step_still_computed_has_its_rows_while_the_next_opens(engine: Engine, store: Store, tmp_path: Path) -> None:
+    """Before every line of it: a thread that computes may run between any two."""
+    deal = lowest(store, columns=5)
+    file = DealtFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
+    whole = torch.randn(NODES, 5)
+    deal_out(file, store, whole, memory_for(deal))
+    reader = file.reader(memory_for(deal), targets=NODES, reverse=False)
+    reader.open(0, TILE_ROWS)
+    looked = start = 0
+
+    def look(frame: FrameType, event: str, argument: object) -> Any:
+        """The interpreter calls it before every line."""
+        nonlocal looked
+        looked += event == "line"
+        own = slice(start - TILE_ROWS, start)
+        assert torch.equal(reader.tile(own.start)[own], whole[own])
+        return look
+
+    for start in range(TILE_ROWS, NODES, TILE_ROWS):
+        sys.settrace(look)
+        try:
+            reader.open(start, min(NODES, start + TILE_ROWS))
+        finally:
+            sys.settrace(None)
+    assert looked > 10 * deal.buckets
     file.close()
 
 
