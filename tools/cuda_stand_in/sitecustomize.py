@@ -51,7 +51,7 @@ def install() -> None:
         return torch.device("cpu") if is_there(value) else value
 
     def write(target: Any, computed: Any) -> None:
-        if is_there(target) and target.layout is torch.strided and target.shape == computed.shape:
+        if isinstance(target, Tensor) and target.layout is torch.strided and target.shape == computed.shape:
             on_host(target).copy_(computed)
 
     class OnHost(TorchDispatchMode):
@@ -68,7 +68,7 @@ def install() -> None:
             if name in _SIZED_BY_VALUES:
                 return tree_map(lambda found: found.cuda(), operator(*theirs[0], **theirs[1]))
             made = operator(*given, **named)
-            if name == "_to_copy":
+            if name == "_to_copy":  # where what it makes is on the host, as well
                 write(made, theirs[0][0])
                 return made
             computed = operator(*theirs[0], **theirs[1])
