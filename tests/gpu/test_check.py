@@ -207,10 +207,18 @@ def test_tests_that_do_not_end_in_time_are_counted_as_far_as_they_got(monkeypatc
     monkeypatch.setattr("gpu_parts.suite.NEEDED", ())
     passed = "tests/gpu/test_sums.py::test_one PASSED [ 1%]\ntests/gpu/test_sums.py::test_two[a b] PASSED\ntests/gpu/x"
     monkeypatch.setattr("gpu_parts.suite.subprocess.run", late(passed))
-    assert run_tests(3.0) == {"passed": 2, "ended_after_s": 3.0}
+    assert run_tests(3.0, processes=3) == {"passed": 6, "processes": 3, "ended_after_s": 3.0}
     monkeypatch.setattr("gpu_parts.suite.subprocess.run", late(passed + "\ntests/gpu/test_gat.py::test FAILED"))
     with pytest.raises(Failed, match="ended after 3 s: 1 failed, 2 passed"):
-        run_tests(3.0)
+        run_tests(3.0, processes=1)
+
+
+def test_processes_share_the_tests() -> None:
+    """Each is run by one of them; some get none, all of them none only by mistake."""
+    pytest.importorskip("triton", reason="without it the tests are left out")
+    assert run_tests(100, ("-k", "no_rows_and_no_edges or test_a_gpu_draws"), 3) == {"passed": 2, "processes": 3}
+    with pytest.raises(Failed, match="none ended"):
+        run_tests(100, ("-k", "no_such_test"), 1)
 
 
 def test_a_part_that_would_begin_too_late_is_left_out() -> None:
@@ -223,4 +231,4 @@ def test_a_test_that_fails_is_told() -> None:
     """As pytest tells it; here of an option that it does not have."""
     pytest.importorskip("triton", reason="without it the tests are left out")
     with pytest.raises(Failed, match=r"(?s)pytest ended with 4: .*--no-such-option"):
-        run_tests(60, ("--no-such-option",))
+        run_tests(60, ("--no-such-option",), 1)

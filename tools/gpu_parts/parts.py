@@ -164,7 +164,7 @@ class Parts:
     def _tests(self, limit_s: float) -> Any:
         from gpu_parts import suite
 
-        return suite.run_tests(limit_s, ("-k", "no_rows_and_no_edges") if self._tiny else ())
+        return suite.run_tests(limit_s, ("-k", "no_rows_and_no_edges"), 1) if self._tiny else suite.run_tests(limit_s)
 
     def _device_copy(self) -> Any:
         from gpu_parts import ceilings
