@@ -125,6 +125,6 @@ def test_help_is_quick_because_it_imports_little() -> None:
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    program = f"{sys.executable} -m ooc.cli train --help | head -n 1"
+    program = f"{sys.executable} -m ooc train --help | head -n 1"
     done = subprocess.run(program, shell=True, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage") and done.stderr == ""

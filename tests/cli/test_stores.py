@@ -172,7 +172,7 @@ def test_duplicates_are_kept_or_dropped_as_asked(run: RunCommand, here: Path, ar
 
 def test_a_terminated_conversion_is_kept_and_goes_on_or_is_removed(here: Path) -> None:
     source = "synthetic:nodes=200000,edges=2000000,features=100,classes=4"
-    command = [sys.executable, "-m", "ooc.cli", "convert", source, "a.ooc"]
+    command = [sys.executable, "-m", "ooc", "convert", source, "a.ooc"]
     for options, left in (["--on-cancel", "remove"], []), ([], ["a.ooc.partial"]):
         process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         while not (here / "a.ooc.partial" / "store" / "in").exists():

@@ -237,7 +237,7 @@ def training(
     graph: Path, folder: Path, *, epochs_done: int, options: list[str] = LONG
 ) -> "Iterator[subprocess.Popen[str]]":
     """A long run in a process of its own, when it has done so many epochs."""
-    command = [sys.executable, "-m", "ooc.cli", "train", str(graph), *options, "--out", str(folder)]
+    command = [sys.executable, "-m", "ooc", "train", str(graph), *options, "--out", str(folder)]
     environment = os.environ | {"PYTHONPATH": str(Path(ooc.__file__).parents[1])}
     pipe = subprocess.PIPE
     # Where this is itself in the background of a shell, Ctrl-C would be ignored, and children inherit that.

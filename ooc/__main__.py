@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m ooc.cli``: the command without its installed script."""
+"""``python -m ooc``: the command without its installed script."""
 
 import sys
 
