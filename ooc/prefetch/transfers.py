@@ -74,7 +74,7 @@ class Transfers:
         self._passages: list[Passage] = []
         self._sent: Event | None = None  # the last copy to the device
         self._device = device
-        self._memory = memory
+        self._memory, self._tensor = memory, torch.from_numpy(memory)
         self._frame_bytes = frame_bytes
         self._engine = engine
         self._locate = locate
@@ -183,7 +183,8 @@ class Transfers:
         self._await_read(block)
         if way is Way.TO_HOST and frame in self._leaving:
             self.await_saved(self._leaving.pop(frame))
-        staged = torch.from_numpy(self._view(frame, memory.nbytes))
+        start = frame * self._frame_bytes
+        staged = self._tensor[start : start + memory.nbytes]
         passing = self._passing.get(frame)
         for event in after:
             if not event.of_stream:
@@ -263,4 +264,5 @@ class Transfers:
             self._written[block] = self._engine.write(spans, self._view(frame, nbytes))
 
     def _view(self, frame: int, nbytes: int) -> Bytes:
-        return self._memory[frame * self._frame_bytes :][:nbytes]
+        start = frame * self._frame_bytes
+        return self._memory[start : start + nbytes]

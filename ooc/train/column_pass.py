@@ -65,8 +65,7 @@ class ColumnPassRun:
         grid = self.target.grid
         self.pull.open(step.start, step.stop)
         block = step.start // grid.block_rows
-        memory = self.executor.workspace.view(self.target.number(step.slab, block), grid.block_nbytes(step.slab, block))
-        self.out[block] = self.target.rows(memory, step.slab, block)
+        self.out[block] = self.target.rows(self.executor.workspace, step.slab, block)
         plan = self.program.plan
         height = pull_tile_rows(self.item.pull, plan.tile_rows, grid.block_rows, on_device=plan.has_tiers)
         for start in range(step.start, step.stop, height):

@@ -17,6 +17,7 @@ kernel.
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ooc.plan.program import Program
@@ -36,6 +37,7 @@ class DeviceWorkspace(Workspace):
         self.place = device.place
         self._device = device
         self._arena = arena
+        self._typed: dict[torch.dtype, Tensor] = {}
         self._frame_bytes = frame_bytes
         self._transfers = transfers
         self._nbytes = nbytes
@@ -110,11 +112,14 @@ class DeviceWorkspace(Workspace):
 
     # ---- memory --------------------------------------------------------------------------------------------
 
-    def view(self, block: int, nbytes: int) -> Tensor:
-        return self.region(self._where[block], nbytes)
+    def matrix(self, block: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+        start = self._where[block] * self._frame_bytes
+        assert start + rows * columns * dtype.itemsize <= self._arena.nbytes
+        return self._of_type(dtype).as_strided((rows, columns), (columns, 1), start // dtype.itemsize)
 
     def region(self, frame: int, nbytes: int) -> Tensor:
-        return self._arena[frame * self._frame_bytes :][:nbytes]
+        start = frame * self._frame_bytes
+        return self._arena[start : start + nbytes]
 
     def await_written(self, block: int) -> None:
         self._transfers.await_saved(block)
@@ -126,8 +131,17 @@ class DeviceWorkspace(Workspace):
 
     # ---- frames --------------------------------------------------------------------------------------------
 
+    def _of_type(self, dtype: torch.dtype) -> Tensor:
+        """The arena as numbers of a type. Of it any matrix is one operator of torch; of bytes it would be five, which
+        take the host as long as a kernel's launch."""
+        found = self._typed.get(dtype)
+        if found is None:
+            whole = self._arena.nbytes // dtype.itemsize * dtype.itemsize
+            found = self._typed[dtype] = self._arena[:whole].view(dtype)
+        return found
+
     def _memory(self, block: int) -> Tensor:
-        return self.view(block, self._nbytes(block))
+        return self.region(self._where[block], self._nbytes(block))
 
     def _behind(self, frame: int) -> Sequence[Event]:
         """What a copy into ``frame`` has to wait for."""

@@ -34,6 +34,8 @@ def relative_offsets(
         return torch.from_numpy((part - part[0]).astype(_NUMPY_TYPES[dtype], copy=False))
     # Brought as they lie in memory that the device knows: for a new tensor the host would wait.
     absolute = torch.from_numpy(part).to(place, non_blocking=True)
+    if absolute.dtype == dtype:
+        return absolute.sub_(int(part[0]))
     return torch.sub(absolute, int(part[0]), out=absolute.new_empty(len(part), dtype=dtype))
 
 

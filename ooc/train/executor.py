@@ -320,4 +320,4 @@ class Executor:
             self.workspace.await_written(matrix.number(0, block))
             memory = torch.empty(grid.block_nbytes(0, block), dtype=torch.uint8)
             self.engine.read(matrix.spans(0, block), memory.numpy()).wait()
-            yield matrix.rows(memory, 0, block)
+            yield matrix.rows_of(memory, 0, block)

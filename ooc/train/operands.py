@@ -49,15 +49,10 @@ class Input:
         """Rows ``start:stop`` are about to be taken."""
         if self._whole is not None:
             return
-        matrix, grid = self._matrix, self._matrix.grid
+        self._blocks.open(_blocks(self._matrix.grid, start, stop), self._rows)
 
-        def rows(block: int) -> list[Tensor]:
-            views = (
-                (k, self._workspace.view(matrix.number(k, block), grid.block_nbytes(k, block))) for k in self._slabs
-            )
-            return [matrix.rows(memory, k, block) for k, memory in views]
-
-        self._blocks.open(_blocks(grid, start, stop), rows)
+    def _rows(self, block: int) -> list[Tensor]:
+        return [self._matrix.rows(self._workspace, k, block) for k in self._slabs]
 
     def tile(self, start: int, stop: int) -> Tensor:
         """Rows ``start:stop``, or as many of them as the matrix has."""
@@ -67,8 +62,7 @@ class Input:
         if self._whole is not None:
             rows = typed(self._whole[start:stop], self._dtype)
             return rows if self._all else rows[:, self._columns.start : self._columns.stop]
-        block, first = divmod(start, grid.block_rows)
-        pieces = [piece[first : first + stop - start] for piece in self._blocks[block]]
+        pieces = _of_tile(grid, self._blocks, start, stop)
         rows = typed(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1), self._dtype)
         return rows if self._all else rows[:, self._taken]
 
@@ -102,15 +96,10 @@ class Output:
         """Rows ``start:stop`` are about to be put."""
         if self._whole is not None:
             return
-        matrix, grid = self._matrix, self._matrix.grid
+        self._blocks.open(_blocks(self._matrix.grid, start, stop), self._rows)
 
-        def rows(block: int) -> list[Tensor]:
-            views = (
-                (k, self._workspace.view(matrix.number(k, block), grid.block_nbytes(k, block))) for k in self._framed
-            )
-            return [matrix.rows(memory, k, block) for k, memory in views]
-
-        self._blocks.open(_blocks(grid, start, stop), rows)
+    def _rows(self, block: int) -> list[Tensor]:
+        return [self._matrix.rows(self._workspace, k, block) for k in self._framed]
 
     def put(self, start: int, stop: int, rows: Tensor) -> None:
         """Rows ``start:stop`` are ``rows``, as far as the matrix has them."""
@@ -124,16 +113,11 @@ class Output:
         if self._whole is not None:
             self._whole[start:stop].copy_(rows)
             return
-        for k, slab in enumerate(self._direct):
-            slab[start:stop].copy_(self._slab_of(rows, k))
-        block, first = divmod(start, grid.block_rows)
-        for k, piece in zip(self._framed, self._blocks[block], strict=True):
-            piece[first : first + stop - start].copy_(self._slab_of(rows, k))
-
-    def _slab_of(self, rows: Tensor, k: int) -> Tensor:
-        grid = self._matrix.grid
-        at = k * grid.slab_columns
-        return rows if grid.slabs == 1 else rows[:, at : at + grid.width(k)]
+        slabs = (rows,) if grid.slabs == 1 else torch.split(rows, grid.slab_columns, dim=1)
+        for region, slab in zip(self._direct, slabs, strict=False):
+            region[start:stop].copy_(slab)
+        for k, piece in zip(self._framed, _of_tile(grid, self._blocks, start, stop), strict=True):
+            piece.copy_(slabs[k])
 
 
 class Sums:
@@ -165,11 +149,7 @@ class Edges:
         """Edges ``start:stop`` are about to be taken."""
         grid = self._matrix.grid
 
-        def rows(block: int) -> Tensor:
-            memory = self._workspace.view(self._matrix.number(0, block), grid.block_nbytes(0, block))
-            return self._matrix.rows(memory, 0, block)
-
-        self._blocks.open(_blocks(grid, start, stop), rows)
+        self._blocks.open(_blocks(grid, start, stop), lambda block: self._matrix.rows(self._workspace, 0, block))
 
     def take(self, start: int, stop: int) -> Tensor:
         """What the array has of edges ``start:stop`` [E, columns]; a copy only where it lies in several frames."""
@@ -205,6 +185,15 @@ class OpenBlocks(Generic[T]):
     def __getitem__(self, block: int) -> T:
         found = self._now.get(block)
         return self._before[block] if found is None else found
+
+
+def _of_tile(grid: Grid, blocks: OpenBlocks[list[Tensor]], start: int, stop: int) -> list[Tensor]:
+    """Rows ``start:stop``, which lie in one block, of each of its slabs."""
+    block, first = divmod(start, grid.block_rows)
+    pieces = blocks[block]
+    if first == 0 and stop - start >= grid.height(block):
+        return pieces
+    return [piece[first : first + stop - start] for piece in pieces]
 
 
 def _blocks(grid: Grid, start: int, stop: int) -> range:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ooc.plan.grid import Grid
 from ooc.prefetch.engine import ChunkFile, OpenFile, Span
 from ooc.storage.array import Array
+from ooc.train.workspace import Workspace
 
 
 def as_matrix(memory: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
@@ -45,8 +46,13 @@ class BlockedMatrix:
         assert self.file is not None
         return [Span(self.file, grid.block_offset(slab, block), grid.block_nbytes(slab, block), self.name)]
 
-    def rows(self, memory: Tensor, slab: int, block: int) -> Tensor:
-        """The block that lies in ``memory``, [height, width]."""
+    def rows(self, workspace: Workspace, slab: int, block: int) -> Tensor:
+        """The block where ``workspace`` has it, [height, width]."""
+        grid = self.grid
+        return workspace.matrix(self.number(slab, block), self.dtype, grid.height(block), grid.width(slab))
+
+    def rows_of(self, memory: Tensor, slab: int, block: int) -> Tensor:
+        """The block that lies in ``memory``, uint8, [height, width]."""
         return as_matrix(memory, self.dtype, self.grid.height(block), self.grid.width(slab))
 
     def close(self) -> None:

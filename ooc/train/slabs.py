@@ -41,7 +41,7 @@ class SlabBuffers:
             rows = self.slab(slab)[start : start + grid.height(number)]
             if in_frame:
                 workspace.await_read(block)
-                rows.copy_(self._source.rows(workspace.view(block, nbytes), slab, number))
+                rows.copy_(self._source.rows(workspace, slab, number))
             else:
                 memory = rows.reshape(-1).view(torch.uint8)[-nbytes:]  # narrower values: into the upper half
                 narrow = memory.view(self._source.dtype).view(rows.shape) if len(memory) < rows.nbytes else None

@@ -5,7 +5,7 @@ There are two kinds. On the CPU the arena is host memory, blocks come from the S
 for one waits on the host. Where the device has memory of its own, the arena is the device's; a wait is then an order to
 the device, and the host goes on (``ooc.train.device_workspace``). Programs and passes are run alike in both.
 
-One thread uses a workspace; ``view`` may be called by any.
+One thread uses a workspace; ``matrix`` may be called by any.
 """
 
 from abc import ABC, abstractmethod
@@ -96,8 +96,8 @@ class Workspace(ABC):
     # ---- memory --------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def view(self, block: int, nbytes: int) -> Tensor:
-        """The memory of ``block``, uint8."""
+    def matrix(self, block: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+        """The memory of ``block`` as [rows, columns] of ``dtype``."""
 
     @abstractmethod
     def region(self, frame: int, nbytes: int) -> Tensor:
@@ -164,8 +164,9 @@ class HostWorkspace(Workspace):
     def write(self, block: int, step: int) -> None:
         self._frames.write(block, *self._locate(block))
 
-    def view(self, block: int, nbytes: int) -> Tensor:
-        return torch.from_numpy(self._frames.view(block, nbytes))
+    def matrix(self, block: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+        memory = torch.from_numpy(self._frames.view(block, rows * columns * dtype.itemsize))
+        return memory.view(dtype).view(rows, columns)
 
     def region(self, frame: int, nbytes: int) -> Tensor:
         return torch.from_numpy(self._frames.region(frame, nbytes))

@@ -250,7 +250,7 @@ class Run:
                 self._view(span.block).fill_(self.value(span.block))
 
     def _view(self, block: int) -> Tensor:
-        return self.workspace.view(block, self.plan.blocks.nbytes(block))
+        return self.workspace.matrix(block, torch.uint8, 1, self.plan.blocks.nbytes(block))[0]
 
     def _check(self, block: int, memory: Tensor, what: str) -> None:
         """Without waiting for the answer."""
