@@ -50,8 +50,9 @@ from ooc.train.workload import zero_gradients
 
 __all__ = ["OVERHEAD_BYTES", "TILE_ROWS", "Saving", "Trainer"]
 
-OVERHEAD_BYTES = 500_000_000
-"""Resident memory of the interpreter with torch and torch-geometric, besides the two budgets."""
+OVERHEAD_BYTES = 500_000_000 if torch.version.cuda is None else 800_000_000
+"""Resident memory of the interpreter with torch, whose build for CUDA is larger, and torch-geometric, besides the two
+budgets."""
 
 Scores = dict[str, float | None]
 

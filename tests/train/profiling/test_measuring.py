@@ -110,10 +110,20 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
         measure(tmp_path / "missing", ignore)
 
 
-def test_twice_the_work_takes_about_twice_as_long(bench: Bench) -> None:
-    values = torch.ones(1 << 18)
-    once, twice = (bench.seconds(lambda _: values * 2.0, tasks) for tasks in (200, 800))
-    assert 1.5 < twice / once < 10
+@pytest.mark.parametrize("waited_s", [0.0, 0.3])
+def test_so_many_times_the_work_takes_so_many_times_as_long(waited_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By clocks that tasks advance; not counted is how long threads ``waited`` for a processor."""
+    busy_s = 0.0
+
+    def compute(task: int) -> None:
+        nonlocal busy_s
+        busy_s += 0.25
+
+    monkeypatch.setattr("ooc.train.profiling.bench.perf_counter", lambda: busy_s + waited_s * busy_s)
+    monkeypatch.setattr("ooc.train.profiling.bench.process_time", lambda: busy_s)
+    monkeypatch.setattr("ooc.train.profiling.bench._waited_s", lambda: waited_s * busy_s)
+    with Bench(torch.device("cpu"), 1) as bench:
+        assert [bench.seconds(compute, tasks) for tasks in (3, 12)] == pytest.approx([0.75, 3.0])
 
 
 SECONDS = st.floats(1e-3, 1e3)
