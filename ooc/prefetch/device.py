@@ -57,6 +57,11 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def begin(self) -> None:
+        """A program begins, on the thread that it runs on: its kernels are launched in the stream that is torch's
+        current one now."""
+
+    @abstractmethod
     def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
         """Send off a copy between ``host`` and the arena in the stream of its way, behind ``after`` → its end."""
 

@@ -53,6 +53,7 @@ class DeviceWorkspace(Workspace):
 
     def begin(self, program: Program, staging: Staging | None) -> None:
         assert staging is not None, "the plan is of a machine whose CPU computes"
+        self._device.begin()
         self._vacant = self._device.record()
         for block, frame in program.warm:
             if self._where.get(block) != frame:

@@ -125,6 +125,15 @@ def test_copies_go_behind_their_events_in_the_stream_of_their_way(notes: Notes) 
     ]
 
 
+def test_kernels_run_in_the_stream_that_is_current_when_a_program_begins(notes: Notes) -> None:
+    device, _, _ = opened()
+    device.record()
+    notes.current = notes.stream_named("a user's")
+    device.begin()
+    device.record()
+    assert notes.taken[-2:] == [("kernels", "records", 0), ("a user's", "records", 1)]
+
+
 def test_events_are_timed_where_somebody_wants_to_know(notes: Notes) -> None:
     device = Cuda(timed=True)
     first, _, third = (device.record() for _ in range(3))

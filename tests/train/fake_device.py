@@ -182,6 +182,9 @@ class FakeDevice(Device):
         self.locked = [Extent.of_array(memory) for memory in (host, *facts)]
         return self._memory
 
+    def begin(self) -> None:
+        """There is one stream of kernels."""
+
     def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
         self._now_and_then()
         stream, before = COPIES[way], self.copies[way]

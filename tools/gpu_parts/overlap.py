@@ -79,6 +79,9 @@ class Watch(device.Device):
     def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
         return self._inner.open(arena_bytes=arena_bytes, limit_bytes=limit_bytes, host=host, facts=facts)
 
+    def begin(self) -> None:
+        self._inner.begin()
+
     def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[device.Event]) -> device.Event:
         if not self._watching:
             return self._inner.copy(target, source, way, after)

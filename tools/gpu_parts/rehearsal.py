@@ -42,6 +42,9 @@ class HostDevice(Device):
     def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
         return torch.empty(arena_bytes, dtype=torch.uint8)
 
+    def begin(self) -> None:
+        """There are no streams."""
+
     def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
         target.copy_(source)
         return Moment()

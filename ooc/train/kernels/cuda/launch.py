@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all launches have in common: types, numbers of programs, on which device, and how segments are gone through."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ def rows_in_line(matrix: Tensor) -> Tensor:
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Launches within go to the GPU where ``tensor`` is; in the interpreter there is none."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    return torch.cuda.device_of(tensor)
 
 
 def add_up(
