@@ -16,6 +16,8 @@ from ooc.train.kernels.cuda.sum_programs import sum_slots
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 
+_device_of: Any = torch.cuda.device_of
+"""It has no types."""
 _TYPES = {
     torch.float64: tl.float64,
     torch.float32: tl.float32,
@@ -57,7 +59,8 @@ def rows_in_line(matrix: Tensor) -> Tensor:
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Launches within go to the GPU where ``tensor`` is; in the interpreter there is none."""
-    return torch.cuda.device_of(tensor)
+    context: AbstractContextManager[object] = _device_of(tensor)
+    return context
 
 
 def add_up(
