@@ -91,7 +91,7 @@ class Session:
         self._listener(TaskStarted(task, len(setup.plan.programs[program]), "passes"))
         intra_op_threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        setup.network.product.forget_weights()
+        setup.network.forget_weights()
         try:
             executor.run(
                 program,
@@ -121,6 +121,7 @@ class Session:
 
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""
+        self._setup.network.forget_weights()
         if self._executor is not None:
             try:
                 self._placement.leave()

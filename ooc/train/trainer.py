@@ -263,7 +263,8 @@ class Trainer:
         self._setup.builder.epoch = self.epoch
         self._objective.begin()
         zero_gradients(self._setup.network)
-        self._session.run("train_and_score" if scored else "train", f"epoch {self.epoch + 1}")
+        with self._setup.network.summing_gradients():
+            self._session.run("train_and_score" if scored else "train", f"epoch {self.epoch + 1}")
         return self._objective.mean_loss()
 
     def _step(self) -> None:

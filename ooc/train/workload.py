@@ -105,6 +105,7 @@ def describe_workload(
         fixed_device_bytes=(_OF_A_PARAMETER * parameters + results_at_once(threads) * builder.most_gradients + idle)
         * itemsize
         + network.rounded_nbytes
+        + network.made_nbytes
         + network.statistics_nbytes,
         pulled_itemsize=itemsize,
         threads=threads,

@@ -4,7 +4,8 @@
 Parameters are shared with the user's model, not copied. What cannot be run exactly is refused by name.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -101,6 +102,37 @@ class Network:
             return sum(v.product.weights_nbytes(v.inputs[0].columns, v.columns) for v in linear)
 
         return max(nbytes(self.training), nbytes(self.evaluation))
+
+    @property
+    def made_nbytes(self) -> int:
+        """What weights made of several parameters take, with their gradients."""
+
+        def nbytes(output: Value) -> int:
+            return sum(value.made.nbytes for value in values_of(output) if isinstance(value, Projection))
+
+        return max(nbytes(self.training), nbytes(self.evaluation))
+
+    def forget_weights(self) -> None:
+        """Weights may have changed: what was made of them is to be made anew."""
+        self.product.forget_weights()
+        for output in (self.training, self.evaluation):
+            for value in values_of(output):
+                if isinstance(value, Projection):
+                    value.made.forget()
+
+    @contextmanager
+    def summing_gradients(self) -> Iterator[None]:
+        """Within it tiles add what they have for weights made of parameters, which these get at its end."""
+        trained = [v.made for v in values_of(self.training) if isinstance(v, Projection) and v.own_trains]
+        try:
+            for made in trained:
+                made.begin()
+            yield
+            for made in trained:
+                made.finish()
+        finally:
+            for made in trained:
+                made.end()
 
 
 def lower(

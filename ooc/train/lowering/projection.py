@@ -8,13 +8,15 @@ Shapes: R rows at hand, I/O columns in and out.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.train.lowering.products import IN_FULL, Products
-from ooc.train.lowering.values import Gradients, Rows, Value
+from ooc.train.lowering.values import Gradients, Rows, Summed, Value
 from ooc.train.tensors import first_rows
 
 Weights = Callable[[], tuple[Tensor, Tensor | None]]
@@ -37,42 +39,119 @@ class Projection(Value):
         label: str,
         product: Products = IN_FULL,
     ) -> None:
-        with torch.no_grad():
-            weight, bias = weights()
-        super().__init__(index, (source,), (len(weight),))
-        self.has_bias = bias is not None
-        self.weights = weights
+        self.made = Made(weights, parameters)
+        super().__init__(index, (source,), (self.made.columns,))
         self.parameters = tuple(parameters)
         self.label = label
         self.product = product
+
+    @property
+    def gradient_numel(self) -> int:
+        return self.made.numel if self.own_trains else 0
 
     def needs(self) -> tuple[Value, ...]:
         return self.inputs if self.own_trains else ()
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        weight, bias = self.weights()
+        weight, bias = self.made.values()
         source, multiply = inputs[0], self.product
         if multiply.dtype is None:
-            return F.linear(source, weight.detach(), None if bias is None else bias.detach())
-        weight_IO = multiply.weight((self, "forward"), lambda: weight.detach().T)
+            return F.linear(source, weight, bias)
+        weight_IO = multiply.weight((self, "forward"), lambda: weight.T)
         out = multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
-        return out if bias is None else out.add_(bias.detach())
+        return out if bias is None else out.add_(bias)
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         source, multiply, kept_as = operands[0], self.product, gradient.dtype
         factor = multiply.rounded(gradient, rows.shared_gradient)
         found = Gradients([None])
         if self.inputs[0].trains:
-            with torch.no_grad():
-                weight_OI = multiply.weight((self, "backward"), lambda: self.weights()[0].detach())
+            weight_OI = multiply.weight((self, "backward"), lambda: self.made.values()[0])
             found.inputs[0] = multiply(factor, weight_OI, kept_as)
         if source is None or not self.own_trains:
             return found
         taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
-        weight_gradient = multiply(factor.T, taken, kept_as)
-        bias_gradient = gradient.sum(dim=0) if self.has_bias else None
-        found.parameters = through_weights(self.weights, self.parameters, weight_gradient, bias_gradient)
+        bias_gradient = gradient.sum(dim=0) if self.made.has_bias else None
+        found.parameters = self.made.gradients(multiply(factor.T, taken, kept_as), bias_gradient)
         return found
+
+
+class Made:
+    """A weight [O, I] and bias [O] made of parameters once a program, between which alone parameters change.
+
+    Their gradients are added up over all tiles, and go through to the parameters when a program has ended: torch takes
+    as long to make small weights, and far longer to differentiate them, as to multiply a tile's rows. A linear layer's
+    weight and bias as they are cost nothing and are summed where they lie.
+    """
+
+    def __init__(self, weights: Weights, parameters: Sequence[nn.Parameter]) -> None:
+        with torch.no_grad():
+            weight, bias = weights()
+        self._shapes = weight.shape, None if bias is None else bias.shape
+        self.columns = len(weight)
+        self.numel = weight.numel() + (0 if bias is None else bias.numel())
+        self.has_bias = bias is not None
+        self.nbytes = 0
+        """What they take beside the parameters, with their gradients."""
+        self._weights, self._parameters = weights, tuple(parameters)
+        self._sums: tuple[_Sum, _Sum] | None = None
+        if not all(isinstance(made, nn.Parameter) for made in (weight, bias) if made is not None):
+            self.nbytes = 2 * self.numel * weight.itemsize
+            self._sums = _Sum(), _Sum()
+        self._values: tuple[Tensor, Tensor | None] | None = None
+        self._making = Lock()
+
+    def values(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias, without a gradient. On any thread."""
+        found = self._values
+        if found is None:
+            with self._making, torch.no_grad():  # so that threads do not each make one
+                found = self._values
+                if found is None:
+                    weight, bias = self._weights()
+                    found = self._values = weight.detach(), None if bias is None else bias.detach()
+        return found
+
+    def forget(self) -> None:
+        """Parameters may have changed."""
+        self._values = None
+
+    def gradients(self, weight: Tensor, bias: Tensor | None) -> list[tuple[Summed, Tensor]]:
+        """What a tile adds, with what it is to be added to."""
+        made = self._sums or self._weights()
+        pairs = [(made[0], weight), (made[1], bias)]
+        return [(sums, part) for sums, part in pairs if sums is not None and part is not None and _is_summed(sums)]
+
+    def begin(self) -> None:
+        """No tile has added anything."""
+        for sums, shape in zip(self._sums or (), self._shapes, strict=False):
+            sums.grad = None if shape is None else self._parameters[0].new_zeros(shape)
+
+    def finish(self) -> None:
+        """All tiles have: parameters get their gradients."""
+        if self._sums is None:
+            return
+        weight, bias = (sums.grad for sums in self._sums)
+        assert weight is not None
+        for parameter, part in through_weights(self._weights, self._parameters, weight, bias):
+            assert parameter.grad is not None
+            parameter.grad.add_(part)
+
+    def end(self) -> None:
+        """The sums are of no use any more."""
+        for sums in self._sums or ():
+            sums.grad = None
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Of what is made."""
+
+    grad: Tensor | None = None
+
+
+def _is_summed(made: Summed) -> bool:
+    return not isinstance(made, nn.Parameter) or made.requires_grad
 
 
 def through_weights(

@@ -17,7 +17,7 @@ Shapes: R rows at hand, I/O columns in and out. A gradient may have fewer rows t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -47,12 +47,18 @@ class Rows:
     shared_gradient: SharedFactor = field(default_factory=SharedFactor)
 
 
+class Summed(Protocol):
+    """What gradients are added to, tile after tile: a parameter, or what is made of parameters."""
+
+    grad: Tensor | None
+
+
 @dataclass(slots=True)
 class Gradients:
     """Of a value's inputs (None: none, or not wanted), parameters and moments."""
 
     inputs: list[Tensor | None]
-    parameters: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    parameters: list[tuple[Summed, Tensor]] = field(default_factory=list)
     moments: tuple[Tensor, Tensor] | None = None
 
 
@@ -79,6 +85,11 @@ class Value:
         for size in self.tail:
             columns *= size
         return columns
+
+    @property
+    def gradient_numel(self) -> int:
+        """Numbers in the gradients that a tile leaves of its parameters."""
+        return sum(parameter.numel() for parameter in self.parameters)
 
     @property
     def own_trains(self) -> bool:

@@ -92,7 +92,7 @@ class StageBuilder(Ground):
         def of(stage: int) -> int:
             ends = (schedule.pulled(at) for at in (stage, stage + 1) if at <= schedule.last)
             values = [*schedule.backward_of(stage), *(value for value in ends if value is not None)]
-            return sum(parameter.numel() for value in values for parameter in value.parameters)
+            return sum(value.gradient_numel for value in values)
 
         return max(map(of, range(schedule.last + 1)))
 

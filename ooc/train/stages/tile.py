@@ -4,14 +4,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ooc.plan.workload import Stage
 from ooc.train.graph import Scaling
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.lowering.general import Scattered
 from ooc.train.lowering.statistics import TileMoments
-from ooc.train.lowering.values import Moments
+from ooc.train.lowering.values import Moments, Summed
 from ooc.train.objective import Contribution
 
 Tensors = dict[str, Tensor]
@@ -33,7 +33,7 @@ class Tile:
     start: int
     stop: int
     inputs: Tensors
-    gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    gradients: list[tuple[Summed, Tensor]] = field(default_factory=list)
     contribution: Contribution = field(default_factory=Contribution)
     moments: list[tuple[Moments, TileMoments]] = field(default_factory=list)
     moment_gradients: list[tuple[Moments, Tensor, Tensor]] = field(default_factory=list)
