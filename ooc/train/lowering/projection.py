@@ -79,9 +79,9 @@ class Projection(Value):
 class Made:
     """A weight [O, I] and bias [O] made of parameters once a program, between which alone parameters change.
 
-    Their gradients are added up over all tiles, and go through to the parameters when a program has ended: torch takes
-    as long to make small weights, and far longer to differentiate them, as to multiply a tile's rows. A linear layer's
-    weight and bias as they are cost nothing and are summed where they lie.
+    Their gradients are added up over all tiles, in order, and go through to the parameters when a program has ended: to
+    make and differentiate them for every tile was more than half of the operators of GAT's epoch. A linear layer's
+    weight and bias as they are take nothing, and are summed where they lie.
     """
 
     def __init__(self, weights: Weights, parameters: Sequence[nn.Parameter]) -> None:
