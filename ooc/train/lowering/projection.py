@@ -80,8 +80,8 @@ class Made:
     """A weight [O, I] and bias [O] made of parameters once a program, between which alone parameters change.
 
     Their gradients are added up over all tiles, in order, and go through to the parameters when a program has ended: to
-    make and differentiate them for every tile was more than half of the operators of GAT's epoch. A linear layer's
-    weight and bias as they are take nothing, and are summed where they lie.
+    make and differentiate them for every tile was more than half of the operators of GAT's epoch where all of it is in
+    memory. A linear layer's weight and bias as they are take nothing, and are summed where they lie.
     """
 
     def __init__(self, weights: Weights, parameters: Sequence[nn.Parameter]) -> None:

@@ -164,9 +164,10 @@ class _Rates:
                 arena.close()
 
 
-_BETWEEN_OPERATORS = 2
+_BETWEEN_OPERATORS = 1.3
 """How much longer a GPU's host takes for an operator of an epoch than for one in a loop: the interpreter has to find
-out which is next. 2.0 for GraphSAGE and GCN, where nothing but the host takes any time (docs/gpu-executor.md)."""
+out which is next. 1.2 for GraphSAGE and 1.4 for GCN, where nothing but the host takes any time (docs/gpu-executor.md).
+"""
 
 
 def _pool(bench: Bench, arena: Arena | None) -> torch.Tensor:
