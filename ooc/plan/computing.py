@@ -16,8 +16,9 @@ _TIMES_STREAMED = 8
 counted stages of GCN and GraphSAGE come to."""
 _PULL_OPERATORS = 8
 """Of a pull besides the sum itself: offsets cut out, made relative and converted, edges taken from their frames."""
-_CUT_OPERATORS = 16
-"""On a device besides: four programs of Triton, each taken to be launched in the time of four operators of torch."""
+_PROGRAM_OPERATORS = 10
+"""On a device besides: two programs of Triton, each taken to be launched in the time of four operators of torch, and
+the list of the parts of long rows that comes with the offsets."""
 _TIMES_PUT = 2
 """How often a value that a column pass has pulled is read or written until it lies in its frame."""
 
@@ -68,7 +69,7 @@ def computing_of(
             source_rows=source.matrix.rows,
         )
         shared += _per_edge_seconds(item.pull, hardware, edges=edges, share=columns / source.matrix.columns)
-        operators = _PULL_OPERATORS + _CUT_OPERATORS * hardware.has_device_memory
+        operators = _PULL_OPERATORS + _PROGRAM_OPERATORS * hardware.has_device_memory
         alone += tiles * slabs * operators * processor.seconds_per_operator
     if isinstance(item, RowPass):
         stage = item.stage

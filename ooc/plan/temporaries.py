@@ -17,6 +17,8 @@ _BYTES_PER_TILE_EDGE = 32
 indices kept), and indices that lie in two frames put together."""
 _BYTES_PER_TILE_EDGE_ON_A_DEVICE = 16
 """The same where kernels leave neighbours out by themselves: indices put together, the smallest and largest found."""
+_BYTES_PER_TILE_ROW_ON_A_DEVICE = 16
+"""Where a row's edges begin, brought from the host, and counted from the tile's first in another type."""
 
 
 def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int) -> int:
@@ -39,11 +41,13 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         edges = most_edges(workload.topologies[item.pull.direction], workload.tile_rows, item.rows, tile)
         beside = _BYTES_PER_TILE_EDGE if workload.parts is None else _BYTES_PER_TILE_EDGE_ON_A_DEVICE
         nbytes += (beside + _edge_data_bytes(item.pull, workload)) * edges
+        if workload.parts is not None:
+            nbytes += (min(item.rows, tile) + 1) * _BYTES_PER_TILE_ROW_ON_A_DEVICE
         grid = matrices[item.pull.source].grid
         share = min(grid.slab_columns, pulled_columns(item, grid))
         nbytes += -(-_kernel_nbytes(item.pull, edges, min(item.rows, tile)) * share // grid.columns)
         if workload.parts is not None and item.pull.per_edge is None:
-            nbytes += workload.parts.nbytes(edges=edges, rows=min(item.rows, tile), columns=share)
+            nbytes += workload.parts.nbytes(edges=edges, columns=share)
         return workload.threads * nbytes + _apart_nbytes(item.pull, grid, share, workload)
     return workload.threads * nbytes
 

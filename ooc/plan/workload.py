@@ -96,19 +96,16 @@ class PerEdge:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How a device makes plain sums: in stretches of at most ``edges`` edges, which each have ``bytes_each`` of lists.
-
-    The stretches of a row that has several go into a workspace of ``itemsize`` bytes a column, then are added up.
-    """
+    """How a device makes plain sums: rows with more than ``edges`` edges in stretches of at most so many, of which it
+    has ``bytes_each`` of lists, and that go into a workspace of ``itemsize`` bytes a column, then are added up."""
 
     edges: int
     itemsize: int
     bytes_each: int
 
-    def nbytes(self, *, edges: int, rows: int, columns: int) -> int:
-        """A bound on what it takes beside the result for ``rows`` rows with so many edges together."""
-        most = edges // self.edges
-        return 2 * most * columns * self.itemsize + (rows + most) * self.bytes_each
+    def nbytes(self, *, edges: int, columns: int) -> int:
+        """A bound on what it takes beside the result for rows with so many edges together."""
+        return 2 * (edges // self.edges) * (columns * self.itemsize + self.bytes_each)
 
 
 @dataclass(frozen=True, slots=True)

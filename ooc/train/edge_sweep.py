@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The edges of a pull, in the order of the rows."""
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +45,7 @@ class EdgeSweep:
 
     def __init__(self, executor: "Executor", pull: Pull) -> None:
         self._offsets = executor.rows.offsets[pull.direction]
+        self._parts_P2 = executor.rows.parts.get(pull.direction)
         self._nodes = executor.plan.rows
         self._doubts = executor.doubts.get(pull.direction)
         self._arrays: dict[EdgeData | None, Edges] = {
@@ -69,4 +71,13 @@ class EdgeSweep:
             weight_E=None if weight is None else weight[:, 0],
             features_EK=taken.get(EdgeData.FEATURES),
             doubts=self._doubts,
+            parts_P2=self._parts(start, stop, indices.device),
         )
+
+    def _parts(self, start: int, stop: int, place: torch.device) -> Tensor | None:
+        """Those of the long rows among ``start:stop``, where there are kernels that want them."""
+        if self._parts_P2 is None:
+            return None
+        first, last = (bisect_left(self._parts_P2[:, 0], row) for row in (start, stop))
+        parts_P2 = torch.from_numpy(self._parts_P2[first:last])
+        return parts_P2.to(place, non_blocking=True) if first < last else torch.empty_like(parts_P2, device=place)

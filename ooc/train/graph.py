@@ -23,6 +23,7 @@ from ooc.plan.workload import Direction
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.storage.store import Store
 from ooc.train.edge_weights import weighted_degrees
+from ooc.train.kernels.cuda.segments import long_parts, most_parts
 
 _CHUNK_ROWS = 1 << 16
 
@@ -115,14 +116,17 @@ _PLAIN = RowScaling()
 
 @dataclass(slots=True)
 class GraphRows:
-    """Per-row facts in host memory: ``offsets`` [N+1] by direction, and what each scaling of the model needs."""
+    """Per-row facts in host memory: ``offsets`` [N+1] by direction, and what each scaling of the model needs; for the
+    kernels of a device with memory of its own, ``parts`` of long rows [P, 2] (``kernels.cuda.segments``)."""
 
     offsets: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
+    parts: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
     scalings: Mapping[Scaling, RowScaling] = field(default_factory=dict)
 
     def memory(self) -> Iterator[Bytes]:
         """Where it lies, on pages of its own: tiles' parts of it are brought to a device."""
         yield from (offsets.view(np.uint8) for offsets in self.offsets.values())
+        yield from (parts_P2.reshape(-1).view(np.uint8) for parts_P2 in self.parts.values() if len(parts_P2))
         for scaling in self.scalings.values():
             for facts_N1 in (scaling.scale_N1, scaling.self_N1):
                 if facts_N1 is not None:
@@ -197,10 +201,12 @@ def offset_itemsize(store: Store) -> int:
     return 4 if store.num_edges < 2**31 else 8
 
 
-def rows_nbytes(store: Store, scalings: Collection[Scaling], itemsize: int) -> int:
-    """Host bytes that ``load_rows`` will take, for admission beforehand."""
+def rows_nbytes(store: Store, scalings: Collection[Scaling], itemsize: int, *, on_device: bool) -> int:
+    """Host bytes that ``load_rows`` will take, for admission beforehand; a bound, where there may be long rows."""
     facts = sum((not scaling.plain) + _counts_own(store, scaling) for scaling in scalings)
-    return (store.num_nodes + 1) * (len(directions(store)) * offset_itemsize(store) + facts * itemsize)
+    offsets = len(directions(store)) * offset_itemsize(store)
+    parts = 2 * most_parts(store.num_edges) * offsets if on_device else 0
+    return (store.num_nodes + 1) * (offsets + facts * itemsize) + parts
 
 
 def _counts_own(store: Store, scaling: Scaling) -> bool:
@@ -208,11 +214,25 @@ def _counts_own(store: Store, scaling: Scaling) -> bool:
     return scaling.loop_weight is not None and (store.num_self_loops > 0 or scaling.loop_weight != 1.0)
 
 
-def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype) -> GraphRows:
-    """Read offsets and derive ``scalings``, in chunks of rows so that nothing larger than the result is held."""
+def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype, *, on_device: bool) -> GraphRows:
+    """Read offsets and derive ``scalings``, in chunks of rows so that nothing larger than the result is held.
+    ``on_device``: and list the parts of long rows."""
     offsets = _load_offsets(store)
+    parts = {direction: _parts(stops) for direction, stops in offsets.items()} if on_device else {}
     into_rows = offsets[Direction.IN]
-    return GraphRows(offsets, {scaling: _row_scaling(store, scaling, into_rows, dtype) for scaling in scalings})
+    return GraphRows(offsets, parts, {scaling: _row_scaling(store, scaling, into_rows, dtype) for scaling in scalings})
+
+
+def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
+    chunks = [
+        long_parts(offsets[start : start + _CHUNK_ROWS + 1], start)
+        for start in range(0, max(1, len(offsets) - 1), _CHUNK_ROWS)
+    ]
+    count = sum(map(len, chunks))
+    if not count:
+        return chunks[0]
+    parts_P2 = _on_own_pages(2 * count * offsets.itemsize).view(offsets.dtype).reshape(count, 2)
+    return np.concatenate(chunks, out=parts_P2)
 
 
 def _load_offsets(store: Store) -> dict[Direction, npt.NDArray[np.signedinteger]]:

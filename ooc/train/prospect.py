@@ -88,14 +88,16 @@ class Prospect:
             tile_rows=resources.tile_rows,
         )
         self._network, self._store = network, store
+        on_device = resources.hardware.has_device_memory
         self._extra_host_bytes, judging_device_bytes = judging_nbytes(
             store,
             chosen,
             network,
             rows=scored,
             tile_rows=resources.tile_rows,
-            on_device=resources.hardware.has_device_memory,
+            on_device=on_device,
         )
+        rows = rows_nbytes(store, network.scalings, dtype.itemsize, on_device=on_device)
         self._drafts = Drafts(
             network,
             store,
@@ -108,7 +110,7 @@ class Prospect:
             handed_rows=counted_rows(store) if isinstance(graph, Store) else most_rows(tile_edges),
             gathered_rows=counted_gathers(store) if isinstance(graph, Store) else most_gathers(tile_edges),
             seed=0,
-            fixed_host_bytes=rows_nbytes(store, network.scalings, dtype.itemsize) + self._extra_host_bytes,
+            fixed_host_bytes=rows + self._extra_host_bytes,
             extra_device_bytes=self._averaging.nbytes + judging_device_bytes + resources.overhead_bytes,
         )
 
@@ -123,7 +125,8 @@ class Prospect:
     def plan(self, limits: Limits, hardware: Hardware) -> tuple[Workload, Plan]:
         """What is to be done, and the verified plan for a machine within ``limits``; BudgetError where there is none,
         with the least budgets that would do."""
-        admit_rows(self._network, self._store, limits, extra_host_bytes=self._extra_host_bytes)
+        on_device = hardware.has_device_memory
+        admit_rows(self._network, self._store, limits, on_device=on_device, extra_host_bytes=self._extra_host_bytes)
         draft, plan = self._drafts.choose(limits, hardware)
         return draft.workload, plan
 

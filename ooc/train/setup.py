@@ -192,8 +192,9 @@ def make_setup(
     that would do.
     """
     check_computable(network, resources.hardware)
-    fixed = admit_rows(network, store, resources.limits, extra_host_bytes=extra_host_bytes)
-    rows = load_rows(store, network.scalings, network.dtype)
+    on_device = resources.hardware.has_device_memory
+    fixed = admit_rows(network, store, resources.limits, on_device=on_device, extra_host_bytes=extra_host_bytes)
+    rows = load_rows(store, network.scalings, network.dtype, on_device=on_device)
     drafts = Drafts(
         network,
         store,
@@ -239,9 +240,9 @@ def training_programs(builder: StageBuilder, *, share_forward: bool) -> dict[str
     return programs
 
 
-def admit_rows(network: Network, store: Store, limits: Limits, *, extra_host_bytes: int) -> int:
+def admit_rows(network: Network, store: Store, limits: Limits, *, on_device: bool, extra_host_bytes: int) -> int:
     """Host bytes of what is known of every row and ``extra_host_bytes``; BudgetError where the budget is smaller."""
-    fixed = rows_nbytes(store, network.scalings, network.dtype.itemsize) + extra_host_bytes
+    fixed = rows_nbytes(store, network.scalings, network.dtype.itemsize, on_device=on_device) + extra_host_bytes
     if fixed > limits.host_bytes:
         raise BudgetError(
             f"row offsets, scalings and scores of {store.num_nodes:,} nodes need {format_size(fixed)} on the host, "

@@ -2,8 +2,7 @@
 """Compiles every kernel for a GPU that is not there, and tells as JSON what the assembler made of it.
 
 Run as a script with a compute capability ("90"), in a process without the interpreter: the kernels are launched as
-ever, but on a driver that only knows what it would drive, and nothing is run. With "sums" behind it, only those and
-the cut of their rows.
+ever, but on a driver that only knows what it would drive, and nothing is run. With "sums" behind it, only those.
 """
 
 import json
@@ -23,8 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from ooc.train.dropout import Draw
 from ooc.train.kernels.cuda import dropout, edge_function, gat, maximum, sums
-from ooc.train.kernels.cuda.cutting import cut
-from ooc.train.kernels.cuda.segments import Segments
+from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
 from ooc.train.kernels.edge_terms import EdgeTerms
@@ -72,11 +70,7 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
         NODES,
         SelfLoops.EXACTLY_ONE,
     )
-    label = "cut"
-    segments = cut(tile.offsets_R1, EDGES)
-    for rows, edges in ((1, 0), (16, 16), (1025, 999), (3, EDGES)):
-        for dtype in (torch.int32, torch.int64):
-            cut(torch.zeros(rows + 1, dtype=dtype), edges)
+    segments = cut(tile)
     for width, dtype in ((128, torch.float32), (100, torch.float32), (128, torch.bfloat16), (8, torch.float32)):
         label = f"sum {width} {dtype}"
         weight = torch.zeros(EDGES, dtype=dtype) if width == 100 else None

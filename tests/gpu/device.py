@@ -9,13 +9,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ooc.train.kernels.cuda.segments import Segments
+from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import TileEdges
 
 pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
-from ooc.train.kernels.cuda import cutting, dropout, edge_function, edge_sum, edge_terms, gat, launch, maximum, sums
-from ooc.train.kernels.cuda.cutting import cut
+from ooc.train.kernels.cuda import dropout, edge_function, edge_sum, edge_terms, gat, launch, maximum, sums
 
 __all__ = [
     "DEVICE",
@@ -23,7 +22,6 @@ __all__ = [
     "INTERPRETED",
     "MOST",
     "cut",
-    "cutting",
     "dropout",
     "edge_function",
     "edge_sum",
@@ -62,7 +60,7 @@ def there(tile: TileEdges) -> TileEdges:
 
 
 def segments_of(tile: TileEdges, most: int) -> Segments:
-    return cut(tile.offsets_R1.to(DEVICE), tile.indices_E.numel(), most)
+    return cut(there(tile), most)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -86,10 +86,8 @@ def test_shapes_and_tiles_change_no_bit(graph: KernelGraph, seed: int, height: i
     _, _, tile = next(graph.tiles(Direction.OUT, graph.nodes))
     whole = maximum.pull_sources(there(tile), target_NK=target, source_RW=source)
     for rows, _, part in graph.tiles(Direction.OUT, height):
-        cutting = cut(part.offsets_R1.to(DEVICE), part.indices_E.numel())
-        found = maximum.pull_sources(
-            there(part), target_NK=target, source_RW=source[rows], segments=cutting, shape=shape
-        )
+        part = there(part)
+        found = maximum.pull_sources(part, target_NK=target, source_RW=source[rows], segments=cut(part), shape=shape)
         assert same_bits(found, whole[rows])
 
 

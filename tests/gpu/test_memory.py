@@ -19,14 +19,15 @@ from ooc.train.kernels.pulls import BY_DEVICE
 from ooc.train.lowering.edge_functions import DotAttention, EdgeSum, EdgeTerm, Gatv2Attention
 from ooc.train.lowering.per_edge import AttentionOptions, EdgeAggregate
 from ooc.train.lowering.values import Features
-from tests.gpu.device import cut, cutting, edge_function, edge_sum, gat, launch, maximum, sums
+from tests.gpu.device import cut, edge_function, edge_sum, gat, launch, maximum, sums
 from tests.train.test_kernel_memory import peak_bytes, torch_peak_bytes
 
 pytestmark = pytest.mark.gpu
 
 ROWS, HEADS, CHANNELS = 256, 4, 16
 WIDTH = HEADS * CHANNELS
-DEGREES = [0, 2, 20, 511, 513, 1500]
+NEARLY_LONG = 511
+DEGREES = [0, 2, 20, NEARLY_LONG, 513, 1500]
 """Of every row, or of one row as much as all: where rows have no parts, and where they have as many as can be."""
 
 
@@ -39,7 +40,7 @@ class Nothing:
 
 @pytest.fixture(autouse=True)
 def nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cutting, edge_function, edge_sum, gat, launch, maximum, sums):
+    for module in (edge_function, edge_sum, gat, launch, maximum, sums):
         for name, program in vars(module).items():
             if hasattr(program, "arg_names"):  # of Triton, compiled or interpreted
                 monkeypatch.setattr(module, name, Nothing())
@@ -50,11 +51,23 @@ def tile(degree: int, *, hub: bool) -> TileEdges:
     offsets = torch.arange(ROWS + 1) * degree
     if hub:
         offsets[1:] = edges
-    return TileEdges(torch.zeros(edges, dtype=torch.int32), offsets.int(), 0, ROWS, SelfLoops.EXACTLY_ONE)
+    made = TileEdges(torch.zeros(edges, dtype=torch.int32), offsets.int(), 0, ROWS, SelfLoops.EXACTLY_ONE)
+    return replace(made, parts_P2=cut(made).parts_P2)
+
+
+def listed_bytes(edges: TileEdges) -> int:
+    """Of the list that the tile brings."""
+    assert edges.parts_P2 is not None
+    return edges.parts_P2.nbytes
 
 
 def rows(columns: int) -> Tensor:
     return torch.zeros(ROWS, columns)
+
+
+def is_within(taken: int, bound: int, least: float, *, degree: int, hub: bool) -> bool:
+    """And not far below, unless no row of many edges is long: the bound cannot know."""
+    return taken <= bound and (taken > bound / least or (degree == NEARLY_LONG and not hub))
 
 
 def bound_of(edges: int, bounds: tuple[int, int, int]) -> int:
@@ -84,9 +97,9 @@ CALLS: dict[str, tuple[Callable[[TileEdges], Tensor], tuple[int, int, int]]] = {
 def test_attention_and_maxima(name: str, degree: int, hub: bool) -> None:
     call, bounds = CALLS[name]
     edges = tile(degree, hub=hub)
-    taken = peak_bytes(lambda: call(edges))
+    taken = peak_bytes(lambda: call(edges)) + listed_bytes(edges)
     bound = bound_of(edges.indices_E.numel(), bounds)
-    assert bound / 6 < taken <= bound
+    assert is_within(taken, bound, 6, degree=degree, hub=hub), (taken, bound)
 
 
 class Key:
@@ -137,25 +150,29 @@ def test_edge_functions(name: str, degree: int, hub: bool, monkeypatch: pytest.M
         peak_bytes(lambda: aggregate.backward_sources(Key(), edges, dp, source, groups)),
         peak_bytes(lambda: aggregate.backward_targets(Key(), edges, source, dp, groups)),
     ]
-    assert bound / 6 < max(taken) <= bound, (taken, bound)
+    assert is_within(max(taken) + listed_bytes(edges), bound, 6, degree=degree, hub=hub), (taken, bound)
 
 
 @pytest.mark.parametrize("hub", [False, True])
 @pytest.mark.parametrize("degree", DEGREES)
 def test_sums(degree: int, hub: bool) -> None:
     edges = tile(degree, hub=hub)
-    taken = peak_bytes(lambda: sums.pull(PLAIN, edges.indices_E, edges.offsets_R1))
-    parts = memory.sums(4).nbytes(edges=edges.indices_E.numel(), rows=ROWS, columns=WIDTH)
+    edges = replace(edges, self_loops=SelfLoops.AS_STORED)
+    taken = torch_peak_bytes(lambda: sums.pull_tile(edges, PLAIN)) + listed_bytes(edges)
+    parts = memory.sums(4).nbytes(edges=edges.indices_E.numel(), columns=WIDTH)
     bound = parts + ROWS * WIDTH * 4  # the result is counted among the stage's
-    assert bound / 3 < taken <= bound
+    assert is_within(taken, bound, 3, degree=degree, hub=hub), (taken, bound)
 
 
 @pytest.mark.parametrize(
     ("rows", "edges"), [(1, 0), (1, 512), (1, 513), (3, 1600), (256, 0), (256, 5000), (9, 600_000)]
 )
-def test_the_cut_of_any_tile(rows: int, edges: int) -> None:
-    """However few rows there are, to the byte."""
-    offsets = torch.tensor([0] * rows + [edges], dtype=torch.int32)
-    taken = torch_peak_bytes(lambda: cut(offsets, edges))
-    bound = memory.sums(4).nbytes(edges=edges, rows=rows, columns=0)
-    assert bound / 4 < taken <= bound
+def test_the_list_of_parts_of_any_tile(rows: int, edges: int) -> None:
+    """One hub, or as many rows that are barely long as there can be."""
+    offsets = torch.tensor([0] * rows + [edges]), torch.arange(0, edges + 513, 513)
+    for offsets_R1 in offsets:
+        tile = TileEdges(torch.zeros(int(offsets_R1[-1]), dtype=torch.int32), offsets_R1, 0, ROWS)
+        bound = memory.sums(4).nbytes(edges=tile.indices_E.numel(), columns=0)
+        parts = cut(tile).parts_P2
+        assert parts.nbytes <= bound
+        assert parts.nbytes >= bound / 3 or not len(parts)

@@ -2,6 +2,7 @@
 """Sums of the GPU are those of the processor, to the bit, whatever the shape of programs and the tile."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from ooc.train import aggregate
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from tests.examples import examples
-from tests.gpu.device import DEVICE, EXAMPLES, MOST, cut, same_bits, segments_of, shapes, sums, there
+from tests.gpu.device import DEVICE, EXAMPLES, MOST, same_bits, segments_of, shapes, sums, there
 from tests.train.kernel_cases import HEIGHTS, KernelGraph, graphs, numbers
 
 pytestmark = pytest.mark.gpu
@@ -26,13 +27,12 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.fl
 
 def in_parts(source: Tensor, indices: Tensor, offsets: Tensor, most: int) -> Tensor:
     """The oracle: parts of rows summed by the processor, and their sums again."""
-    segments = cut(offsets, len(indices), most)
-    used = segments.row_S < segments.rows
-    stops = (segments.first_S + segments.edges_S)[used]
-    parts = aggregate.pull(source, indices, torch.cat((stops.new_zeros(1), stops)).to(offsets.dtype))
-    counts = torch.bincount(segments.row_S[used], minlength=segments.rows)
-    bounds = torch.cat((counts.new_zeros(1), counts.cumsum(0))).to(offsets.dtype)
-    return aggregate.pull(parts, torch.arange(len(parts), dtype=offsets.dtype), bounds)
+    rows = list(pairwise(offsets.tolist()))
+    parts = [(first, min(first + most, stop)) for start, stop in rows for first in range(start, stop, most)]
+    stops = torch.tensor([0, *(stop for _, stop in parts)], dtype=offsets.dtype)
+    sums_PW = aggregate.pull(source, indices, stops)
+    counts = torch.tensor([0, *(len(range(start, stop, most)) for start, stop in rows)])
+    return aggregate.pull(sums_PW, torch.arange(len(parts), dtype=offsets.dtype), counts.cumsum(0).to(offsets.dtype))
 
 
 @given(graphs(SelfLoops.AS_STORED), st.integers(0, 99), WIDTHS, DTYPES, MOST, shapes(), st.booleans())

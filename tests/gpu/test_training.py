@@ -18,6 +18,7 @@ from ooc.errors import BudgetError, StoreError
 from ooc.plan.hardware import UNMEASURED_DEVICE
 from ooc.storage.store import Store
 from ooc.train import aggregate, dropout
+from ooc.train.kernels.cuda.segments import EDGES_PER_SEGMENT
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, store_of
@@ -39,6 +40,8 @@ MODELS = {
     "gat": ModelCase(kind="gat", dropout=0.3, options={"heads": 2}),
     "gatv2": ModelCase(kind="gat", dropout=0.3, options={"heads": 2, "v2": True}),
 }
+HUB_EDGES = EDGES_PER_SEGMENT + 8
+FOR_COMPILED = pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter would take a minute and a half")
 WITH_FEATURES: dict[str, Callable[[int, int], nn.Module]] = {
     "transformer": Transformers,
     "gine": Gines,
@@ -149,6 +152,17 @@ def test_losses_and_gradients_are_pygs(
 ) -> None:
     """Dropout on edges and rows included; and the bytes over the wire are the plan's."""
     compare(case, data, store, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["sage", "sage of maxima", pytest.param("gat", marks=FOR_COMPILED)])
+def test_rows_that_are_cut(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hub that half of all edges lead to, in the second tile, and of one that they come from: their parts come
+    with the offsets of their tiles."""
+    data = random_data(replace(GRAPH, nodes=40, edges=80), dtype=torch.float32)
+    sources, targets = torch.randint(0, 40, (2, HUB_EDGES), generator=torch.Generator().manual_seed(0))
+    edges = [data.edge_index, torch.stack((sources, torch.full_like(sources, 35)))]
+    data.edge_index = torch.cat((*edges, torch.stack((torch.full_like(targets, 3), targets))), dim=1)
+    compare(MODELS[name], data, store_of(data, tmp_path), tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", WITH_FEATURES)

@@ -44,16 +44,16 @@ def test_with_plenty_nothing_moves() -> None:
 
 @pytest.mark.parametrize("hub", [False, True])
 def test_sums_in_parts_are_admitted_with_their_workspace(hub: bool) -> None:
-    """For each thread's tile: a row for every part there can be, and lists for every part and row; wherever the edges
-    of the tile are. Masks and copies of these, which such kernels do without, are not counted."""
-    work = replace(WORK, parts=Parts(edges=512, itemsize=4, bytes_each=160))
+    """For each thread's tile: a row and a place in a list for every part there can be, wherever the edges of the tile
+    are, and the offsets of its rows. Masks and copies of these, which such kernels do without, are not counted."""
+    work = replace(WORK, parts=Parts(edges=512, itemsize=4, bytes_each=16))
     if hub:
         edges = [0, *[WORK.rows * 10] * (len(WORK.topologies[Direction.IN].tile_edges) - 1)]
         topologies = {d: replace(t, tile_edges=edges) for d, t in WORK.topologies.items()}
         work = replace(work, topologies=topologies)
     edges_of_a_tile = 400_000 if hub else 10_240
     most = edges_of_a_tile // 512
-    parts = 2 * most * 64 * 4 + (1024 + most) * 160 - 16 * edges_of_a_tile
+    parts = 2 * most * (64 * 4 + 16) + 16 * 1025 - 16 * edges_of_a_tile
     made, plain = (plan(EVERYTHING, EVERYTHING, one) for one in (work, replace(work, parts=None)))
     assert made.scratch_bytes - plain.scratch_bytes == WORK.threads * parts
     verify_plan(made)

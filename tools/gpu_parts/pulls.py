@@ -90,31 +90,28 @@ def compare_sums(graph: PowerLaw, width: int, dtype_name: str, device: torch.dev
     """
     needs_triton()
     from ooc.train.kernels.cuda import choice
-    from ooc.train.kernels.cuda.cutting import cut
     from ooc.train.kernels.cuda.sums import pull_tile
-    from ooc.train.kernels.edges import TileEdges
 
     dtype = DTYPES[dtype_name]
     generator = torch.Generator(device).manual_seed(width)
     x = torch.randn(graph.nodes, width, generator=generator, device=device).to(dtype)
-    into, out = (cut(lists.offsets_N1, graph.edges) for lists in (graph.into, graph.out))
+    into, out = _tiles(graph)
 
-    def ours(lists: Lists, segments: Any, shape: Any = None) -> Callable[[], Tensor]:
-        tile = TileEdges(lists.indices_E, lists.offsets_N1, 0, graph.nodes)
+    def ours(tile: Any, segments: Any, shape: Any = None) -> Callable[[], Tensor]:
         return lambda: pull_tile(tile, x, segments=segments, shape=shape)
 
     shape = choice.choices(str(device)).measure(
         choice.Case(choice.Kernel.SUM, width, x.itemsize),
-        lambda shape: seconds_of(device, ours(graph.into, into, shape)),
+        lambda shape: seconds_of(device, ours(*into, shape)),
         rounds=rounds_on(device, choice.ROUNDS),
     )
-    _check(x, graph, ours(graph.into, into)())
+    _check(x, graph, ours(*into)())
     name, scatter = _scatter()
     found: dict[str, Any] = {"shape": asdict(shape), "pyg": name, "counted_bytes": _bytes(graph, x)}
-    for direction, lists, segments in (("forward", graph.into, into), ("backward", graph.out, out)):
+    for direction, lists, ready in (("forward", graph.into, into), ("backward", graph.out, out)):
         csr, row_E = _csr(lists, dtype), lists.row_E
         ways = {
-            "ooc": ours(lists, segments),
+            "ooc": ours(*ready),
             "torch.sparse CSR": lambda csr=csr: csr @ x,
             "PyG": lambda lists=lists, row_E=row_E: scatter(x, lists.indices_E, row_E),
         }
@@ -302,10 +299,8 @@ def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
 
 def _tiles(graph: PowerLaw) -> list[tuple[Any, Any]]:
     """All rows as one tile with its segments, in-edges and out-edges."""
-    from ooc.train.kernels.cuda.cutting import cut
+    from ooc.train.kernels.cuda.segments import cut
     from ooc.train.kernels.edges import TileEdges
 
-    return [
-        (TileEdges(lists.indices_E, lists.offsets_N1, 0, graph.nodes), cut(lists.offsets_N1, graph.edges))
-        for lists in (graph.into, graph.out)
-    ]
+    tiles = [TileEdges(lists.indices_E, lists.offsets_N1, 0, graph.nodes) for lists in (graph.into, graph.out)]
+    return [(tile, cut(tile)) for tile in tiles]

@@ -68,7 +68,8 @@ class TileEdges:
     number of rows of the graph; neighbours at or beyond the end of a shorter pulled matrix are absent: they add
     nothing. ``weight_E`` and ``features_EK`` are what the edges carry, in the store's types, where it was asked for.
     ``doubts``: where it is noted what is wrong with the lists; None where the kernels raise. ``apart``: a copy of some
-    columns of the pulled matrix.
+    columns of the pulled matrix. ``parts_P2``: the parts of long rows, for the kernels of a GPU
+    (``ooc.train.kernels.cuda.segments``); None where nobody has listed them.
     """
 
     indices_E: Tensor
@@ -80,6 +81,7 @@ class TileEdges:
     features_EK: Tensor | None = None
     doubts: Doubts | None = None
     apart: Apart | None = None
+    parts_P2: Tensor | None = None
 
     @property
     def rows(self) -> int:

@@ -2,7 +2,7 @@
 """What computes: rates of aggregation, dense products and element-wise work, by the kernels that training uses."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ooc.plan.hardware import Curve
+from ooc.train.kernels.cuda.segments import long_parts
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.pulls import pulls_for
 from ooc.train.profiling.bench import Bench
@@ -68,12 +69,14 @@ def _pull_seconds(bench: Bench, memory: Tensor, row_bytes: int, degree: int) -> 
     ranks = (len(source) * torch.rand(edges, generator=generator) ** _SKEW).long()
     indices = (ranks * 7919 % len(source)).int().to(memory.device)
     rows = _TILE_ROWS if memory.device.type == "cpu" else edges // degree
-    offsets = torch.arange(rows + 1, dtype=torch.int32, device=memory.device) * degree
+    offsets_R1 = torch.arange(rows + 1, dtype=torch.int32) * degree
+    parts_P2 = torch.from_numpy(long_parts(offsets_R1.numpy())).to(memory.device)  # as training has it at hand
+    tile = TileEdges(indices, offsets_R1.to(memory.device), 0, len(source), parts_P2=parts_P2)
     sums = pulls_for(source).sums
 
     def task(number: int) -> None:
         first = number * rows * degree
-        sums(TileEdges(indices[first : first + rows * degree], offsets, 0, len(source)), source)
+        sums(replace(tile, indices_E=indices[first : first + rows * degree]), source)
 
     return bench.seconds(task, edges // (rows * degree))
 

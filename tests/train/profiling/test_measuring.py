@@ -62,10 +62,11 @@ def test_a_measured_machine_can_be_planned_by(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_pulls_are_timed_with_the_kernels_of_training(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the device, whatever it is."""
+    """Those of the device, whatever it is; with what they would have to wait for at hand, as it is in training."""
     timed: list[tuple[int, ...]] = []
 
     def sums(tile: TileEdges, source_NW: Tensor) -> Tensor:
+        assert tile.parts_P2 is not None and not len(tile.parts_P2)
         timed.append((tile.rows, tile.indices_E.numel(), *source_NW.shape))
         return source_NW
 

@@ -2,7 +2,6 @@
 """The same pulls on a GPU, as Triton programs, with the signatures of those on the CPU.
 
     segments         rows cut into stretches of bounded length, so that a row with many edges is many programs' work
-    cutting          cuts them: three launches, nothing read back
     shapes           how many rows and columns a program takes, and how many edges at a time
     choice           which of those shapes is fastest on this GPU: measured once, kept on disk
     launch           what all launches have in common, and how segments are gone through

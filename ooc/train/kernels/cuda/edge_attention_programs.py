@@ -38,16 +38,15 @@ def score_edges(key, query, term, att, SLOPE: tl.constexpr, ROOT: tl.constexpr, 
     return hidden, score
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start", "first_head", "seed", "threshold"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_head", "seed", "threshold"])
 def message_segments(
-    source, target, att, features, loops, weight, bias, lse, indices, offsets, row_of, first_of, edges_of, slot_of,
-    out, workspace,
-    segments, rows, nodes, tile_start, first_head, seed, threshold,
+    source, target, att, features, loops, weight, bias, lse, indices, offsets, parts, out, workspace,
+    slots, rows, nodes, tile_start, most, first_head, seed, threshold,
     KIND: tl.constexpr, CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, BROUGHT: tl.constexpr,
     QUERY: tl.constexpr, SLOPE: tl.constexpr, ROOT: tl.constexpr, SCALE: tl.constexpr, FEATURES: tl.constexpr,
     FEATURE_STRIDE: tl.constexpr, LOOP_STRIDE: tl.constexpr, TERM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, HAS_SLOTS: tl.constexpr, SELF_LOOPS: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, UNROLL: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDE: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Messages weighted by the softmax of their scores over every segment, into ``out`` and ``lse`` or the segment's
     slot: the sum, the highest score and the sum of weights."""
@@ -57,8 +56,8 @@ def message_segments(
     is_column = column < CHANNELS
     wide = tl.arange(0, WIDE)[None, :]  # columns of key, query and term: a head's, or one
     is_wide = wide < QUERY
-    segment, row, first, edges, steps = open_segments(
-        program // HEADS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    slot, row, first, edges, steps = open_segments(
+        program // HEADS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
     if HAS_DROPOUT:
@@ -116,14 +115,12 @@ def message_segments(
                 share = tl.where(kept, share * SCALE, 0.0)
             z = z * shrink + share * value
 
-    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     finish_messages(out, lse, row, head, column, z, highest, weights, is_whole, CHANNELS, HEADS)
-    if HAS_SLOTS:
-        place = workspace + (slot * HEADS + head) * (CHANNELS + 2)
-        tl.store(place + column, z, mask=(slot >= 0) & is_column)
-        tl.store(place + CHANNELS, highest, mask=slot >= 0)
-        tl.store(place + CHANNELS + 1, weights, mask=slot >= 0)
+    place = workspace + (slot * HEADS + head) * (CHANNELS + 2)
+    tl.store(place + column, z, mask=(slot >= 0) & is_column)
+    tl.store(place + CHANNELS, highest, mask=slot >= 0)
+    tl.store(place + CHANNELS + 1, weights, mask=slot >= 0)
 
 
 @triton.jit
@@ -139,16 +136,16 @@ def finish_messages(
     tl.store(lse + place, tl.where(is_empty, 0.0, tl.log(divisor) + highest), mask=is_row)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
 def message_slots(
-    workspace, lse, row_of, slot_of, slots_of, out, rows,
+    workspace, lse, offsets, parts, out, rows, tile_start, most,
     CHANNELS: tl.constexpr, HEADS: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The slots of every long row merged in order into ``out`` and ``lse``."""
     program = tl.program_id(0)
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // HEADS, row_of, slot_of, slots_of)
+    row, first, slots = open_long_row(program // HEADS, offsets, parts, rows, tile_start, most)
     highest = tl.full([1, 1], -3.4e38, ACCUMULATOR)
     weights = tl.full([1, 1], 0.0, ACCUMULATOR)
     z = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)

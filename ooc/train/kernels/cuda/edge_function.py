@@ -19,12 +19,11 @@ from torch import Tensor
 from ooc.errors import ModelError
 from ooc.train.kernels.cuda import edge_sum
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
-from ooc.train.kernels.cuda.cutting import cut
 from ooc.train.kernels.cuda.edge_attention_programs import DOT, GATV2, SCALAR, message_segments, message_slots
 from ooc.train.kernels.cuda.edge_gradient_programs import message_sources, message_targets
 from ooc.train.kernels.cuda.edge_terms import Terms, map_block
 from ooc.train.kernels.cuda.launch import Pulling, add_sums, dropped_below, rows_in_line, sums_dtype
-from ooc.train.kernels.cuda.segments import Segments
+from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.cuda.shapes import Shape, power_of_two
 from ooc.train.kernels.edge_function import EdgeFunction, Heads, Reduced, RowGradient, TargetLayout, Upstream, upstream
 from ooc.train.kernels.edge_terms import EdgeTerms
@@ -47,7 +46,7 @@ def pull_messages(
     shape: Shape | None = None,
 ) -> Reduced:
     """Forward: targets pull sources over in-edges, O = ``columns``. ``segments``: the tile's, if it has been cut."""
-    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile)
     if isinstance(function, Gine):
         assert terms is not None
         return Reduced(edge_sum.pull_messages(tile, source_NW, terms, segments, shape), None)
@@ -86,7 +85,7 @@ def pull_source_gradients(
     """Backward over out-edges: the gradient of the tile's rows as sources; ``target_NP`` as ``layout`` packs it."""
     assert not with_parameters, "gradients of parameters come row by row"
     assert len(source_RW) == tile.rows, "a program reads every row's own"
-    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile)
     if isinstance(function, Gine):
         assert terms is not None
         return RowGradient(edge_sum.pull_sources(tile, source_RW, target_NP, terms, segments, shape), ())
@@ -125,7 +124,7 @@ def pull_target_gradients(
 ) -> RowGradient:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and of the terms' map."""
     assert not with_parameters, "gradients of parameters come row by row"
-    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile)
     if isinstance(function, Gine):
         assert terms is not None and with_map
         d_map_RM = edge_sum.pull_map(tile, source_NW, upstream_R.gradient, terms, segments, shape)

@@ -30,16 +30,15 @@ def hidden_gradient(d_score, hidden, query, att, SLOPE: tl.constexpr, ROOT: tl.c
     return gradient
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start", "first_head", "seed", "threshold"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_head", "seed", "threshold"])
 def message_sources(
-    target, source, att, features, loops, weight, bias, indices, offsets, row_of, first_of, edges_of, slot_of,
-    out, workspace,
-    segments, rows, nodes, tile_start, first_head, seed, threshold,
+    target, source, att, features, loops, weight, bias, indices, offsets, parts, out, workspace,
+    slots, rows, nodes, tile_start, most, first_head, seed, threshold,
     KIND: tl.constexpr, CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, BROUGHT: tl.constexpr,
     QUERY: tl.constexpr, PACKED: tl.constexpr, SLOPE: tl.constexpr, ROOT: tl.constexpr, SCALE: tl.constexpr,
     FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, LOOP_STRIDE: tl.constexpr, TERM: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, HAS_SLOTS: tl.constexpr, SELF_LOOPS: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, UNROLL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The gradient of every segment's own row of ``source``, over the targets that it goes to: query, gradient, lse and
     D, PACKED columns a head; into ``out``, or summed into the segment's slot."""
@@ -49,8 +48,8 @@ def message_sources(
     is_column = column < CHANNELS
     wide = tl.arange(0, WIDE)[None, :]
     is_wide = wide < QUERY
-    segment, row, first, edges, steps = open_segments(
-        program // HEADS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    slot, row, first, edges, steps = open_segments(
+        program // HEADS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
     if HAS_DROPOUT:
@@ -109,7 +108,6 @@ def message_sources(
             d_value += kept_share * above
             d_key += hidden_gradient(d_score, hidden, query, vector, SLOPE, ROOT, KIND)
 
-    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     place = out + (row * HEADS + head) * BROUGHT
     TYPE: tl.constexpr = out.dtype.element_ty
@@ -121,27 +119,25 @@ def message_sources(
     else:
         tl.store(place + CHANNELS, narrow(d_key, TYPE), mask=is_whole)
     tl.store(place + column, narrow(d_value, TYPE), mask=is_whole & is_column)
-    if HAS_SLOTS:
-        place = workspace + (slot * HEADS + head) * BROUGHT
-        if KIND == DOT:
-            tl.store(place + column, d_key, mask=(slot >= 0) & is_column)
-            place += CHANNELS
-        elif KIND == SCALAR:
-            tl.store(place + CHANNELS, d_key, mask=slot >= 0)
-        tl.store(place + column, d_value, mask=(slot >= 0) & is_column)
+    place = workspace + (slot * HEADS + head) * BROUGHT
+    if KIND == DOT:
+        tl.store(place + column, d_key, mask=(slot >= 0) & is_column)
+        place += CHANNELS
+    elif KIND == SCALAR:
+        tl.store(place + CHANNELS, d_key, mask=slot >= 0)
+    tl.store(place + column, d_value, mask=(slot >= 0) & is_column)
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start", "first_head", "seed", "threshold"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_head", "seed", "threshold"])
 def message_targets(
-    source, target, upstream, statistics, att, features, loops, weight, bias, indices, offsets, row_of, first_of,
-    edges_of, slot_of, out, workspace,
-    segments, rows, nodes, tile_start, first_head, seed, threshold,
+    source, target, upstream, statistics, att, features, loops, weight, bias, indices, offsets, parts, out, workspace,
+    slots, rows, nodes, tile_start, most, first_head, seed, threshold,
     KIND: tl.constexpr, CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, BROUGHT: tl.constexpr,
     QUERY: tl.constexpr, RESULT: tl.constexpr, MAPPED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-    SLOPE: tl.constexpr, ROOT: tl.constexpr, SCALE: tl.constexpr, FEATURES: tl.constexpr,
-    FEATURE_STRIDE: tl.constexpr, LOOP_STRIDE: tl.constexpr, TERM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, HAS_SLOTS: tl.constexpr, SELF_LOOPS: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, UNROLL: tl.constexpr,
+    SLOPE: tl.constexpr, ROOT: tl.constexpr, SCALE: tl.constexpr, FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr,
+    LOOP_STRIDE: tl.constexpr, TERM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The gradient of every segment's own row of ``target``, RESULT columns a head, and of MAPPED rows of the map that
     makes terms, behind those of all heads; into ``out``, or summed into the segment's slot.
@@ -157,8 +153,8 @@ def message_targets(
     wide = tl.arange(0, WIDE)[None, :]
     is_wide = wide < QUERY
     number = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-    segment, row, first, edges, steps = open_segments(
-        program // BLOCKS // HEADS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    slot, row, first, edges, steps = open_segments(
+        program // BLOCKS // HEADS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
     if HAS_DROPOUT:
@@ -233,7 +229,6 @@ def message_targets(
                 )  # fmt: skip
                 d_map += feature[:, :, None] * d_hidden[:, None, :]
 
-    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = is_row & (slot < 0)
     WIDTH: tl.constexpr = HEADS * (RESULT + MAPPED * QUERY)
     TYPE: tl.constexpr = out.dtype.element_ty
@@ -242,13 +237,11 @@ def message_targets(
     tl.store(out + row * WIDTH + begin, narrow(d_query, TYPE), mask=is_whole & is_first)
     if RESULT > QUERY:
         tl.store(out + row * WIDTH + QUERY + begin, narrow(d_att, TYPE), mask=is_whole & is_first)
-    if HAS_SLOTS:
-        tl.store(workspace + slot * WIDTH + begin, d_query, mask=(slot >= 0) & is_first)
-        if RESULT > QUERY:
-            tl.store(workspace + slot * WIDTH + QUERY + begin, d_att, mask=(slot >= 0) & is_first)
+    tl.store(workspace + slot * WIDTH + begin, d_query, mask=(slot >= 0) & is_first)
+    if RESULT > QUERY:
+        tl.store(workspace + slot * WIDTH + QUERY + begin, d_att, mask=(slot >= 0) & is_first)
     if MAPPED > 0:
         begin = HEADS * RESULT + (head * MAPPED + number[:, :, None]) * QUERY + wide[:, None, :]
         is_part = (number < MAPPED)[:, :, None] & is_wide[:, None, :]
         tl.store(out + row[:, :, None] * WIDTH + begin, narrow(d_map, TYPE), mask=is_whole[:, :, None] & is_part)
-        if HAS_SLOTS:
-            tl.store(workspace + slot[:, :, None] * WIDTH + begin, d_map, mask=(slot >= 0)[:, :, None] & is_part)
+        tl.store(workspace + slot[:, :, None] * WIDTH + begin, d_map, mask=(slot >= 0)[:, :, None] & is_part)

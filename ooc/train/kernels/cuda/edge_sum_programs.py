@@ -12,13 +12,12 @@ from ooc.train.kernels.cuda.edge_term_programs import edge_terms, some_features
 from ooc.train.kernels.cuda.segment_programs import narrow, open_segments
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start", "first_column"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_column"])
 def rectified_segments(
-    pulled, own_rows, features, weight, bias, indices, offsets, row_of, first_of, edges_of, slot_of, out, workspace,
-    segments, rows, nodes, tile_start, first_column,
-    WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, BACKWARD: tl.constexpr,
-    HAS_MAP: tl.constexpr, FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, SELF_LOOPS: tl.constexpr,
+    pulled, own_rows, features, weight, bias, indices, offsets, parts, out, workspace,
+    slots, rows, nodes, tile_start, most, first_column,
+    WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, BACKWARD: tl.constexpr, HAS_MAP: tl.constexpr,
+    FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr, SELF_LOOPS: tl.constexpr,
     ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Forward, relu(x + t) of sources x summed over every segment, into ``out`` or the segment's slot. BACKWARD, the
@@ -26,8 +25,8 @@ def rectified_segments(
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     is_column = column < WIDTH
-    segment, row, first, edges, steps = open_segments(
-        program // BLOCKS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    slot, row, first, edges, steps = open_segments(
+        program // BLOCKS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     mine = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
     if BACKWARD:
@@ -56,21 +55,19 @@ def rectified_segments(
                 hidden = value + term
                 total += tl.where(is_edge & (hidden > 0), hidden, 0.0)
 
-    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_whole & is_column)
-    if HAS_SLOTS:
-        tl.store(workspace + slot * WIDTH + column, total, mask=(slot >= 0) & is_column)
+    tl.store(workspace + slot * WIDTH + column, total, mask=(slot >= 0) & is_column)
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most"])
 def rectified_map(
-    source, upstream, features, weight, bias, indices, offsets, row_of, first_of, edges_of, slot_of, out, workspace,
-    segments, rows, nodes, tile_start,
-    WIDTH: tl.constexpr, STRIDE: tl.constexpr, COLUMN_BLOCKS: tl.constexpr, MAPPED: tl.constexpr,
-    BLOCKS: tl.constexpr, BLOCK: tl.constexpr, FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SLOTS: tl.constexpr, SELF_LOOPS: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+    source, upstream, features, weight, bias, indices, offsets, parts, out, workspace,
+    slots, rows, nodes, tile_start, most,
+    WIDTH: tl.constexpr, STRIDE: tl.constexpr, COLUMN_BLOCKS: tl.constexpr, MAPPED: tl.constexpr, BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr, FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the map over every segment, MAPPED numbers a column side by side, into ``out`` or the slot: its
     own row of ``upstream`` where a source's x and the edge's t come to more than 0, times the edge's features."""
@@ -78,8 +75,8 @@ def rectified_map(
     number = (program % BLOCKS) * BLOCK + tl.arange(0, BLOCK)[None, :]
     column = (program // BLOCKS % COLUMN_BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     is_column = column < WIDTH
-    segment, row, first, edges, steps = open_segments(
-        program // BLOCKS // COLUMN_BLOCKS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    slot, row, first, edges, steps = open_segments(
+        program // BLOCKS // COLUMN_BLOCKS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     above = tl.load(upstream + row * WIDTH + column, mask=(row < rows) & is_column, other=0.0).to(ACCUMULATOR)
 
@@ -102,12 +99,10 @@ def rectified_map(
             )  # fmt: skip
             d_map += feature[:, :, None] * d_term[:, None, :]
 
-    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     begin = column[:, None, :] * MAPPED + number[:, :, None]
     is_part = is_column[:, None, :] & (number < MAPPED)[:, :, None]
     place = row[:, :, None] * (WIDTH * MAPPED) + begin
     tl.store(out + place, narrow(d_map, out.dtype.element_ty), mask=is_whole[:, :, None] & is_part)
-    if HAS_SLOTS:
-        place = slot[:, :, None] * (WIDTH * MAPPED) + begin
-        tl.store(workspace + place, d_map, mask=(slot >= 0)[:, :, None] & is_part)
+    place = slot[:, :, None] * (WIDTH * MAPPED) + begin
+    tl.store(workspace + place, d_map, mask=(slot >= 0)[:, :, None] & is_part)

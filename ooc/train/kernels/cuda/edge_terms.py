@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ooc.train.kernels.cuda import sums
-from ooc.train.kernels.cuda.cutting import cut
 from ooc.train.kernels.cuda.launch import rows_in_line
+from ooc.train.kernels.cuda.segments import cut
 from ooc.train.kernels.cuda.shapes import Shape, power_of_two
 from ooc.train.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.train.kernels.edges import TileEdges
@@ -82,8 +82,8 @@ def loop_features(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> T
         torch.arange(tile.start, tile.start + tile.rows, device=place), offsets.diff(), output_size=edges
     )
     is_other_E = (tile.indices_E != own_E).to(dtype)
-    own_edges = TileEdges(torch.arange(edges, device=place), offsets, 0, edges)
-    segments = cut(offsets, edges)
+    own_edges = TileEdges(torch.arange(edges, device=place), offsets, tile.start, edges)
+    segments = cut(tile)
     out_RK = sums.pull_tile(replace(own_edges, weight_E=is_other_E), features_EK, segments=segments)
     if loops.filling is Filling.SUM:
         return out_RK

@@ -15,10 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
-from ooc.train.kernels.cuda.cutting import cut
 from ooc.train.kernels.cuda.gat_programs import attend_segments, attend_slots, sources_segments, sources_slots
 from ooc.train.kernels.cuda.launch import Pulling, dropped_below, rows_in_line, sums_dtype
-from ooc.train.kernels.cuda.segments import Segments
+from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns, upstream
@@ -42,7 +41,7 @@ def attend(
     source_NS, a_dst_RH = rows_in_line(source_NS), a_dst_RH.contiguous()
     heads, sums = len(gat.heads), sums_dtype(source_NS.dtype)
     channels = source_NS.shape[1] // heads - SOURCE_SCALARS
-    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile)
     dtype = sums if keep else source_NS.dtype
     out = source_NS.new_empty(tile.rows, heads * result_columns(channels, keep=keep), dtype=dtype)
     if out.numel() == 0:
@@ -73,7 +72,7 @@ def pull_sources(
     target_NS, source_RS = rows_in_line(target_NS), rows_in_line(source_RS)
     heads, sums = len(gat.heads), sums_dtype(target_NS.dtype)
     channels = target_NS.shape[1] // heads - TARGET_SCALARS
-    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile)
     out = source_RS.new_empty(tile.rows, heads * (channels + SOURCE_SCALARS))
     if out.numel() == 0:
         return out

@@ -62,20 +62,20 @@ def open_repeats(indices, offsets, row, rows, first, edges):
     return neighbour.to(tl.int64), repeats
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start", "first_head", "seed", "threshold"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_head", "seed", "threshold"])
 def attend_segments(
-    source, a_dst, indices, offsets, row_of, first_of, edges_of, slot_of, out, workspace,
-    segments, rows, nodes, tile_start, first_head, seed, threshold,
+    source, a_dst, indices, offsets, parts, out, workspace,
+    slots, rows, nodes, tile_start, most, first_head, seed, threshold,
     CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, SLOPE: tl.constexpr, SCALE: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, HAS_SLOTS: tl.constexpr, KEEP: tl.constexpr, SELF_LOOPS: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, KEEP: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Z over every segment with what the backward pass needs, into ``out`` or the segment's slot."""
     program = tl.program_id(0)
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
-    segment, row, first, edges, steps = open_segments(
-        program // HEADS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    slot, row, first, edges, steps = open_segments(
+        program // HEADS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
     if HAS_DROPOUT:
@@ -121,29 +121,27 @@ def attend_segments(
             if KEEP:
                 bent_z = bent_z * shrink + bent * value
 
-    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     finish_attention(out, row, head, column, z, bent_z, highest, weights, bents, is_whole, CHANNELS, HEADS, KEEP)
-    if HAS_SLOTS:
-        place = workspace + (slot * HEADS + head) * (2 * CHANNELS + 3)
-        is_part = (slot >= 0) & (column < CHANNELS)
-        tl.store(place + column, z, mask=is_part)
-        tl.store(place + CHANNELS + column, bent_z, mask=is_part)
-        tl.store(place + 2 * CHANNELS, highest, mask=slot >= 0)
-        tl.store(place + 2 * CHANNELS + 1, weights, mask=slot >= 0)
-        tl.store(place + 2 * CHANNELS + 2, bents, mask=slot >= 0)
+    place = workspace + (slot * HEADS + head) * (2 * CHANNELS + 3)
+    is_part = (slot >= 0) & (column < CHANNELS)
+    tl.store(place + column, z, mask=is_part)
+    tl.store(place + CHANNELS + column, bent_z, mask=is_part)
+    tl.store(place + 2 * CHANNELS, highest, mask=slot >= 0)
+    tl.store(place + 2 * CHANNELS + 1, weights, mask=slot >= 0)
+    tl.store(place + 2 * CHANNELS + 2, bents, mask=slot >= 0)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
 def attend_slots(
-    workspace, row_of, slot_of, slots_of, out, rows,
+    workspace, offsets, parts, out, rows, tile_start, most,
     CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEEP: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The slots of every long row merged in order into ``out``."""
     program = tl.program_id(0)
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // HEADS, row_of, slot_of, slots_of)
+    row, first, slots = open_long_row(program // HEADS, offsets, parts, rows, tile_start, most)
     highest = tl.full([1, 1], -3.4e38, ACCUMULATOR)
     weights = tl.full([1, 1], 0.0, ACCUMULATOR)
     bents = tl.full([1, 1], 0.0, ACCUMULATOR)
@@ -178,21 +176,20 @@ def finish_sources(
     tl.store(place + CHANNELS, narrow(da_src, TYPE), mask=is_row)
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start", "first_head", "seed", "threshold"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_head", "seed", "threshold"])
 def sources_segments(
-    target, source, indices, offsets, row_of, first_of, edges_of, slot_of, out, workspace,
-    segments, rows, nodes, tile_start, first_head, seed, threshold,
-    CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, SOURCE_STRIDE: tl.constexpr,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, HAS_DROPOUT: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    target, source, indices, offsets, parts, out, workspace,
+    slots, rows, nodes, tile_start, most, first_head, seed, threshold,
+    CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, SOURCE_STRIDE: tl.constexpr, SLOPE: tl.constexpr,
+    SCALE: tl.constexpr, HAS_DROPOUT: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """dz and da_src of every segment's own row, into ``out``, or their sums into the segment's slot."""
     program = tl.program_id(0)
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
-    segment, row, first, edges, steps = open_segments(
-        program // HEADS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    slot, row, first, edges, steps = open_segments(
+        program // HEADS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
     if HAS_DROPOUT:
@@ -233,22 +230,20 @@ def sources_segments(
             total += weight * value
             bent_total += bent * value
 
-    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     finish_sources(
         out, source, row, head, column, total, bent_total, bent_d, is_whole, CHANNELS, HEADS, SOURCE_STRIDE, ACCUMULATOR
     )
-    if HAS_SLOTS:
-        place = workspace + (slot * HEADS + head) * (2 * CHANNELS + 1)
-        is_part = (slot >= 0) & (column < CHANNELS)
-        tl.store(place + column, total, mask=is_part)
-        tl.store(place + CHANNELS + column, bent_total, mask=is_part)
-        tl.store(place + 2 * CHANNELS, bent_d, mask=slot >= 0)
+    place = workspace + (slot * HEADS + head) * (2 * CHANNELS + 1)
+    is_part = (slot >= 0) & (column < CHANNELS)
+    tl.store(place + column, total, mask=is_part)
+    tl.store(place + CHANNELS + column, bent_total, mask=is_part)
+    tl.store(place + 2 * CHANNELS, bent_d, mask=slot >= 0)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
 def sources_slots(
-    workspace, source, row_of, slot_of, slots_of, out, rows,
+    workspace, source, offsets, parts, out, rows, tile_start, most,
     CHANNELS: tl.constexpr, HEADS: tl.constexpr, SOURCE_STRIDE: tl.constexpr, ACCUMULATOR: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -256,7 +251,7 @@ def sources_slots(
     program = tl.program_id(0)
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // HEADS, row_of, slot_of, slots_of)
+    row, first, slots = open_long_row(program // HEADS, offsets, parts, rows, tile_start, most)
     is_column = column < CHANNELS
     bent_d = tl.full([1, 1], 0.0, ACCUMULATOR)
     total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)

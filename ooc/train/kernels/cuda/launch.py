@@ -68,17 +68,18 @@ def add_up(
 ) -> None:
     """The slots of every long row of ``segments``, in ``workspace``, into its row of ``out``, by ``across`` programs
     side by side."""
-    if not segments.long_rows:
+    if not segments.slots:
         return
     with on_device_of(workspace):
-        program[(segments.long_rows * across,)](
+        program[(segments.slots * across,)](
             workspace,
             *operands,
-            segments.row_L,
-            segments.slot_L,
-            segments.slots_L,
+            segments.offsets_R1,
+            segments.parts_P2,
             out,
             segments.rows,
+            segments.start,
+            segments.most,
             ACCUMULATOR=accumulator(workspace.dtype),
             **constants,
         )
@@ -118,27 +119,24 @@ class Pulling:
 
     def over_segments(self, program: Any, *operands: Tensor, numbers: tuple[int, ...] = (), **constants: Any) -> None:
         """Every segment into its row of ``out`` or into its slot. ``operands`` come behind the matrix, ``numbers``
-        behind the tile's first row."""
+        behind how many edges a segment has at most."""
         segments, shape, matrix = self.segments, self.shape, self.matrix_NW
         with on_device_of(matrix):
             program[(ceil_div(segments.count, shape.rows) * self.across,)](
                 matrix,
                 *operands,
                 self.tile.indices_E,
-                self.tile.offsets_R1,
-                segments.row_S,
-                segments.first_S,
-                segments.edges_S,
-                segments.slot_S,
+                segments.offsets_R1,
+                segments.parts_P2,
                 self.out,
                 self.workspace,
-                segments.count,
+                segments.slots,
                 segments.rows,
                 matrix.shape[0],
-                self.tile.start,
+                segments.start,
+                segments.most,
                 *numbers,
                 STRIDE=matrix.stride(0),
-                HAS_SLOTS=segments.slots > 0,
                 SELF_LOOPS=self.tile.self_loops is SelfLoops.EXACTLY_ONE,
                 ACCUMULATOR=accumulator(matrix.dtype),
                 ROWS=shape.rows,

@@ -11,10 +11,9 @@ Shapes: N rows of a pulled matrix, R rows of the tile, W columns.
 from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
-from ooc.train.kernels.cuda.cutting import cut
 from ooc.train.kernels.cuda.launch import Pulling, ceil_div, rows_in_line, sums_dtype
 from ooc.train.kernels.cuda.maximum_programs import maxima_segments, maxima_slots, shares_segments
-from ooc.train.kernels.cuda.segments import Segments
+from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.cuda.sum_programs import sum_slots
 from ooc.train.kernels.edges import TileEdges
@@ -30,7 +29,7 @@ def pull_maxima(
     ties beside it, [R, W·2]. ``segments``: the tile's, if it has been cut before."""
     source_NW = rows_in_line(source_NW)
     width, sums = source_NW.shape[1], sums_dtype(source_NW.dtype)
-    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile)
     out = source_NW.new_empty(tile.rows, 2 * width if keep else width, dtype=sums if keep else source_NW.dtype)
     if out.numel() == 0:
         return out
@@ -58,7 +57,7 @@ def pull_sources(
     assert len(source_RW) == tile.rows, "a program reads every row's own"
     target_NK, source_RW = rows_in_line(target_NK), rows_in_line(source_RW)
     width, sums = source_RW.shape[1], sums_dtype(target_NK.dtype)
-    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile)
     out_RW = source_RW.new_empty(tile.rows, width)
     if out_RW.numel() == 0:
         return out_RW

@@ -24,20 +24,18 @@ def finish_maxima(out, place, highest, ties, is_stored, KEEP: tl.constexpr):
         tl.store(out + place, narrow(highest, out.dtype.element_ty), mask=is_stored)
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most"])
 def maxima_segments(
-    source, indices, offsets, row_of, first_of, edges_of, slot_of, out, workspace,
-    segments, rows, nodes, tile_start,
-    WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, HAS_SLOTS: tl.constexpr, KEEP: tl.constexpr,
-    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    source, indices, offsets, parts, out, workspace, slots, rows, nodes, tile_start, most,
+    WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, KEEP: tl.constexpr, SELF_LOOPS: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The largest of every column over every segment and how many equal it, into ``out`` or the segment's slot."""
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     is_column = column < WIDTH
-    segment, row, first, edges, steps = open_segments(
-        program // BLOCKS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    slot, row, first, edges, steps = open_segments(
+        program // BLOCKS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
 
@@ -60,24 +58,22 @@ def maxima_segments(
             ties = tl.where(is_higher, 1.0, tl.where(is_equal, ties + 1.0, ties))
             highest = tl.where(is_higher, value, highest)
 
-    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     finish_maxima(out, row * WIDTH + column, highest, ties, is_whole & is_column, KEEP)
-    if HAS_SLOTS:
-        place = 2 * (slot * WIDTH + column)
-        tl.store(workspace + place, highest, mask=(slot >= 0) & is_column)
-        tl.store(workspace + place + 1, ties, mask=(slot >= 0) & is_column)
+    place = 2 * (slot * WIDTH + column)
+    tl.store(workspace + place, highest, mask=(slot >= 0) & is_column)
+    tl.store(workspace + place + 1, ties, mask=(slot >= 0) & is_column)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
 def maxima_slots(
-    workspace, row_of, slot_of, slots_of, out, rows,
+    workspace, offsets, parts, out, rows, tile_start, most,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KEEP: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The slots of every long row merged into ``out``."""
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // BLOCKS, row_of, slot_of, slots_of)
+    row, first, slots = open_long_row(program // BLOCKS, offsets, parts, rows, tile_start, most)
     is_column = (column < WIDTH) & (row < rows)
     highest = tl.full([1, COLUMNS], float("-inf"), ACCUMULATOR)
     ties = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
@@ -91,21 +87,20 @@ def maxima_slots(
     finish_maxima(out, row * WIDTH + column, highest, ties, is_column, KEEP)
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most"])
 def shares_segments(
-    target, source, indices, offsets, row_of, first_of, edges_of, slot_of, out, workspace,
-    segments, rows, nodes, tile_start,
+    target, source, indices, offsets, parts, out, workspace, slots, rows, nodes, tile_start, most,
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, SOURCE_STRIDE: tl.constexpr, BLOCKS: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Of every segment's own row of ``source``, the shares in ``target`` [nodes, 2 · WIDTH] where its value is the
     maximum, summed into ``out`` or the segment's slot."""
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     is_column = column < WIDTH
-    segment, row, first, edges, steps = open_segments(
-        program // BLOCKS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    slot, row, first, edges, steps = open_segments(
+        program // BLOCKS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
     mine = tl.load(source + row * SOURCE_STRIDE + column, mask=(row < rows) & is_column, other=0.0).to(ACCUMULATOR)
@@ -127,8 +122,6 @@ def shares_segments(
             share = tl.load(place + 1, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
             total += tl.where(highest == mine, share, 0.0)
 
-    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_whole & is_column)
-    if HAS_SLOTS:
-        tl.store(workspace + slot * WIDTH + column, total, mask=(slot >= 0) & is_column)
+    tl.store(workspace + slot * WIDTH + column, total, mask=(slot >= 0) & is_column)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the pulls on a GPU take of its memory for a tile, results included: bounds for admission, and no Triton needed.
 
-Beside its result a pull has the cut of the tile's rows into segments (``cutting.cut``) and a workspace: a slot in the
-summing type for every part of a long row. E edges make at most 2 · ⌊E / 512⌋ slots, so that a workspace is so much for
-every edge, and small beside what is pulled; one hub or a thousand makes no difference.
+Beside its result a pull has a list of the parts of long rows (``segments``) and a workspace, a slot in the summing type
+for each of them. E edges make at most 2 · ⌊E / 512⌋ parts, so that a workspace is so much for every edge, and small
+beside what is pulled; one hub or a thousand makes no difference.
 """
 
 from ooc.plan.workload import Parts
@@ -12,14 +12,13 @@ from ooc.train.kernels.cuda.segments import EDGES_PER_SEGMENT
 EVERY_EDGE = 1 << 62
 """Edges at once: all of a tile, whatever their number."""
 
-_SEGMENT_BYTES = 160
-"""Of the lists of a cut with what computing them takes, for each segment: 60, and more where there are so few segments
-that rounding lengths up to four counts."""
+_PART_BYTES = 16
+"""Of the list, for each part: two numbers."""
 
 
 def sums(itemsize: int) -> Parts:
     """How plain sums of numbers of ``itemsize`` bytes are made in parts."""
-    return Parts(EDGES_PER_SEGMENT, _summed(itemsize), _SEGMENT_BYTES)
+    return Parts(EDGES_PER_SEGMENT, _summed(itemsize), _PART_BYTES)
 
 
 def attention(*, heads: int, channels: int, itemsize: int) -> tuple[int, int, int]:
@@ -50,16 +49,18 @@ def messages(
     forward = 2 * message + 3 * groups + brought + (groups + 4) * features
     rows = max(forward, 2 * source, 2 * packed + 2 * (brought + message + 2 * groups) + 2 * pulled)
     of_loops = features * itemsize + 2 * itemsize + 40 if features else 0
-    cut_per_edge = -(-(2 * slot * summed + _SEGMENT_BYTES) // EDGES_PER_SEGMENT)
-    return EVERY_EDGE, cut_per_edge + of_loops, rows * summed + 2 * _SEGMENT_BYTES
+    return EVERY_EDGE, _parts_per_edge(slot * summed) + of_loops, rows * summed
 
 
 def _bounds(*, slot: int, row: int, itemsize: int) -> tuple[int, int, int]:
     """``slot``, ``row``: numbers of a slot, and of a row of the result, which may be rounded, in a copy, once more."""
     summed = _summed(itemsize)
-    slots_per_edge = -(-2 * slot * summed // EDGES_PER_SEGMENT)
-    cut_per_edge = -(-_SEGMENT_BYTES // EDGES_PER_SEGMENT)
-    return EVERY_EDGE, slots_per_edge + cut_per_edge, 2 * row * summed + _SEGMENT_BYTES
+    return EVERY_EDGE, _parts_per_edge(slot * summed), 2 * row * summed
+
+
+def _parts_per_edge(slot_bytes: int) -> int:
+    """Bytes of the parts of long rows and their slots, for every edge; two parts for every 512 edges, at most."""
+    return -(-2 * (slot_bytes + _PART_BYTES) // EDGES_PER_SEGMENT)
 
 
 def _summed(itemsize: int) -> int:

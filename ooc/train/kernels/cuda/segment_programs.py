@@ -26,26 +26,40 @@ def narrow(value, TYPE: tl.constexpr):
 
 @triton.jit
 def open_segments(
-    number, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS: tl.constexpr, ROWS: tl.constexpr
+    number, offsets, parts, slots, rows, tile_start, most,
+    SELF_LOOPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The ``number``-th ROWS segments, one below the other: their numbers, rows, first edges, edges and steps.
+    """The ``number``-th ROWS segments, one below the other: their slots, rows, first edges, edges and steps.
 
-    With self-loops a row's last segment has one step more than edges. Beyond the last segment are none of either.
+    The first ``slots`` segments are the parts of long rows; of the others, which are whole rows, the slot is −1.
+    Beyond the last segment, and where a whole row is long, the row is ``rows`` and there are no edges. With self-loops
+    a row's last segment has one step more than edges. A launch has fewer than 2³¹ segments: in 64 bits their numbers
+    would take registers that attention has no more of.
     """
-    segment = number.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    is_segment = segment < segments
-    edges = tl.load(edges_of + segment, mask=is_segment, other=0)
-    first = tl.load(first_of + segment, mask=is_segment, other=0)
-    row = tl.load(row_of + segment, mask=is_segment, other=rows)
+    place = number * ROWS + tl.arange(0, ROWS)[:, None]
+    is_part = place < slots
+    part_row = tl.load(parts + 2 * place, mask=is_part, other=0) - tile_start
+    part = tl.load(parts + 2 * place + 1, mask=is_part, other=0).to(tl.int64)
+    row = tl.where(is_part, part_row.to(tl.int32), place - slots)
+    is_row = row < rows
+    row_start = tl.load(offsets + row, mask=is_row, other=0).to(tl.int64)
+    row_stop = tl.load(offsets + row + 1, mask=is_row, other=0).to(tl.int64)
+    row = tl.where(is_row & (is_part | (row_stop - row_start <= most)), row, rows)
+    first = row_start + part * most
+    edges = tl.where(row < rows, tl.minimum(row_stop - first, most), 0).to(tl.int32)
     steps = edges
     if SELF_LOOPS:
-        row_stop = tl.load(offsets + row + 1, mask=row < rows, other=-1)
-        steps = edges + ((first + edges == row_stop) & (row < rows)).to(tl.int32)
-    return segment, row, first, edges, steps
+        steps = edges + ((row < rows) & (row_stop - first <= most)).to(tl.int32)
+    return tl.where(is_part, place, -1).to(tl.int64), row.to(tl.int64), first, edges, steps
 
 
 @triton.jit
-def open_long_row(number, row_of, slot_of, slots_of):
-    """The ``number``-th long row: its number, its first slot and how many it has; the first two [1, 1]."""
-    place = number.to(tl.int64) + tl.full([1, 1], 0, tl.int64)
-    return tl.load(row_of + place), tl.load(slot_of + place), tl.max(tl.load(slots_of + place))
+def open_long_row(number, offsets, parts, rows, tile_start, most):
+    """The row of the ``number``-th part, its first slot and how many it has, if it is the row's first part; otherwise
+    ``rows`` and none. The first two [1, 1]."""
+    slot = number.to(tl.int64) + tl.full([1, 1], 0, tl.int64)
+    row = tl.load(parts + 2 * slot).to(tl.int64) - tile_start
+    is_first = tl.load(parts + 2 * slot + 1) == 0
+    edges = tl.load(offsets + row + 1).to(tl.int64) - tl.load(offsets + row).to(tl.int64)
+    slots = tl.where(is_first, (edges + most - 1) // most, 0)
+    return tl.where(is_first, row, rows), slot, tl.max(slots).to(tl.int32)

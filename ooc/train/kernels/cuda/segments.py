@@ -6,15 +6,20 @@ rows with more than ``EDGES_PER_SEGMENT`` edges are cut at multiples of it from 
 summed into a slot of a workspace, and a second launch adds a row's slots in order. Where a row is cut depends on
 nothing but the row, so results do not depend on tiles.
 
-Lengths of all lists follow from R and E alone: nothing is read back, so a launch waits for nothing. Entries beyond
-what the rows need are marked by a row number of R. ``cutting`` fills the lists where the offsets are.
+Who has the offsets in host memory lists the parts there, once for a graph, and brings those of a tile along with its
+offsets: few rows are long, and a tile without such rows needs no list at all. Every other row is a segment of its own,
+which programs find by its number.
 
-R rows of a tile with E edges, S segments, L long rows.
+R rows of a tile, P parts of its long rows.
 """
 
 from dataclasses import dataclass
 
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, from_numpy
+
+from ooc.train.kernels.edges import TileEdges
 
 EDGES_PER_SEGMENT = 512
 """Edges that one program sums one after the other. Few enough that a tile's last programs do not keep the others
@@ -23,28 +28,55 @@ waiting; many enough that the workspace stays small beside the results. Never me
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What a launch takes, in order of rows and within a row in order of edges.
+    """What a launch takes: first the parts of long rows, which take longest, then all R rows, of which it passes over
+    the long ones.
 
-    Of every segment: ``row_S`` (R: none), ``first_S`` of the tile's edges, ``edges_S`` (int32) and ``slot_S``, where
-    in the workspace it goes; −1: it is the row's only one. Of every long row: ``row_L`` (R: none), ``slot_L`` the
-    first of its slots, ``slots_L`` (int32) how many. Lists may be a little longer than the ``count`` of segments and
-    of ``long_rows`` that programs are launched for. ``slots`` bounds the slots of all rows together.
+    ``parts_P2``: of every part its row in the graph and which of the row's parts it is, in order of rows and within a
+    row in order of edges. The part's place in this list is its slot in the workspace.
     """
 
-    rows: int
-    slots: int
-    count: int
-    long_rows: int
-    row_S: Tensor
-    first_S: Tensor
-    edges_S: Tensor
-    slot_S: Tensor
-    row_L: Tensor
-    slot_L: Tensor
-    slots_L: Tensor
+    offsets_R1: Tensor
+    start: int
+    parts_P2: Tensor
+    most: int
+
+    @property
+    def rows(self) -> int:
+        return self.offsets_R1.numel() - 1
+
+    @property
+    def slots(self) -> int:
+        return len(self.parts_P2)
+
+    @property
+    def count(self) -> int:
+        """Of segments; those of long rows are empty."""
+        return self.slots + self.rows
 
 
-def bounds(edges: int, most: int = EDGES_PER_SEGMENT) -> tuple[int, int]:
-    """The most slots and the most long rows that so many edges can make."""
-    long_rows = edges // (most + 1)
-    return edges // most + long_rows, long_rows
+def cut(tile: TileEdges, most: int = EDGES_PER_SEGMENT) -> Segments:
+    """The segments of a tile's rows. If nobody has listed its parts, the host waits for the offsets and does."""
+    parts_P2 = tile.parts_P2
+    if parts_P2 is None or most != EDGES_PER_SEGMENT:
+        offsets = tile.offsets_R1.cpu().numpy()
+        parts_P2 = from_numpy(long_parts(offsets, tile.start, most)).to(tile.offsets_R1.device)
+    return Segments(tile.offsets_R1, tile.start, parts_P2, most)
+
+
+def long_parts(
+    offsets_R1: npt.NDArray[np.signedinteger], start: int = 0, most: int = EDGES_PER_SEGMENT
+) -> npt.NDArray[np.signedinteger]:
+    """The parts [P, 2] of rows with more than ``most`` edges, for ``Segments``; of the offsets' type. The rows are
+    those from ``start`` on, and their edges begin at ``offsets_R1``."""
+    edges_R = np.diff(offsets_R1)
+    rows_L = np.flatnonzero(edges_R > most)
+    parts_L = -(-edges_R[rows_L] // most)
+    first_L = np.cumsum(parts_L) - parts_L
+    number_P = np.arange(parts_L.sum())
+    parts_P2 = np.stack((np.repeat(rows_L + start, parts_L), number_P - np.repeat(first_L, parts_L)), axis=1)
+    return parts_P2.astype(offsets_R1.dtype)
+
+
+def most_parts(edges: int, most: int = EDGES_PER_SEGMENT) -> int:
+    """The most parts that so many edges can make."""
+    return edges // most + edges // (most + 1)

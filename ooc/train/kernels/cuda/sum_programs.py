@@ -13,13 +13,11 @@ import triton.language as tl
 from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_segments
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "nodes", "tile_start"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most"])
 def sum_segments(
-    source, weight, indices, offsets, row_of, first_of, edges_of, slot_of, out, workspace,
-    segments, rows, nodes, tile_start,
-    WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    source, weight, indices, offsets, parts, out, workspace, slots, rows, nodes, tile_start, most,
+    WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, HAS_WEIGHT: tl.constexpr, SELF_LOOPS: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Rows of ``source`` [nodes, WIDTH] summed over every segment, into ``out`` or the segment's slot.
 
@@ -28,8 +26,8 @@ def sum_segments(
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     is_column = column < WIDTH
-    segment, row, first, edges, steps = open_segments(
-        program // BLOCKS, row_of, first_of, edges_of, offsets, segments, rows, SELF_LOOPS, ROWS
+    slot, row, first, edges, steps = open_segments(
+        program // BLOCKS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
 
@@ -50,22 +48,20 @@ def sum_segments(
                 value = value * tl.load(weight + first + edge, mask=is_edge, other=0.0).to(ACCUMULATOR)
             total += value
 
-    slot = tl.load(slot_of + segment, mask=segment < segments, other=-1)
     is_whole = (row < rows) & (slot < 0)
     tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_whole & is_column)
-    if HAS_SLOTS:
-        tl.store(workspace + slot * WIDTH + column, total, mask=(slot >= 0) & is_column)
+    tl.store(workspace + slot * WIDTH + column, total, mask=(slot >= 0) & is_column)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
 def sum_slots(
-    workspace, row_of, slot_of, slots_of, out, rows,
+    workspace, offsets, parts, out, rows, tile_start, most,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The slots of every long row, added in order into ``out``."""
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // BLOCKS, row_of, slot_of, slots_of)
+    row, first, slots = open_long_row(program // BLOCKS, offsets, parts, rows, tile_start, most)
     is_column = (column < WIDTH) & (row < rows)
     total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
     for slot in range(0, slots):

@@ -7,9 +7,8 @@ Shapes: N rows of the source, W width of the slab, R rows of the tile, E edges o
 from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
-from ooc.train.kernels.cuda.cutting import cut
 from ooc.train.kernels.cuda.launch import Pulling, ceil_div, rows_in_line, sums_dtype
-from ooc.train.kernels.cuda.segments import Segments
+from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.cuda.shapes import Shape
 from ooc.train.kernels.cuda.sum_programs import sum_segments, sum_slots
 from ooc.train.kernels.edges import SelfLoops, TileEdges
@@ -41,7 +40,7 @@ def pull_tile(
     assert tile.weight_E is None or tile.self_loops is SelfLoops.AS_STORED, "an added self-loop has no weight"
     source_NW = rows_in_line(source_NW)
     width = source_NW.shape[1]
-    segments = segments or cut(tile.offsets_R1, tile.indices_E.numel())
+    segments = segments or cut(tile)
     fits = out is not None and out.is_contiguous() and out.dtype == source_NW.dtype
     out_RW = out if fits and out is not None else source_NW.new_empty(tile.rows, width)
     if out_RW.numel() == 0:
