@@ -7,8 +7,7 @@ from typing import NamedTuple
 from ooc.plan.cost import local_seconds, pull_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.matrices import MatrixPlan
-from ooc.plan.passes import Pass, RowPass
-from ooc.plan.temporaries import pull_tile_rows
+from ooc.plan.passes import ColumnPass, Pass, RowPass
 from ooc.plan.workload import Pull, Workload
 
 _TIMES_STREAMED = 8
@@ -54,7 +53,8 @@ def computing_of(
 
     ``edges``: of these rows; ``columns`` are pulled over them, ``slab_columns`` at a time.
     """
-    processor, tiles = hardware.processor, -(-rows // _tile_rows(item, workload, matrices))
+    at_once = item.rows_at_once if isinstance(item, ColumnPass) else workload.tile_rows
+    processor, tiles = hardware.processor, -(-rows // at_once)
     slabs = -(-columns // slab_columns) if item.pull is not None else 1
     shared = alone = 0.0
     if item.pull is not None:
@@ -85,14 +85,6 @@ def computing_of(
         alone += tiles * slabs * processor.seconds_per_tile
     alone += steps * processor.seconds_per_step
     return Computing(shared, alone)
-
-
-def _tile_rows(item: Pass, workload: Workload, matrices: Mapping[str, MatrixPlan]) -> int:
-    """Rows computed at once."""
-    if isinstance(item, RowPass):
-        return workload.tile_rows
-    block_rows = matrices[item.pull.output].grid.block_rows
-    return pull_tile_rows(item.pull, workload.tile_rows, block_rows, on_device=workload.parts is not None)
 
 
 def _per_edge_seconds(pull: Pull, hardware: Hardware, *, edges: int, share: float) -> float:

@@ -15,7 +15,7 @@ from ooc.plan.passes import ColumnPass, Pass, RowPass, passes_using, streaming_m
 from ooc.plan.plan import Region
 from ooc.plan.runs import cut_runs
 from ooc.plan.slabs import direct_slabs
-from ooc.plan.temporaries import scratch_nbytes
+from ooc.plan.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
 from ooc.plan.workload import Kind, Matrix, Stage, Workload
 
 
@@ -129,7 +129,28 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
         nbytes = scratch_nbytes(item, matrices, workload, frame_bytes)
         if nbytes > scratch:
             scratch, heaviest = nbytes, item
+    if workload.parts is not None:
+        programs = {
+            name: _taller_pulls(passes, matrices, workload, frame_bytes, scratch) for name, passes in programs.items()
+        }
     return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch, choice.spare_writes, heaviest)
+
+
+def _taller_pulls(
+    passes: tuple[Pass, ...], matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most_bytes: int
+) -> tuple[Pass, ...]:
+    """The same on a device, whose column passes pull as many rows at once as their temporaries may be for."""
+    found: list[Pass] = []
+    for item in passes:
+        if isinstance(item, ColumnPass):
+            found.append(taller_pull(item, matrices, workload, frame_bytes, most_bytes))
+        elif item.rest is not None:
+            rest = found[-1]
+            assert isinstance(rest, ColumnPass)
+            found.append(replace(item, rest=rest))
+        else:
+            found.append(item)
+    return tuple(found)
 
 
 def _width(matrix: Matrix, choice: Choice, unit: int) -> int:
@@ -201,7 +222,9 @@ def _passes(
     )
     width = stage.pull.output_columns(grid.slab_columns, grid.columns)
     matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
-    sweeps = ColumnPass(index, stage.rows, stage.pull, grid.slabs - beside, buffers, cut.direct, spills)
+    block_rows, on_device = matrices[pulled.name].grid.block_rows, workload.parts is not None
+    at_once = rows_pulled_at_once(stage.pull, workload.tile_rows, block_rows, on_device=on_device)
+    sweeps = ColumnPass(index, stage.rows, stage.pull, at_once, grid.slabs - beside, buffers, cut.direct, spills)
     if beside:
         return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, rest=sweeps)]
     return [sweeps, RowPass(index + 1, stage, (*stage.loads, pulled.name), None)]

@@ -68,13 +68,14 @@ class ColumnPass:
     """Pull the first ``slabs`` slabs of ``pull.source`` into the ``rows`` rows of ``pull.output``, one after the other:
     all of them, or all but the last, which is then left to the row pass behind (``RowPass.rest``).
 
-    ``slab_buffers`` slabs of the source are in memory at a time; if ``direct``, the first ones were computed right into
-    them, as far as one pass has written them and nobody else reads them.
+    A thread pulls ``rows_at_once``. ``slab_buffers`` slabs of the source are in memory at a time; if ``direct``, the
+    first ones were computed right into them, as far as one pass has written them and nobody else reads them.
     """
 
     index: int
     rows: int
     pull: Pull
+    rows_at_once: int
     slabs: int
     slab_buffers: int
     direct: bool = True

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounds on the temporaries of passes, which lie beside the arena, from the tallest tile and its edges."""
 
+from dataclasses import replace
 from functools import lru_cache
 from operator import sub
 
 from ooc.plan.grid import Grid
 from ooc.plan.matrices import MatrixPlan
 from ooc.plan.passes import ColumnPass, Pass
-from ooc.plan.slabs import pulled_columns
+from ooc.plan.slabs import column_step_rows, pulled_columns
 from ooc.plan.workload import EdgeData, Pull, Topology, Workload
 
 PULL_TILE_ROWS = 2048
@@ -25,7 +26,7 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
     """A bound on the temporaries of a pass, all threads together."""
     if isinstance(item, ColumnPass):
         grid, out = matrices[item.pull.source].grid, matrices[item.pull.output].grid
-        tile = pull_tile_rows(item.pull, workload.tile_rows, out.block_rows, on_device=workload.parts is not None)
+        tile = item.rows_at_once
         width = max(grid.slab_columns, out.slab_columns)
         nbytes = 2 * min(item.rows, tile) * width * workload.pulled_itemsize
         nbytes += frame_bytes  # a block being widened on its way into a slab buffer
@@ -76,7 +77,7 @@ def _kernel_nbytes(pull: Pull, edges: int, rows: int) -> int:
     return at_once + (edges + rows) * kind.waiting_bytes_per_edge
 
 
-def pull_tile_rows(pull: Pull, tile_rows: int, block_rows: int, *, on_device: bool) -> int:
+def rows_pulled_at_once(pull: Pull, tile_rows: int, block_rows: int, *, on_device: bool) -> int:
     """Rows that one thread pulls at a time in a column pass: whole tiles, one where what it gives depends on it.
 
     A device sums a block of ``block_rows`` rows at once: one launch instead of several, of sums that take nothing for
@@ -87,6 +88,23 @@ def pull_tile_rows(pull: Pull, tile_rows: int, block_rows: int, *, on_device: bo
     if on_device and pull.per_edge is None:
         return max(tile_rows, block_rows)
     return max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
+
+
+def taller_pull(
+    item: ColumnPass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most_bytes: int
+) -> ColumnPass:
+    """The same with more rows pulled at once, up to a step's, where a device makes something of every edge: as many as
+    take ``most_bytes``, which another pass takes anyway. To launch a pull costs the host the same for a few rows as for
+    many."""
+    if item.pull.per_edge is None or item.pull.is_general:
+        return item
+    step_rows = column_step_rows(item.pull, matrices)
+    while step_rows % (2 * item.rows_at_once) == 0:
+        taller = replace(item, rows_at_once=2 * item.rows_at_once)
+        if scratch_nbytes(taller, matrices, workload, frame_bytes) > most_bytes:
+            break
+        item = taller
+    return item
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ooc.plan.passes import ColumnPass
 from ooc.plan.sequence import Step as PlannedStep
-from ooc.plan.temporaries import pull_tile_rows
 from ooc.train.committing import Committing
 from ooc.train.graph import Scaling
 from ooc.train.program_run import ProgramRun
@@ -66,8 +65,7 @@ class ColumnPassRun:
         self.pull.open(step.start, step.stop)
         block = step.start // grid.block_rows
         self.out[block] = self.target.rows(self.executor.workspace, step.slab, block)
-        plan = self.program.plan
-        height = pull_tile_rows(self.item.pull, plan.tile_rows, grid.block_rows, on_device=plan.has_tiers)
+        height = self.item.rows_at_once
         for start in range(step.start, step.stop, height):
             yield start, min(step.stop, start + height)
 

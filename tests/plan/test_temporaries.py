@@ -6,18 +6,20 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, Limits, make_plan
-from ooc.plan.slabs import pulled_columns
-from ooc.plan.temporaries import scratch_nbytes
-from ooc.plan.workload import PerEdge, Workload
-from tests.plan.workloads import workload
+from ooc.plan.passes import ColumnPass, Pass
+from ooc.plan.slabs import column_step_rows, pulled_columns
+from ooc.plan.temporaries import PULL_TILE_ROWS, scratch_nbytes
+from ooc.plan.verifier import verify_plan
+from ooc.plan.workload import Parts, PerEdge, Workload
+from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
 ROWS, WIDTH, GROUPS = 40_000, 64, 4
 
 
-def attending(apart: tuple[int, ...], threads: int) -> Workload:
+def attending(apart: tuple[int, ...], threads: int, *, bytes_per_row: int = 100) -> Workload:
     """The loss pulls by a kernel with four groups of 16 columns, of which some are set apart."""
     work = workload(ROWS, WIDTH, layers=2)
-    kernel = PerEdge(GROUPS, WIDTH, None, 16384, bytes_per_edge=100, bytes_per_row=100, apart=apart)
+    kernel = PerEdge(GROUPS, WIDTH, None, 16384, bytes_per_edge=100, bytes_per_row=bytes_per_row, apart=apart)
     *before, loss, last = work.programs["train"]
     assert loss.pull is not None
     train = (*before, replace(loss, pull=replace(loss.pull, per_edge=kernel)), last)
@@ -42,3 +44,43 @@ def test_columns_set_apart_count_once_for_all_threads(threads: int, slab_columns
         width = min(grid.slab_columns, pulled_columns(item, grid))
         assert more - scratch == ROWS * (width // 16) * 2 * plain.pulled_itemsize
     assert make_plan(apart, limits, UNMEASURED).scratch_bytes > plan.scratch_bytes
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_row", "room", "blocks"), [(40_000, 0, 0.0), (100, 0, 0.5), (100, 64 << 20, 1.0), (7000, 64 << 20, 0.25)]
+)
+def test_a_device_pulls_as_many_rows_at_once_as_others_leave_room_for(
+    bytes_per_row: int, room: int, blocks: float
+) -> None:
+    """Of a kernel that makes something of every edge: tiles until they take more than another pass does, or are a
+    step's. What passes take at most is the same as if it pulled the fewest."""
+    work = attending((), 1, bytes_per_row=bytes_per_row)
+    work = replace(work, parts=Parts(edges=512, itemsize=4, bytes_each=16))
+    first, *others = work.programs["train"]
+    greedy = replace(first, scratch_bytes_per_row=room // work.tile_rows)
+    work = replace(work, programs=work.programs | {"train": (greedy, *others)})
+    plan = make_plan(work, Limits(10**9, 10**9, slab_columns=16, block_rows=8 * PULL_TILE_ROWS), WITH_DEVICE_MEMORY)
+    verify_plan(plan)
+    (pull,) = (i for i in plan.programs["train"] if isinstance(i, ColumnPass) and i.pull.per_edge is not None)
+
+    def scratch(rows_at_once: int) -> int:
+        return scratch_nbytes(replace(pull, rows_at_once=rows_at_once), plan.matrices, work, plan.frame_bytes)
+
+    def scratch_of(item: Pass) -> int:
+        return scratch_nbytes(item, plan.matrices, work, plan.frame_bytes)
+
+    step_rows, height = column_step_rows(pull.pull, plan.matrices), pull.rows_at_once
+    assert height == max(PULL_TILE_ROWS, int(blocks * step_rows))
+    assert scratch(height) <= plan.scratch_bytes
+    assert height == step_rows or scratch(2 * height) > plan.scratch_bytes
+    assert scratch(PULL_TILE_ROWS) <= plan.scratch_bytes == max(room, *(scratch_of(i) for i in plan.programs["train"]))
+
+
+def test_a_processor_pulls_the_same_rows_whatever_room_there_is() -> None:
+    """Its threads share the tiles of a step."""
+    work = attending((), 2)
+    first, *others = work.programs["train"]
+    work = replace(work, programs=work.programs | {"train": (replace(first, scratch_bytes_per_row=1 << 16), *others)})
+    plan = make_plan(work, Limits(10**9, 10**9, slab_columns=16, block_rows=8 * PULL_TILE_ROWS), UNMEASURED)
+    pulls = [item for item in plan.programs["train"] if isinstance(item, ColumnPass)]
+    assert pulls and all(item.rows_at_once == PULL_TILE_ROWS for item in pulls)

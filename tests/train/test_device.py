@@ -21,6 +21,8 @@ import ooc
 from ooc.cli.tables import print_outcome, print_plan
 from ooc.errors import BudgetError, ModelError, OptionError, SpillError, StoreError
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
+from ooc.plan.passes import ColumnPass
+from ooc.plan.temporaries import PULL_TILE_ROWS
 from ooc.prefetch.engine import Counters, Engine, choose_engine
 from ooc.prefetch.engines.kvikio import KvikioEngine
 from ooc.prefetch.engines.plain import SystemCalls
@@ -221,6 +223,20 @@ def test_slabs_come_over_the_wire(
     trainer = build(int(1.1 * gpu), int(1.1 * host))
     assert any(program.fill for program in trainer.plan.unrolled.values())
     assert bool(left(trainer.plan)) == last_beside
+    assert_same(outcome(trainer), expected)
+
+
+@pytest.mark.parametrize("name", ["gat", "gatv2", "sage of maxima"])
+def test_a_step_that_is_pulled_at_once_gives_the_same(name: str, tmp_path: Path, device: FakeDevice) -> None:
+    """Where something is made of every edge, a device takes several of the CPU's tiles, if other passes take as much
+    memory."""
+    data = random_data(replace(GRAPH, nodes=4 * PULL_TILE_ROWS - 100, edges=30_000), dtype=torch.float32)
+    store, tall = store_of(data, tmp_path), {"tile_rows": PULL_TILE_ROWS, "block_rows": 2 * PULL_TILE_ROWS}
+    model = MODELS[name]
+    expected = outcome(builder(model, store, tmp_path, threads=1, **tall)())
+    trainer = on_device(model, store, tmp_path, slab_columns=5, **tall)()
+    pulls = [item for item in trainer.plan.programs["train"] if isinstance(item, ColumnPass)]
+    assert max(item.rows_at_once for item in pulls if item.pull.per_edge) >= 2 * PULL_TILE_ROWS
     assert_same(outcome(trainer), expected)
 
 
