@@ -145,9 +145,9 @@ def _cross_entropy_gradient(
     """What autograd would call, the same to the bit; with its engine a few rows take three times as long."""
     log_rC = torch.log_softmax(outputs_rC, dim=1)
     how = weight, _SUM, ignore_index
-    total, total_weight = aten.nll_loss_forward(log_rC, labels, *how)
-    d_log_rC = aten.nll_loss_backward(torch.ones_like(total), log_rC, labels, *how, total_weight)
-    return total, aten._log_softmax_backward_data(d_log_rC, log_rC, 1, outputs_rC.dtype)
+    total, total_weight = aten.nll_loss_forward.default(log_rC, labels, *how)
+    d_log_rC = aten.nll_loss_backward.default(torch.ones_like(total), log_rC, labels, *how, total_weight)
+    return total, aten._log_softmax_backward_data.default(d_log_rC, log_rC, 1, outputs_rC.dtype)
 
 
 def _by_autograd(total: RowsLoss) -> RowsGradient:

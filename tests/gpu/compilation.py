@@ -93,6 +93,8 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
             layer = GatHeads(range(heads), 0.2, dropped)
             gat.attend(layer, tile, source_NS=source, a_dst_RH=a_dst, keep=True, segments=segments)
             gat.pull_sources(layer, tile, target_NS=target, source_RS=source, segments=segments)
+        label = "attention's upstream"
+        gat.upstream(torch.zeros(NODES, heads * channels), torch.zeros(NODES, heads * (2 * channels + 2)), a_dst)
         for function, columns, features, dropped in edge_functions(heads, channels):
             label = f"{type(function).__name__}{', features' if features else ''}{', dropout' if dropped else ''}"
             pull_edges(function, columns, features, dropped, tile, heads, channels, segments)

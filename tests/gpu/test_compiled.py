@@ -17,7 +17,7 @@ KERNELS = {
     *SUMS,
     "draw_masks",
     *("maxima_segments", "maxima_slots", "shares_segments"),
-    *("attend_segments", "attend_slots", "sources_segments", "sources_slots"),
+    *("attend_segments", "attend_slots", "sources_segments", "sources_slots", "pack_upstream"),
     *("message_segments", "message_slots", "message_sources", "message_targets"),
     *("rectified_segments", "rectified_map"),
 }

@@ -44,7 +44,10 @@ def check(graph: KernelGraph, heads: reference.GatHeads, seed: int, most: int, s
     alone = gat.attend(heads, there(tile), keep=False, **arguments, **options)
     assert same_bits(alone, kept.view(graph.nodes, HEADS, -1)[:, :, :CHANNELS].flatten(1))
 
-    target, _ = reference.upstream(numbers(seed + 2, graph.nodes, HEADS * CHANNELS), expected, a_dst)
+    gradient = numbers(seed + 2, graph.nodes, HEADS * CHANNELS)
+    target, da_dst = reference.upstream(gradient, expected, a_dst)
+    for found, other in zip(gat.upstream(gradient.to(DEVICE), kept, a_dst.to(DEVICE)), (target, da_dst), strict=True):
+        torch.testing.assert_close(found.cpu(), other, **close)
     _, _, tile = next(graph.tiles(Direction.OUT, graph.nodes))
     expected = reference.pull_sources(heads, tile, target_NS=target[:present], source_RS=source)
     options = dict(segments=segments_of(tile, most), shape=shape)
@@ -111,6 +114,18 @@ def test_narrow_sources(dtype: torch.dtype, channels: int) -> None:
     torch.testing.assert_close(kept.cpu(), expected, rtol=1e-5, atol=1e-5)
     alone = gat.attend(heads, there(tile), keep=False, **arguments)
     assert same_bits(alone, kept.view(3, 2, -1)[:, :, :channels].flatten(1).to(dtype))
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("channels", [1, 5, 64])
+def test_what_flows_back_need_not_lie_in_line(rows: int, channels: int) -> None:
+    """Gradients and scalars may be parts of wider matrices."""
+    heads = 3
+    gradient, kept = numbers(0, rows, 2 * heads * channels), numbers(1, rows, heads * (2 * channels + 2))
+    given = gradient[:, ::2].to(DEVICE), kept.to(DEVICE), numbers(2, rows, 2 * heads)[:, 1::2].to(DEVICE)
+    expected = reference.upstream(*(one.cpu() for one in given))
+    for found, other in zip(gat.upstream(*given), expected, strict=True):
+        torch.testing.assert_close(found.cpu(), other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("most", [1, 2, 64])

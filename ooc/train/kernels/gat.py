@@ -93,7 +93,7 @@ def attend(gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RH: Tenso
 def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RH: Tensor) -> tuple[Tensor, Tensor]:
     """From the gradient of Z and what the forward pass kept: what sources pull [R, H·(C+3)], and da_dst [R, H]."""
     rows, heads = a_dst_RH.shape
-    dz_RHC = dz_RW.view(rows, heads, -1)
+    dz_RHC = dz_RW.reshape(rows, heads, -1)
     channels = dz_RHC.shape[2]
     kept_RHK = kept_RK.view(rows, heads, -1)
     z_RHC, lse_RH1 = kept_RHK[:, :, :channels], kept_RHK[:, :, channels : channels + 1]
@@ -185,5 +185,5 @@ def _sums_apart(
 
 def _sloped(gat: GatHeads, values_X: Tensor, score_X: Tensor) -> Tensor:
     """Values times the derivative of the leaky rectifier: 1 above zero, the slope elsewhere, as torch has it."""
-    sloped_X: Tensor = torch.ops.aten.leaky_relu_backward(values_X, score_X, gat.negative_slope, False)
+    sloped_X: Tensor = torch.ops.aten.leaky_relu_backward.default(values_X, score_X, gat.negative_slope, False)
     return sloped_X

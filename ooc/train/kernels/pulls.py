@@ -2,7 +2,7 @@
 """Which kernels pull the rows that a tensor has: those of the device where it is.
 
 Sums, attention, maxima and edge functions, with one signature on all devices. What comes between forward and backward
-is plain torch and the same everywhere (``gat.upstream``, ``maximum.upstream``, ``edge_function.upstream``).
+is plain torch and the same everywhere (``maximum.upstream``, ``edge_function.upstream``) but for GAT's.
 """
 
 from collections.abc import Callable
@@ -35,6 +35,12 @@ class Attend(Protocol):
     def __call__(
         self, gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RH: Tensor, keep: bool
     ) -> Tensor: ...
+
+
+class AttendUpstream(Protocol):
+    """``gat.upstream``."""
+
+    def __call__(self, dz_RW: Tensor, kept_RK: Tensor, a_dst_RH: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class AttendSources(Protocol):
@@ -118,6 +124,7 @@ class Pulls:
 
     sums: Sums
     attend: Attend
+    attend_upstream: AttendUpstream
     attend_sources: AttendSources
     maxima: Maxima
     maxima_sources: MaximaSources
@@ -134,6 +141,7 @@ def _loops_on_cpu(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> T
 _CPU = Pulls(
     aggregate.pull_tile,
     gat.attend,
+    gat.upstream,
     gat.pull_sources,
     maximum.pull_maxima,
     maximum.pull_sources,
@@ -151,6 +159,7 @@ def _of_cuda() -> Pulls:
     return Pulls(
         sums.pull_tile,
         gat.attend,
+        gat.upstream,
         gat.pull_sources,
         maximum.pull_maxima,
         maximum.pull_sources,

@@ -165,7 +165,7 @@ class FunctionAttention(Attention):
         kept_RHK = kept.view(len(kept), self.groups, -1)
         value, lse = kept_RHK[:, :, : self.result].reshape(len(kept), -1), kept_RHK[:, :, self.result]
         every = range(self.groups)
-        above = edge_function.upstream(self.function(every), self.of_result(gradient), value, lse)
+        above = edge_function.upstream(self.function(every), gradient, value, lse)
         layout = self._layout(self.groups)
         loop_RK = kept_RHK[:, 0, self.result + 1 :] if layout.loop else None
         return layout.pack(target, above, loop_RK), None
@@ -351,7 +351,7 @@ class EdgeSum(EdgeAggregate):
         )
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return self.of_result(gradient), None
+        return gradient, None
 
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         return (

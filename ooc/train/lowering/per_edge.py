@@ -37,7 +37,8 @@ class Key(Protocol):
 
 class EdgeAggregate(Aggregate):
     """The common part. ``groups`` know nothing of one another; a row of the value is p, the result's ``result``
-    columns first in every group. ``target``: rows of its own that a target brings. ``keep``: there is a backward pass.
+    columns first in every group; only these have a gradient. ``target``: rows of its own that a target brings.
+    ``keep``: there is a backward pass.
     """
 
     pulls_targets = False
@@ -95,7 +96,8 @@ class EdgeAggregate(Aggregate):
         raise NotImplementedError
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """dp of a tile's rows from the gradient of p; and the gradient of the target's rows, where that tells it."""
+        """dp of a tile's rows from the gradient of the result; and the gradient of the target's rows, where that tells
+        it."""
         raise NotImplementedError
 
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
@@ -124,7 +126,7 @@ class EdgeAggregate(Aggregate):
         return PerEdge(self.groups, columns, own, *temporaries)
 
     def of_result(self, rows: Tensor) -> Tensor:
-        """[R, groups · result]: the columns of p, or of its gradient, that are the result's."""
+        """[R, groups · result]: the columns of p that are the result's."""
         return rows.reshape(len(rows), self.groups, -1)[:, :, : self.result].reshape(len(rows), -1)
 
 
@@ -142,7 +144,7 @@ class Maximum(EdgeAggregate):
         return pulls_for(source).maxima(tile, source, keep=self.keep)
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return maximum.upstream(self.of_result(gradient), kept), None
+        return maximum.upstream(gradient, kept), None
 
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         return pulls_for(source).maxima_sources(tile, target_NK=source, source_RW=own)
@@ -221,7 +223,7 @@ class GatAttention(Attention):
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert target is not None
-        return gat.upstream(self.of_result(gradient), kept, target)
+        return pulls_for(gradient).attend_upstream(gradient, kept, target)
 
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         heads, edges = self._heads(key, groups), self._edges(tile)
@@ -250,7 +252,4 @@ class Result(Value):
         return self._aggregate.of_result(inputs[0])
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        aggregate = self._aggregate
-        padded = gradient.new_zeros(len(gradient), aggregate.groups, aggregate.columns // aggregate.groups)
-        padded[:, :, : aggregate.result] = gradient.view(len(gradient), aggregate.groups, -1)
-        return Gradients([padded.view(len(gradient), -1)])
+        return Gradients([gradient])

@@ -82,5 +82,5 @@ class Rectified(Value):
         source = first_rows(source, gradient.shape[0])
         # What autograd calls; torch.where with a mask of bools took twenty times as long.
         if self.slope is None:
-            return Gradients([torch.ops.aten.threshold_backward(gradient, source, 0)])
-        return Gradients([torch.ops.aten.leaky_relu_backward(gradient, source, self.slope, False)])
+            return Gradients([torch.ops.aten.threshold_backward.default(gradient, source, 0)])
+        return Gradients([torch.ops.aten.leaky_relu_backward.default(gradient, source, self.slope, False)])

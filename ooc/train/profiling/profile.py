@@ -164,9 +164,9 @@ class _Rates:
                 arena.close()
 
 
-_BETWEEN_OPERATORS = 1.3
+_BETWEEN_OPERATORS = 1.2
 """How much longer a GPU's host takes for an operator of an epoch than for one in a loop: the interpreter has to find
-out which is next. 1.2 for GraphSAGE and 1.4 for GCN, where nothing but the host takes any time (docs/gpu-executor.md).
+out which is next. 1.1 for GraphSAGE and 1.3 for GCN, where nothing but the host takes any time (docs/gpu-executor.md).
 """
 
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of a network: training, scoring, both at once, predicting, and what is prepared once."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from ooc.plan.workload import Direction, Kept, Pull
 from ooc.train.graph import ActiveRows, GraphRows, Scaling
 from ooc.train.lowering.network import Network
-from ooc.train.lowering.values import Aggregate, Value
+from ooc.train.lowering.values import Aggregate, Summed, Value
 from ooc.train.objective import Objective
 from ooc.train.stages.again import read_backward, repeatable
 from ooc.train.stages.flow import Flow
@@ -98,9 +99,7 @@ class StageBuilder(Ground):
 
     def commit(self, tile: Tile) -> None:
         """Add what a computed tile contributes to gradients, moments, loss and scores."""
-        for parameter, gradient in tile.gradients:
-            assert parameter.grad is not None
-            parameter.grad.add_(gradient)
+        self._add_gradients(tile.gradients)
         for moments, part in tile.moments:
             if tile.start == 0:
                 moments.statistics.begin()
@@ -108,6 +107,16 @@ class StageBuilder(Ground):
         for moments, d_mean, d_variance in tile.moment_gradients:
             moments.statistics.add_gradients(d_mean, d_variance)
         self.objective.commit(tile.contribution)
+
+    def _add_gradients(self, found: Sequence[tuple[Summed, Tensor]]) -> None:
+        """By one operator, where no parameter has two gradients: a GPU would add both at once."""
+        sums = [summed.grad for summed, _ in found if summed.grad is not None]
+        assert len(sums) == len(found)
+        if len(set(map(id, sums))) < len(sums):
+            for total, (_, gradient) in zip(sums, found, strict=True):
+                total.add_(gradient)
+        elif found:
+            torch._foreach_add_(sums, [gradient for _, gradient in found])
 
     # ---- the programs -------------------------------------------------------------------------------
 

@@ -51,16 +51,22 @@ class Ground:
 
     def before(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
         """s · rows."""
-        of_rows = self.rows.scaled(scaling)
-        scale = of_rows.scale(tile.start, rows) if of_rows.before else None
+        scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).before else None
         return rows if scale is None else rows * scale
 
     def after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
         """t · rows."""
-        scale = self.rows.scaled(scaling).scale(tile.start, rows)
+        scale = self._scale(rows, tile, scaling)
         return rows if scale is None else rows * scale
 
     def without_after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
         """rows / t, where t is nowhere zero."""
-        scale = self.rows.scaled(scaling).scale(tile.start, rows)
+        scale = self._scale(rows, tile, scaling)
         return rows if scale is None else rows / scale
+
+    def _scale(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor | None:
+        """The factors of the tile's first rows, as many as ``rows`` has, where these are: brought to a device once."""
+        asked = scaling, rows.shape[0]
+        if asked not in tile.factors:
+            tile.factors[asked] = self.rows.scaled(scaling).scale(tile.start, rows)
+        return tile.factors[asked]

@@ -89,9 +89,9 @@ class TakingBack:
         height = tile.stop - tile.start
         out: Tensors = {}
         if isinstance(pulled, General) and pulled.takes_gradient:
-            out[names.sums_gradient(pulled)] = self._padded(gradients.get(pulled), pulled, height)
+            out[names.sums_gradient(pulled)] = self._padded(gradients.get(pulled), pulled.columns, height)
         elif isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
-            padded = self._padded(gradients.get(pulled), pulled, height)
+            padded = self._padded(gradients.get(pulled), pulled.groups * pulled.result, height).contiguous()
             target = None if pulled.target is None else known[pulled.target]
             sums, d_target = pulled.upstream(padded, known[pulled], target)
             out[names.sums_gradient(pulled)] = sums
@@ -100,18 +100,18 @@ class TakingBack:
         elif pulled is not None and pulled.source.trains:
             gradient = gradients.get(pulled)
             scaled = None if gradient is None else self._ground.after(gradient, tile, pulled.scaling)
-            out[names.sums_gradient(pulled)] = self._padded(scaled, pulled, height)
+            out[names.sums_gradient(pulled)] = self._padded(scaled, pulled.columns, height)
         for value, (prior, name) in self._passed_on.items():
             if prior is not None:
                 add(gradients, value, shaped(tile.inputs[prior], value.tail))
-            out[name] = self._padded(gradients.get(value), value, height)
+            out[name] = self._padded(gradients.get(value), value.columns, height)
         return out
 
-    def _padded(self, gradient: Tensor | None, value: Value, height: int) -> Tensor:
+    def _padded(self, gradient: Tensor | None, columns: int, height: int) -> Tensor:
         """[height, columns]: the gradient, and zeros where it has no rows."""
         if gradient is None:
-            return self._ground.zeros(height, value.columns)
-        flat = shaped(gradient, (value.columns,))
+            return self._ground.zeros(height, columns)
+        flat = shaped(gradient, (columns,))
         rows = flat.shape[0]
         return flat if rows == height else F.pad(flat, (0, 0, 0, height - rows))
 

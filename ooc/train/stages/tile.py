@@ -25,7 +25,8 @@ Sink = Callable[[int, Tensor], None]
 
 @dataclass(slots=True)
 class Tile:
-    """Rows ``start:stop`` with their inputs by name, and what they add to sums over all rows.
+    """Rows ``start:stop`` with their inputs by name, the factors that scale them, and what they add to sums over all
+    rows.
 
     Inputs may be views of long-lived buffers: not to be written to.
     """
@@ -33,6 +34,7 @@ class Tile:
     start: int
     stop: int
     inputs: Tensors
+    factors: dict[tuple[Scaling, int], Tensor | None] = field(default_factory=dict)
     gradients: list[tuple[Summed, Tensor]] = field(default_factory=list)
     contribution: Contribution = field(default_factory=Contribution)
     moments: list[tuple[Moments, TileMoments]] = field(default_factory=list)

@@ -98,10 +98,14 @@ class Choices:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._shapes = {} if path is None else _read(path)
+        self._asked: dict[Case, Shape] = {}
 
     def shape(self, case: Case) -> Shape:
-        """The fastest measured; the table's where none was."""
-        return self._shapes.get(case.key, case.usual)
+        """The fastest measured; the table's where none was. Asked for every launch."""
+        known = self._asked.get(case)
+        if known is None:
+            known = self._asked[case] = self._shapes.get(case.key, case.usual)
+        return known
 
     def measure(self, case: Case, seconds: Callable[[Shape], float], *, rounds: int = ROUNDS) -> Shape:
         """The candidate whose median of ``seconds`` is least, the earlier one of equals; kept from now on.
@@ -122,7 +126,7 @@ class Choices:
             assert refused is not None
             raise refused
         fastest = min(taken, key=lambda shape: statistics.median(taken[shape]))
-        self._shapes[case.key] = fastest
+        self._shapes[case.key] = self._asked[case] = fastest
         self._write()
         return fastest
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GAT's attention on a GPU: as ``ooc.train.kernels.gat``, whose ``upstream`` serves here too; dropout's masks are
-the same bit for bit.
+"""GAT's attention on a GPU: as ``ooc.train.kernels.gat``; dropout's masks are the same bit for bit.
 
 Sources may be narrower than the scalars of targets. Z is of the sources' type; what is kept for the backward pass is of
 the summing type, float32 unless the sources are float64, because a coefficient depends on the difference of a score
@@ -15,12 +14,26 @@ from typing import Any
 from torch import Tensor
 
 from ooc.train.kernels.cuda.choice import Kernel, shape_for
-from ooc.train.kernels.cuda.gat_programs import attend_segments, attend_slots, sources_segments, sources_slots
-from ooc.train.kernels.cuda.launch import Pulling, dropped_below, rows_in_line, sums_dtype
+from ooc.train.kernels.cuda.gat_programs import (
+    attend_segments,
+    attend_slots,
+    pack_upstream,
+    sources_segments,
+    sources_slots,
+)
+from ooc.train.kernels.cuda.launch import (
+    Pulling,
+    accumulator,
+    ceil_div,
+    dropped_below,
+    on_device_of,
+    rows_in_line,
+    sums_dtype,
+)
 from ooc.train.kernels.cuda.segments import Segments, cut
-from ooc.train.kernels.cuda.shapes import Shape
+from ooc.train.kernels.cuda.shapes import Shape, usual
 from ooc.train.kernels.edges import TileEdges
-from ooc.train.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns, upstream
+from ooc.train.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns
 
 __all__ = ["attend", "pull_sources", "upstream"]
 
@@ -54,6 +67,28 @@ def attend(
     pulling.over_segments(attend_segments, a_dst_RH, numbers=numbers, **constants, **columns)
     pulling.over_long_rows(attend_slots, **columns)
     return out
+
+
+def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RH: Tensor) -> tuple[Tensor, Tensor]:
+    """From the gradient of Z and what the forward pass kept: what sources pull [R, H·(C+3)], and da_dst [R, H]. In one
+    launch; of torch's operators it would be thirteen, which read and write a row's columns ten times."""
+    rows, heads = a_dst_RH.shape
+    channels = dz_RW.shape[1] // heads
+    dz_RW, kept_RK, a_dst_RH = dz_RW.contiguous(), kept_RK.contiguous(), a_dst_RH.contiguous()
+    out, da_dst_RH = dz_RW.new_empty(rows, heads * (channels + TARGET_SCALARS)), dz_RW.new_empty(rows, heads)
+    shape = usual(channels, dz_RW.itemsize, whole_rows=True)
+    if out.numel():
+        with on_device_of(dz_RW):
+            pack_upstream[(ceil_div(rows, shape.rows) * heads,)](
+                *(dz_RW, kept_RK, a_dst_RH, out, da_dst_RH, rows),
+                CHANNELS=channels,
+                HEADS=heads,
+                ACCUMULATOR=accumulator(dz_RW.dtype),
+                ROWS=shape.rows,
+                COLUMNS=shape.columns,
+                num_warps=shape.warps,
+            )
+    return out, da_dst_RH
 
 
 def pull_sources(

@@ -161,6 +161,37 @@ def attend_slots(
     finish_attention(out, row, head, column, z, bent_z, highest, weights, bents, row < rows, CHANNELS, HEADS, KEEP)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def pack_upstream(
+    gradient, kept, a_dst, out, d_target, rows,
+    CHANNELS: tl.constexpr, HEADS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Of ROWS rows and one head what sources pull, dZ, a_dst, lse and d, into ``out``, and da_dst into ``d_target``."""
+    program = tl.program_id(0)
+    head = program % HEADS
+    column = tl.arange(0, COLUMNS)[None, :]
+    row = (program // HEADS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    is_row = row < rows
+    is_column = is_row & (column < CHANNELS)
+    number = row * HEADS + head
+    mine = kept + number * (2 * CHANNELS + 2)
+    dz = tl.load(gradient + number * CHANNELS + column, mask=is_column, other=0.0).to(ACCUMULATOR)
+    z = tl.load(mine + column, mask=is_column, other=0.0).to(ACCUMULATOR)
+    bent_z = tl.load(mine + CHANNELS + 1 + column, mask=is_column, other=0.0).to(ACCUMULATOR)
+    lse = tl.load(mine + CHANNELS, mask=is_row, other=0.0)
+    bents = tl.load(mine + 2 * CHANNELS + 1, mask=is_row, other=0.0).to(ACCUMULATOR)
+    score = tl.load(a_dst + number, mask=is_row, other=0.0)
+    d = tl.sum(dz * z, axis=1, keep_dims=True)
+    da_dst = tl.sum(dz * bent_z, axis=1, keep_dims=True) - d * bents
+    TYPE: tl.constexpr = out.dtype.element_ty
+    place = out + number * (CHANNELS + 3)
+    tl.store(place + column, narrow(dz, TYPE), mask=is_column)
+    tl.store(place + CHANNELS, narrow(score, TYPE), mask=is_row)
+    tl.store(place + CHANNELS + 1, narrow(lse, TYPE), mask=is_row)
+    tl.store(place + CHANNELS + 2, narrow(d, TYPE), mask=is_row)
+    tl.store(d_target + number, narrow(da_dst, TYPE), mask=is_row)
+
+
 @triton.jit
 def finish_sources(
     out, source, row, head, column, total, bent_total, bent_d, is_row,

@@ -32,21 +32,15 @@ class Segments:
     the long ones.
 
     ``parts_P2``: of every part its row in the graph and which of the row's parts it is, in order of rows and within a
-    row in order of edges. The part's place in this list is its slot in the workspace.
+    row in order of edges. The part's place in this list is its slot in the workspace, of which there are P.
     """
 
     offsets_R1: Tensor
     start: int
     parts_P2: Tensor
     most: int
-
-    @property
-    def rows(self) -> int:
-        return self.offsets_R1.numel() - 1
-
-    @property
-    def slots(self) -> int:
-        return len(self.parts_P2)
+    rows: int
+    slots: int
 
     @property
     def count(self) -> int:
@@ -60,7 +54,7 @@ def cut(tile: TileEdges, most: int = EDGES_PER_SEGMENT) -> Segments:
     if parts_P2 is None or most != EDGES_PER_SEGMENT:
         offsets = tile.offsets_R1.cpu().numpy()
         parts_P2 = from_numpy(long_parts(offsets, tile.start, most)).to(tile.offsets_R1.device)
-    return Segments(tile.offsets_R1, tile.start, parts_P2, most)
+    return Segments(tile.offsets_R1, tile.start, parts_P2, most, tile.rows, parts_P2.shape[0])
 
 
 def long_parts(
