@@ -84,7 +84,9 @@ def forecast_traffic(
     moved.sort(key=lambda m: (m[0], m[2] is Use.WRITE))
     over_wire = [(steps[step].at, block, use) for step, block, use in moved]
     room = room_between_uses(host_frames) // coarseness
-    used = [Span(i, i, block, use) for i, (_, block, use) in enumerate(moved)]
+    if len({block for _, block, _ in moved}) <= room:  # the host keeps them all, epoch after epoch
+        return _by_pass([], over_wire, len(passes), blocks)
+    used = [Span(i, i, block, use if use is Use.WRITE else Use.READ) for i, (_, block, use) in enumerate(moved)]
     below = Uses(used, len(used), [room] * len(used), lasting, cyclic=True, spare_writes=spare)
     over_disk = [(over_wire[i][0], block, use) for i, block, use in _moved(below)]
     return _by_pass(over_disk, over_wire, len(passes), blocks)
