@@ -71,7 +71,7 @@ def attend(
 
 def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RH: Tensor) -> tuple[Tensor, Tensor]:
     """From the gradient of Z and what the forward pass kept: what sources pull [R, H·(C+3)], and da_dst [R, H]. In one
-    launch; of torch's operators it would be thirteen, which read and write a row's columns ten times."""
+    launch; of torch's operators it would be seven beside views, which read and write a row's columns ten times."""
     rows, heads = a_dst_RH.shape
     channels = dz_RW.shape[1] // heads
     dz_RW, kept_RK, a_dst_RH = dz_RW.contiguous(), kept_RK.contiguous(), a_dst_RH.contiguous()
