@@ -146,7 +146,7 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
         columns = pulled_columns(item, source.grid)
         slab_columns = min(columns, source.grid.slab_columns)
     if isinstance(item, ColumnPass):
-        steps = -(-item.rows // layout.matrices[item.pull.output].grid.block_rows) * item.slabs
+        steps = -(-item.rows // layout.matrices[item.output].grid.block_rows) * item.slabs
     taken = computing_of(
         item,
         workload,

@@ -5,7 +5,7 @@ A stage whose pulled matrix is in memory whole becomes one row pass; otherwise a
 that loads the pulled rows, and may pull those of the last slab itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ooc.plan.dealing import deal_passes
@@ -16,7 +16,7 @@ from ooc.plan.plan import Region
 from ooc.plan.runs import cut_runs
 from ooc.plan.slabs import direct_slabs
 from ooc.plan.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
-from ooc.plan.workload import Kind, Matrix, Stage, Workload
+from ooc.plan.workload import Kind, Matrix, Pull, Stage, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +93,16 @@ def scattered_matrices(workload: Workload) -> frozenset[str]:
     return frozenset(name for pull in pulls for name in pull.added_to)
 
 
-def widest_row_bytes(workload: Workload) -> int:
-    """Bytes of the widest row that a block may hold, what is pulled included."""
-    stored = [m.columns * m.itemsize for m in workload.matrices.values()]
-    pulled = [
-        stage.pull.per_edge.columns * workload.matrices[stage.pull.source].itemsize
-        for stages in workload.programs.values()
-        for stage in stages
-        if stage.pull and stage.pull.per_edge
-    ]
-    return max([*stored, *pulled], default=1)
+def _widest_row_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> int:
+    """Bytes of the widest row that a block may hold, what is pulled included; ``widths``: columns of the slabs of each
+    matrix."""
+    rows = {name: widths[name] * matrix.itemsize for name, matrix in workload.matrices.items()}
+    for pull in (stage.pull for stages in workload.programs.values() for stage in stages if stage.pull):
+        source = workload.matrices[pull.source]
+        if choice.cuts[pull.source].columns and pull.source not in choice.dealt:
+            into = _pulled_into(pull, source.itemsize, workload.matrices)
+            rows[into] = pull.output_columns(widths[pull.source], source.columns) * source.itemsize
+    return max(rows.values(), default=1)
 
 
 def lay_out(workload: Workload, choice: Choice) -> Layout:
@@ -110,10 +110,12 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
     arrays = [array for t in workload.topologies.values() for array in t.arrays.values()]
     values = max((array.itemsize for array in arrays), default=1)
     widest_edge = max((array.edge_bytes for array in arrays), default=1)
-    frame_bytes = align_up(max(choice.step_rows * max(widest_row_bytes(workload), values), widest_edge))
     units, scattered = column_units(workload), scattered_matrices(workload)
+    widths = {name: _width(matrix, choice, units.get(name, 1)) for name, matrix in workload.matrices.items()}
+    widest = max(_widest_row_bytes(workload, choice, widths), values)
+    frame_bytes = align_up(max(choice.step_rows * widest, widest_edge))
     matrices = {
-        name: _plan_matrix(matrix, choice, frame_bytes, workload, _width(matrix, choice, units.get(name, 1)))
+        name: _plan_matrix(matrix, choice, frame_bytes, workload, widths[name])
         for name, matrix in workload.matrices.items()
     }
     matrices |= {name: _plan_sums(matrices[name], choice, workload) for name in scattered}
@@ -206,28 +208,53 @@ def _passes(
         memory_bytes = choice.dealt[stage.pull.source]
         dealing, name = deal_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
         return [*dealing, RowPass(index + len(dealing), stage, loads, stage.pull, spills, name)]
-    planned = matrices.get(stage.pull.output)
     cut, grid = choice.cuts[stage.pull.source], source.grid
     buffers = min(cut.buffers, grid.slabs)
     beside = cut.last_beside and grid.slabs > 1
     if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
         beside = False
-    stored_columns = grid.columns - grid.width(grid.slabs - 1) * beside
-    pulled = replace(
-        source.matrix,
-        name=stage.pull.output,
-        rows=max(stage.rows, planned.matrix.rows if planned else 0),
-        columns=stage.pull.output_columns(stored_columns, grid.columns),
-        kind=Kind.SCRATCH,
-    )
+    pulled = _pulled_matrix(stage, stage.pull, source, matrices, workload, beside=beside)
     width = stage.pull.output_columns(grid.slab_columns, grid.columns)
     matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
     block_rows, on_device = matrices[pulled.name].grid.block_rows, workload.parts is not None
     at_once = rows_pulled_at_once(stage.pull, workload.tile_rows, block_rows, on_device=on_device)
-    sweeps = ColumnPass(index, stage.rows, stage.pull, at_once, grid.slabs - beside, buffers, cut.direct, spills)
+    slabs = grid.slabs - beside
+    sweeps = ColumnPass(index, stage.rows, stage.pull, pulled.name, at_once, slabs, buffers, cut.direct, spills)
     if beside:
         return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, rest=sweeps)]
     return [sweeps, RowPass(index + 1, stage, (*stage.loads, pulled.name), None)]
+
+
+def _pulled_matrix(
+    stage: Stage,
+    pull: Pull,
+    source: MatrixPlan,
+    matrices: Mapping[str, MatrixPlan],
+    workload: Workload,
+    *,
+    beside: bool,
+) -> Matrix:
+    """What a column pass pulls into. With ``beside`` the last slab is left to the stage."""
+    grid = source.grid
+    into = _pulled_into(pull, grid.itemsize, workload.matrices)
+    planned = matrices.get(into)
+    rows = max(stage.rows, planned.matrix.rows if planned else 0)
+    if into == pull.kept:
+        return replace(workload.matrices[into], rows=rows)
+    return replace(
+        source.matrix,
+        name=into,
+        rows=rows,
+        columns=pull.output_columns(grid.columns - grid.width(grid.slabs - 1) * beside, grid.columns),
+        kind=Kind.SCRATCH,
+    )
+
+
+def _pulled_into(pull: Pull, itemsize: int, matrices: Mapping[str, Matrix]) -> str:
+    """The matrix that a column pass pulls values of ``itemsize`` bytes into: the one that the stage keeps them in,
+    where they are as wide there, or else one that lasts until the stage."""
+    kept = None if pull.kept is None else matrices[pull.kept]
+    return pull.output if kept is None or kept.itemsize != itemsize else kept.name
 
 
 # ---- regions ---------------------------------------------------------------------------------------------

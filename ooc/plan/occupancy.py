@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ooc.plan.layout import Layout
 from ooc.plan.passes import ColumnPass, Pass
 from ooc.plan.sequence import edge_grid
-from ooc.plan.slabs import column_step_rows, slabs_beside, stored_slabs
+from ooc.plan.slabs import column_step_rows, loaded_slabs, slabs_beside, stored_slabs
 from ooc.plan.temporaries import most_edges
 from ooc.plan.workload import Workload
 
@@ -16,7 +16,7 @@ def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Seque
     count = 0
     if isinstance(item, ColumnPass):
         count += 2
-        height = column_step_rows(item.pull, layout.matrices)
+        height = column_step_rows(item, layout.matrices)
         for name in item.pull.own:
             planned = layout.matrices[name]
             source = layout.matrices[item.pull.source].grid
@@ -26,7 +26,7 @@ def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Seque
         height = layout.step_rows
         for name in item.loads:
             planned = layout.matrices[name]
-            count += 2 * planned.grid.slabs if planned.in_frames else 0
+            count += 2 * len(loaded_slabs(name, item, planned.grid)) if planned.in_frames else 0
         for name in item.stores:
             planned = layout.matrices[name]
             slabs = len(stored_slabs(name, item.index, layout.matrices, passes))

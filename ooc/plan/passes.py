@@ -33,8 +33,16 @@ class RowPass:
     dealt: str | None = None
     """The matrix that holds the source's rows as they have been dealt out."""
     rest: "ColumnPass | None" = None
-    """The pass right before it, which pulls all slabs but the last into ``pull.output``. What is pulled of the last one
-    is put beside that, row by row, and never stored."""
+    """The pass right before it, which pulls all slabs but the last. What is pulled of the last one is put beside these,
+    row by row, and never stored but where the stage keeps what it pulls."""
+
+    @property
+    def pulled(self) -> str | None:
+        """The matrix that the pass before has pulled slabs into for this one, if it has."""
+        pull = self.stage.pull
+        if pull is None:
+            return None
+        return next((name for name in (pull.kept, pull.output) if name is not None and name in self.loads), None)
 
     @property
     def title(self) -> str:
@@ -54,7 +62,10 @@ class RowPass:
 
     @property
     def stores(self) -> tuple[str, ...]:
-        return self.stage.stores if self.pull is None else (*self.stage.stores, *self.pull.added_to)
+        names = self.stage.stores
+        if self.rest is None:  # what the pass before has stored, all of it, is not stored again
+            names = tuple(name for name in names if name not in self.loads)
+        return names if self.pull is None else (*names, *self.pull.added_to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +76,9 @@ class DealPass(RowPass):
 
 @dataclass(frozen=True, slots=True)
 class ColumnPass:
-    """Pull the first ``slabs`` slabs of ``pull.source`` into the ``rows`` rows of ``pull.output``, one after the other:
-    all of them, or all but the last, which is then left to the row pass behind (``RowPass.rest``).
+    """Pull the first ``slabs`` slabs of ``pull.source`` into the ``rows`` rows of ``output``, one after the other: all
+    of them, or all but the last, which is then left to the row pass behind (``RowPass.rest``). ``output`` is that of
+    the pull, or the matrix that its stage keeps what is pulled in.
 
     A thread pulls ``rows_at_once``. ``slab_buffers`` slabs of the source are in memory at a time; if ``direct``, the
     first ones were computed right into them, as far as one pass has written them and nobody else reads them.
@@ -75,6 +87,7 @@ class ColumnPass:
     index: int
     rows: int
     pull: Pull
+    output: str
     rows_at_once: int
     slabs: int
     slab_buffers: int
@@ -95,7 +108,7 @@ class ColumnPass:
 
     @property
     def stores(self) -> tuple[str, ...]:
-        return (self.pull.output, *self.pull.added_to)
+        return (self.output, *self.pull.added_to)
 
 
 Pass = RowPass | ColumnPass

@@ -260,7 +260,7 @@ class _Search:
                 best = self._better_held(best, group, last_beside=last_beside)
             best = self._better(best, [replace(best.choice, in_runs=names) for names in self._spills(best.choice)])
             best = self._better(best, list(self._deals(best.choice)))
-            heights = self._heights(FEW_STEPS)
+            heights = self._heights(FEW_STEPS, best.layout.frame_bytes // best.layout.step_rows)
             best = self._better(best, [replace(best.choice, step_rows=height) for height in heights])
             if self.hardware.has_device_memory:
                 best = self._better(best, [replace(best.choice, spare_writes=True)])
@@ -417,14 +417,14 @@ class _Search:
             layouts.append((lean, lay_out(self.workload, lean)))
         return min(layouts, key=lambda tried: self.room.needed_bytes(tried[1]))
 
-    def _heights(self, most_steps: int) -> Iterator[int]:
+    def _heights(self, most_steps: int, row_bytes: int = 0) -> Iterator[int]:
         """Heights of a step to try, tallest first: tiles times powers of two with which a row pass has so many steps at
-        most; or the one that was asked for."""
+        most; or the one that was asked for. ``row_bytes``: of the widest row that a block has (0: of any matrix)."""
         if self.limits.block_rows:
             yield self.limits.block_rows
             return
         tile, rows = self.workload.tile_rows, self.workload.rows
-        widest = max(m.columns * m.itemsize for m in self.workload.matrices.values())
+        widest = row_bytes or max(m.columns * m.itemsize for m in self.workload.matrices.values())
         largest = BLOCK_BYTES_OF_TIERS if self.hardware.has_device_memory else BLOCK_BYTES
         height = tile
         while height < rows and (height * widest * 2 <= largest or height * FEW_STEPS < rows):

@@ -25,7 +25,7 @@ _BYTES_PER_TILE_ROW_ON_A_DEVICE = 16
 def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int) -> int:
     """A bound on the temporaries of a pass, all threads together."""
     if isinstance(item, ColumnPass):
-        grid, out = matrices[item.pull.source].grid, matrices[item.pull.output].grid
+        grid, out = matrices[item.pull.source].grid, matrices[item.output].grid
         tile = item.rows_at_once
         width = max(grid.slab_columns, out.slab_columns)
         nbytes = 2 * min(item.rows, tile) * width * workload.pulled_itemsize
@@ -98,7 +98,7 @@ def taller_pull(
     many."""
     if item.pull.per_edge is None or item.pull.is_general:
         return item
-    step_rows = column_step_rows(item.pull, matrices)
+    step_rows = column_step_rows(item, matrices)
     while step_rows % (2 * item.rows_at_once) == 0:
         taller = replace(item, rows_at_once=2 * item.rows_at_once)
         if scratch_nbytes(taller, matrices, workload, frame_bytes) > most_bytes:

@@ -18,7 +18,7 @@ from ooc.plan.sequence import (
     row_spans,
     row_steps,
 )
-from ooc.plan.slabs import column_step_rows, direct_slabs, slabs_beside, stored_slabs
+from ooc.plan.slabs import column_step_rows, direct_slabs, loaded_slabs, slabs_beside, stored_slabs
 from ooc.plan.workload import Pull, Workload
 
 
@@ -50,7 +50,8 @@ def _row_uses(
     for name in item.loads:
         planned = layout.matrices[name]
         if planned.in_frames:
-            spans += row_spans(planned.grid, blocks.base(name), range(planned.grid.slabs), first, steps, Use.READ)
+            slabs = loaded_slabs(name, item, planned.grid)
+            spans += row_spans(planned.grid, blocks.base(name), slabs, first, steps, Use.READ)
     for name in item.stores:
         planned = layout.matrices[name]
         if planned.in_frames:
@@ -64,15 +65,15 @@ def _row_uses(
 def _column_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
-    source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.pull.output].grid
-    steps = column_steps(item.index, item.rows, column_step_rows(item.pull, layout.matrices), item.slabs)
+    source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
+    steps = column_steps(item.index, item.rows, column_step_rows(item, layout.matrices), item.slabs)
     sweep = len(steps) // item.slabs
     rows = next((p.rows for p in passes if item.pull.source in p.stores), source.rows)
     spans: list[Span] = []
     for slab in range(item.slabs):
         at = first + slab * sweep
         mine = steps[slab * sweep : (slab + 1) * sweep]
-        spans += row_spans(target, blocks.base(item.pull.output), range(slab, slab + 1), at, mine, Use.WRITE)
+        spans += row_spans(target, blocks.base(item.output), range(slab, slab + 1), at, mine, Use.WRITE)
         spans += _edges(item.pull, at, mine, layout, workload, blocks)
         for name in item.pull.own:
             planned = layout.matrices[name]

@@ -113,7 +113,8 @@ class Pull:
     """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one;
     or, with ``per_edge``, what a kernel makes of the neighbours' rows. ``edge_data`` is read along with the edges:
     with weights it is ``Σ_j w_ij source[j]``. ``scattered``: a matrix, in memory whole or spilled as runs
-    (``ooc.plan.runs``), to whose rows the kernel adds what it finds for the neighbours, tile after tile."""
+    (``ooc.plan.runs``), to whose rows the kernel adds what it finds for the neighbours, tile after tile. ``kept``: the
+    matrix that the stage stores what it has pulled in, just as it is."""
 
     source: str
     output: str
@@ -121,6 +122,7 @@ class Pull:
     per_edge: PerEdge | None = None
     edge_data: tuple[EdgeData, ...] = ()
     scattered: str | None = None
+    kept: str | None = None
 
     @property
     def is_general(self) -> bool:

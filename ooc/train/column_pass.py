@@ -29,7 +29,7 @@ class ColumnPassRun:
         self.program, self.item, self.buffers, self.kernel = run, item, buffers, kernel
         self.commit = Committing(run.sums(item.pull, item.index), commit)
         self.executor = run.executor
-        self.target = self.executor.matrices[item.pull.output]
+        self.target = self.executor.matrices[item.output]
         self.pull: SlabPull | None = None
         self.out: dict[int, Tensor] = {}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ooc.plan.passes import ColumnPass, RowPass
 from ooc.plan.sequence import Step as PlannedStep
-from ooc.plan.slabs import direct_slabs, stored_slabs
+from ooc.plan.slabs import direct_slabs, loaded_slabs, stored_slabs
 from ooc.plan.workload import Pull
 from ooc.train.committing import Committing
 from ooc.train.edge_sweep import EdgeSweep
@@ -38,7 +38,7 @@ class RowPassRun:
         self.commit = Committing(run.sums(item.pull, item.index), commit)
         executor = self.executor = run.executor
         self.inputs = {name: run.summed_rows(name, item) or self._input(name) for name in item.loads}
-        self.outputs = {name: self._output(name) for name in item.stage.stores}
+        self.outputs = {name: self._output(name) for name in item.stage.stores if name in item.stores}
         self.source: Tensor | None = None
         self.dealt = run.dealt_source(item)
         self.edges: EdgeSweep | None = None
@@ -59,11 +59,14 @@ class RowPassRun:
 
     def _input(self, name: str) -> Input:
         run, item = self.program, self.item
+        matrix = self.executor.matrices[name]
+        slabs = loaded_slabs(name, item, matrix.grid)
         return Input(
-            self.executor.matrices[name],
+            matrix,
             self.executor.workspace,
             whole=run.whole(name, item.index),
             dtype=self.executor.dtype if run.is_scratch(name) else None,
+            columns=range(min(matrix.grid.columns, len(slabs) * matrix.grid.slab_columns)),
         )
 
     def _output(self, name: str) -> Output:
@@ -125,14 +128,20 @@ class RowPassRun:
         inputs = tile.inputs
         for name, matrix in self.inputs.items():
             inputs[name] = matrix.tile(tile.start, tile.stop)
-        if self.item.pull is not None:
-            pulled = self._pull(self.item.pull, tile)
-            name = self.item.pull.output
-            inputs[name] = pulled if self.last_slab is None else torch.cat((inputs[name], pulled), dim=1)
+        if self.item.stage.pull is not None:
+            inputs[self.item.stage.pull.output] = self._pulled(tile)
         for name, rows in self.compute(tile).items():
-            self.outputs[name].put(tile.start, tile.stop, rows)
+            if name in self.outputs:
+                self.outputs[name].put(tile.start, tile.stop, rows)
         inputs.clear()  # what was pulled need not wait until the tile is committed
         return tile
+
+    def _pulled(self, tile: Tile) -> Tensor:
+        """All columns that the stage pulls: those that the pass before has, and what there is to pull now."""
+        found = [] if self.item.pulled is None else [tile.inputs.pop(self.item.pulled)]
+        if self.item.pull is not None:
+            found.append(self._pull(self.item.pull, tile))
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
     def _pull(self, pull: Pull, tile: Tile) -> Tensor:
         if self.last_slab is not None:

@@ -13,7 +13,7 @@ from ooc.plan.layout import Choice, Cut, lay_out, pulled_sources
 from ooc.plan.planner import Arrangement
 from ooc.plan.verifier import verify_plan
 from tests.examples import examples
-from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
+from tests.plan.workloads import WITH_DEVICE_MEMORY, keeping, workload
 
 CUTS = st.builds(Cut, st.sampled_from([0, 8, 16, 24, 32, 64]), st.integers(1, 2), st.booleans(), st.booleans())
 BLOCK_IN_USE_BETWEEN_PASSES = (
@@ -44,13 +44,15 @@ def also_loading(work: Workload, loaded: bool) -> Workload:
     rows=st.sampled_from([12_000, 24_000]),
     height=st.sampled_from([1024, 2048]),
     loaded=st.booleans(),
+    kept=st.booleans(),
     share=st.floats(1.0, 3.0),
 )
-@example(cuts=BLOCK_IN_USE_BETWEEN_PASSES, rows=24_000, height=1024, loaded=True, share=1.534488108718917)
+@example(cuts=BLOCK_IN_USE_BETWEEN_PASSES, rows=24_000, height=1024, loaded=True, kept=False, share=1.534488108718917)
 def test_what_fits_can_run(
-    machine: Hardware, cuts: tuple[Cut, ...], rows: int, height: int, loaded: bool, share: float
+    machine: Hardware, cuts: tuple[Cut, ...], rows: int, height: int, loaded: bool, kept: bool, share: float
 ) -> None:
     work = also_loading(workload(rows=rows, width=64), loaded)
+    work = keeping(work) if kept else work
     choice = Choice(height, dict(zip(pulled_sources(work), cuts, strict=True)))
     layout = lay_out(work, choice)
     needed = Room(work, Limits(1, 1), machine).needed_bytes(layout)

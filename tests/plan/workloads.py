@@ -48,6 +48,16 @@ def workload(rows: int = 40_000, width: int = 64, layers: int = 3, degree: int =
     )
 
 
+def keeping(work: Workload) -> Workload:
+    """The same with stages that keep what they pull as it is, as those of attentions do."""
+
+    def kept(stage: Stage) -> Stage:
+        name = next((name for name in stage.stores if name.startswith("z")), None)
+        return stage if stage.pull is None else replace(stage, pull=replace(stage.pull, kept=name))
+
+    return replace(work, programs={name: tuple(map(kept, stages)) for name, stages in work.programs.items()})
+
+
 class EvenEdges(Sequence[int]):
     """``tile_edges`` of a graph whose rows all have the same degree; nothing is kept but three numbers."""
 

@@ -85,6 +85,9 @@ class Flow:
             return out | {name: self._message(a, known[a.source], tile) for name, a in pulled_next.items()}
 
         pull, kernel = self._pull(recipe, stage)
+        if pull is not None and pull.per_edge is not None:  # a plain sum is scaled before it is kept
+            pulled = self.schedule.pulled(stage)
+            pull = replace(pull, kept=next((name for name, value in stored.items() if value is pulled), None))
         stores = {n: v.columns for n, v in stored.items()} | {n: a.source.columns for n, a in pulled_next.items()}
         measured = [barrier.source for barrier in moments]
         spec = self._describe(title, row_count, recipe, pull=pull, kernel=kernel, stores=stores, measured=measured)

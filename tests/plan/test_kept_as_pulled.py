@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a stage keeps as it has pulled it, slab by slab, is pulled right into where it is kept."""
+
+from dataclasses import replace
+
+import pytest
+
+from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload
+from ooc.plan.budgets import Room
+from ooc.plan.layout import Choice, Cut, lay_out
+from ooc.plan.passes import ColumnPass, RowPass
+from ooc.plan.planner import Arrangement, arrange
+from ooc.plan.sequence import Use
+from ooc.plan.verifier import verify_plan
+from tests.plan.workloads import WITH_DEVICE_MEMORY, keeping, workload
+
+ROWS, WIDTH = 40_000, 64
+NBYTES = ROWS * WIDTH * 4
+WORK = keeping(workload(rows=ROWS, width=WIDTH))
+MACHINES = pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], ids=lambda machine: machine.name)
+
+
+def made(work: Workload, machine: Hardware, m2: Cut) -> Plan:
+    """A plan in which m2 is pulled like this and kept in z3, and everything else is in memory whole."""
+    cuts = {name: Cut(0, 0) for name in ("m1", "m2", "m3", "dp2", "dp3")}
+    choice = Choice(1024, cuts | {"m2": m2})
+    layout = lay_out(work, choice)
+    limits = Limits(50_000_000, 10**9 if machine.has_device_memory else work.fixed_host_bytes)
+    assert Room(work, limits, machine).fits(layout)
+    plan = Arrangement(work, limits, machine, choice, layout, layout, 0.0).plan
+    verify_plan(plan)
+    return plan
+
+
+def used(plan: Plan, name: str, at: int, use: Use) -> int:
+    """Bytes of matrix ``name`` that pass ``at`` uses so."""
+    program = plan.unrolled["train"]
+    mine = [span for span in program.uses.spans if program.steps[span.first].at == at and span.use is use]
+    return sum(plan.blocks.nbytes(span.block) for span in mine if plan.blocks.where(span.block)[0] == name)
+
+
+@MACHINES
+@pytest.mark.parametrize(("last_beside", "slabs"), [(False, 4), (True, 3)])
+def test_every_slab_is_written_once_by_whoever_pulls_it(machine: Hardware, last_beside: bool, slabs: int) -> None:
+    plan = made(WORK, machine, Cut(16, 1, last_beside=last_beside))
+    assert "p2" not in plan.matrices
+    sweeps, stage = plan.programs["train"][2:4]
+    assert isinstance(sweeps, ColumnPass)
+    assert isinstance(stage, RowPass)
+    assert sweeps.output == stage.pulled == "z3"
+    assert used(plan, "z3", sweeps.index, Use.WRITE) == NBYTES * slabs // 4
+    assert used(plan, "z3", stage.index, Use.READ) == NBYTES * slabs // 4
+    assert used(plan, "z3", stage.index, Use.WRITE) == NBYTES * (4 - slabs) // 4
+    assert ("z3" in stage.stores) == last_beside
+
+
+@MACHINES
+def test_what_is_pulled_whole_is_stored_by_the_stage(machine: Hardware) -> None:
+    plan = made(WORK, machine, Cut(0, 0))
+    (stage,) = [item for item in plan.programs["train"] if "z3" in item.stores]
+    assert isinstance(stage, RowPass)
+    assert stage.pulled is None
+    assert used(plan, "z3", stage.index, Use.WRITE) == NBYTES
+
+
+@MACHINES
+@pytest.mark.parametrize("last_beside", [False, True])
+def test_values_that_are_kept_narrower_are_pulled_elsewhere(machine: Hardware, last_beside: bool) -> None:
+    """The stage goes by what it has pulled, in full; what it keeps is rounded."""
+    narrow = replace(WORK, matrices=WORK.matrices | {"z3": replace(WORK.matrices["z3"], itemsize=2)})
+    plan = made(narrow, machine, Cut(16, 1, last_beside=last_beside))
+    sweeps, stage = plan.programs["train"][2:4]
+    assert isinstance(sweeps, ColumnPass)
+    assert sweeps.output == "p2"
+    assert used(plan, "z3", stage.index, Use.WRITE) == NBYTES // 2
+
+
+def test_a_stage_of_more_rows_than_are_kept_has_them_all() -> None:
+    """Of z3 the backward pass needs half the rows only; what the stage goes by is in it as well."""
+    half = replace(WORK, matrices=WORK.matrices | {"z3": replace(WORK.matrices["z3"], rows=ROWS // 2)})
+    assert made(half, UNMEASURED, Cut(0, 0)).matrices["z3"].matrix.rows == ROWS // 2
+    assert made(half, UNMEASURED, Cut(16, 1)).matrices["z3"].matrix.rows == ROWS
+
+
+@MACHINES
+def test_less_is_written_where_memory_is_short(machine: Hardware) -> None:
+    plain = workload(rows=ROWS, width=WIDTH)
+    limits = Limits(12_000_000, 8_000_000)
+    assert arrange(WORK, limits, machine).plan.ssd_write_bytes < arrange(plain, limits, machine).plan.ssd_write_bytes
+
+
+@MACHINES
+def test_a_pass_that_stores_again_what_it_reads_is_found(machine: Hardware) -> None:
+    plan = made(WORK, machine, Cut(16, 1, last_beside=True))
+    passes = plan.programs["train"]
+    other = [
+        replace(item, rest=None, loads=("m3",)) if isinstance(item, RowPass) and item.rest else item for item in passes
+    ]
+    with pytest.raises(AssertionError, match="train: pass"):
+        verify_plan(replace(plan, programs=plan.programs | {"train": tuple(other)}))
