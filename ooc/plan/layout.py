@@ -5,7 +5,7 @@ A stage whose pulled matrix is in memory whole becomes one row pass; otherwise a
 that loads the pulled rows, and may pull those of the last slab itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ooc.plan.dealing import deal_passes
@@ -103,6 +103,21 @@ def _widest_row_bytes(workload: Workload, choice: Choice, widths: dict[str, int]
             into = _pulled_into(pull, source.itemsize, workload.matrices)
             rows[into] = pull.output_columns(widths[pull.source], source.columns) * source.itemsize
     return max(rows.values(), default=1)
+
+
+def lays_out_as(choice: Choice, workload: Workload) -> Hashable:
+    """The same for two choices that ``lay_out`` makes the same of."""
+    units = column_units(workload)
+    cuts: list[tuple[str, int, int, bool, bool]] = []
+    for name, cut in sorted(choice.cuts.items()):
+        matrix, width = workload.matrices[name], 0
+        slabs, direct = 1, True
+        if cut.columns:
+            width = _width(matrix, choice, units.get(name, 1))
+            slabs, direct = -(-matrix.columns // width), cut.direct
+        cuts.append((name, width, min(cut.buffers, slabs), direct, cut.last_beside and slabs > 1))
+    dealt = tuple(sorted(choice.dealt.items()))
+    return choice.step_rows, tuple(cuts), choice.spare_writes, choice.in_runs, dealt
 
 
 def lay_out(workload: Workload, choice: Choice) -> Layout:

@@ -12,7 +12,7 @@ Where the device has memory of its own, its budget decides how matrices are cut:
 lie there. What the host then holds follows from what the device asks for, so both budgets are in every forecast.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -23,7 +23,7 @@ from ooc.plan.budgets import Limits, Room, budget_of
 from ooc.plan.dealing import dealable, leaner_dealt
 from ooc.plan.forecast import TIE, forecast_traffic, seconds_of
 from ooc.plan.hardware import UNMEASURED, Hardware
-from ooc.plan.layout import Choice, Cut, Layout, lay_out, pulled_sources
+from ooc.plan.layout import Choice, Cut, Layout, lay_out, lays_out_as, pulled_sources
 from ooc.plan.matrices import streamed_in
 from ooc.plan.occupancy import frames_needed
 from ooc.plan.plan import Plan
@@ -194,6 +194,8 @@ class _Search:
         self.spillable = frozenset() if hardware.has_device_memory else frozenset(workload.handed)
         self.dealable = frozenset() if hardware.has_device_memory else dealable(workload)
         self.tried: list[_Candidate] = []
+        self.known: dict[Hashable, _Candidate | None] = {}
+        """What choices lead to, by what they come to: of widths in whole heads many come to the same."""
 
     def run(self) -> Arrangement:
         leanest = self._leanest()
@@ -298,13 +300,15 @@ class _Search:
 
     def _try(self, choice: Choice) -> _Candidate | None:
         """What ``choice`` leads to; None where that does not fit."""
-        tried = lay_out(self.workload, choice)
-        if not self.room.fits(tried):
-            return None
-        candidate = _Candidate(choice, tried, self._score(tried))
-        if self.hardware.has_device_memory:  # elsewhere forecasts decide alone
-            self.tried.append(candidate)
-        return candidate
+        same = lays_out_as(choice, self.workload)
+        if same not in self.known:
+            layout = lay_out(self.workload, choice)
+            fits = self.room.fits(layout)
+            found = self.known[same] = _Candidate(choice, layout, self._score(layout)) if fits else None
+            if found is not None and self.hardware.has_device_memory:  # elsewhere forecasts decide alone
+                self.tried.append(found)
+        known = self.known[same]
+        return None if known is None else replace(known, choice=choice)
 
     def _score(self, layout: Layout) -> Score:
         frames, host_frames = self.room.frames(layout), self.room.host_frames(layout)
@@ -368,8 +372,10 @@ class _Search:
         if not fitting:
             raise BudgetError(self.room.shortage(leanest))
         roomy = [c for c in fitting if 4 * self._arena_needed(c[1]) <= self.room.arena_bytes(c[1])]
-        choice, layout = (roomy or fitting[-1:])[0]
-        return _Candidate(choice, layout, self._score(layout))
+        choice, _ = (roomy or fitting[-1:])[0]
+        found = self._try(choice)
+        assert found is not None, "it fits"
+        return found
 
     def _lean_and_fitting(self, leanest: list[Layout], dealt: frozenset[str]) -> list[tuple[Choice, Layout]]:
         """The leanest arrangements of some heights that fit; those that do not are added to ``leanest``. ``dealt``: the

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from ooc.plan import UNMEASURED, Hardware, Limits, Workload
 from ooc.plan.budgets import Room
-from ooc.plan.layout import Choice, Cut, lay_out, pulled_sources
+from ooc.plan.layout import Choice, Cut, lay_out, lays_out_as, pulled_sources
 from ooc.plan.planner import Arrangement
 from ooc.plan.verifier import verify_plan
 from tests.examples import examples
-from tests.plan.workloads import WITH_DEVICE_MEMORY, keeping, workload
+from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, keeping, workload
 
 CUTS = st.builds(Cut, st.sampled_from([0, 8, 16, 24, 32, 64]), st.integers(1, 2), st.booleans(), st.booleans())
 BLOCK_IN_USE_BETWEEN_PASSES = (
@@ -60,3 +60,21 @@ def test_what_fits_can_run(
     assert Room(work, limits, machine).fits(layout)
     arranged = Arrangement(work, limits, machine, choice, layout, layout, 0.0)
     verify_plan(arranged.plan)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    cuts=st.lists(CUTS, min_size=2, max_size=2),
+    groups=st.sampled_from([1, 2, 4]),
+    beside=st.booleans(),
+    kept=st.booleans(),
+)
+def test_choices_that_come_to_the_same_are_laid_out_alike(
+    cuts: list[Cut], groups: int, beside: bool, kept: bool
+) -> None:
+    """And others are not: of every two choices the one is known by the other, or they differ."""
+    work = in_groups(keeping(workload(rows=12_000)) if kept else workload(rows=12_000), groups)
+    choices = [Choice(1024, dict.fromkeys(pulled_sources(work), replace(cut, last_beside=beside))) for cut in cuts]
+    keys, layouts = zip(*[(lays_out_as(choice, work), lay_out(work, choice)) for choice in choices], strict=True)
+    assert keys[0] != keys[1] or layouts[0] == layouts[1]
+    assert layouts[0] != layouts[1] or keys[0] == keys[1]

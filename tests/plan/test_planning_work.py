@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What planning has to do, counted: how long it takes goes by these numbers, on any processor."""
 
+from itertools import combinations
 from typing import Any
 
 import pytest
 
-from ooc.plan import Limits, forecast, make_plan, replacement, schedule, staging
+from ooc.plan import Limits, Workload, forecast, make_plan, replacement, schedule, staging
 from ooc.plan import planner as planning
+from ooc.plan.forecast import Traffic
+from ooc.plan.layout import Layout
 from ooc.plan.planner import Arrangement, arrange
 from ooc.plan.replacement import Uses
 from ooc.plan.schedule import block_table
 from ooc.plan.uses import uses_of
-from tests.plan.workloads import WITH_DEVICE_MEMORY, large_gcn, workload
+from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, workload
 
 IGB260M = (269_346_174, 3_995_777_033, 1024, 19)
 A5000 = Limits(21_600_000_000, 115_200_000_000)
@@ -58,6 +61,20 @@ def test_a_candidate_is_forecast_from_few_uses_whatever_the_graph_s_size(monkeyp
         found[rows] = counted.sizes
     assert max(map(max, found.values())) < 2500
     assert max(map(len, found.values())) < 100
+
+
+def test_no_arrangement_is_forecast_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the widths that are tried most come to the same, where slabs hold whole groups."""
+    laid_out: list[Layout] = []
+
+    def forecast_traffic(work: Workload, layout: Layout, **frames: Any) -> list[Traffic]:
+        laid_out.append(layout)
+        return forecast.forecast_traffic(work, layout, **frames)
+
+    monkeypatch.setattr(planning, "forecast_traffic", forecast_traffic)
+    arrange(in_groups(workload(), 4), Limits(20_000_000, 30_000_000), WITH_DEVICE_MEMORY)
+    assert len(laid_out) > 10
+    assert not any(one == other for one, other in combinations(laid_out, 2))
 
 
 def test_only_the_plan_that_is_returned_is_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import overload
 
 from ooc.plan import UNMEASURED, Direction, Kind, Matrix, Pull, Stage, Topology, Workload
 from ooc.plan.hardware import Wire
+from ooc.plan.workload import PerEdge
 
 WITH_DEVICE_MEMORY = replace(
     UNMEASURED,
@@ -56,6 +57,18 @@ def keeping(work: Workload) -> Workload:
         return stage if stage.pull is None else replace(stage, pull=replace(stage.pull, kept=name))
 
     return replace(work, programs={name: tuple(map(kept, stages)) for name, stages in work.programs.items()})
+
+
+def in_groups(work: Workload, groups: int) -> Workload:
+    """The same where all is pulled in groups of columns, as the heads of an attention are."""
+
+    def grouped(stage: Stage) -> Stage:
+        if stage.pull is None:
+            return stage
+        columns = work.matrices[stage.pull.source].columns
+        return replace(stage, pull=replace(stage.pull, per_edge=PerEdge(groups, columns, None, 1024, 4, 4)))
+
+    return replace(work, programs={name: tuple(map(grouped, stages)) for name, stages in work.programs.items()})
 
 
 class EvenEdges(Sequence[int]):
