@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ooc.plan.cost import local_seconds, pull_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.matrices import MatrixPlan
-from ooc.plan.passes import ColumnPass, Pass, RowPass
+from ooc.plan.passes import ColumnPass, Pass, RowPass, sweeps_of
 from ooc.plan.workload import Pull, Workload
 
 _TIMES_STREAMED = 8
@@ -18,6 +18,10 @@ _PULL_OPERATORS = 8
 _PROGRAM_OPERATORS = 10
 """On a device besides: two programs of Triton, each taken to be launched in the time of four operators of torch, and
 the list of the parts of long rows that comes with the offsets."""
+_SLAB_OPERATORS = 18
+"""On a device besides where something is made of every edge, slab by slab: some columns of a row's own, and the result
+put where it belongs. Over a device that does nothing such a pull of GAT took the host as long as 40 to 58 operators;
+with these it is 36, times 1.2 (docs/gpu-executor.md). Pulled whole, it took no longer than a sum."""
 _TIMES_PUT = 2
 """How often a value that a column pass has pulled is read or written until it lies in its frame."""
 
@@ -69,7 +73,10 @@ def computing_of(
             source_rows=source.matrix.rows,
         )
         shared += _per_edge_seconds(item.pull, hardware, edges=edges, share=columns / source.matrix.columns)
-        operators = _PULL_OPERATORS + _PROGRAM_OPERATORS * hardware.has_device_memory
+        operators = _PULL_OPERATORS
+        if hardware.has_device_memory:
+            operators += _PROGRAM_OPERATORS
+            operators += _SLAB_OPERATORS * (item.pull.per_edge is not None and sweeps_of(item) is not None)
         alone += tiles * slabs * operators * processor.seconds_per_operator
     if isinstance(item, RowPass):
         stage = item.stage

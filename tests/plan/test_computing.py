@@ -52,6 +52,25 @@ def test_a_stage_that_has_not_been_counted_streams_by_what_it_loads_and_stores()
     assert seconds(replace(ROW_PASS, stage=stage)) > seconds(replace(ROW_PASS, stage=counted))
 
 
+@pytest.mark.parametrize(
+    ("item", "more"),
+    [
+        (PULLING, 18 * 2 * SIZES["rows"] // PULLING.rows_at_once),
+        (replace(ROW_PASS, pull=PULLING.pull, rest=PULLING), 18 * 2 * SIZES["rows"] // WORK.tile_rows),
+        (replace(ROW_PASS, pull=PULLING.pull), 0),
+    ],
+    ids=["column pass", "last slab", "whole"],
+)
+def test_attention_slab_by_slab_takes_the_host_of_a_device_longer(item: Pass, more: int) -> None:
+    """Than a sum: 18 operators a tile and slab."""
+    counted = replace(UNMEASURED_DEVICE.processor, seconds_per_tile=0.0, seconds_per_operator=1.0, seconds_per_step=0.0)
+    machine = replace(UNMEASURED_DEVICE, processor=counted)
+    assert item.pull is not None
+    kind = PerEdge(4, 64, None, 4096, bytes_per_edge=0, bytes_per_row=0)
+    attention = replace(item, pull=replace(item.pull, per_edge=kind))
+    assert seconds(attention, machine) - seconds(item, machine) == pytest.approx(more)
+
+
 def test_what_is_computed_for_every_edge_comes_on_top() -> None:
     kind = PerEdge(64, 64, None, 4096, bytes_per_edge=1000, bytes_per_row=0)
     attention = replace(PULLING, pull=replace(PULLING.pull, per_edge=kind))
