@@ -32,8 +32,8 @@ from ooc.errors import OptionError, RunError
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
-    from ooc.events import Listener
     from ooc.storage.store import Store
+    from ooc.train.logs import EpochLog
     from ooc.train.run import RunFolder
     from ooc.train.trainer import Trainer
 
@@ -273,6 +273,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     from ooc.cli.recipe import build_average, build_loss, build_optimizer, build_schedule
     from ooc.cli.tables import print_outcome, print_plan
     from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
+    from ooc.train.logs import several
     from ooc.train.metrics import resolve_metric
     from ooc.train.trainer import Trainer
 
@@ -284,6 +285,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     metric = resolve_metric(settings.metric, store.task, store.num_classes)
     model = build_model(settings, store)
     optimizer = build_optimizer(settings, model)
+    logs = _logs(settings, run)
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     with Trainer(
         model,
@@ -302,7 +304,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         clip_norm=settings.clip,
         average=build_average(settings, model),
         average_from=settings.average_from,
-        listener=_with_logs(settings, run.path, reporter),
+        listener=several(reporter, *logs),
         block_rows=settings.block_rows,
         slab_columns=settings.slab_columns,
         max_ssd_writes=settings.max_ssd_writes,
@@ -327,6 +329,8 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
             patience=settings.patience,
             resume=run.resumed,
         )
+        for log in logs:
+            log.complete()
     reporter.close()
     print_outcome(
         run.records(),
@@ -351,16 +355,16 @@ def _forecast(trainer: "Trainer", run: "RunFolder", settings: TrainSettings) -> 
     return {"first_epoch": done[-1].epoch + 1 if done else 1, **outlook.as_dict()}
 
 
-def _with_logs(settings: TrainSettings, run: Path, reporter: Reporter) -> "Listener":
-    """The reporter, and the logs asked for beside it."""
-    from ooc.train.logs import CsvLog, TensorBoardLog, several
+def _logs(settings: TrainSettings, run: "RunFolder") -> "list[EpochLog]":
+    """The logs asked for, beside the run's own."""
+    from ooc.train.logs import CsvLog, TensorBoardLog
 
-    logs: list[Listener] = []
+    logs: list[EpochLog] = []
     if "csv" in settings.log:
-        logs.append(CsvLog(run / "metrics.csv"))
+        logs.append(CsvLog(run.path / "metrics.csv", run.records))
     if "tensorboard" in settings.log:
-        logs.append(TensorBoardLog(run / "tensorboard"))
-    return several(reporter, *logs) if logs else reporter
+        logs.append(TensorBoardLog(run.path / "tensorboard", run.records))
+    return logs
 
 
 def _check_same_store(run: "RunFolder", store: "Store") -> None:

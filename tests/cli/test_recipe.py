@@ -184,6 +184,28 @@ def test_a_table_that_is_ahead_or_torn_is_mended(tmp_path: Path) -> None:
     assert [row["epoch"] for row in read_csv(tmp_path / "log.csv")] == ["1", "2", "3", "4"]
 
 
+def test_an_epoch_that_a_run_was_killed_after_gets_its_line(tmp_path: Path) -> None:
+    """Its record and checkpoint were written, its line was not, or is torn; whether another epoch follows or not."""
+    done = [record(epoch) for epoch in (1, 2, 3)]
+    whole = CsvLog(tmp_path / "whole.csv")
+    for one in [*done, record(4)]:
+        whole(EpochFinished(one))
+    lines = (tmp_path / "whole.csv").read_text().splitlines(keepends=True)
+    for torn in ("", "3,0."):
+        for follows in (True, False):
+            (tmp_path / "log.csv").write_text("".join(lines[:3]) + torn)
+            log = CsvLog(tmp_path / "log.csv", lambda: done)
+            if follows:
+                log(EpochFinished(record(4)))
+            log.complete()
+            assert (tmp_path / "log.csv").read_text().splitlines(keepends=True) == lines[: 5 if follows else 4]
+
+
+def test_nothing_is_written_of_a_run_without_epochs(tmp_path: Path) -> None:
+    CsvLog(tmp_path / "log.csv", list).complete()
+    assert not (tmp_path / "log.csv").exists()
+
+
 class FakeWriters:
     """In place of ``torch.utils.tensorboard``: remembers what is written."""
 
@@ -213,6 +235,21 @@ def test_scalars_for_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [step for _, step in fake.scalars["loss"]] == [3, 4]
     assert fake.scalars["score/valid"] == [(0.5, 4)]
     assert {"seconds/time", "bytes/ssd_read"} <= fake.scalars.keys() and "epoch" not in fake.scalars
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_scalars_of_an_epoch_that_a_run_was_killed_after(
+    follows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Are written again, in place of those that may be there."""
+    fake = FakeWriters()
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)  # type: ignore[arg-type]
+    log = TensorBoardLog(tmp_path / "board", lambda: [record(1), record(2)])
+    if follows:
+        log(EpochFinished(record(3)))
+    log.complete()
+    assert fake.made == [(str(tmp_path / "board"), 2)]
+    assert [step for _, step in fake.scalars["loss"]] == ([2, 3] if follows else [2])
 
 
 def test_without_tensorboard_it_is_said_before_training(
