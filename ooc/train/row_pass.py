@@ -39,6 +39,7 @@ class RowPassRun:
         executor = self.executor = run.executor
         self.inputs = {name: run.summed_rows(name, item) or self._input(name) for name in item.loads}
         self.outputs = {name: self._output(name) for name in item.stage.stores if name in item.stores}
+        self.pulled_before = item.pulled
         self.source: Tensor | None = None
         self.dealt = run.dealt_source(item)
         self.edges: EdgeSweep | None = None
@@ -128,8 +129,9 @@ class RowPassRun:
         inputs = tile.inputs
         for name, matrix in self.inputs.items():
             inputs[name] = matrix.tile(tile.start, tile.stop)
-        if self.item.stage.pull is not None:
-            inputs[self.item.stage.pull.output] = self._pulled(tile)
+        pull = self.item.stage.pull
+        if pull is not None:
+            inputs[pull.output] = self._pulled(tile)
         for name, rows in self.compute(tile).items():
             if name in self.outputs:
                 self.outputs[name].put(tile.start, tile.stop, rows)
@@ -138,7 +140,7 @@ class RowPassRun:
 
     def _pulled(self, tile: Tile) -> Tensor:
         """All columns that the stage pulls: those that the pass before has, and what there is to pull now."""
-        found = [] if self.item.pulled is None else [tile.inputs.pop(self.item.pulled)]
+        found = [] if self.pulled_before is None else [tile.inputs.pop(self.pulled_before)]
         if self.item.pull is not None:
             found.append(self._pull(self.item.pull, tile))
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
