@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload
-from ooc.plan.budgets import Room
-from ooc.plan.layout import Choice, Cut, lay_out
+from ooc.plan.layout import Cut
 from ooc.plan.passes import ColumnPass, RowPass
-from ooc.plan.planner import Arrangement, arrange
+from ooc.plan.planner import arrange
 from ooc.plan.sequence import Use
 from ooc.plan.verifier import verify_plan
-from tests.plan.workloads import WITH_DEVICE_MEMORY, keeping, workload
+from tests.plan.workloads import WITH_DEVICE_MEMORY, held, keeping, workload
 
 ROWS, WIDTH = 40_000, 64
 NBYTES = ROWS * WIDTH * 4
@@ -22,14 +21,7 @@ MACHINES = pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], 
 
 def made(work: Workload, machine: Hardware, m2: Cut) -> Plan:
     """A plan in which m2 is pulled like this and kept in z3, and everything else is in memory whole."""
-    cuts = {name: Cut(0, 0) for name in ("m1", "m2", "m3", "dp2", "dp3")}
-    choice = Choice(1024, cuts | {"m2": m2})
-    layout = lay_out(work, choice)
-    limits = Limits(50_000_000, 10**9 if machine.has_device_memory else work.fixed_host_bytes)
-    assert Room(work, limits, machine).fits(layout)
-    plan = Arrangement(work, limits, machine, choice, layout, layout, 0.0).plan
-    verify_plan(plan)
-    return plan
+    return held(work, machine, 50_000_000, {"m2": m2})
 
 
 def used(plan: Plan, name: str, at: int, use: Use) -> int:

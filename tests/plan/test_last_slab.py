@@ -5,14 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from ooc.plan import UNMEASURED, Hardware, Limits, Plan
-from ooc.plan.budgets import Room
+from ooc.plan import UNMEASURED, Hardware, Plan
 from ooc.plan.layout import Choice, Cut, lay_out
 from ooc.plan.passes import ColumnPass, RowPass
-from ooc.plan.planner import Arrangement
 from ooc.plan.simulator import simulate
 from ooc.plan.verifier import verify_plan
-from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
+from tests.plan.workloads import WITH_DEVICE_MEMORY, held, workload
 
 ROWS, WIDTH = 40_000, 64
 WORK = workload(rows=ROWS, width=WIDTH)
@@ -21,14 +19,7 @@ MACHINES = pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], 
 
 def made(machine: Hardware, *, last_beside: bool, columns: int = 32, of: str = "m2", buffers: int = 1) -> Plan:
     """A plan in which one matrix is pulled in slabs, in memory for nothing else."""
-    cuts = {name: Cut(0, 0) for name in ("m1", "m2", "m3", "dp2", "dp3")}
-    choice = Choice(1024, cuts | {of: Cut(columns, buffers, last_beside=last_beside)})
-    layout = lay_out(WORK, choice)
-    limits = Limits(40_000_000, 10**9 if machine.has_device_memory else WORK.fixed_host_bytes)
-    assert Room(WORK, limits, machine).fits(layout)
-    plan = Arrangement(WORK, limits, machine, choice, layout, layout, 0.0).plan
-    verify_plan(plan)
-    return plan
+    return held(WORK, machine, 40_000_000, {of: Cut(columns, buffers, last_beside=last_beside)})
 
 
 @MACHINES

@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import overload
 
-from ooc.plan import UNMEASURED, Direction, Kind, Matrix, Pull, Stage, Topology, Workload
+from ooc.plan import UNMEASURED, Direction, Hardware, Kind, Limits, Matrix, Plan, Pull, Stage, Topology, Workload
+from ooc.plan.budgets import Room
 from ooc.plan.hardware import Wire
+from ooc.plan.layout import Choice, Cut, lay_out, pulled_sources
+from ooc.plan.planner import Arrangement
+from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import PerEdge
 
 WITH_DEVICE_MEMORY = replace(
@@ -69,6 +73,18 @@ def in_groups(work: Workload, groups: int) -> Workload:
         return replace(stage, pull=replace(stage.pull, per_edge=PerEdge(groups, columns, None, 1024, 4, 4)))
 
     return replace(work, programs={name: tuple(map(grouped, stages)) for name, stages in work.programs.items()})
+
+
+def held(work: Workload, machine: Hardware, device_bytes: int, cuts: dict[str, Cut]) -> Plan:
+    """The verified plan in which some pulled matrices are held like this, and all others whole."""
+    whole = {name: Cut(0, 0) for name in pulled_sources(work)}
+    choice = Choice(1024, whole | cuts)
+    layout = lay_out(work, choice)
+    limits = Limits(device_bytes, 10**9 if machine.has_device_memory else work.fixed_host_bytes)
+    assert Room(work, limits, machine).fits(layout)
+    plan = Arrangement(work, limits, machine, choice, layout, layout, 0.0).plan
+    verify_plan(plan)
+    return plan
 
 
 class EvenEdges(Sequence[int]):
