@@ -8,7 +8,7 @@ from ooc.plan.cost import local_seconds, pull_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.matrices import MatrixPlan
 from ooc.plan.passes import ColumnPass, Pass, RowPass, sweeps_of
-from ooc.plan.workload import Pull, Workload
+from ooc.plan.workload import PerEdge, Workload
 
 _TIMES_STREAMED = 8
 """How often a stage whose work has not been counted reads or writes a value for each that it loads or stores: what the
@@ -72,11 +72,15 @@ def computing_of(
             rows=rows,
             source_rows=source.matrix.rows,
         )
-        shared += _per_edge_seconds(item.pull, hardware, edges=edges, share=columns / source.matrix.columns)
-        operators = _PULL_OPERATORS
+        operators, kind = _PULL_OPERATORS, item.pull.per_edge
+        if kind is not None:
+            groups, in_slab = (kind.groups * some // source.matrix.columns for some in (columns, slab_columns))
+            nbytes = _edge_work_bytes(kind, rows=rows, edges=edges, groups=groups, slab_groups=in_slab)
+            shared += nbytes / processor.stream_bytes_per_s
+            operators += kind.work.operators if kind.work is not None else 0
         if hardware.has_device_memory:
             operators += _PROGRAM_OPERATORS
-            operators += _SLAB_OPERATORS * (item.pull.per_edge is not None and sweeps_of(item) is not None)
+            operators += _SLAB_OPERATORS * (kind is not None and sweeps_of(item) is not None)
         alone += tiles * slabs * operators * processor.seconds_per_operator
     if isinstance(item, RowPass):
         stage = item.stage
@@ -94,11 +98,15 @@ def computing_of(
     return Computing(shared, alone)
 
 
-def _per_edge_seconds(pull: Pull, hardware: Hardware, *, edges: int, share: float) -> float:
-    """Of what is computed for every edge, of ``share`` of the groups."""
-    if pull.per_edge is None:
-        return 0.0
-    return share * edges * pull.per_edge.bytes_per_edge / hardware.processor.stream_bytes_per_s
+def _edge_work_bytes(kind: PerEdge, *, rows: int, edges: int, groups: int, slab_groups: int) -> float:
+    """Bytes of element-wise work that take as long as what is computed for edges, of ``groups`` groups in slabs."""
+    slabs, rest = divmod(groups, slab_groups)
+    heads = slabs * kind.heads(slab_groups) + kind.heads(rest)
+    work = kind.work
+    if work is None:
+        return edges * kind.bytes_per_edge * heads / kind.heads(kind.groups)
+    of_edges = (slabs + (rest > 0)) * work.bytes_per_edge + heads * work.bytes_per_edge_and_head
+    return edges * of_edges + rows * work.bytes_per_row * groups / kind.groups
 
 
 def _streamed_bytes(item: RowPass, matrices: Mapping[str, MatrixPlan], workload: Workload) -> int:

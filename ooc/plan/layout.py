@@ -16,7 +16,7 @@ from ooc.plan.plan import Region
 from ooc.plan.runs import cut_runs
 from ooc.plan.slabs import direct_slabs
 from ooc.plan.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
-from ooc.plan.workload import Kind, Matrix, Pull, Stage, Workload
+from ooc.plan.workload import Kind, Matrix, PerEdge, Pull, Stage, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ def pulled_sources(workload: Workload) -> dict[str, int]:
     }
 
 
-def column_units(workload: Workload) -> dict[str, int]:
-    """Columns that stay together in a slab, by matrix: those of a group, where one is pulled by groups."""
+def _groupings(workload: Workload) -> dict[str, PerEdge]:
+    """How the columns of matrices that are pulled by groups lie, by matrix."""
     pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
-    return {p.source: workload.matrices[p.source].columns // p.per_edge.groups for p in pulls if p.per_edge}
+    return {pull.source: pull.per_edge for pull in pulls if pull.per_edge}
 
 
 def summed_sources(workload: Workload) -> frozenset[str]:
@@ -107,13 +107,13 @@ def _widest_row_bytes(workload: Workload, choice: Choice, widths: dict[str, int]
 
 def lays_out_as(choice: Choice, workload: Workload) -> Hashable:
     """The same for two choices that ``lay_out`` makes the same of."""
-    units = column_units(workload)
+    groupings = _groupings(workload)
     cuts: list[tuple[str, int, int, bool, bool]] = []
     for name, cut in sorted(choice.cuts.items()):
         matrix, width = workload.matrices[name], 0
         slabs, direct = 1, True
         if cut.columns:
-            width = _width(matrix, choice, units.get(name, 1))
+            width = _width(matrix, choice, groupings.get(name))
             slabs, direct = -(-matrix.columns // width), cut.direct
         cuts.append((name, width, min(cut.buffers, slabs), direct, cut.last_beside and slabs > 1))
     dealt = tuple(sorted(choice.dealt.items()))
@@ -125,8 +125,8 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
     arrays = [array for t in workload.topologies.values() for array in t.arrays.values()]
     values = max((array.itemsize for array in arrays), default=1)
     widest_edge = max((array.edge_bytes for array in arrays), default=1)
-    units, scattered = column_units(workload), scattered_matrices(workload)
-    widths = {name: _width(matrix, choice, units.get(name, 1)) for name, matrix in workload.matrices.items()}
+    groupings, scattered = _groupings(workload), scattered_matrices(workload)
+    widths = {name: _width(matrix, choice, groupings.get(name)) for name, matrix in workload.matrices.items()}
     widest = max(_widest_row_bytes(workload, choice, widths), values)
     frame_bytes = align_up(max(choice.step_rows * widest, widest_edge))
     matrices = {
@@ -170,10 +170,18 @@ def _taller_pulls(
     return tuple(found)
 
 
-def _width(matrix: Matrix, choice: Choice, unit: int) -> int:
-    """Columns of a slab, in whole units."""
+def _width(matrix: Matrix, choice: Choice, grouping: PerEdge | None) -> int:
+    """Columns of a slab: where they lie in groups whole ones, and where those are slices of heads either some slices of
+    one, of which every slab has as many, or whole heads."""
     cut = choice.cuts.get(matrix.name)
-    return min(matrix.columns, align_up((cut.columns if cut else 0) or matrix.columns, unit))
+    columns = (cut.columns if cut else 0) or matrix.columns
+    if grouping is None:
+        return min(matrix.columns, columns)
+    unit, slices = matrix.columns // grouping.groups, grouping.slices
+    groups = -(-columns // unit)
+    if groups > slices:
+        return min(matrix.columns, align_up(groups, slices) * unit)
+    return unit * next(number for number in range(groups, slices + 1) if slices % number == 0)
 
 
 def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Workload, width: int) -> MatrixPlan:

@@ -46,7 +46,7 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
             nbytes += (min(item.rows, tile) + 1) * _BYTES_PER_TILE_ROW_ON_A_DEVICE
         grid = matrices[item.pull.source].grid
         share = min(grid.slab_columns, pulled_columns(item, grid))
-        nbytes += -(-_kernel_nbytes(item.pull, edges, min(item.rows, tile)) * share // grid.columns)
+        nbytes += _kernel_nbytes(item.pull, edges, min(item.rows, tile), share, grid.columns)
         if workload.parts is not None and item.pull.per_edge is None:
             nbytes += workload.parts.nbytes(edges=edges, columns=share)
         return workload.threads * nbytes + _apart_nbytes(item.pull, grid, share, workload)
@@ -68,13 +68,15 @@ def _edge_data_bytes(pull: Pull, workload: Workload) -> int:
     return weights + topology.edge_bytes(pull.edge_data) - topology.index_itemsize
 
 
-def _kernel_nbytes(pull: Pull, edges: int, rows: int) -> int:
-    """A bound on the temporaries of one call of a pull's kernel, all groups together."""
+def _kernel_nbytes(pull: Pull, edges: int, rows: int, share: int, columns: int) -> int:
+    """A bound on the temporaries of one call of a pull's kernel, for ``share`` of the source's ``columns``."""
     kind = pull.per_edge
     if kind is None:
         return 0
-    at_once = (min(edges, kind.edges_at_once) + rows) * kind.bytes_per_edge + rows * kind.bytes_per_row
-    return at_once + (edges + rows) * kind.waiting_bytes_per_edge
+    groups = -(-kind.groups * share // columns)
+    of_edges = (min(edges, kind.edges_at_once) + rows) * kind.bytes_per_edge * kind.heads(groups)
+    of_rows = (rows * kind.bytes_per_row + (edges + rows) * kind.waiting_bytes_per_edge) * groups
+    return -(-of_edges // kind.heads(kind.groups)) - (-of_rows // kind.groups)
 
 
 def rows_pulled_at_once(pull: Pull, tile_rows: int, block_rows: int, *, on_device: bool) -> int:

@@ -70,6 +70,18 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeWork:
+    """What a pull that computes something for every edge takes beside fetching, by how long it takes: so many bytes of
+    element-wise work for every edge of a slab, ``bytes_per_edge_and_head`` for each head in it besides, and
+    ``bytes_per_row`` of all groups together; and so many ``operators`` a tile."""
+
+    bytes_per_edge: int
+    bytes_per_edge_and_head: int = 0
+    bytes_per_row: int = 0
+    operators: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PerEdge:
     """What sets a pull apart that computes something for every edge, as attention and maxima do, from a plain sum.
 
@@ -81,6 +93,8 @@ class PerEdge:
     layer of unknown insides makes of a tile's rows, all together, so that they are always cut into the same tiles;
     ``waiting_bytes_per_edge``: of what it finds for other rows, until that is added to them. ``apart``: columns of
     every group of the source, counted from the group's end, of which a pass has a copy by itself while it pulls.
+    ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
+    computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
     """
 
     groups: int
@@ -92,6 +106,12 @@ class PerEdge:
     general: bool = False
     waiting_bytes_per_edge: int = 0
     apart: tuple[int, ...] = ()
+    slices: int = 1
+    work: EdgeWork | None = None
+
+    def heads(self, groups: int) -> int:
+        """How many heads ``groups`` are slices of, in a slab."""
+        return -(-groups // self.slices)
 
 
 @dataclass(frozen=True, slots=True)

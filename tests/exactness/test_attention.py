@@ -3,6 +3,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GINConv, SAGEConv, Transforme
 
 from ooc.errors import OptionError
 from ooc.plan.passes import ColumnPass
+from ooc.train.lowering import attention
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
 from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
@@ -86,6 +88,20 @@ class Frozen(nn.Module):
         return self.dots(self.gatv2(x, edge_index).relu(), edge_index)
 
 
+class Wide(nn.Module):
+    """Heads that are cut into slices, side by side and of different layers."""
+
+    def __init__(self, features: int, classes: int, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.first = GATConv(features, 66, 2, dropout=dropout, residual=True)
+        self.mean = GATConv(132, 130, 1, add_self_loops=False, negative_slope=-0.2)
+        self.last = GATConv(130, classes, 2, concat=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x, edge_index))
+        return self.last(torch.tanh(self.mean(x, edge_index)), edge_index)
+
+
 def gat(layers: int = 2, dropout: float = 0.0, **options: Any) -> ModelCase:
     return ModelCase(kind="gat", layers=layers, dropout=dropout, options=options)
 
@@ -111,6 +127,7 @@ MODELS = {
     "Transformer, gated": CustomCase(make=lambda f, c: transformer(f, c, beta=True)),
     "Transformer, averaged, dropout": CustomCase(make=lambda f, c: transformer(f, c, concat=False, dropout=0.3)),
     "Transformer without bias": CustomCase(make=lambda f, c: transformer(f, c, bias=False)),
+    "GAT of wide heads": CustomCase(make=Wide),
     "SAGE of maxima": ModelCase(kind="sage", layers=3, dropout=0.3, options={"aggr": "max"}),
     "SAGE of maxima, projected": ModelCase(kind="sage", options={"aggr": "max", "project": True}),
     "GIN of maxima": CustomCase(make=Widest),
@@ -131,6 +148,7 @@ def test_models(model: ModelCase, undirected: bool, converted: Converted, tmp_pa
 
 PLANNED = {
     "GAT": gat(3, 0.3, heads=4),
+    "GAT of wide heads": CustomCase(make=Wide),
     "GATv2": gat(2, 0.3, heads=2, v2=True),
     "Transformer": CustomCase(make=transformer),
     "all kinds in one": CustomCase(make=Mixed),
@@ -140,6 +158,7 @@ CUTS: list[dict[str, Any]] = [
     {"block_rows": 256},
     {"slab_columns": 1},
     {"slab_columns": 7},
+    {"slab_columns": 80},
     {"slab_columns": 1000},
     {"block_rows": 128, "slab_columns": 5},
     {"threads": 3},
@@ -218,6 +237,7 @@ def attentive(draw: st.DrawFn) -> ModelCase:
     model=attentive(),
     tile_rows=st.sampled_from([4, 16, 64]),
     slab_columns=st.sampled_from([None, 1, 4]),
+    widest=st.sampled_from([1, 2, 64]),
     share=st.sampled_from([1.0, 1.0, 1.2, 3.0, 100.0]),
 )
 @settings(
@@ -227,17 +247,45 @@ def attentive(draw: st.DrawFn) -> ModelCase:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_case_is_exact(
-    graph: GraphCase, model: ModelCase, tile_rows: int, slab_columns: int | None, share: float, tmp_path: Path
+    graph: GraphCase,
+    model: ModelCase,
+    tile_rows: int,
+    slab_columns: int | None,
+    widest: int,
+    share: float,
+    tmp_path: Path,
 ) -> None:
-    """Under the least budgets that the trainer itself says would do, or a multiple of them."""
+    """Under the least budgets that the trainer itself says would do, or a multiple of them; heads in slices of at most
+    ``widest`` channels."""
     data = random_data(graph)
     store = store_of(data, tmp_path)
     cut = {"tile_rows": tile_rows, "slab_columns": slab_columns}
-    gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(model, store, tmp_path, gpu_budget=gpu, host_budget=host, **cut)
-    )
-    budgets = {"gpu_budget": int(gpu * share), "host_budget": host}
-    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store, **budgets, **cut)
+    with mock.patch.multiple(attention, _WIDEST_SLICE=widest, _NARROWEST_SLICE=1):
+        gpu, host = least_budgets(
+            lambda gpu, host: make_trainer(model, store, tmp_path, gpu_budget=gpu, host_budget=host, **cut)
+        )
+        budgets = {"gpu_budget": int(gpu * share), "host_budget": host}
+        assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store, **budgets, **cut)
+
+
+@pytest.mark.parametrize(
+    ("channels", "slices"), [(8, 1), (64, 1), (65, 1), (100, 2), (127, 1), (128, 2), (172, 4), (256, 4), (1024, 16)]
+)
+def test_wide_heads_are_cut_into_even_slices(channels: int, slices: int) -> None:
+    """Of 16 channels at least: 172 are four times 43."""
+    assert attention.slices_of_head(channels, nodes=2_000_000, itemsize=4) == slices
+    if channels == 172:
+        assert attention.slices_of_head(channels, nodes=10**9, itemsize=4) == slices
+
+
+@pytest.mark.parametrize(
+    ("nodes", "itemsize", "widest"),
+    [(59_000_000, 4, 64), (60_000_000, 4, 32), (111_059_956, 4, 32), (111_059_956, 8, 16), (1_000_000_000, 4, 16)],
+)
+def test_slices_are_narrower_the_more_nodes_there_are(nodes: int, itemsize: int, widest: int) -> None:
+    """A slab of one takes 16 GB, until they are as narrow as they get: papers100M's fits a GPU of 24 GB."""
+    assert attention.slices_of_head(256, nodes=nodes, itemsize=itemsize) == 256 // widest
+    assert widest == 16 or nodes * (widest + 3) * itemsize <= 16e9
 
 
 def test_a_narrower_spill_is_refused(tmp_path: Path) -> None:

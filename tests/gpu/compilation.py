@@ -91,7 +91,7 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
         for dropped in (None, EdgeDropout(0.5, 1, 2, 3)):
             label = "attention" if dropped is None else "attention with dropout"
             layer = GatHeads(range(heads), 0.2, dropped)
-            gat.attend(layer, tile, source_NS=source, a_dst_RH=a_dst, keep=True, segments=segments)
+            gat.attend(layer, tile, source_NS=source, a_dst_RG=a_dst, keep=True, segments=segments)
             gat.pull_sources(layer, tile, target_NS=target, source_RS=source, segments=segments)
         label = "attention's upstream"
         gat.upstream(torch.zeros(NODES, heads * channels), torch.zeros(NODES, heads * (2 * channels + 2)), a_dst)

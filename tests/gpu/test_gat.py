@@ -35,10 +35,14 @@ def check(graph: KernelGraph, heads: reference.GatHeads, seed: int, most: int, s
     """Forward and backward in float64 against the processor's kernels, the last sources and targets absent."""
     close = dict(rtol=1e-9, atol=1e-11)
     source, a_dst = sources(graph, seed)
+    if heads.slices > 1:  # those of a head have its scores
+        scores = source.view(graph.nodes, HEADS, -1)[:, :, -1]
+        for each in (scores, a_dst):
+            each[:, 1:] = each[:, :1]
     _, _, tile = next(graph.tiles(Direction.IN, graph.nodes))
-    arguments = dict(source_NS=source[:present].to(DEVICE), a_dst_RH=a_dst.to(DEVICE))
+    arguments = dict(source_NS=source[:present].to(DEVICE), a_dst_RG=a_dst.to(DEVICE))
     options = dict(segments=segments_of(tile, most), shape=shape)
-    expected = reference.attend(heads, tile, source_NS=source[:present], a_dst_RH=a_dst, keep=True)
+    expected = reference.attend(heads, tile, source_NS=source[:present], a_dst_RG=a_dst, keep=True)
     kept = gat.attend(heads, there(tile), keep=True, **arguments, **options)
     torch.testing.assert_close(kept.cpu(), expected, **close)
     alone = gat.attend(heads, there(tile), keep=False, **arguments, **options)
@@ -66,11 +70,21 @@ def test_outputs_and_gradients(
     check(graph, reference.GatHeads(range(HEADS), slope), seed, most, shape, max(1, graph.nodes - absent))
 
 
-@given(graphs(), st.integers(0, 99), st.sampled_from([0.3, 1.0]), st.sampled_from([2, 64]), st.integers(0, 3))
-@settings(max_examples=examples(max(4, EXAMPLES // 3)), deadline=None)
-def test_dropout_has_the_processor_s_masks(graph: KernelGraph, seed: int, p: float, most: int, first_head: int) -> None:
-    """Of repeated edges too, also where a row is cut between them, and of a slab of later heads."""
-    heads = reference.GatHeads(range(first_head, first_head + HEADS), 0.2, EdgeDropout(p, seed=seed, epoch=2, layer=1))
+@given(
+    graphs(),
+    st.integers(0, 99),
+    st.sampled_from([0.3, 1.0]),
+    st.sampled_from([2, 64]),
+    st.integers(0, 4),
+    st.sampled_from([1, 2, HEADS]),
+)
+@settings(max_examples=examples(max(6, EXAMPLES // 2)), deadline=None)
+def test_dropout_has_the_processor_s_masks(
+    graph: KernelGraph, seed: int, p: float, most: int, first: int, slices: int
+) -> None:
+    """Of repeated edges too, also where a row is cut between them, of a slab of later heads, and of slices of heads."""
+    dropout = EdgeDropout(p, seed=seed, epoch=2, layer=1)
+    heads = reference.GatHeads(range(first, first + HEADS), 0.2, dropout, slices)
     check(graph, heads, seed, most, Shape(2, 4, 1, 1), graph.nodes)
 
 
@@ -82,14 +96,14 @@ def test_tiles_shapes_and_slabs_of_heads_change_no_bit(graph: KernelGraph, seed:
     source, a_dst, target = source.to(DEVICE), a_dst.to(DEVICE), target.to(DEVICE)
     every, last = reference.GatHeads(range(HEADS), 0.2), reference.GatHeads(range(HEADS - 1, HEADS), 0.2)
     _, _, tile = next(graph.tiles(Direction.IN, graph.nodes))
-    attended = gat.attend(every, there(tile), source_NS=source, a_dst_RH=a_dst, keep=True)
+    attended = gat.attend(every, there(tile), source_NS=source, a_dst_RG=a_dst, keep=True)
     pulled = gat.pull_sources(every, there(tile), target_NS=target, source_RS=source)
     usual = gat.shape_for(gat.Kernel.ATTEND_SOURCES, target, CHANNELS)
     shape = Shape(usual.rows, usual.columns, unroll, usual.warps)
     own = slice(-(CHANNELS + 1), None)
     for rows, _, part in graph.tiles(Direction.IN, height):
         found = gat.attend(
-            last, there(part), source_NS=source[:, own], a_dst_RH=a_dst[rows, -1:], keep=True, shape=shape
+            last, there(part), source_NS=source[:, own], a_dst_RG=a_dst[rows, -1:], keep=True, shape=shape
         )
         assert same_bits(found, attended[rows, -(2 * CHANNELS + 2) :])
         found = gat.pull_sources(
@@ -107,8 +121,8 @@ def test_narrow_sources(dtype: torch.dtype, channels: int) -> None:
     indices, offsets = torch.randint(0, 9, (40,), generator=generator), torch.tensor([0, 3, 3, 40])
     tile = TileEdges(indices, offsets, 0, nodes=9, self_loops=SelfLoops.EXACTLY_ONE)
     source, a_dst = numbers(1, 9, 2 * (channels + 1)).to(dtype), numbers(2, 3, 2, dtype=torch.float32)
-    expected = reference.attend(heads, tile, source_NS=source.float(), a_dst_RH=a_dst, keep=True)
-    arguments = dict(source_NS=source.to(DEVICE), a_dst_RH=a_dst.to(DEVICE))
+    expected = reference.attend(heads, tile, source_NS=source.float(), a_dst_RG=a_dst, keep=True)
+    arguments = dict(source_NS=source.to(DEVICE), a_dst_RG=a_dst.to(DEVICE))
     kept = gat.attend(heads, there(tile), keep=True, **arguments)
     assert kept.dtype == torch.float32
     torch.testing.assert_close(kept.cpu(), expected, rtol=1e-5, atol=1e-5)
@@ -139,7 +153,7 @@ def test_scores_beyond_the_range_of_exponentials_are_exact(most: int) -> None:
         reference.GatHeads(range(1), 0.2),
         there(tile),
         source_NS=source,
-        a_dst_RH=torch.zeros(2, 1, device=DEVICE),
+        a_dst_RG=torch.zeros(2, 1, device=DEVICE),
         keep=False,
         segments=segments_of(tile, most),
     ).cpu()

@@ -77,8 +77,8 @@ def test_maxima() -> None:
 def test_attention() -> None:
     tile, layer = power_law(SelfLoops.EXACTLY_ONE), gat_reference.GatHeads(range(4), 0.2)
     source, a_dst = draw(NODES, 4 * 33), draw(NODES, 4)
-    expected = gat_reference.attend(layer, tile, source_NS=source, a_dst_RH=a_dst, keep=True)
-    found = gat.attend(layer, there(tile), source_NS=source.to(DEVICE), a_dst_RH=a_dst.to(DEVICE), keep=True)
+    expected = gat_reference.attend(layer, tile, source_NS=source, a_dst_RG=a_dst, keep=True)
+    found = gat.attend(layer, there(tile), source_NS=source.to(DEVICE), a_dst_RG=a_dst.to(DEVICE), keep=True)
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
     target, _ = gat_reference.upstream(draw(NODES, 128), expected, a_dst)
     own = gat_reference.pull_sources(layer, tile, target_NS=target, source_RS=source)

@@ -84,7 +84,7 @@ ATTENTION = memory.attention(heads=HEADS, channels=CHANNELS, itemsize=4)
 MAXIMUM = memory.maximum(columns=WIDTH, itemsize=4)
 
 CALLS: dict[str, tuple[Callable[[TileEdges], Tensor], tuple[int, int, int]]] = {
-    "attend": (lambda tile: gat.attend(LAYER, tile, source_NS=SOURCE, a_dst_RH=SCORES, keep=True), ATTENTION),
+    "attend": (lambda tile: gat.attend(LAYER, tile, source_NS=SOURCE, a_dst_RG=SCORES, keep=True), ATTENTION),
     "attend, backward": (lambda tile: gat.pull_sources(LAYER, tile, target_NS=TARGET, source_RS=SOURCE), ATTENTION),
     "maxima": (lambda tile: maximum.pull_maxima(tile, PLAIN, keep=True), MAXIMUM),
     "maxima, backward": (lambda tile: maximum.pull_sources(tile, target_NK=SHARES, source_RW=PLAIN), MAXIMUM),

@@ -20,6 +20,7 @@ from ooc.storage.store import Store
 from ooc.train import aggregate, dropout
 from ooc.train.kernels.cuda.segments import EDGES_PER_SEGMENT
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
+from ooc.train.lowering import attention
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, store_of
 from tests.exactness.reference import CustomCase, Epoch, ModelCase, Reference, disagreement, smooth_adam
@@ -150,7 +151,10 @@ def test_torch_never_takes_more_of_the_gpu_than_the_least_budget(store: Store, t
 def test_losses_and_gradients_are_pygs(
     case: ModelCase, data: Data, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dropout on edges and rows included; and the bytes over the wire are the plan's."""
+    """Dropout on edges and rows included; and the bytes over the wire are the plan's. GAT's heads are pulled in slices,
+    as wide ones are; whole they are below."""
+    monkeypatch.setattr(attention, "_WIDEST_SLICE", 2)
+    monkeypatch.setattr(attention, "_NARROWEST_SLICE", 1)
     compare(case, data, store, tmp_path, monkeypatch)
 
 

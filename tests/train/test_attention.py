@@ -34,18 +34,18 @@ class Layer:
         self, graph: KernelGraph, z: Tensor, att: tuple[Tensor, Tensor], dz: Tensor, heads: gat.GatHeads
     ) -> None:
         self.graph, self.z, self.dz, self.heads = graph, z, dz, heads
-        by_head = z.view(len(z), len(heads.heads), -1)
+        by_head = z.view(len(z), len(heads.groups), -1)
         self.a_src, self.a_dst = ((by_head * vector).sum(-1) for vector in att)
 
     def run(self, height: int, *, scored: int | None = None, workers: int = 1) -> tuple[Tensor, ...]:
         """Z, lse, dz, da_src, da_dst; Z and what depends on it only for the first ``scored`` rows."""
         heads, dz = self.heads, self.dz[:scored]
-        count = len(heads.heads)
+        count = len(heads.groups)
         source = torch.cat((self.z.view(len(self.z), count, -1), self.a_src[:, :, None]), dim=2).flatten(1)
 
         def forward(rows: slice, _: slice, tile: TileEdges) -> tuple[Tensor, ...]:
-            kept = gat.attend(heads, tile, source_NS=source, a_dst_RH=self.a_dst[rows], keep=True)
-            value = gat.attend(heads, tile, source_NS=source, a_dst_RH=self.a_dst[rows], keep=False)
+            kept = gat.attend(heads, tile, source_NS=source, a_dst_RG=self.a_dst[rows], keep=True)
+            value = gat.attend(heads, tile, source_NS=source, a_dst_RG=self.a_dst[rows], keep=False)
             kept_by_head = kept.view(len(kept), count, -1)
             channels = value.shape[1] // count
             assert torch.equal(kept_by_head[:, :, :channels].flatten(1), value)
@@ -158,6 +158,61 @@ def test_heads_computed_apart_have_the_same_bits(graph: KernelGraph, seed: int, 
         assert torch.equal(result[:, cut], own)
 
 
+@given(
+    graphs(),
+    st.integers(0, 999),
+    st.sampled_from([(2, 1), (2, 2), (1, 4), (3, 2)]),
+    st.sampled_from([2, 16, 43, 64]),
+    PIECES,
+    st.sampled_from([None, 0.5]),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.data(),
+)
+@settings(max_examples=examples(40), deadline=None)
+def test_slices_of_heads_are_the_head_s_channels(
+    graph: KernelGraph,
+    seed: int,
+    cut: tuple[int, int],
+    channels: int,
+    edges_per_piece: int,
+    p: float | None,
+    dtype: torch.dtype,
+    data: st.DataObject,
+) -> None:
+    """Slices give what whole heads do, gradients of scores as parts that add up; and the same bits whichever slices are
+    computed together, masks included."""
+    count, slices = cut
+    groups, dropout = count * slices, None if p is None else EdgeDropout(p, 0, 0, 0)
+    z, dz = (numbers(seed + place, graph.nodes, groups * channels) for place in range(2))
+    a_src, a_dst = (numbers(seed + place, graph.nodes, count) for place in (2, 3))
+
+    def run(some: range, slices: int) -> tuple[Tensor, ...]:
+        columns = slice(some.start * z.shape[1] // (count * slices), some.stop * z.shape[1] // (count * slices))
+        none = (torch.zeros(1, 1).double(),) * 2
+        case = Layer(
+            graph, z[:, columns].to(dtype), none, dz[:, columns].to(dtype), gat.GatHeads(some, 0.2, dropout, slices)
+        )
+        heads = [group // slices for group in some]
+        case.a_src, case.a_dst = a_src[:, heads].to(dtype), a_dst[:, heads].to(dtype)
+        with small_pieces(edges_per_piece):
+            return case.run(4)
+
+    whole, heads = run(range(groups), slices), run(range(count), 1)
+    close = dict(rtol=1e-10, atol=1e-10) if dtype == torch.float64 else dict(rtol=1e-3, atol=1e-3)
+    parts = [each.view(graph.nodes, count, slices) for each in whole[1::2] + whole[4:]]
+    for found, expected in zip((whole[0], whole[2]), (heads[0], heads[2]), strict=True):
+        torch.testing.assert_close(found, expected, **close)
+    lse, da_src, da_dst = parts
+    assert torch.equal(lse, heads[1][:, :, None].expand_as(lse))
+    torch.testing.assert_close(da_src.sum(2), heads[3], **close)
+    torch.testing.assert_close(da_dst.sum(2), heads[4], **close)
+    start = data.draw(st.integers(0, groups - 1))
+    some = range(start, data.draw(st.integers(start + 1, groups)))
+    wide, narrow = slice(some.start * channels, some.stop * channels), slice(some.start, some.stop)
+    for result, own, cut_out in zip(whole, run(some, slices), (wide, narrow, wide, narrow, narrow), strict=True):
+        assert torch.equal(result[:, cut_out], own)
+
+
 def test_scores_beyond_the_range_of_exponentials_are_exact() -> None:
     """Softmax is shifted by every row's own maximum, across the pieces of a long row as well."""
     graph = KernelGraph(6, torch.tensor([[0, 1, 2, 3, 4, 5, 0], [0, 0, 0, 0, 0, 0, 1]]))
@@ -178,4 +233,4 @@ def test_a_neighbour_outside_the_graph_is_refused(neighbour: int) -> None:
     tile = TileEdges(torch.tensor([0, neighbour]), torch.tensor([0, 2]), 0, nodes=3)
     one = torch.ones(3, 1)
     with pytest.raises(StoreError, match="damaged"):
-        gat.attend(gat.GatHeads(range(1), 0.2), tile, source_NS=torch.ones(3, 2), a_dst_RH=one[:1], keep=False)
+        gat.attend(gat.GatHeads(range(1), 0.2), tile, source_NS=torch.ones(3, 2), a_dst_RG=one[:1], keep=False)

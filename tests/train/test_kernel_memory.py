@@ -62,15 +62,17 @@ def bound_of(degree: int, edges_at_once: int, bounds: tuple[int, int]) -> int:
 
 @pytest.mark.parametrize("degree", [2, 20, 200])
 @pytest.mark.parametrize("dropout", [None, EdgeDropout(0.5, 0, 0, 0)])
-def test_gat(degree: int, dropout: EdgeDropout | None) -> None:
-    heads = gat.GatHeads(range(HEADS), 0.2, dropout)
+@pytest.mark.parametrize("slices", [1, HEADS])
+def test_gat(degree: int, dropout: EdgeDropout | None, slices: int) -> None:
+    heads = gat.GatHeads(range(HEADS), 0.2, dropout, slices)
     edges, scores = tile(degree), rows(HEADS)
     source, target = rows(WIDTH + gat.SOURCE_SCALARS * HEADS), rows(WIDTH + gat.TARGET_SCALARS * HEADS)
     calls = [
-        lambda: gat.attend(heads, edges, source_NS=source, a_dst_RH=scores, keep=True),
+        lambda: gat.attend(heads, edges, source_NS=source, a_dst_RG=scores, keep=True),
         lambda: gat.pull_sources(heads, edges, target_NS=target, source_RS=source),
     ]
-    bounds = gat.scratch_bytes(heads=HEADS, channels=CHANNELS, itemsize=4, dropout=dropout is not None)
+    options = dict(channels=CHANNELS, itemsize=4, dropout=dropout is not None)
+    bounds = gat.scratch_bytes(heads=HEADS // slices, slices=slices, **options)
     bound = bound_of(degree, EDGES_PER_PIECE, bounds)
     peaks = [peak_bytes(call) for call in calls]
     assert bound / 2.5 < max(peaks) <= bound

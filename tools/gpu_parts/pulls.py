@@ -231,7 +231,7 @@ def _attention(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
     source, a_dst = draw(graph.nodes, width + heads), draw(graph.nodes, heads)
 
     def forward(shape: Any = None) -> Tensor:
-        return gat.attend(layer, into, source_NS=source, a_dst_RH=a_dst, keep=True, segments=cut_in, shape=shape)
+        return gat.attend(layer, into, source_NS=source, a_dst_RG=a_dst, keep=True, segments=cut_in, shape=shape)
 
     target, _ = gat.upstream(draw(graph.nodes, width), forward(), a_dst)
 

@@ -5,7 +5,8 @@ They lie bag by bag, a bag being one head of one row: the row's edges for its fi
 those of the next row. So the heads of a neighbour, side by side in memory, are fetched soon after one another, and
 whatever is computed of an edge for a head is one flat array.
 
-Shapes: E edges and R rows of the piece, H heads, B = R·H bags, X = E·H edges of bags, V = N·H rows of K columns.
+Shapes: E edges and R rows of the piece, H heads, B = R·H bags, X = E·H edges of bags, V = N·H rows of T slices of K
+columns each; mostly one.
 """
 
 from functools import cached_property
@@ -23,15 +24,18 @@ _INT32_MAX = 2**31 - 1
 
 
 class Bags:
-    """The bags of a piece whose neighbours are rows of ``slab_NS``: heads side by side, K columns each.
+    """The bags of a piece whose neighbours are rows of ``slab_NS``: heads side by side, ``slices`` of K columns each.
 
     ``rows`` and ``continues`` are the piece's. ``apart``: where some of the columns are found by themselves, too.
     """
 
-    def __init__(self, piece: Piece, heads: int, slab_NS: Tensor, apart: Apart | None = None) -> None:
-        assert slab_NS.is_contiguous() and slab_NS.shape[1] % heads == 0
+    def __init__(
+        self, piece: Piece, heads: int, slab_NS: Tensor, apart: Apart | None = None, *, slices: int = 1
+    ) -> None:
+        assert slab_NS.is_contiguous() and slab_NS.shape[1] % (heads * slices) == 0
         self.rows, self.continues = piece.rows, piece.continues
         self._apart = apart
+        self._slices = slices
         self.matrix_VK = slab_NS.view(-1, slab_NS.shape[1] // heads)
         self._shape = (piece.stop - piece.start, heads)
         self._edges = piece.edges * heads
@@ -60,16 +64,18 @@ class Bags:
         """Values of every row and head at each edge of their bag [X]."""
         return torch.from_numpy(np.repeat(values_RH.reshape(-1).numpy(), self._counts_B))
 
-    def columns(self, *columns: int) -> tuple[Tensor, ...]:
-        """Some columns of the neighbours' rows [X], counted from the end where negative."""
-        return tuple(self._column_V(column).index_select(0, self._row_X) for column in columns)
+    def columns(self, *columns: int, slice_number: int = 0) -> tuple[Tensor, ...]:
+        """Some columns of a slice of the neighbours' rows [X], counted from its end where negative."""
+        return tuple(self._column_V(column, slice_number).index_select(0, self._row_X) for column in columns)
 
-    def _column_V(self, column: int) -> Tensor:
-        apart = self._apart
+    def _column_V(self, column: int, slice_number: int) -> Tensor:
+        slices, apart = self._slices, self._apart
         if apart is not None and column in apart.columns:
-            return apart.numbers_NHS.view(-1)[apart.columns.index(column) :: len(apart.columns)]
-        count = self.matrix_VK.shape[1]
-        return self.matrix_VK.view(-1)[column % count :: count]
+            count, place, numbers = len(apart.columns), apart.columns.index(column), apart.numbers_NGS
+        else:
+            count, numbers = self.matrix_VK.shape[1] // slices, self.matrix_VK
+            place = column % count
+        return numbers.view(-1)[slice_number * count + place :: slices * count]
 
     def maxima(self, values_X: Tensor) -> Tensor:
         """Largest of every bag [R, H]; −∞ where there are no edges."""
@@ -81,7 +87,7 @@ class Bags:
 
     def sums_apart(self, weight_X: Tensor, is_first_X: Tensor, is_kept_X: Tensor | None = None) -> Tensor:
         """Σ weight · neighbour's row, over those edges of every bag that are ``is_first_X`` and over the others, apart
-        → [2, R, H, K]. No row is fetched twice, nor for an edge that is not kept."""
+        → [2, R, H, T, K]. No row is fetched twice, nor for an edge that is not kept."""
         is_first = is_first_X.numpy()
         parts = [is_first, ~is_first]
         offsets_B1 = self._offsets_B1.numpy()
@@ -90,7 +96,7 @@ class Bags:
             offsets_B1 = _counts_before(is_kept_X.numpy(), offsets_B1)
         chosen_Y = torch.from_numpy(np.concatenate([np.flatnonzero(part) for part in parts]))
         if chosen_Y.numel() == 0:
-            return weight_X.new_zeros(2, *self._shape, self.matrix_VK.shape[1])
+            return weight_X.new_zeros(2, *self._shape, self._slices, self.matrix_VK.shape[1] // self._slices)
         first_B1 = _counts_before(parts[0], self._offsets_B1.numpy())
         sums = F.embedding_bag(
             self._row_X.index_select(0, chosen_Y),
@@ -100,7 +106,7 @@ class Bags:
             include_last_offset=True,
             per_sample_weights=weight_X.index_select(0, chosen_Y),
         )
-        return sums.view(2, *self._shape, -1)
+        return sums.view(2, *self._shape, self._slices, -1)
 
     @cached_property
     def _filled(self) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.intp]]:

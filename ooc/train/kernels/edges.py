@@ -37,7 +37,7 @@ class SelfLoops(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Some columns of every group of a pulled matrix, side by side in a copy: ``numbers_NHS``, S = ``columns``, counted
+    """Some columns of every group of a pulled matrix, side by side in a copy: ``numbers_NGS``, S = ``columns``, counted
     from the group's end.
 
     What an edge needs of a neighbour by itself, such as a score, lies a row apart from the next neighbour's, each in a
@@ -46,18 +46,18 @@ class Apart:
     """
 
     columns: tuple[int, ...]
-    numbers_NHS: Tensor
+    numbers_NGS: Tensor
 
     @classmethod
     def of(cls, slab_NW: Tensor, groups: int, columns: tuple[int, ...]) -> "Apart | None":
         """None where no columns are asked for."""
         if not columns:
             return None
-        slab_NHK = slab_NW.view(len(slab_NW), groups, -1)
-        numbers_NHS = slab_NW.new_empty(len(slab_NW), groups, len(columns))
+        slab_NGK = slab_NW.view(len(slab_NW), groups, -1)
+        numbers_NGS = slab_NW.new_empty(len(slab_NW), groups, len(columns))
         for place, column in enumerate(columns):
-            numbers_NHS[:, :, place] = slab_NHK[:, :, column]
-        return cls(columns, numbers_NHS)
+            numbers_NGS[:, :, place] = slab_NGK[:, :, column]
+        return cls(columns, numbers_NGS)
 
 
 @dataclass(frozen=True, slots=True)

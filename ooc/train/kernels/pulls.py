@@ -33,14 +33,14 @@ class Attend(Protocol):
     """``gat.attend``."""
 
     def __call__(
-        self, gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RH: Tensor, keep: bool
+        self, gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Tensor, keep: bool
     ) -> Tensor: ...
 
 
 class AttendUpstream(Protocol):
     """``gat.upstream``."""
 
-    def __call__(self, dz_RW: Tensor, kept_RK: Tensor, a_dst_RH: Tensor) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class AttendSources(Protocol):

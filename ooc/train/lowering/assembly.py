@@ -25,7 +25,7 @@ from ooc.train.lowering.per_edge import (
     Result,
 )
 from ooc.train.lowering.products import IN_FULL, Products
-from ooc.train.lowering.projection import Projection, Weights
+from ooc.train.lowering.projection import Projection, Repeated, Weights
 from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import (
     Aggregate,
@@ -126,11 +126,19 @@ class Assembly:
         raise ModelError(f"a linear map of {columns} columns is given {_shape(source)}")
 
     def projection(
-        self, source: Value, weights: Weights, parameters: Sequence[nn.Parameter], *, features: int, label: str
+        self,
+        source: Value,
+        weights: Weights,
+        parameters: Sequence[nn.Parameter],
+        *,
+        features: int,
+        label: str,
+        repeated: Repeated | None = None,
     ) -> Value:
         """x W(θ)ᵀ + b(θ) for the ``features`` columns of x."""
         self._check_columns(source, features)
-        return Projection(self._next(), source, weights, parameters, label=label, product=self.setting.product)
+        product = self.setting.product
+        return Projection(self._next(), source, weights, parameters, label=label, product=product, repeated=repeated)
 
     def maximum(self, source: Value) -> Value:
         """The largest of the neighbours' values, column by column."""

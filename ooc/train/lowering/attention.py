@@ -7,12 +7,16 @@ What an edge needs of its source is one matrix, what it needs of its target anot
     GATv2Conv          lin_l(x)                                  lin_r(x)
     TransformerConv    lin_key(x), lin_value(x) of every head    lin_query(x)
 
+A wide head of GATConv is cut into slices of its channels, each with the head's scores beside it, so that it need not be
+pulled whole.
+
 Features of edges add to that one linear map of theirs: GATConv's to the score, as ``lin_edge`` and ``att_edge`` make it
 together, GATv2Conv's before the score, TransformerConv's to key and value.
 
 Shapes: I columns of x, H heads of C channels.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,11 +25,30 @@ from torch import Tensor, nn
 from ooc.plan.workload import EdgeData
 from ooc.train.kernels.edge_terms import Filling, LoopFeatures
 from ooc.train.kernels.edges import SelfLoops
+from ooc.train.kernels.gat import TARGET_SCALARS
 from ooc.train.lowering.call import Call
 from ooc.train.lowering.edge_functions import EdgeTerm, with_loops
 from ooc.train.lowering.per_edge import AttentionOptions
-from ooc.train.lowering.projection import Weights
+from ooc.train.lowering.projection import Repeated, Weights
 from ooc.train.lowering.values import Value
+
+_SLICE_NBYTES = 16e9
+"""What a slab of one slice is to take at most, if that can be: so much of a GPU of 24 GB, beside what it works in."""
+_WIDEST_SLICE = 64
+"""Channels. Wider ones would not be computed faster; narrower ones have more scalars for as many channels."""
+_NARROWEST_SLICE = 16
+"""Channels. Rows of narrower ones would be fetched in parts of cache lines."""
+
+
+def slices_of_head(channels: int, *, nodes: int, itemsize: int) -> int:
+    """Into how many slices a head of ``channels`` channels is cut, as many to each: as few as are narrow enough for a
+    graph of so many nodes, or else as many as can be. The same whatever the budgets, since sums over slices round as
+    slices are cut."""
+    widest = _WIDEST_SLICE
+    while widest > _NARROWEST_SLICE and nodes * (widest + TARGET_SCALARS) * itemsize > _SLICE_NBYTES:
+        widest //= 2
+    even = [slices for slices in range(1, channels // _NARROWEST_SLICE + 1) if channels % slices == 0]
+    return next((slices for slices in even if channels // slices <= widest), max(even, default=1))
 
 
 def lower_gat(conv: Any, call: Call) -> Value:
@@ -33,31 +56,41 @@ def lower_gat(conv: Any, call: Call) -> Value:
     options = _options(conv, call)
     if conv.lin is None:
         raise call.refuse("in_channels of sources and targets apart are not supported")
-    weight = call.weight(conv.lin)
+    weight, slices = call.weight(conv.lin), 1
+    has_features = takes_features(conv, call)
+    if not has_features:  # functions of edges compute a message for every group by itself
+        setting = call.assembly.setting
+        slices = slices_of_head(conv.out_channels, nodes=setting.num_nodes, itemsize=setting.dtype.itemsize)
 
     def by_head() -> Tensor:
         return weight.view(conv.heads, conv.out_channels, -1)
 
+    def scores(att: Tensor) -> Tensor:
+        score_HI = torch.einsum("hc,hci->hi", att[0], by_head())
+        return score_HI.repeat_interleave(slices, dim=0) if slices > 1 else score_HI
+
     def sources() -> tuple[Tensor, None]:
-        score_HI = torch.einsum("hc,hci->hi", conv.att_src[0], by_head())
-        return torch.cat((by_head(), score_HI[:, None]), dim=1).flatten(0, 1), None
+        by_slice = weight.view(conv.heads * slices, conv.out_channels // slices, -1)
+        return torch.cat((by_slice, scores(conv.att_src)[:, None]), dim=1).flatten(0, 1), None
 
     def targets() -> tuple[Tensor, None]:
-        return torch.einsum("hc,hci->hi", conv.att_dst[0], by_head()), None
+        return scores(conv.att_dst), None
 
-    source = _projection(call, sources, (weight, conv.att_src), "GAT sources")
-    target = _projection(call, targets, (weight, conv.att_dst), "GAT targets")
+    repeated = Repeated(slices, conv.out_channels // slices + 1), Repeated(slices, 1)
+    source = _projection(call, sources, (weight, conv.att_src), "GAT sources", repeated[0])
+    target = _projection(call, targets, (weight, conv.att_dst), "GAT targets", repeated[1])
     slope = float(conv.negative_slope)
-    if not takes_features(conv, call):
+    if not has_features:
+        options = replace(options, slices=slices)
         attended = call.assembly.gat(source, target, options, negative_slope=slope)
     else:
         edge_weight, att_edge = call.weight(conv.lin_edge), conv.att_edge
 
-        def scores() -> tuple[Tensor, None]:
+        def of_edges() -> tuple[Tensor, None]:
             by_head = edge_weight.view(conv.heads, conv.out_channels, -1)
             return torch.einsum("hc,hck->hk", att_edge[0], by_head), None
 
-        term = edge_term(call, scores, (edge_weight, att_edge), columns=1)
+        term = edge_term(call, of_edges, (edge_weight, att_edge), columns=1)
         term = with_loops(term, options.self_loops, _loop_features(conv, call))
         attended = call.assembly.gat_with_features(source, target, options, negative_slope=slope, term=term)
     return _with_residual(conv, call, _heads(conv, call, attended))
@@ -153,11 +186,16 @@ def _loop_features(conv: Any, call: Call) -> LoopFeatures:
     return LoopFeatures(Filling.CONSTANT, torch.as_tensor(fill, dtype=torch.float64).detach().reshape(-1))
 
 
-def _projection(call: Call, weights: Weights, parameters: tuple[nn.Parameter, ...], label: str) -> Value:
-    x = call.matrix("x")
-    return call.assembly.projection(
-        x, weights, parameters, features=int(parameters[0].shape[1]), label=f"{call.where} {label}"
-    )
+def _projection(
+    call: Call,
+    weights: Weights,
+    parameters: tuple[nn.Parameter, ...],
+    label: str,
+    repeated: Repeated | None = None,
+) -> Value:
+    x, label = call.matrix("x"), f"{call.where} {label}"
+    features = int(parameters[0].shape[1])
+    return call.assembly.projection(x, weights, parameters, features=features, label=label, repeated=repeated)
 
 
 def _of_linear(linear: Any, call: Call) -> tuple[Weights, tuple[nn.Parameter, ...]]:

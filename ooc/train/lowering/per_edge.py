@@ -18,7 +18,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from ooc.plan.workload import PerEdge
+from ooc.plan.workload import EdgeWork, PerEdge
 from ooc.train.graph import Scaling
 from ooc.train.kernels import edges, gat, maximum
 from ooc.train.kernels.cuda import memory
@@ -26,6 +26,20 @@ from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from ooc.train.kernels.pulls import pulls_for
 from ooc.train.lowering.values import Aggregate, Gradients, Rows, Value
+
+# What pulls take on the CPU beside fetching, as so much streamed: by times measured on two cores that stream 61 GB/s.
+
+_ATTENDED_BYTES = (2500, 1050)
+"""Of GAT's attention for an edge, and for each of its heads: 41 ns and 17 ns, forward as backward, with 1 to 8 heads of
+8 to 256 channels and 4 to 60 edges a row."""
+_DROPPED_BYTES = (3000, 430)
+"""The same of dropout."""
+_ATTENDED_TIMES = 34
+"""How often each value of a row: 2.2 ns a column."""
+_ATTENDED_OPERATORS = 60
+"""Of a tile however few edges it has: 0.9 ms, in which other threads compute nothing; and as many of dropout."""
+_TIMES_WIDEST = 5
+"""How often what maxima have at a time for an edge: forward 4, backward 7 (2 million edges, 128 columns)."""
 
 
 class Key(Protocol):
@@ -43,6 +57,8 @@ class EdgeAggregate(Aggregate):
 
     pulls_targets = False
     """Whether the gradient of the target's own rows takes a pull of its own."""
+    slices = 1
+    """How many groups, one set after the other, share what is computed of an edge."""
     source_scalars: tuple[int, ...] = ()
     """Columns of every group of m, counted from its end, that the CPU's kernels are quicker with in a copy."""
 
@@ -122,8 +138,18 @@ class EdgeAggregate(Aggregate):
 
     def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
         """How the planner is to think of one of the pulls; ``on_device``: of a device with memory of its own."""
-        temporaries = self.device_temporaries(itemsize) if on_device else self.temporaries(itemsize)
-        return PerEdge(self.groups, columns, own, *temporaries)
+        if on_device:  # where every group is computed by itself
+            return PerEdge(self.groups, columns, own, *self.device_temporaries(itemsize))
+        temporaries = self.temporaries(itemsize)
+        return PerEdge(self.groups, columns, own, *temporaries, slices=self.slices, work=self.work(itemsize))
+
+    times_streamed = 1
+    """How often what a pull has at a time for an edge is written or read."""
+
+    def work(self, itemsize: int) -> EdgeWork:
+        """How long the CPU takes for any of the pulls, fetching aside."""
+        _, bytes_per_edge, _ = self.temporaries(itemsize)
+        return EdgeWork(0, self.times_streamed * bytes_per_edge // (self.groups // self.slices))
 
     def of_result(self, rows: Tensor) -> Tensor:
         """[R, groups · result]: the columns of p that are the result's."""
@@ -132,6 +158,8 @@ class EdgeAggregate(Aggregate):
 
 class Maximum(EdgeAggregate):
     """The largest of the neighbours' values, column by column; 0 where there are none."""
+
+    times_streamed = _TIMES_WIDEST
 
     def __init__(self, index: int, source: Value, *, keep: bool) -> None:
         super().__init__(index, source, None, groups=source.columns, result=1, kept=1, keep=keep)
@@ -159,13 +187,15 @@ class Maximum(EdgeAggregate):
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What attentions have in common. ``site`` keys the masks of their dropout."""
+    """What attentions have in common. ``site`` keys the masks of their dropout; ``slices``: into how many groups of
+    channels each head is cut."""
 
     heads: int
     channels: int
     self_loops: SelfLoops
     p: float
     site: int
+    slices: int = 1
 
 
 class Attention(EdgeAggregate):
@@ -174,7 +204,9 @@ class Attention(EdgeAggregate):
     def __init__(
         self, index: int, source: Value, target: Value, options: AttentionOptions, *, kept: int, keep: bool
     ) -> None:
-        super().__init__(index, source, target, groups=options.heads, result=options.channels, kept=kept, keep=keep)
+        groups, result = options.heads * options.slices, options.channels // options.slices
+        super().__init__(index, source, target, groups=groups, result=result, kept=kept, keep=keep)
+        self.slices = options.slices
         self.options = options
         self.p = options.p
 
@@ -201,7 +233,7 @@ class GatAttention(Attention):
         negative_slope: float,
         keep: bool,
     ) -> None:
-        super().__init__(index, source, target, options, kept=options.channels + 2, keep=keep)
+        super().__init__(index, source, target, options, kept=options.channels // options.slices + 2, keep=keep)
         self.negative_slope = negative_slope
 
     source_scalars = (-1,)
@@ -215,11 +247,11 @@ class GatAttention(Attention):
         return self.groups * (self.result + gat.TARGET_SCALARS)
 
     def _heads(self, key: Key, groups: range) -> gat.GatHeads:
-        return gat.GatHeads(groups, self.negative_slope, self._dropout(key))
+        return gat.GatHeads(groups, self.negative_slope, self._dropout(key), self.slices)
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         heads, edges = self._heads(key, groups), self._edges(tile)
-        return pulls_for(source).attend(heads, edges, source_NS=source, a_dst_RH=own, keep=self.keep)
+        return pulls_for(source).attend(heads, edges, source_NS=source, a_dst_RG=own, keep=self.keep)
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert target is not None
@@ -230,10 +262,22 @@ class GatAttention(Attention):
         return pulls_for(source).attend_sources(heads, edges, target_NS=source, source_RS=own)
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        options = self.options
         bounds = gat.scratch_bytes(
-            heads=self.groups, channels=self.result, itemsize=itemsize, dropout=self.options.p > 0
+            heads=options.heads,
+            slices=options.slices,
+            channels=self.result,
+            itemsize=itemsize,
+            dropout=options.p > 0,
         )
         return (edges.EDGES_PER_PIECE, *bounds)
+
+    def work(self, itemsize: int) -> EdgeWork:
+        edge, head = (
+            attended + dropped * (self.p > 0) for attended, dropped in zip(_ATTENDED_BYTES, _DROPPED_BYTES, strict=True)
+        )
+        row = _ATTENDED_TIMES * self.groups * self.result * itemsize
+        return EdgeWork(edge, head, row, _ATTENDED_OPERATORS * (1 + (self.p > 0)))
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.attention(heads=self.groups, channels=self.result, itemsize=itemsize)

@@ -23,8 +23,27 @@ Weights = Callable[[], tuple[Tensor, Tensor | None]]
 """Weight [O, I] and bias [O] as torch makes them of parameters."""
 
 
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Of ``times`` times ``columns`` columns, and of those that follow, the last of every ``columns`` is the same.
+
+    Rows of W that are equal do not make them so to the last bit: a product may add up in another order at its edges.
+    """
+
+    times: int
+    columns: int
+
+    def put(self, out_RO: Tensor) -> Tensor:
+        """Make them the same; their gradients stay those of columns of their own, and add up in W's."""
+        if self.times > 1:
+            heads = out_RO.shape[1] // (self.times * self.columns)
+            last = out_RO.view(len(out_RO), heads, self.times, self.columns)[..., -1]
+            last[..., 1:] = last[..., :1]
+        return out_RO
+
+
 class Projection(Value):
-    """x W(θ)ᵀ + b(θ). ``label`` tells what is made of the parameters θ."""
+    """x W(θ)ᵀ + b(θ). ``label`` tells what is made of the parameters θ; ``repeated``: which columns are the same."""
 
     affine = True
     heavy = True
@@ -38,12 +57,14 @@ class Projection(Value):
         *,
         label: str,
         product: Products = IN_FULL,
+        repeated: Repeated | None = None,
     ) -> None:
         self.made = Made(weights, parameters)
         super().__init__(index, (source,), (self.made.columns,))
         self.parameters = tuple(parameters)
         self.label = label
         self.product = product
+        self.repeated = repeated
 
     @property
     def gradient_numel(self) -> int:
@@ -53,6 +74,10 @@ class Projection(Value):
         return self.inputs if self.own_trains else ()
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        out = self._compute(inputs, rows)
+        return out if self.repeated is None else self.repeated.put(out)
+
+    def _compute(self, inputs: Sequence[Tensor], rows: Rows) -> Tensor:
         weight, bias = self.made.values()
         source, multiply = inputs[0], self.product
         if multiply.dtype is None:

@@ -5,8 +5,8 @@ Sources may be narrower than the scalars of targets. Z is of the sources' type; 
 the summing type, float32 unless the sources are float64, because a coefficient depends on the difference of a score
 and lse.
 
-Shapes: N rows of a pulled matrix, R rows of the tile, H heads of the slab, C channels of a head; columns S of a slab
-are head after head, scalars beside channels.
+Shapes: N rows of a pulled matrix, R rows of the tile, G groups of the slab, heads or slices of heads, C channels of a
+group; columns S of a slab are group after group, scalars beside channels.
 """
 
 from typing import Any
@@ -43,52 +43,52 @@ def attend(
     tile: TileEdges,
     *,
     source_NS: Tensor,
-    a_dst_RH: Tensor,
+    a_dst_RG: Tensor,
     keep: bool,
     segments: Segments | None = None,
     shape: Shape | None = None,
 ) -> Tensor:
-    """Forward: targets pull z and a_src over in-edges → Z [R, H·C]; with ``keep`` what the backward pass needs beside
-    it, [R, H·(2C+2)]. lse is 0 where a row has no edges. ``segments``: the tile's, if it has been cut before."""
-    assert len(a_dst_RH) == tile.rows, "a program reads the scalar of every row"
-    source_NS, a_dst_RH = rows_in_line(source_NS), a_dst_RH.contiguous()
-    heads, sums = len(gat.heads), sums_dtype(source_NS.dtype)
-    channels = source_NS.shape[1] // heads - SOURCE_SCALARS
+    """Forward: targets pull z and a_src over in-edges → Z [R, G·C]; with ``keep`` what the backward pass needs beside
+    it, [R, G·(2C+2)]. lse is 0 where a row has no edges. ``segments``: the tile's, if it has been cut before."""
+    assert len(a_dst_RG) == tile.rows, "a program reads the scalar of every row"
+    source_NS, a_dst_RG = rows_in_line(source_NS), a_dst_RG.contiguous()
+    groups, sums = len(gat.groups), sums_dtype(source_NS.dtype)
+    channels = source_NS.shape[1] // groups - SOURCE_SCALARS
     segments = segments or cut(tile)
     dtype = sums if keep else source_NS.dtype
-    out = source_NS.new_empty(tile.rows, heads * result_columns(channels, keep=keep), dtype=dtype)
+    out = source_NS.new_empty(tile.rows, groups * result_columns(channels, keep=keep), dtype=dtype)
     if out.numel() == 0:
         return out
-    workspace = source_NS.new_empty(segments.slots, heads, 2 * channels + 3, dtype=sums)
+    workspace = source_NS.new_empty(segments.slots, groups, 2 * channels + 3, dtype=sums)
     shape = shape or shape_for(Kernel.ATTEND, source_NS, channels)
-    pulling = Pulling(tile, segments, source_NS, out, workspace, shape, across=heads)
+    pulling = Pulling(tile, segments, source_NS, out, workspace, shape, across=groups)
     numbers, constants = _of_layer(gat)
-    columns: dict[str, Any] = {"CHANNELS": channels, "HEADS": heads, "KEEP": keep}
-    pulling.over_segments(attend_segments, a_dst_RH, numbers=numbers, **constants, **columns)
+    columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "KEEP": keep}
+    pulling.over_segments(attend_segments, a_dst_RG, numbers=numbers, **constants, **columns)
     pulling.over_long_rows(attend_slots, **columns)
     return out
 
 
-def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RH: Tensor) -> tuple[Tensor, Tensor]:
-    """From the gradient of Z and what the forward pass kept: what sources pull [R, H·(C+3)], and da_dst [R, H]. In one
+def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, Tensor]:
+    """From the gradient of Z and what the forward pass kept: what sources pull [R, G·(C+3)], and da_dst [R, G]. In one
     launch; of torch's operators it would be seven beside views, which read and write a row's columns ten times."""
-    rows, heads = a_dst_RH.shape
-    channels = dz_RW.shape[1] // heads
-    dz_RW, kept_RK, a_dst_RH = dz_RW.contiguous(), kept_RK.contiguous(), a_dst_RH.contiguous()
-    out, da_dst_RH = dz_RW.new_empty(rows, heads * (channels + TARGET_SCALARS)), dz_RW.new_empty(rows, heads)
+    rows, groups = a_dst_RG.shape
+    channels = dz_RW.shape[1] // groups
+    dz_RW, kept_RK, a_dst_RG = dz_RW.contiguous(), kept_RK.contiguous(), a_dst_RG.contiguous()
+    out, da_dst_RG = dz_RW.new_empty(rows, groups * (channels + TARGET_SCALARS)), dz_RW.new_empty(rows, groups)
     shape = usual(channels, dz_RW.itemsize, whole_rows=True)
     if out.numel():
         with on_device_of(dz_RW):
-            pack_upstream[(ceil_div(rows, shape.rows) * heads,)](
-                *(dz_RW, kept_RK, a_dst_RH, out, da_dst_RH, rows),
+            pack_upstream[(ceil_div(rows, shape.rows) * groups,)](
+                *(dz_RW, kept_RK, a_dst_RG, out, da_dst_RG, rows),
                 CHANNELS=channels,
-                HEADS=heads,
+                GROUPS=groups,
                 ACCUMULATOR=accumulator(dz_RW.dtype),
                 ROWS=shape.rows,
                 COLUMNS=shape.columns,
                 num_warps=shape.warps,
             )
-    return out, da_dst_RH
+    return out, da_dst_RG
 
 
 def pull_sources(
@@ -100,30 +100,35 @@ def pull_sources(
     segments: Segments | None = None,
     shape: Shape | None = None,
 ) -> Tensor:
-    """Backward: sources pull dZ with its scalars over out-edges → dz of the messages and da_src [R, H·(C+1)], of the
+    """Backward: sources pull dZ with its scalars over out-edges → dz of the messages and da_src [R, G·(C+1)], of the
     sources' type. Scalars of ``target_NS`` are read as they are: in a type narrower than float32, lse is too coarse.
     """
     assert len(source_RS) == tile.rows, "a program reads every row's own"
     target_NS, source_RS = rows_in_line(target_NS), rows_in_line(source_RS)
-    heads, sums = len(gat.heads), sums_dtype(target_NS.dtype)
-    channels = target_NS.shape[1] // heads - TARGET_SCALARS
+    groups, sums = len(gat.groups), sums_dtype(target_NS.dtype)
+    channels = target_NS.shape[1] // groups - TARGET_SCALARS
     segments = segments or cut(tile)
-    out = source_RS.new_empty(tile.rows, heads * (channels + SOURCE_SCALARS))
+    out = source_RS.new_empty(tile.rows, groups * (channels + SOURCE_SCALARS))
     if out.numel() == 0:
         return out
-    workspace = target_NS.new_empty(segments.slots, heads, 2 * channels + 1, dtype=sums)
+    workspace = target_NS.new_empty(segments.slots, groups, 2 * channels + 1, dtype=sums)
     shape = shape or shape_for(Kernel.ATTEND_SOURCES, target_NS, channels)
-    pulling = Pulling(tile, segments, target_NS, out, workspace, shape, across=heads)
+    pulling = Pulling(tile, segments, target_NS, out, workspace, shape, across=groups)
     numbers, constants = _of_layer(gat)
-    columns: dict[str, Any] = {"CHANNELS": channels, "HEADS": heads, "SOURCE_STRIDE": source_RS.stride(0)}
+    columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "SOURCE_STRIDE": source_RS.stride(0)}
     pulling.over_segments(sources_segments, source_RS, numbers=numbers, **constants, **columns)
     pulling.over_long_rows(sources_slots, source_RS, **columns)
     return out
 
 
 def _of_layer(gat: GatHeads) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """What programs over segments take of the layer: the slab's first head, the generator's key as one number and below
-    which of its numbers a coefficient is dropped; and constants, with what others are scaled by."""
+    """What programs over segments take of the layer: the slab's first group, the generator's key as one number and
+    below which of its numbers a coefficient is dropped; and constants, with what others are scaled by."""
     key, threshold, scale = dropped_below(gat.dropout)
-    constants = {"SLOPE": gat.negative_slope, "HAS_DROPOUT": gat.dropout is not None, "SCALE": scale}
-    return (gat.heads.start, key, threshold), constants
+    constants = {
+        "SLOPE": gat.negative_slope,
+        "HAS_DROPOUT": gat.dropout is not None,
+        "SCALE": scale,
+        "SLICES": gat.slices,
+    }
+    return (gat.groups.start, key, threshold), constants

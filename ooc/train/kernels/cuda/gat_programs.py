@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of GAT's attention: the running softmax over segments, what merges the parts of long rows, and its gradient.
 
-A program takes ROWS segments and one head, all CHANNELS of it (COLUMNS, rounded up). Programs of the same segments run
-side by side, head after head. ``ooc.train.kernels.gat`` has the formulas; names here are of there.
+A program takes ROWS segments and one group, all CHANNELS of it (COLUMNS, rounded up). Programs of the same segments run
+side by side, group after group. ``ooc.train.kernels.gat`` has the formulas; names here are of there.
 """
 
 import triton
@@ -13,8 +13,8 @@ from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_
 
 @triton.jit
 def finish_attention(
-    out, row, head, column, z, bent_z, highest, weights, bents, is_row,
-    CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEEP: tl.constexpr,
+    out, row, group, column, z, bent_z, highest, weights, bents, is_row,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Sums over a row's edges, divided by the sum of weights, into ``out``; zeros in a row without edges."""
     is_empty = weights == 0
@@ -22,14 +22,14 @@ def finish_attention(
     is_column = is_row & (column < CHANNELS)
     TYPE: tl.constexpr = out.dtype.element_ty
     if KEEP:
-        place = out + (row * HEADS + head) * (2 * CHANNELS + 2)
+        place = out + (row * GROUPS + group) * (2 * CHANNELS + 2)
         tl.store(place + column, narrow(z / divisor, TYPE), mask=is_column)
         lse = tl.where(is_empty, 0.0, tl.log(divisor) + highest)
         tl.store(place + CHANNELS, narrow(lse, TYPE), mask=is_row)
         tl.store(place + CHANNELS + 1 + column, narrow(bent_z / divisor, TYPE), mask=is_column)
         tl.store(place + 2 * CHANNELS + 1, narrow(bents / divisor, TYPE), mask=is_row)
     else:
-        tl.store(out + (row * HEADS + head) * CHANNELS + column, narrow(z / divisor, TYPE), mask=is_column)
+        tl.store(out + (row * GROUPS + group) * CHANNELS + column, narrow(z / divisor, TYPE), mask=is_column)
 
 
 @triton.jit
@@ -62,25 +62,25 @@ def open_repeats(indices, offsets, row, rows, first, edges):
     return neighbour.to(tl.int64), repeats
 
 
-@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_head", "seed", "threshold"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_group", "seed", "threshold"])
 def attend_segments(
     source, a_dst, indices, offsets, parts, out, workspace,
-    slots, rows, nodes, tile_start, most, first_head, seed, threshold,
-    CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, SLOPE: tl.constexpr, SCALE: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, KEEP: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+    slots, rows, nodes, tile_start, most, first_group, seed, threshold,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, STRIDE: tl.constexpr, SLOPE: tl.constexpr, SCALE: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, SLICES: tl.constexpr, KEEP: tl.constexpr, SELF_LOOPS: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Z over every segment with what the backward pass needs, into ``out`` or the segment's slot."""
     program = tl.program_id(0)
-    head = program % HEADS
+    group = program % GROUPS
     column = tl.arange(0, COLUMNS)[None, :]
     slot, row, first, edges, steps = open_segments(
-        program // HEADS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
+        program // GROUPS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
     if HAS_DROPOUT:
         previous, repeats = open_repeats(indices, offsets, row, rows, first, edges)
-    mine = tl.load(a_dst + row * HEADS + head, mask=row < rows, other=0.0).to(ACCUMULATOR)
+    mine = tl.load(a_dst + row * GROUPS + group, mask=row < rows, other=0.0).to(ACCUMULATOR)
 
     highest = tl.full([ROWS, 1], -3.4e38, ACCUMULATOR)
     weights = tl.full([ROWS, 1], 0.0, ACCUMULATOR)
@@ -101,7 +101,7 @@ def attend_segments(
                 neighbour = tl.where(is_added, own, neighbour)
                 is_edge = is_edge | is_added
             is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
-            place = source + neighbour * STRIDE + head * (CHANNELS + 1)
+            place = source + neighbour * STRIDE + group * (CHANNELS + 1)
             value = tl.load(place + column, mask=is_edge & (column < CHANNELS), other=0.0).to(ACCUMULATOR)
             score = tl.load(place + CHANNELS, mask=is_edge, other=0.0).to(ACCUMULATOR) + mine
             raised = tl.where(score > 0, score, score * SLOPE)
@@ -114,7 +114,7 @@ def attend_segments(
             if KEEP:
                 bents = bents * shrink + bent
             if HAS_DROPOUT:
-                kept = is_kept(own, neighbour, repeats, first_head + head, seed, threshold)
+                kept = is_kept(own, neighbour, repeats, (first_group + group) // SLICES, seed, threshold)
                 weight = tl.where(kept, weight * SCALE, 0.0)
                 bent = tl.where(kept, bent * SCALE, 0.0)
             z = z * shrink + weight * value
@@ -122,8 +122,8 @@ def attend_segments(
                 bent_z = bent_z * shrink + bent * value
 
     is_whole = (row < rows) & (slot < 0)
-    finish_attention(out, row, head, column, z, bent_z, highest, weights, bents, is_whole, CHANNELS, HEADS, KEEP)
-    place = workspace + (slot * HEADS + head) * (2 * CHANNELS + 3)
+    finish_attention(out, row, group, column, z, bent_z, highest, weights, bents, is_whole, CHANNELS, GROUPS, KEEP)
+    place = workspace + (slot * GROUPS + group) * (2 * CHANNELS + 3)
     is_part = (slot >= 0) & (column < CHANNELS)
     tl.store(place + column, z, mask=is_part)
     tl.store(place + CHANNELS + column, bent_z, mask=is_part)
@@ -135,20 +135,20 @@ def attend_segments(
 @triton.jit(do_not_specialize=["rows", "tile_start", "most"])
 def attend_slots(
     workspace, offsets, parts, out, rows, tile_start, most,
-    CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEEP: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, KEEP: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The slots of every long row merged in order into ``out``."""
     program = tl.program_id(0)
-    head = program % HEADS
+    group = program % GROUPS
     column = tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // HEADS, offsets, parts, rows, tile_start, most)
+    row, first, slots = open_long_row(program // GROUPS, offsets, parts, rows, tile_start, most)
     highest = tl.full([1, 1], -3.4e38, ACCUMULATOR)
     weights = tl.full([1, 1], 0.0, ACCUMULATOR)
     bents = tl.full([1, 1], 0.0, ACCUMULATOR)
     z = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
     bent_z = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
     for slot in range(0, slots):
-        place = workspace + ((first + slot) * HEADS + head) * (2 * CHANNELS + 3)
+        place = workspace + ((first + slot) * GROUPS + group) * (2 * CHANNELS + 3)
         part = tl.load(place + 2 * CHANNELS)
         higher = tl.where(part > highest, part, highest)
         shrink = tl.exp(highest - higher)
@@ -158,22 +158,22 @@ def attend_slots(
         bents = bents * shrink + grown * tl.load(place + 2 * CHANNELS + 2)
         z = z * shrink + grown * tl.load(place + column, mask=column < CHANNELS, other=0.0)
         bent_z = bent_z * shrink + grown * tl.load(place + CHANNELS + column, mask=column < CHANNELS, other=0.0)
-    finish_attention(out, row, head, column, z, bent_z, highest, weights, bents, row < rows, CHANNELS, HEADS, KEEP)
+    finish_attention(out, row, group, column, z, bent_z, highest, weights, bents, row < rows, CHANNELS, GROUPS, KEEP)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def pack_upstream(
     gradient, kept, a_dst, out, d_target, rows,
-    CHANNELS: tl.constexpr, HEADS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Of ROWS rows and one head what sources pull, dZ, a_dst, lse and d, into ``out``, and da_dst into ``d_target``."""
+    """Of ROWS rows and a group what sources pull, dZ, a_dst, lse and d, into ``out``, and da_dst into ``d_target``."""
     program = tl.program_id(0)
-    head = program % HEADS
+    group = program % GROUPS
     column = tl.arange(0, COLUMNS)[None, :]
-    row = (program // HEADS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = (program // GROUPS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     is_row = row < rows
     is_column = is_row & (column < CHANNELS)
-    number = row * HEADS + head
+    number = row * GROUPS + group
     mine = kept + number * (2 * CHANNELS + 2)
     dz = tl.load(gradient + number * CHANNELS + column, mask=is_column, other=0.0).to(ACCUMULATOR)
     z = tl.load(mine + column, mask=is_column, other=0.0).to(ACCUMULATOR)
@@ -194,38 +194,39 @@ def pack_upstream(
 
 @triton.jit
 def finish_sources(
-    out, source, row, head, column, total, bent_total, bent_d, is_row,
-    CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, ACCUMULATOR: tl.constexpr,
+    out, source, row, group, column, total, bent_total, bent_d, is_row,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, STRIDE: tl.constexpr, ACCUMULATOR: tl.constexpr,
 ):  # fmt: skip
     """dz of the messages and da_src from the sums over a row's edges into ``out``."""
     is_column = is_row & (column < CHANNELS)
-    z = tl.load(source + row * STRIDE + head * (CHANNELS + 1) + column, mask=is_column, other=0.0).to(ACCUMULATOR)
+    z = tl.load(source + row * STRIDE + group * (CHANNELS + 1) + column, mask=is_column, other=0.0).to(ACCUMULATOR)
     da_src = tl.sum(bent_total * z, axis=1, keep_dims=True) - bent_d
     TYPE: tl.constexpr = out.dtype.element_ty
-    place = out + (row * HEADS + head) * (CHANNELS + 1)
+    place = out + (row * GROUPS + group) * (CHANNELS + 1)
     tl.store(place + column, narrow(total, TYPE), mask=is_column)
     tl.store(place + CHANNELS, narrow(da_src, TYPE), mask=is_row)
 
 
-@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_head", "seed", "threshold"])
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_group", "seed", "threshold"])
 def sources_segments(
     target, source, indices, offsets, parts, out, workspace,
-    slots, rows, nodes, tile_start, most, first_head, seed, threshold,
-    CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, SOURCE_STRIDE: tl.constexpr, SLOPE: tl.constexpr,
-    SCALE: tl.constexpr, HAS_DROPOUT: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr,
+    slots, rows, nodes, tile_start, most, first_group, seed, threshold,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, STRIDE: tl.constexpr, SOURCE_STRIDE: tl.constexpr,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, HAS_DROPOUT: tl.constexpr, SLICES: tl.constexpr,
+    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """dz and da_src of every segment's own row, into ``out``, or their sums into the segment's slot."""
     program = tl.program_id(0)
-    head = program % HEADS
+    group = program % GROUPS
     column = tl.arange(0, COLUMNS)[None, :]
     slot, row, first, edges, steps = open_segments(
-        program // HEADS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
+        program // GROUPS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
     if HAS_DROPOUT:
         previous, repeats = open_repeats(indices, offsets, row, rows, first, edges)
-    mine = source + row * SOURCE_STRIDE + head * (CHANNELS + 1) + CHANNELS
+    mine = source + row * SOURCE_STRIDE + group * (CHANNELS + 1) + CHANNELS
     a_src = tl.load(mine, mask=row < rows, other=0.0).to(ACCUMULATOR)
 
     bent_d = tl.full([ROWS, 1], 0.0, ACCUMULATOR)
@@ -245,7 +246,7 @@ def sources_segments(
                 neighbour = tl.where(is_added, own, neighbour)
                 is_edge = is_edge | is_added
             is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
-            place = target + neighbour * STRIDE + head * (CHANNELS + 3)
+            place = target + neighbour * STRIDE + group * (CHANNELS + 3)
             value = tl.load(place + column, mask=is_edge & (column < CHANNELS), other=0.0).to(ACCUMULATOR)
             score = tl.load(place + CHANNELS, mask=is_edge, other=0.0).to(ACCUMULATOR) + a_src
             lse = tl.load(place + CHANNELS + 1, mask=is_edge, other=0.0).to(ACCUMULATOR)
@@ -255,7 +256,7 @@ def sources_segments(
             bent = tl.where(score > 0, weight, weight * SLOPE)
             bent_d += bent * d
             if HAS_DROPOUT:
-                kept = is_kept(neighbour, own, repeats, first_head + head, seed, threshold)
+                kept = is_kept(neighbour, own, repeats, (first_group + group) // SLICES, seed, threshold)
                 weight = tl.where(kept, weight * SCALE, 0.0)
                 bent = tl.where(kept, bent * SCALE, 0.0)
             total += weight * value
@@ -263,9 +264,10 @@ def sources_segments(
 
     is_whole = (row < rows) & (slot < 0)
     finish_sources(
-        out, source, row, head, column, total, bent_total, bent_d, is_whole, CHANNELS, HEADS, SOURCE_STRIDE, ACCUMULATOR
-    )
-    place = workspace + (slot * HEADS + head) * (2 * CHANNELS + 1)
+        out, source, row, group, column, total, bent_total, bent_d, is_whole, CHANNELS, GROUPS, SOURCE_STRIDE,
+        ACCUMULATOR,
+    )  # fmt: skip
+    place = workspace + (slot * GROUPS + group) * (2 * CHANNELS + 1)
     is_part = (slot >= 0) & (column < CHANNELS)
     tl.store(place + column, total, mask=is_part)
     tl.store(place + CHANNELS + column, bent_total, mask=is_part)
@@ -275,24 +277,24 @@ def sources_segments(
 @triton.jit(do_not_specialize=["rows", "tile_start", "most"])
 def sources_slots(
     workspace, source, offsets, parts, out, rows, tile_start, most,
-    CHANNELS: tl.constexpr, HEADS: tl.constexpr, SOURCE_STRIDE: tl.constexpr, ACCUMULATOR: tl.constexpr,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, SOURCE_STRIDE: tl.constexpr, ACCUMULATOR: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The slots of every long row added in order, and dz and da_src from them into ``out``."""
     program = tl.program_id(0)
-    head = program % HEADS
+    group = program % GROUPS
     column = tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // HEADS, offsets, parts, rows, tile_start, most)
+    row, first, slots = open_long_row(program // GROUPS, offsets, parts, rows, tile_start, most)
     is_column = column < CHANNELS
     bent_d = tl.full([1, 1], 0.0, ACCUMULATOR)
     total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
     bent_total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
     for slot in range(0, slots):
-        place = workspace + ((first + slot) * HEADS + head) * (2 * CHANNELS + 1)
+        place = workspace + ((first + slot) * GROUPS + group) * (2 * CHANNELS + 1)
         total += tl.load(place + column, mask=is_column, other=0.0)
         bent_total += tl.load(place + CHANNELS + column, mask=is_column, other=0.0)
         bent_d += tl.load(place + 2 * CHANNELS)
     finish_sources(
-        out, source, row, head, column, total, bent_total, bent_d, row < rows, CHANNELS, HEADS, SOURCE_STRIDE,
+        out, source, row, group, column, total, bent_total, bent_d, row < rows, CHANNELS, GROUPS, SOURCE_STRIDE,
         ACCUMULATOR,
     )  # fmt: skip
