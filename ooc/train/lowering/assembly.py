@@ -25,7 +25,7 @@ from ooc.train.lowering.per_edge import (
     Result,
 )
 from ooc.train.lowering.products import IN_FULL, Products
-from ooc.train.lowering.projection import Projection, Repeated, Weights
+from ooc.train.lowering.projection import ONCE, Projection, Repeated, Weights
 from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import (
     Aggregate,
@@ -133,7 +133,7 @@ class Assembly:
         *,
         features: int,
         label: str,
-        repeated: Repeated | None = None,
+        repeated: Repeated = ONCE,
     ) -> Value:
         """x W(θ)ᵀ + b(θ) for the ``features`` columns of x."""
         self._check_columns(source, features)

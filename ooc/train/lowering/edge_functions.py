@@ -31,7 +31,7 @@ _LIVE_PER_EDGE = 8
 
 _TIMES_STREAMED = 3
 """How often what they have at a time for an edge is written or read, measured as ``per_edge`` says: GATv2's forward 2,
-its gradients 5 (2.15 million edges, 4 heads of 32 channels)."""
+its gradients 5 (2.15 million edges, 4 heads of 32 channels). The others were not measured."""
 
 Parameters = list[tuple[nn.Parameter, Tensor]]
 

@@ -42,6 +42,10 @@ class Repeated:
         return out_RO
 
 
+ONCE = Repeated(1, 1)
+"""Every column by itself."""
+
+
 class Projection(Value):
     """x W(θ)ᵀ + b(θ). ``label`` tells what is made of the parameters θ; ``repeated``: which columns are the same."""
 
@@ -57,7 +61,7 @@ class Projection(Value):
         *,
         label: str,
         product: Products = IN_FULL,
-        repeated: Repeated | None = None,
+        repeated: Repeated = ONCE,
     ) -> None:
         self.made = Made(weights, parameters)
         super().__init__(index, (source,), (self.made.columns,))
@@ -74,8 +78,7 @@ class Projection(Value):
         return self.inputs if self.own_trains else ()
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        out = self._compute(inputs, rows)
-        return out if self.repeated is None else self.repeated.put(out)
+        return self.repeated.put(self._compute(inputs, rows))
 
     def _compute(self, inputs: Sequence[Tensor], rows: Rows) -> Tensor:
         weight, bias = self.made.values()
