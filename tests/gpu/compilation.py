@@ -29,6 +29,7 @@ from ooc.train.kernels.edge_terms import EdgeTerms
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from ooc.train.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
 from ooc.train.kernels.gat import GatHeads
+from ooc.train.kernels.inner_dropout import EdgeDraw
 
 NODES = 64
 EDGES = 4096
@@ -81,6 +82,8 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
     if not only_sums:
         label = "masks"
         dropout.keep_mask(Draw(1, 2, 3, 4, 0.5), torch.zeros(NODES, 100))
+        ends = torch.zeros(3, 100, dtype=torch.int64)
+        dropout.keep_edges(EdgeDraw(EdgeDropout(0.5, 1, 2, 3), *ends, 4))
         label = "maximum"
         source, target = torch.zeros(NODES, 64), torch.zeros(NODES, 128)
         maximum.pull_maxima(tile, source, keep=True, segments=segments)

@@ -15,7 +15,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent.parent
 SUMS = {"sum_segments", "sum_slots"}
 KERNELS = {
     *SUMS,
-    "draw_masks",
+    *("draw_masks", "draw_edge_masks"),
     *("maxima_segments", "maxima_slots", "shares_segments"),
     *("attend_segments", "attend_slots", "sources_segments", "sources_slots", "pack_upstream"),
     *("message_segments", "message_slots", "message_sources", "message_targets"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks of dropout on rows are the processor's, bit for bit."""
+"""Masks of dropout are the processor's, bit for bit."""
 
 import pytest
 import torch
@@ -7,6 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.train.dropout import BY_DEVICE, Draw, keep_mask
+from ooc.train.kernels import inner_dropout as draws
+from ooc.train.kernels.edge_dropout import EdgeDropout
+from ooc.train.kernels.inner_dropout import EdgeDraw
 from tests.gpu.device import DEVICE, EXAMPLES, dropout, same_bits
 
 pytestmark = pytest.mark.gpu
@@ -38,3 +41,18 @@ def test_a_matrix_of_several_programs() -> None:
 def test_a_gpu_draws_by_it() -> None:
     draw, like = Draw(1, 2, 3, 4, 0.5), torch.zeros(9, 5, device=DEVICE)
     assert same_bits(BY_DEVICE["cuda"](draw, like), draw.mask(9, 5))
+
+
+@given(
+    edges=st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 9)), max_size=80),
+    columns=st.integers(1, 9),
+    dropout=st.builds(EdgeDropout, st.sampled_from([0.3, 0.9, 1.0]), st.integers(-9, 9), st.integers(0, 9), st.just(2)),
+)
+@settings(max_examples=2 * EXAMPLES, deadline=None)
+def test_masks_inside_of_layers(edges: list[tuple[int, int, int]], columns: int, dropout: EdgeDropout) -> None:
+    """Of several programs or none, in any order."""
+    ends = torch.tensor(edges, dtype=torch.int64).view(-1, 3)
+    expected = EdgeDraw(dropout, *ends.t(), columns).mask()
+    found = draws.BY_DEVICE["cuda"](EdgeDraw(dropout, *ends.t().contiguous().to(DEVICE), columns))
+    assert found.dtype == torch.bool
+    assert same_bits(found, expected)

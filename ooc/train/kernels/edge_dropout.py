@@ -71,10 +71,11 @@ class EdgeDropout:
         own = piece.row_E.add(piece.tile_start + piece.start).numpy()
         other = piece.neighbours_E.numpy().astype(np.int64, copy=False)
         target, source = (own, other) if direction is Direction.IN else (other, own)
-        return self.scale_of(target, source, piece.repeats_E().numpy().astype(np.uint32), heads, dtype)
+        keep = self.keep(target, source, piece.repeats_E().numpy().astype(np.uint32), heads)
+        return keep.to(dtype).mul_(self.kept_scale)
 
-    def scale_of(self, target: Rows, source: Rows, repeats: Words, heads: range, dtype: torch.dtype) -> Tensor:
-        """The same [E, heads] for edges between these rows [E], of which so many are before each one."""
+    def keep(self, target: Rows, source: Rows, repeats: Words, heads: range) -> Tensor:
+        """Bool [E, heads]: which are kept, of edges between these rows [E], of which so many are before each one."""
         high = ((target >> 32) << 8 | (source >> 32)) << 16
         threshold = np.uint32(self.threshold)
         keep = np.empty((len(target), len(heads)), dtype=np.bool_)
@@ -85,7 +86,7 @@ class EdgeDropout:
                 head = group * HEADS_PER_COUNT + lane
                 if head in heads:
                     np.greater_equal(word, threshold, out=keep[:, head - heads.start])
-        return torch.from_numpy(keep).to(dtype).mul_(self.kept_scale)
+        return torch.from_numpy(keep)
 
     @property
     def threshold(self) -> int:

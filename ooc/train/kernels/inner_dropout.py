@@ -8,7 +8,8 @@ between these come before it. That is what coefficients of attention are dropped
 node counts as the edge from it to itself.
 
 What a call drops from is told by how many rows it has, on a graph on which these numbers are all different
-(``ooc.train.lowering.locality``), and is the same in every later run.
+(``ooc.train.lowering.locality``), and is the same in every later run. On a GPU a program of its own draws the same
+numbers (``ooc.train.kernels.cuda.dropout``).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ from enum import Enum
 from typing import Any, assert_never
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,6 +31,33 @@ _DROPOUT = F.dropout
 _MOST_COLUMNS = HEADS_PER_COUNT << 16
 _MASK_BYTES = 160
 """Of a row while its mask is drawn: both ends, their order, the generator's words; beside a byte a column."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeDraw:
+    """Dropout of ``columns`` columns for edges between these rows of the store, E of them in no order, each of which
+    ``repeats_E`` before it have the same two ends; all int64. A node is the edge from it to itself."""
+
+    dropout: EdgeDropout
+    targets_E: Tensor
+    sources_E: Tensor
+    repeats_E: Tensor
+    columns: int
+
+    def mask(self) -> Tensor:
+        """Bool [E, columns], by the CPU: which entries are kept."""
+        rows = self.targets_E.numpy(), self.sources_E.numpy(), self.repeats_E.numpy().astype(np.uint32)
+        return self.dropout.keep(*rows, range(self.columns))
+
+
+def _drawn_by_cuda(draw: EdgeDraw) -> Tensor:
+    from ooc.train.kernels.cuda import dropout  # needs triton
+
+    return dropout.keep_edges(draw)
+
+
+BY_DEVICE: dict[str, Callable[[EdgeDraw], Tensor]] = {"cpu": EdgeDraw.mask, "cuda": _drawn_by_cuda}
+"""By torch's name of a kind of device: which entries are kept, where the rows are."""
 
 
 class DroppedRows(Enum):
@@ -89,8 +116,9 @@ class InnerDropout(TorchFunctionMode):
         dropout = self._draws(self._done, p)
         self._done += 1
         columns = values[:1].numel() if len(values) else 0
-        scale = dropout.scale_of(targets, sources, _repeats(targets, sources), range(columns), values.dtype)
-        scale = scale.reshape(values.shape)
+        draw = EdgeDraw(dropout, targets, sources, _repeats(targets, sources), columns)
+        keep = BY_DEVICE[values.device.type](draw).reshape(values.shape)
+        scale = keep.to(values.dtype).mul_(dropout.kept_scale)
         return values.mul_(scale) if inplace else values * scale
 
 
@@ -121,9 +149,10 @@ class Discovery(TorchFunctionMode):
         return values
 
 
-def _ends(rows: DroppedRows, near: Neighbourhood) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _ends(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
     """Target and source, rows of the store, of everything that has a row."""
-    nodes = torch.cat((torch.arange(near.start, near.start + near.rows), near.others_S))
+    own_R = torch.arange(near.start, near.start + near.rows, device=near.others_S.device)
+    nodes = torch.cat((own_R, near.others_S))
     sources, targets = nodes[near.edge_index_2E]
     match rows:
         case DroppedRows.NODES:
@@ -139,16 +168,16 @@ def _ends(rows: DroppedRows, near: Neighbourhood) -> tuple[npt.NDArray[np.int64]
                 parts.append((nodes, nodes))
         case _:
             assert_never(rows)
-    return torch.cat([one for one, _ in parts]).numpy(), torch.cat([other for _, other in parts]).numpy()
+    return torch.cat([one for one, _ in parts]), torch.cat([other for _, other in parts])
 
 
-def _repeats(targets: npt.NDArray[np.int64], sources: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+def _repeats(targets_E: Tensor, sources_E: Tensor) -> Tensor:
     """How many before each one have the same two ends."""
-    order = np.lexsort((sources, targets))
-    ends = np.stack((targets, sources))[:, order]
-    is_first = np.ones(len(order), dtype=np.bool_)
-    is_first[1:] = (ends[:, 1:] != ends[:, :-1]).any(axis=0)
-    positions = np.arange(len(order))
-    repeats = np.empty(len(order), dtype=np.uint32)
-    repeats[order] = positions - np.maximum.accumulate(np.where(is_first, positions, 0))
-    return repeats
+    order_E = sources_E.argsort(stable=True)
+    order_E = order_E[targets_E[order_E].argsort(stable=True)]
+    ends_2E = torch.stack((targets_E, sources_E))[:, order_E]
+    is_first_E = torch.ones_like(order_E, dtype=torch.bool)
+    is_first_E[1:] = (ends_2E[:, 1:] != ends_2E[:, :-1]).any(dim=0)
+    positions_E = torch.arange(len(order_E), device=order_E.device)
+    first_E = (positions_E * is_first_E).cummax(dim=0).values
+    return torch.empty_like(order_E).index_copy_(0, order_E, positions_E - first_E)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks of dropout on rows, drawn on a GPU: those of ``ooc.train.dropout``, bit for bit.
+"""Masks of dropout, drawn on a GPU bit for bit: on rows those of ``ooc.train.dropout``, inside of a layer that runs as
+it is those of ``ooc.train.kernels.inner_dropout``.
 
 NumPy's Philox counts up before it draws, so that a row's first count is one more than on its own account.
 """
@@ -8,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ooc.train.dropout import Draw
-from ooc.train.kernels.cuda.dropout_programs import draw_masks
-from ooc.train.kernels.cuda.launch import ceil_div, on_device_of, signed
+from ooc.train.kernels.cuda.dropout_programs import draw_edge_masks, draw_masks
+from ooc.train.kernels.cuda.launch import ceil_div, dropped_below, on_device_of, signed
+from ooc.train.kernels.inner_dropout import EdgeDraw
 
 _DRAWS, _WARPS = 256, 4
-"""Counts of a program: two a thread. Never tried otherwise."""
+"""Counts, or entries of edges, of a program: two a thread. Never tried otherwise."""
 _NUMBERS = 8
 """Of 32 bits, that Philox4x64 gives for a count."""
 
@@ -35,3 +37,24 @@ def keep_mask(draw: Draw, like: Tensor) -> Tensor:
                 num_warps=_WARPS,
             )
     return eights.view(torch.bool)[:, :columns]
+
+
+def keep_edges(draw: EdgeDraw) -> Tensor:
+    """Bool [E, columns], where the edges are: which entries are kept."""
+    keep = torch.empty(len(draw.targets_E), draw.columns, dtype=torch.int8, device=draw.targets_E.device)
+    if keep.numel():
+        key, threshold, _ = dropped_below(draw.dropout)
+        with on_device_of(keep):
+            draw_edge_masks[(ceil_div(keep.numel(), _DRAWS),)](
+                keep,
+                draw.targets_E,
+                draw.sources_E,
+                draw.repeats_E,
+                keep.numel(),
+                draw.columns,
+                key,
+                threshold,
+                DRAWS=_DRAWS,
+                num_warps=_WARPS,
+            )
+    return keep.view(torch.bool)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that draws the masks of dropout on rows."""
+"""The programs that draw the masks of dropout on rows, and on edges and rows inside of a layer that runs as it is."""
 
 import triton
 import triton.language as tl
@@ -32,3 +32,28 @@ def halves_kept(number, threshold):
     low = (number & 0xFFFFFFFF).to(tl.int64) >= threshold
     high = (number >> 32).to(tl.int64) >= threshold
     return low.to(tl.int64) | (high.to(tl.int64) << 8)
+
+
+@triton.jit(do_not_specialize=["entries", "columns", "seed", "threshold"])
+def draw_edge_masks(out, targets, sources, repeats, entries, columns, seed, threshold, DRAWS: tl.constexpr):
+    """A byte of ``out`` for each of ``entries``, ``columns`` an edge: 1 where it is kept."""
+    entry = tl.program_id(0).to(tl.int64) * DRAWS + tl.arange(0, DRAWS)
+    is_entry = entry < entries
+    edge = entry // columns
+    target = tl.load(targets + edge, mask=is_entry, other=0)
+    source = tl.load(sources + edge, mask=is_entry, other=0)
+    repeat = tl.load(repeats + edge, mask=is_entry, other=0)
+    kept = is_kept(target, source, repeat, entry % columns, seed, threshold)
+    tl.store(out + entry, kept.to(tl.int8), mask=is_entry)
+
+
+@triton.jit
+def is_kept(target, source, repeats, head, seed, threshold):
+    """Whether dropout keeps the coefficients of edges: the masks of ``ooc.train.kernels.edge_dropout``."""
+    high = (((target >> 32) << 8) | (source >> 32)) << 16
+    last = (high | (head // 4)).to(tl.uint32)
+    words = tl.philox(seed, target.to(tl.uint32), source.to(tl.uint32), repeats.to(tl.uint32), last)
+    lane = head % 4
+    low = tl.where(lane == 0, words[0], words[1])
+    word = tl.where(lane < 2, low, tl.where(lane == 2, words[2], words[3]))
+    return word.to(tl.int64) >= threshold

@@ -15,8 +15,9 @@ stored for an edge: either direction computes what it needs again from the two r
 import triton
 import triton.language as tl
 
+from ooc.train.kernels.cuda.dropout_programs import is_kept
 from ooc.train.kernels.cuda.edge_term_programs import edge_terms
-from ooc.train.kernels.cuda.gat_programs import is_kept, open_repeats
+from ooc.train.kernels.cuda.gat_programs import open_repeats
 from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_segments
 
 GATV2 = tl.constexpr(0)

@@ -12,9 +12,10 @@ are plain sums, which ``sum_slots`` adds up.
 import triton
 import triton.language as tl
 
+from ooc.train.kernels.cuda.dropout_programs import is_kept
 from ooc.train.kernels.cuda.edge_attention_programs import DOT, GATV2, SCALAR, score_edges
 from ooc.train.kernels.cuda.edge_term_programs import edge_terms, some_features
-from ooc.train.kernels.cuda.gat_programs import is_kept, open_repeats
+from ooc.train.kernels.cuda.gat_programs import open_repeats
 from ooc.train.kernels.cuda.segment_programs import narrow, open_segments
 
 

@@ -8,6 +8,7 @@ side by side, group after group. ``ooc.train.kernels.gat`` has the formulas; nam
 import triton
 import triton.language as tl
 
+from ooc.train.kernels.cuda.dropout_programs import is_kept
 from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_segments
 
 
@@ -30,18 +31,6 @@ def finish_attention(
         tl.store(place + 2 * CHANNELS + 1, narrow(bents / divisor, TYPE), mask=is_row)
     else:
         tl.store(out + (row * GROUPS + group) * CHANNELS + column, narrow(z / divisor, TYPE), mask=is_column)
-
-
-@triton.jit
-def is_kept(target, source, repeats, head, seed, threshold):
-    """Whether dropout keeps the coefficients of edges: the masks of ``ooc.train.kernels.edge_dropout``."""
-    high = (((target >> 32) << 8) | (source >> 32)) << 16
-    last = (high | (head // 4)).to(tl.uint32)
-    words = tl.philox(seed, target.to(tl.uint32), source.to(tl.uint32), repeats.to(tl.uint32), last)
-    lane = head % 4
-    low = tl.where(lane == 0, words[0], words[1])
-    word = tl.where(lane < 2, low, tl.where(lane == 2, words[2], words[3]))
-    return word.to(tl.int64) >= threshold
 
 
 @triton.jit
