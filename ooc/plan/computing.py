@@ -72,12 +72,14 @@ def computing_of(
             rows=rows,
             source_rows=source.matrix.rows,
         )
-        operators, kind = _PULL_OPERATORS, item.pull.per_edge
+        operators, kind = float(_PULL_OPERATORS), item.pull.per_edge
         if kind is not None:
             groups, in_slab = (kind.groups * some // source.matrix.columns for some in (columns, slab_columns))
             nbytes = _edge_work_bytes(kind, rows=rows, edges=edges, groups=groups, slab_groups=in_slab)
             shared += nbytes / processor.stream_bytes_per_s
-            operators += kind.work.operators if kind.work is not None else 0
+            if kind.work is not None:
+                calls = max(tiles, edges // kind.edges_at_once) if kind.general else tiles
+                operators += kind.work.operators * calls / tiles
         if hardware.has_device_memory:
             operators += _PROGRAM_OPERATORS
             operators += _SLAB_OPERATORS * (kind is not None and sweeps_of(item) is not None)

@@ -73,7 +73,8 @@ class Matrix:
 class EdgeWork:
     """What a pull that computes something for every edge takes beside fetching, by how long it takes: so many bytes of
     element-wise work for every edge of a slab, ``bytes_per_edge_and_head`` for each head in it besides, and
-    ``bytes_per_row`` of all groups together; and so many ``operators`` a tile."""
+    ``bytes_per_row`` of all groups together; and so many ``operators`` a tile, of a layer of unknown insides each time
+    that it is run."""
 
     bytes_per_edge: int
     bytes_per_edge_and_head: int = 0

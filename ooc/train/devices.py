@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device computes, the machine as the planner is to see it, and what a device with memory of its own cannot run.
+"""Which device computes, and the machine as the planner is to see it.
 
 ``None`` stands for the CPU throughout.
 """
@@ -9,13 +9,10 @@ from pathlib import Path
 
 import torch
 
-from ooc.errors import ModelError, OptionError
+from ooc.errors import OptionError
 from ooc.plan import Hardware
 from ooc.prefetch.cuda import Cuda
 from ooc.prefetch.device import Device
-from ooc.train.lowering import Network
-from ooc.train.lowering.general import General
-from ooc.train.lowering.network import values_of
 from ooc.train.profiling import known_hardware
 
 CPU = torch.device("cpu")
@@ -54,16 +51,3 @@ def check_hardware(hardware: Hardware, device: Device | None) -> None:
         raise OptionError(f"hardware {hardware.name} has a device with memory of its own, and the CPU is to compute")
     if device is not None and not hardware.has_device_memory:
         raise OptionError(f"hardware {hardware.name} has no wire to a device, and {device.name} is to compute")
-
-
-def check_computable(network: Network, hardware: Hardware) -> None:
-    """ModelError for what is only computed on the CPU, by name, where ``hardware`` would have a GPU compute it."""
-    if not hardware.has_device_memory:
-        return
-    for value in (*values_of(network.training), *values_of(network.evaluation)):
-        if isinstance(value, General):
-            raise ModelError(
-                f"{type(value.layer.module).__name__}, which runs as it is, is computed on the CPU only, not on a GPU "
-                f"as {hardware.name} has one; use --device cpu, or a model of GCNConv, SAGEConv, GINConv, GINEConv, "
-                "GATConv, GATv2Conv, TransformerConv and their like"
-            )

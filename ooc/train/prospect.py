@@ -17,7 +17,6 @@ from ooc.plan.graphs import GraphStatistics
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
 from ooc.train.averaging import Averaging
-from ooc.train.devices import check_computable
 from ooc.train.evaluation import make_scorer
 from ooc.train.gathered_rows import counted_gathers, most_gathers
 from ooc.train.graph import GraphRows, rows_nbytes
@@ -79,7 +78,6 @@ class Prospect:
             ignore_edge_data=ignore_edge_data,
             compute_dtype=compute_dtype,
         )
-        check_computable(network, resources.hardware)
         scored, dtype = active.scoring[0], network.dtype
         objective = Objective(
             store.task,

@@ -23,7 +23,7 @@ from ooc.prefetch.device import Device
 from ooc.sizes import format_size, parse_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store
-from ooc.train.devices import check_computable, check_hardware, find_device, hardware_for, place_of
+from ooc.train.devices import check_hardware, find_device, hardware_for, place_of
 from ooc.train.first_aggregation import find_aggregation
 from ooc.train.gathered_rows import counted_gathers
 from ooc.train.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
@@ -191,7 +191,6 @@ def make_setup(
     ``extra_host_bytes`` and ``extra_device_bytes`` are needed besides. Raises BudgetError with the least budgets
     that would do.
     """
-    check_computable(network, resources.hardware)
     on_device = resources.hardware.has_device_memory
     fixed = admit_rows(network, store, resources.limits, on_device=on_device, extra_host_bytes=extra_host_bytes)
     rows = load_rows(store, network.scalings, network.dtype, on_device=on_device)

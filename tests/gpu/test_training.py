@@ -18,13 +18,16 @@ from ooc.errors import BudgetError, StoreError
 from ooc.plan.hardware import UNMEASURED_DEVICE
 from ooc.storage.store import Store
 from ooc.train import aggregate, dropout
+from ooc.train.kernels import inner_dropout
 from ooc.train.kernels.cuda.segments import EDGES_PER_SEGMENT
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
 from ooc.train.lowering import attention
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, store_of
+from tests.exactness.layers import AmongOthers, Cosine, principal, twice
 from tests.exactness.reference import CustomCase, Epoch, ModelCase, Reference, disagreement, smooth_adam
 from tests.exactness.test_edge_features import Gines, Transformers
+from tests.exactness.test_inner_dropout import Among
 from tests.gpu.device import DEVICE
 from tests.graphs import GraphCase, random_data
 from tests.train.fake_device import FakeDevice
@@ -47,6 +50,12 @@ WITH_FEATURES: dict[str, Callable[[int, int], nn.Module]] = {
     "transformer": Transformers,
     "gine": Gines,
     "gat and gatv2": GatsOfFeatures,
+}
+AS_THEY_ARE: dict[str, Callable[[int, int], nn.Module]] = {
+    "self-loops of its own": twice(Cosine),
+    "PNAConv": twice(principal),
+    "among others": AmongOthers,
+    "dropout inside": Among,
 }
 
 
@@ -78,7 +87,8 @@ def device(patched: pytest.MonkeyPatch) -> Iterator[None]:
         of_gpu = BY_DEVICE["cuda"]()
         kernels = fake.pulls(Pulls(*(on_copies(getattr(of_gpu, pull.name)) for pull in fields(Pulls))))
         patched.setitem(BY_DEVICE, fake.place.type, lambda: kernels)
-        patched.setitem(dropout.BY_DEVICE, fake.place.type, fake.kernel(dropout.BY_DEVICE["cuda"]))
+        for drawing in (dropout, inner_dropout):
+            patched.setitem(drawing.BY_DEVICE, fake.place.type, fake.kernel(drawing.BY_DEVICE["cuda"]))
         patched.setattr("ooc.train.setup.find_device", lambda name: fake)
         yield
 
@@ -176,21 +186,42 @@ def test_features_of_edges(name: str, data_of_edges: Data, tmp_path: Path, monke
     compare(CustomCase(make=WITH_FEATURES[name]), data_of_edges, store, tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize("name", AS_THEY_ARE)
+def test_layers_that_run_as_they_are(
+    name: str, data: Data, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the same bits again; with what memory there is, since to try how little would do takes long."""
+    case, enough = CustomCase(make=AS_THEY_ARE[name]), {"gpu_budget": "1G", "host_budget": "1G"}
+    losses = []
+    for _ in range(2 if DEVICE.type == "cuda" else 1):
+        with device(monkeypatch), trainer_of(case, store, tmp_path, device="cuda", **enough) as trainer:
+            losses.append(compare_epochs(case, trainer, data))
+    assert losses[0] == losses[-1]
+
+
 def compare(case: ModelCase, data: Data, store: Store, folder: Path, patched: pytest.MonkeyPatch) -> None:
     """Some epochs and the scores behind them, with PyG's."""
     with device(patched), on_device(case, store, folder) as trainer:
-        reference = Reference(case, trainer.model, data, smooth_adam)
-        for epoch in range(1, EPOCHS + 1):
-            expected = reference.train()
-            (record,) = trainer.fit(epochs=1)
-            gradients = {name: p.grad.cpu() for name, p in trainer.model.named_parameters() if p.grad is not None}
-            buffers = {name: buffer.cpu() for name, buffer in trainer.model.named_buffers()}
-            found = Epoch(record.loss, gradients, buffers)
-            difference, whose = disagreement(found, expected, floor=FLOOR[torch.float32])
-            assert difference <= TOLERANCE[torch.float32], f"epoch {epoch}: {whose} differs by {difference:.1e}"
-        assert record.to_device_bytes == trainer.plan.to_device_bytes > 0
-        scores, expected_scores = trainer.evaluate(), reference.accuracies()
+        compare_epochs(case, trainer, data)
+        assert trainer.plan.to_device_bytes > 0
+
+
+def compare_epochs(case: ModelCase, trainer: Trainer, data: Data) -> list[float]:
+    """The losses."""
+    reference, losses = Reference(case, trainer.model, data, smooth_adam), []
+    for epoch in range(1, EPOCHS + 1):
+        expected = reference.train()
+        (record,) = trainer.fit(epochs=1)
+        losses.append(record.loss)
+        gradients = {name: p.grad.cpu() for name, p in trainer.model.named_parameters() if p.grad is not None}
+        buffers = {name: buffer.cpu() for name, buffer in trainer.model.named_buffers()}
+        found = Epoch(record.loss, gradients, buffers)
+        difference, whose = disagreement(found, expected, floor=FLOOR[torch.float32])
+        assert difference <= TOLERANCE[torch.float32], f"epoch {epoch}: {whose} differs by {difference:.1e}"
+    assert record.to_device_bytes == trainer.plan.to_device_bytes
+    scores, expected_scores = trainer.evaluate(), reference.accuracies()
     assert {name: scores[name] for name in expected_scores} == expected_scores
+    return losses
 
 
 @pytest.mark.parametrize("name", ["sage", "sage of maxima", "gat"])

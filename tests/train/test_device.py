@@ -19,7 +19,7 @@ from torch_geometric.nn.models import GAT, GraphSAGE
 
 import ooc
 from ooc.cli.tables import print_outcome, print_plan
-from ooc.errors import BudgetError, ModelError, OptionError, SpillError, StoreError
+from ooc.errors import BudgetError, OptionError, SpillError, StoreError
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
 from ooc.plan.passes import ColumnPass
 from ooc.plan.temporaries import PULL_TILE_ROWS
@@ -30,6 +30,7 @@ from ooc.sizes import format_size
 from ooc.storage.store import Store
 from ooc.train import dropout
 from ooc.train.device_workspace import DeviceWorkspace
+from ooc.train.kernels import inner_dropout
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
 from ooc.train.prospect import Prospect
 from ooc.train.record import EpochRecord
@@ -37,10 +38,11 @@ from ooc.train.run import RunFolder
 from ooc.train.setup import Resources
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import least_budgets, make_trainer, store_of
-from tests.exactness.layers import MlpMessages
+from tests.exactness.layers import MlpMessages, Two
 from tests.exactness.models import Residual
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.exactness.test_edge_features import Gines, Transformers
+from tests.exactness.test_inner_dropout import Among
 from tests.exactness.test_last_slab import hold, left
 from tests.exactness.test_mixed_sums import Beside
 from tests.graphs import GraphCase, random_data
@@ -60,7 +62,17 @@ MODELS = {
     "gat": ModelCase(kind="gat", layers=2, hidden=12, dropout=0.3, options={"heads": 3}),
     "sage of maxima": ModelCase(kind="sage", layers=2, hidden=16, dropout=0.3, options={"aggr": "max"}),
     "gatv2": ModelCase(kind="gat", layers=2, hidden=12, dropout=0.3, options={"heads": 3, "v2": True}),
+    "layers that run as they are": CustomCase(make=lambda f, c: Two(f, c, MlpMessages)),
+    "such layers that drop inside": CustomCase(make=Among, input_dropout=0.2),
 }
+
+
+def layers_of_ones_own(features: int, hidden: int, layers: int, classes: int) -> torch.nn.Module:
+    """Two of them, of a width of their own."""
+    return Two(features, classes, MlpMessages)
+
+
+RUN_AS_THEY_ARE = {"layers that run as they are", "such layers that drop inside"}
 
 
 class GatsOfFeatures(torch.nn.Module):
@@ -140,7 +152,8 @@ def use(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, engine: Callable[[], 
     monkeypatch.setattr("ooc.train.setup.find_device", lambda name: fake if name == "cuda" else None)
     monkeypatch.setattr("ooc.train.executor.choose_engine", watched)
     monkeypatch.setitem(BY_DEVICE, fake.place.type, lambda: fake.pulls(BY_DEVICE["cpu"]()))
-    monkeypatch.setitem(dropout.BY_DEVICE, fake.place.type, dropout.BY_DEVICE["cpu"])
+    for drawing in (dropout, inner_dropout):
+        monkeypatch.setitem(drawing.BY_DEVICE, fake.place.type, fake.kernel(drawing.BY_DEVICE["cpu"]))
 
 
 def builder(model: ModelCase, store: Store, folder: Path, **options: Any) -> Build:
@@ -357,7 +370,7 @@ def moved(record: EpochRecord) -> tuple[int, int, int, int]:
     return record.to_device_bytes, record.to_host_bytes, record.ssd_read_bytes, record.ssd_write_bytes
 
 
-@pytest.mark.parametrize("make", [GraphSAGE, GAT])
+@pytest.mark.parametrize("make", [GraphSAGE, GAT, layers_of_ones_own])
 def test_a_prospect_plans_what_the_trainer_runs(
     make: Callable[..., torch.nn.Module], store: Store, tmp_path: Path, device: FakeDevice
 ) -> None:
@@ -400,10 +413,11 @@ def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(
     assert f"to the device {format_size(records[0].to_device_bytes)}" in re.sub(" +", " ", said.getvalue())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - RUN_AS_THEY_ARE))
 def test_the_host_waits_for_no_tile(name: str, store: Store, least: Least, tmp_path: Path, device: FakeDevice) -> None:
     """In no epoch, neither for its loss nor for its scores. These are asked for when a program is over; in the first
-    epoch also whether labels are sound, and lists that are pulled with."""
+    epoch also whether labels are sound, and lists that are pulled with. Layers that run as they are, are asked by every
+    tile how many in-neighbours it has."""
     with on_device(MODELS[name], store, tmp_path)(*least(name)) as trainer:
         training = [asked(device, lambda: trainer.fit(epochs=1)) for _ in range(3)]
         scoring = [asked(device, trainer.evaluate) for _ in range(3)]
@@ -447,7 +461,7 @@ def test_the_cpu_has_no_wire(store: Store, tmp_path: Path) -> None:
     assert record.ssd_way in ("direct", "buffered")
 
 
-@pytest.mark.parametrize("name", ["gcn", "gin with batch norm", "sage of maxima", "gatv2"])
+@pytest.mark.parametrize("name", ["gcn", "gin with batch norm", "sage of maxima", "gatv2", *sorted(RUN_AS_THEY_ARE)])
 def test_with_the_least_budget_there_is_never_more_on_the_device(
     name: str, store: Store, least: Least, tmp_path: Path, device: FakeDevice
 ) -> None:
@@ -458,6 +472,7 @@ def test_with_the_least_budget_there_is_never_more_on_the_device(
     with on_device(MODELS[name], store, tmp_path)(gpu, host) as trainer:
         trainer.fit(epochs=2, eval_every=1)
         assert trainer.plan.arena_bytes < device.tensors.peak_bytes <= gpu
+        assert not trainer.plan.runs and not trainer.plan.deals  # what the CPU would do with less
 
 
 def test_the_device_is_given_its_budget_and_what_is_planned(
@@ -532,19 +547,6 @@ def test_a_run_goes_on_where_it_stopped(
 
 
 # ---- what is refused, and what fails -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("plan_only", [False, True])
-def test_what_only_the_cpu_computes_is_refused_by_name(
-    plan_only: bool, store: Store, tmp_path: Path, device: FakeDevice
-) -> None:
-    """By planning for such a machine as by training on it."""
-    model, machine = MlpMessages(20, 4), WITH_DEVICE_MEMORY
-    with pytest.raises(ModelError, match="MlpMessages, which runs as it is, is computed on the CPU only, not on a GPU"):
-        if plan_only:
-            Prospect(model, store, replace(Resources.parse("64M", "64M"), hardware=machine))
-        else:
-            Trainer(model, store, spill_dir=tmp_path, device="cuda", hardware=machine)
 
 
 def test_a_machine_of_another_kind_is_refused(store: Store, tmp_path: Path, device: FakeDevice) -> None:

@@ -21,6 +21,8 @@ from ooc.train.kernels.edges import TileEdges, highest_row
 
 EDGES_AT_ONCE = 16384
 """A run's edges, where no single row has more: layers keep several messages' widths for every edge."""
+EDGES_AT_ONCE_ON_DEVICE = 8 * EDGES_AT_ONCE
+"""The same on a device with memory of its own, to which every operator has to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,22 @@ class Neighbourhood:
         return torch.cat((own_RC, source_NC.index_select(0, self.others_S)))
 
 
+def edges_at_once(place: torch.device) -> int:
+    """A run's edges where tensors are there."""
+    return EDGES_AT_ONCE if place.type == "cpu" else EDGES_AT_ONCE_ON_DEVICE
+
+
 def runs(tile: TileEdges) -> Iterator[TileEdges]:
-    """Its rows in order, as many together as have up to ``EDGES_AT_ONCE`` edges, or one that has more. Where a tile is
-    cut depends on nothing but the tile."""
-    offsets = tile.offsets_R1.numpy()
+    """Its rows in order, as many together as have up to so many edges, or one that has more. Where a tile is cut
+    depends on nothing but the tile and what kind of device computes."""
+    most = edges_at_once(tile.indices_E.device)
+    if len(tile.indices_E) <= most:  # without asking a device
+        yield tile
+        return
+    offsets = tile.offsets_R1.cpu().numpy()
     start = 0
     while start < tile.rows:
-        stop = int(np.searchsorted(offsets, int(offsets[start]) + EDGES_AT_ONCE, side="right")) - 1
+        stop = int(np.searchsorted(offsets, int(offsets[start]) + most, side="right")) - 1
         stop = min(max(stop, start + 1), tile.rows)
         edges = slice(int(offsets[start]), int(offsets[stop]))
         yield replace(
@@ -68,7 +79,8 @@ def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
     absent."""
     neighbours_E = tile.indices_E.long()
     counts_R = tile.offsets_R1.diff().long()
-    target_E = torch.repeat_interleave(torch.arange(tile.rows), counts_R, output_size=len(neighbours_E))
+    rows_R = torch.arange(tile.rows, device=neighbours_E.device)
+    target_E = torch.repeat_interleave(rows_R, counts_R, output_size=len(neighbours_E))
     weight_E, features_EK = tile.weight_E, tile.features_EK
     if len(neighbours_E) and highest_row(tile, 0, neighbours_E) >= rows:
         present_E = neighbours_E < rows
@@ -78,9 +90,9 @@ def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
     if not len(neighbours_E):
         return _without_edges(tile)
     is_own_E = (neighbours_E >= tile.start) & (neighbours_E < tile.start + tile.rows)
-    others_S, place_E = torch.unique(neighbours_E[~is_own_E], sorted=True, return_inverse=True)
-    source_E = neighbours_E - tile.start
-    source_E[~is_own_E] = place_E + tile.rows
+    outer = (~is_own_E).nonzero()[:, 0]
+    others_S, place = torch.unique(neighbours_E[outer], sorted=True, return_inverse=True)
+    source_E = (neighbours_E - tile.start).index_copy_(0, outer, place + tile.rows)
     return Neighbourhood(tile.start, tile.rows, others_S, torch.stack((source_E, target_E)), weight_E, features_EK)
 
 
@@ -99,12 +111,12 @@ def other_neighbours(tile: TileEdges, rows: int) -> Tensor:
 def _without_edges(tile: TileEdges) -> Neighbourhood:
     """Rows that have no edges, and beside them the first of them once more, with an edge from the second: between
     different rows where there are two, as differences of 0 have no gradient in some layers."""
-    weight_E, features_EK = tile.weight_E, tile.features_EK
+    weight_E, features_EK, place = tile.weight_E, tile.features_EK, tile.indices_E.device
     return Neighbourhood(
         tile.start,
         tile.rows,
-        torch.tensor([tile.start]),
-        torch.tensor([[1 if tile.rows > 1 else tile.rows], [tile.rows]]),
+        torch.tensor([tile.start], device=place),
+        torch.tensor([[1 if tile.rows > 1 else tile.rows], [tile.rows]], device=place),
         None if weight_E is None else weight_E.new_ones(1),
         None if features_EK is None else features_EK.new_ones(1, features_EK.shape[1]),
         stands_in=True,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a piece of code takes at once, by watching every storage that its operators make.
+"""How much memory a piece of code takes at once, by watching every storage that its operators make, and how many
+operators it has.
 
 For code of the user's own, whose insides are not known: what it allocates on graphs of a few sizes tells how that grows
 with edges and nodes. What an operator needs for itself while it runs is not seen, hence ``_MARGIN``.
@@ -27,11 +28,13 @@ GraphRun = Callable[[int, int, bool], int]
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that operators have made and that are still alive; ``known`` ones do not count."""
+    """Counts operators, and the bytes of storages that they have made and that are still alive; ``known`` ones do not
+    count."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes: int = 0
+        self.operators = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
@@ -39,6 +42,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.operators += 1
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 storage = leaf.untyped_storage()
@@ -61,6 +65,14 @@ def peak_bytes(run: Callable[[], object], known: Iterable[Tensor]) -> int:
     with watch:
         run()
     return watch.peak_bytes
+
+
+def operators(run: Callable[[], object]) -> int:
+    """How many operators of torch ``run`` has, views included."""
+    watch = _Watch(())
+    with watch:
+        run()
+    return watch.operators
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ nothing of single rows, so tiles are the same ones in every plan.
 Shapes: R rows of the tile, S nodes of the graph around some of them, C columns of the source.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import local
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ooc.plan.workload import EdgeData, PerEdge
+from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
 from ooc.train.kernels.dealt import DealtRows
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import TileEdges
+from ooc.train.kernels.fixed_order import in_fixed_order
 from ooc.train.kernels.inner_dropout import InnerDropout
-from ooc.train.kernels.neighbourhood import EDGES_AT_ONCE, Neighbourhood, neighbourhood, runs
+from ooc.train.kernels.neighbourhood import (
+    EDGES_AT_ONCE,
+    EDGES_AT_ONCE_ON_DEVICE,
+    Neighbourhood,
+    neighbourhood,
+    runs,
+)
 from ooc.train.lowering.assembly import Assembly
 from ooc.train.lowering.layer import Layer, layer_of, sharing
 from ooc.train.lowering.locality import Findings, examine
@@ -40,8 +47,13 @@ if TYPE_CHECKING:
 
 _BYTES_PER_EDGE = 96
 """Of an edge while its tile's graph is made: both ends, which of them are the tile's own, their order; int64."""
+_SORTING_BYTES_PER_EDGE = 64
+"""Of an edge besides where a device sorts, as it does to add up in one order."""
+_RUN_OPERATORS = 30
+"""Of a run besides the layer's own: its graph made, rows gathered, gradients added."""
 _WAITING = 4
-"""Gradients of in-neighbours that wait to be added, or are being computed, by thread."""
+"""Gradients of in-neighbours that wait to be added, or are being computed, by thread; on a device, where they are added
+before the next tile is computed, only the latter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +106,7 @@ class General(EdgeAggregate):
         module, parts = self._own_module(), []
         for run in runs(tile):
             near = neighbourhood(run, len(source))
-            with self._dropping(key, near):
+            with self._running(key, near):
                 parts.append(self.layer.forward(module, near.gather(source), near))
         return torch.cat(parts)
 
@@ -109,7 +121,7 @@ class General(EdgeAggregate):
             near = neighbourhood(run, len(source))
             x_SC = near.gather(source)
             gradient = own[run.start - tile.start :][: run.rows]
-            with self._dropping(key, near):
+            with self._running(key, near):
                 d_x, parts = self.layer.backward(module, x_SC, near, gradient, parameters, trains=trains)
             sums = [_added(total, part) for total, part in zip(sums, parts, strict=True)]
             if trains:
@@ -131,10 +143,27 @@ class General(EdgeAggregate):
             2 * (columns + self.result) * itemsize,
         )
 
+    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        _, bytes_per_edge, bytes_per_row = self.temporaries(itemsize)
+        return EDGES_AT_ONCE_ON_DEVICE, bytes_per_edge + _SORTING_BYTES_PER_EDGE, bytes_per_row
+
     def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
-        waiting = _WAITING * self.source.columns * itemsize if own is not None and self.source.trains else 0
-        temporaries = self.temporaries(itemsize)
-        return PerEdge(self.groups, columns, own, *temporaries, general=True, waiting_bytes_per_edge=waiting)
+        is_forward, found = own is None, self.findings
+        waiting = 0 if is_forward or not self.source.trains else self.source.columns * itemsize
+        if not on_device:
+            temporaries = self.temporaries(itemsize)
+            waiting *= _WAITING
+            return PerEdge(self.groups, columns, own, *temporaries, general=True, waiting_bytes_per_edge=waiting)
+        temporaries = self.device_temporaries(itemsize)
+        operators = found.forward_operators if is_forward else found.backward_operators
+        work = EdgeWork(temporaries[1], operators=_RUN_OPERATORS + operators)
+        return PerEdge(self.groups, columns, own, *temporaries, general=True, waiting_bytes_per_edge=waiting, work=work)
+
+    @contextmanager
+    def _running(self, key: Key, near: Neighbourhood) -> Iterator[None]:
+        """While the layer runs on ``near``: sums in one order, and the masks of this epoch."""
+        with in_fixed_order(near.others_S.device, self.layer.where), self._dropping(key, near):
+            yield
 
     def _dropping(self, key: Key, near: Neighbourhood) -> AbstractContextManager[object]:
         """The masks of this epoch for a run on ``near``; in training of a layer that has dropped nothing too, in case

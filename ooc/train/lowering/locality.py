@@ -22,7 +22,7 @@ from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.inner_dropout import Discovery, Dropped, InnerDropout
 from ooc.train.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.train.lowering.assembly import first_line
-from ooc.train.lowering.footprint import Footprint, footprint, peak_bytes
+from ooc.train.lowering.footprint import Footprint, footprint, operators, peak_bytes
 from ooc.train.lowering.layer import Layer, sharing
 
 _NODES, _TILE, _EDGES = 23, 5, 70
@@ -35,13 +35,15 @@ _SHAKE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What trying a layer has told: its output's ``columns``; which ``parameters`` have a part in it; what a run takes;
-    ``tells_modes``: whether it computes something else in training than in evaluation; ``dropped``: what it drops
-    entries from."""
+    """What trying a layer has told: its output's ``columns``; which ``parameters`` have a part in it; what a run takes,
+    of how many operators it is forward and, with the gradient, backward; ``tells_modes``: whether it computes something
+    else in training than in evaluation; ``dropped``: what it drops entries from."""
 
     columns: int
     parameters: tuple[nn.Parameter, ...]
     footprint: Footprint
+    forward_operators: int
+    backward_operators: int
     tells_modes: bool
     dropped: tuple[Dropped, ...]
 
@@ -65,6 +67,7 @@ def examine(
         trial.find_dropout()
         outputs = trial.check_whole()
         trial.check_order()
+        counts = trial.operators(outputs)
         unused = trial.check_tiles()
         trial.change()
         unused &= trial.check_tiles()
@@ -74,7 +77,7 @@ def examine(
         dropped = tuple(trial.dropped)
         own = sharing(module, layer.where)
         taken = _footprint(layer, own, columns, edge_features, dtype, used, outputs, dropped, record=record)
-    return Findings(outputs, used, taken, tells_modes, dropped)
+    return Findings(outputs, used, taken, *counts, tells_modes, dropped)
 
 
 class _Trial:
@@ -138,6 +141,19 @@ class _Trial:
             expected = self.layer.forward(self.module, self.case.x_NC, near)
         if not _same(result, expected):
             raise self.layer.refuse("what it gives depends on the order of edges, which a store does not keep")
+
+    def operators(self, outputs: int) -> tuple[int, int]:
+        """Of a run forward, and of one backward."""
+        layer, module, case, parameters = self.layer, self.module, self.case, self.parameters
+        gradient_NO = torch.ones(_NODES, outputs, dtype=case.x_NC.dtype)
+
+        def backward() -> object:
+            return layer.backward(module, case.x_NC, case.near, gradient_NO, parameters, trains=True)
+
+        with self._masked(case.near):
+            forward = operators(lambda: layer.forward(module, case.x_NC, case.near))
+        with self._masked(case.near):
+            return forward, operators(backward)
 
     def check_tiles(self) -> set[int]:
         """Which parameters have no part in what it gives; refused where tile by tile it gives something else."""
