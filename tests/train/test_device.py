@@ -30,7 +30,7 @@ from ooc.sizes import format_size
 from ooc.storage.store import Store
 from ooc.train import dropout
 from ooc.train.device_workspace import DeviceWorkspace
-from ooc.train.kernels import inner_dropout
+from ooc.train.kernels import inner_dropout, neighbourhood
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
 from ooc.train.prospect import Prospect
 from ooc.train.record import EpochRecord
@@ -38,7 +38,7 @@ from ooc.train.run import RunFolder
 from ooc.train.setup import Resources
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import least_budgets, make_trainer, store_of
-from tests.exactness.layers import MlpMessages, Two
+from tests.exactness.layers import Carrying, MlpMessages, Two, WeighedMessages
 from tests.exactness.models import Residual
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.exactness.test_edge_features import Gines, Transformers
@@ -70,6 +70,11 @@ MODELS = {
 def layers_of_ones_own(features: int, hidden: int, layers: int, classes: int) -> torch.nn.Module:
     """Two of them, of a width of their own."""
     return Two(features, classes, MlpMessages)
+
+
+def messages_of_features(features: int, classes: int) -> torch.nn.Module:
+    """Layers that run as they are, with features of edges."""
+    return Carrying(features, classes, lambda i, o: WeighedMessages(i, o, 3))
 
 
 RUN_AS_THEY_ARE = {"layers that run as they are", "such layers that drop inside"}
@@ -253,7 +258,18 @@ def test_a_step_that_is_pulled_at_once_gives_the_same(name: str, tmp_path: Path,
     assert_same(outcome(trainer), expected)
 
 
-@pytest.mark.parametrize("make", [Transformers, Gines, GatsOfFeatures])
+def test_layers_that_run_as_they_are_have_few_edges_at_a_time(
+    store: Store, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tile of many edges goes run by run, as on the CPU, where runs are shorter."""
+    for name in ("EDGES_AT_ONCE", "EDGES_AT_ONCE_ON_DEVICE"):
+        monkeypatch.setattr(neighbourhood, name, 60)
+    model = MODELS["layers that run as they are"]
+    expected = outcome(builder(model, store, tmp_path, threads=1)())
+    assert_same(outcome(on_device(model, store, tmp_path)()), expected)
+
+
+@pytest.mark.parametrize("make", [Transformers, Gines, GatsOfFeatures, messages_of_features])
 def test_features_of_edges_come_over_the_wire(
     make: Callable[..., torch.nn.Module], tmp_path: Path, device: FakeDevice
 ) -> None:
