@@ -29,8 +29,8 @@ from ooc.train.kernels.neighbourhood import Neighbourhood
 
 _DROPOUT = F.dropout
 _MOST_COLUMNS = HEADS_PER_COUNT << 16
-_MASK_BYTES = 160
-"""Of a row while its mask is drawn: both ends, their order, the generator's words; beside a byte a column."""
+_MASK_BYTES = 96
+"""Of a row while the CPU draws its mask: the generator's words; beside a byte a column, and what torch makes."""
 
 
 @dataclass(frozen=True, slots=True)
