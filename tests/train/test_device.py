@@ -259,9 +259,13 @@ def test_a_step_that_is_pulled_at_once_gives_the_same(name: str, tmp_path: Path,
 
 
 def test_layers_that_run_as_they_are_have_few_edges_at_a_time(
-    store: Store, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tile of many edges goes run by run, as on the CPU, where runs are shorter."""
+    """A tile of many edges goes run by run, as on the CPU, where runs are shorter; and one of none has a neighbour that
+    stands in."""
+    data = random_data(replace(GRAPH, nodes=120, edges=400), dtype=torch.float32)
+    data.edge_index = data.edge_index[:, data.edge_index[1] < 120 // TILE_ROWS * TILE_ROWS]  # none in the last tile
+    store = store_of(data, tmp_path)
     for name in ("EDGES_AT_ONCE", "EDGES_AT_ONCE_ON_DEVICE"):
         monkeypatch.setattr(neighbourhood, name, 60)
     model = MODELS["layers that run as they are"]

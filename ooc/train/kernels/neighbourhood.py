@@ -112,11 +112,14 @@ def _without_edges(tile: TileEdges) -> Neighbourhood:
     """Rows that have no edges, and beside them the first of them once more, with an edge from the second: between
     different rows where there are two, as differences of 0 have no gradient in some layers."""
     weight_E, features_EK, place = tile.weight_E, tile.features_EK, tile.indices_E.device
+    edge_index_2E = torch.full((2, 1), tile.rows, device=place)
+    if tile.rows > 1:
+        edge_index_2E[0] = 1
     return Neighbourhood(
         tile.start,
         tile.rows,
-        torch.tensor([tile.start], device=place),
-        torch.tensor([[1 if tile.rows > 1 else tile.rows], [tile.rows]], device=place),
+        torch.full((1,), tile.start, device=place),
+        edge_index_2E,
         None if weight_E is None else weight_E.new_ones(1),
         None if features_EK is None else features_EK.new_ones(1, features_EK.shape[1]),
         stands_in=True,
