@@ -22,16 +22,21 @@ _SLAB_OPERATORS = 18
 """On a device besides where something is made of every edge, slab by slab: some columns of a row's own, and the result
 put where it belongs. Over a device that does nothing such a pull of GAT took the host as long as 40 to 58 operators;
 with these it is 36, times 1.2 (docs/gpu-executor.md). Pulled whole, it took no longer than a sum."""
+_BUSY_BY_TASK = 5 / 3
+"""Threads of the CPU that a step's task keeps busy: tasks of two steps are under way at most, and the first has to be
+over before the third step's begin. Of GraphSAGE with two threads: these were at work for 78 to 82 % of the time that
+the SSD was not waited for with a task a step, for 96 % and more with two."""
 _TIMES_PUT = 2
 """How often a value that a column pass has pulled is read or written until it lies in its frame."""
 
 
 class Computing(NamedTuple):
     """Seconds: ``shared_s`` of what all threads of the CPU, or the cores of a device, do together; ``alone_s`` of what
-    one thread after the other does, which launches."""
+    one thread after the other does, which launches. ``tasks`` are those of a step, for the CPU's threads."""
 
     shared_s: float
     alone_s: float
+    tasks: float
 
     def together_s(self, workload: Workload, hardware: Hardware) -> float:
         """On the CPU an operator is computed by the thread that calls it; a device computes while the host calls the
@@ -39,6 +44,18 @@ class Computing(NamedTuple):
         if hardware.has_device_memory:
             return max(self.shared_s, self.alone_s)
         return self.shared_s * max(1.0, hardware.threads / workload.threads) + self.alone_s
+
+    def in_short_steps_s(self, workload: Workload, hardware: Hardware) -> float:
+        """The same of a whole pass, in which threads of the CPU wait for tasks; the simulator sees that for itself."""
+        together = self.together_s(workload, hardware)
+        if hardware.has_device_memory or not tasks_are_few(self.tasks, workload.threads):
+            return together
+        return self.alone_s + (together - self.alone_s) * workload.threads / (_BUSY_BY_TASK * self.tasks)
+
+
+def tasks_are_few(tasks: float, threads: int) -> bool:
+    """Whether so many a step leave some of the CPU's threads idle."""
+    return _BUSY_BY_TASK * tasks < threads
 
 
 def computing_of(
@@ -97,7 +114,7 @@ def computing_of(
         shared += _TIMES_PUT * rows * columns * workload.pulled_itemsize / processor.stream_bytes_per_s
         alone += tiles * slabs * processor.seconds_per_tile
     alone += steps * processor.seconds_per_step
-    return Computing(shared, alone)
+    return Computing(shared, alone, tiles * slabs / steps)
 
 
 def _edge_work_bytes(kind: PerEdge, *, rows: int, edges: int, groups: int, slab_groups: int) -> float:

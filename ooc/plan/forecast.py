@@ -158,7 +158,7 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
         slab_columns=slab_columns,
         steps=steps,
     )
-    return taken.together_s(workload, hardware)
+    return taken.in_short_steps_s(workload, hardware)
 
 
 def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:

@@ -20,6 +20,7 @@ from itertools import product
 
 from ooc.errors import BudgetError
 from ooc.plan.budgets import Limits, Room, budget_of
+from ooc.plan.computing import tasks_are_few
 from ooc.plan.dealing import dealable, leaner_dealt
 from ooc.plan.forecast import TIE, forecast_traffic, seconds_of
 from ooc.plan.hardware import UNMEASURED, Hardware
@@ -201,6 +202,8 @@ class _Search:
         leanest = self._leanest()
         # Not on the CPU, which computes longer than it moves blocks: there epochs became no shorter.
         best = self._best(leanest, last_beside=self.hardware.has_device_memory)
+        for taller in self._busier(leanest):
+            best = min(best, self._best(taller), key=lambda one: one.score)
         return self._arrangement(best, leanest.layout)
 
     def run_from_one_width(self, first: Arrangement) -> Arrangement | None:
@@ -376,6 +379,20 @@ class _Search:
         found = self._try(choice)
         assert found is not None, "it fits"
         return found
+
+    def _busier(self, leanest: _Candidate) -> Iterator[_Candidate]:
+        """The leanest arrangements of taller steps, as long as steps have too few tiles for all threads of the CPU.
+        Where they only fit with narrower slabs, no change of one thing at a time leads to them."""
+        tile, height = self.workload.tile_rows, leanest.choice.step_rows
+        if self.hardware.has_device_memory or self.limits.block_rows:
+            return
+        while tasks_are_few(height // tile, self.workload.threads) and height < self.workload.rows:
+            height *= 2
+            choice, layout = self._leanest_of(height, frozenset(leanest.choice.dealt), direct=True)
+            found = self._try(choice) if self.room.fits(layout) else None
+            if found is None:
+                return
+            yield found
 
     def _lean_and_fitting(self, leanest: list[Layout], dealt: frozenset[str]) -> list[tuple[Choice, Layout]]:
         """The leanest arrangements of some heights that fit; those that do not are added to ``leanest``. ``dealt``: the

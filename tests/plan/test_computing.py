@@ -75,3 +75,19 @@ def test_what_is_computed_for_every_edge_comes_on_top() -> None:
     kind = PerEdge(64, 64, None, 4096, bytes_per_edge=1000, bytes_per_row=0)
     attention = replace(PULLING, pull=replace(PULLING.pull, per_edge=kind))
     assert seconds(attention) > seconds(PULLING)
+
+
+def test_a_step_of_one_tile_does_not_keep_two_threads_busy() -> None:
+    """As many tiles in half the steps take less than as many in all; a thread alone has always enough."""
+    nothing = replace(UNMEASURED.processor, seconds_per_tile=0.0, seconds_per_operator=0.0, seconds_per_step=0.0)
+    for threads, times in ((1, 1.0), (2, 1.2)):
+        work, machine = replace(WORK, threads=threads), replace(UNMEASURED, threads=threads, processor=nothing)
+        taken = [computing_of(ROW_PASS, work, PLAN.matrices, machine, **{**SIZES, "steps": steps}) for steps in (4, 2)]
+        few, enough = (computing.in_short_steps_s(work, machine) for computing in taken)
+        assert few == pytest.approx(times * enough)
+
+
+def test_steps_have_tiles_for_all_threads() -> None:
+    """Though these only fit beside narrower slabs than the widest that do with a tile a step."""
+    plan = make_plan(WORK, Limits(13_000_000, 13_000_000), UNMEASURED)
+    assert plan.matrices["x"].grid.block_rows >= 2 * WORK.tile_rows
