@@ -133,7 +133,7 @@ class EdgeAggregate(Aggregate):
         raise NotImplementedError
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        """The same on a device with memory of its own; what only the CPU computes is planned as there."""
+        """The same on a device with memory of its own."""
         return self.temporaries(itemsize)
 
     def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
