@@ -7,15 +7,13 @@ Every error that is the user's to act upon ends here as one line and exit code 2
 import errno
 import importlib
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 
 import click
 
 from ooc import __version__
+from ooc.cli.interruption import interruptible
 from ooc.errors import OocError
 
 COMMANDS = ("convert", "reorder", "info", "verify", "plan", "train", "predict", "export", "profile", "doctor")
@@ -52,7 +50,7 @@ def cli(context: click.Context, /) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``ooc`` with ``arguments`` (the process's by default); returns the exit code."""
     try:
-        with _termination_as_interrupt():
+        with interruptible():
             code = cli.main(args=arguments, prog_name="ooc", standalone_mode=False)
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "ooc"
@@ -73,20 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _fail("out of memory; give smaller budgets")
     return code if isinstance(code, int) else 0
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end the work as Ctrl-C does: partial and scratch files removed, and how to go on said."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def describe_os_error(error: OSError) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
+from ooc.cli.interruption import stop_if_asked
 from ooc.events import EpochFinished, Event, Note, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.sizes import format_size
 
@@ -37,7 +38,10 @@ class _Task:
 
 
 class Reporter:
-    """Shows events; with ``quiet`` none of them. Use as a context manager, so that no bar stays behind."""
+    """Shows events; with ``quiet`` none of them. Use as a context manager, so that no bar stays behind.
+
+    Where work begins or goes on is also where Ctrl-C ends it: KeyboardInterrupt.
+    """
 
     def __init__(
         self,
@@ -60,8 +64,12 @@ class Reporter:
         self.epochs = epochs
 
     def __call__(self, event: Event) -> None:
-        if self._quiet:
-            return
+        if not self._quiet:
+            self._tell(event)
+        if isinstance(event, TaskStarted | TaskAdvanced):
+            stop_if_asked()
+
+    def _tell(self, event: Event) -> None:
         with self._lock:
             match event:
                 case TaskStarted(task, total, unit):

@@ -12,7 +12,7 @@ remains to be sorted, and a process that finds the list and the files goes on wi
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -197,7 +197,7 @@ class Sorter:
         self._buffers: list[_Buffer] = []
         self._reading: dict[Bucket, tuple[Future[None], _Buffer]] = {}
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Generator[Step]:
         """All edges ascending, a bucket a step. A run may be a view that a later step overwrites.
 
         When the next step is asked for, ``rest`` of the one before must be on record if it was ``refined``.

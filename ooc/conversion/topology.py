@@ -6,6 +6,7 @@ turn, are sorted and written; the directions are compared. Each leaves a mark, a
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -248,15 +249,16 @@ def write_direction(
     listener(TaskStarted(task, most, "edges"))
     spent: list[Path] = []
     try:
-        for step in sorter.steps():
-            for run in deriving.runs(step.runs):
-                csr.append(run)
-                listener(TaskAdvanced(task, csr.appended))
-            spent.extend(step.spent)
-            flushing = partial(_flush, csr, scratch, refined=step.refined)
-            state = partial(_state, csr, loops, step.rest)
-            if journal.advance(stage, flushing, state, now=step.refined):
-                _unlink(spent)
+        with closing(sorter.steps()) as steps:  # Its threads end here, however this ends.
+            for step in steps:
+                for run in deriving.runs(step.runs):
+                    csr.append(run)
+                    listener(TaskAdvanced(task, csr.appended))
+                spent.extend(step.spent)
+                flushing = partial(_flush, csr, scratch, refined=step.refined)
+                state = partial(_state, csr, loops, step.rest)
+                if journal.advance(stage, flushing, state, now=step.refined):
+                    _unlink(spent)
         for run in loops.remaining() if loops is not None else ():
             csr.append(run)
             listener(TaskAdvanced(task, csr.appended))

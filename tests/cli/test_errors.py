@@ -6,15 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 
 from ooc import cli
+from ooc.cli import interruption
+from ooc.cli.progress import Reporter
 from ooc.errors import StoreError
+from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted
 from tests.cli.conftest import RunCommand
+
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 @pytest.mark.parametrize(
@@ -71,17 +78,99 @@ def test_errors_from_within(
     assert run("failing") == (code, "", line)
 
 
-def test_termination_is_an_interrupt(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+Interrupted = Callable[[Callable[[], None]], None]
+"""Runs a command made of a function, checks that it ends as one interrupted, and that the handlers are the old ones."""
+
+
+@pytest.fixture
+def interrupted(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> Interrupted:
+    def check(body: Callable[[], None]) -> None:
+        before = [signal.getsignal(number) for number in HANDLED]
+        monkeypatch.setattr(cli.cli, "get_command", lambda context, name: click.command("interrupted")(body))
+        assert run("interrupted") == (130, "", "\nooc: interrupted\n")
+        assert [signal.getsignal(number) for number in HANDLED] == before
+
+    return check
+
+
+@pytest.mark.parametrize("number", HANDLED[:2])
+@pytest.mark.parametrize("event", [TaskStarted("work", 2, "parts"), TaskAdvanced("work", 1)])
+def test_a_signal_ends_the_work_where_it_goes_on(interrupted: Interrupted, number: int, event: Event) -> None:
+    """Not wherever the main thread happens to be, which may have taken a lock that others need."""
+    passed = []
+
+    def work() -> None:
+        os.kill(os.getpid(), number)
+        for _ in range(1000):
+            passed.append("unharmed")
+        reporter = Reporter(quiet=True)
+        for other in (TaskFinished("work"), Note("over")):  # Also told while things are put in order.
+            reporter(other)
+        thread = threading.Thread(target=reporter, args=[event])
+        thread.start()
+        thread.join()
+        passed.append("the other thread")
+        reporter(event)
+        passed.append("never")
+
+    interrupted(work)
+    assert passed == ["unharmed"] * 1000 + ["the other thread"]
+
+
+def test_a_signal_ends_work_that_tells_nothing_soon(interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruption, "GRACE_S", 0.2)
+
+    def silent() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    started_s = time.monotonic()
+    interrupted(silent)
+    assert 0.2 <= time.monotonic() - started_s < 30
+
+
+def test_asked_again_the_work_ends_at_once(interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruption, "GRACE_S", 60.0)
+
+    def silent() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    started_s = time.monotonic()
+    interrupted(silent)
+    assert time.monotonic() - started_s < 30
+
+
+def test_a_signal_after_the_last_step_leaves_nothing_behind(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done is done; neither the timer nor the request reaches whoever called."""
 
     @click.command()
-    def terminated() -> None:
+    def last() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(10)
 
-    monkeypatch.setattr(cli.cli, "get_command", lambda context, name: terminated)
-    assert run("terminated") == (130, "", "\nooc: interrupted\n")
-    assert signal.getsignal(signal.SIGTERM) is before
+    before = signal.getitimer(signal.ITIMER_REAL)
+    monkeypatch.setattr(cli.cli, "get_command", lambda context, name: last)
+    assert run("last") == (0, "", "")
+    after = signal.getitimer(signal.ITIMER_REAL)
+    assert bool(after[0]) == bool(before[0]) and after[1] == before[1]
+    interruption.stop_if_asked()
+
+
+def test_ignored_signals_stay_ignored(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C is for what a shell runs in the background."""
+
+    @click.command()
+    def unmoved() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        Reporter(quiet=True)(TaskStarted("work", 2, "parts"))
+
+    monkeypatch.setattr(cli.cli, "get_command", lambda context, name: unmoved)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run("unmoved") == (0, "", "")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_our_own_bugs_keep_their_traceback(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
