@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -83,7 +83,15 @@ Interrupted = Callable[[Callable[[], None]], None]
 
 
 @pytest.fixture
-def interrupted(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> Interrupted:
+def heeded() -> Iterator[None]:
+    """Ctrl-C, which is ignored where the tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def interrupted(run: RunCommand, heeded: None, monkeypatch: pytest.MonkeyPatch) -> Interrupted:
     def check(body: Callable[[], None]) -> None:
         before = [signal.getsignal(number) for number in HANDLED]
         monkeypatch.setattr(cli.cli, "get_command", lambda context, name: click.command("interrupted")(body))
