@@ -97,9 +97,14 @@ def unroll(
     *,
     available: Sequence[Sequence[range]],
     nbytes: Callable[[int], int],
+    paced: bool = False,
 ) -> Program:
-    """Give every block its frames. ``available[p]``: the frames of pass p that no region takes."""
-    return _Unrolling(steps, bounds, uses, available, nbytes).run()
+    """Give every block its frames. ``available[p]``: the frames of pass p that no region takes.
+
+    ``paced``: who follows the program may have to wait before it can send a load off, so far ahead of their use only so
+    many are asked for at a step as a step needs.
+    """
+    return _Unrolling(steps, bounds, uses, available, nbytes, paced=paced).run()
 
 
 _COOLING_STEPS = 6
@@ -200,6 +205,8 @@ class _Unrolling:
         uses: Uses,
         available: Sequence[Sequence[range]],
         nbytes: Callable[[int], int],
+        *,
+        paced: bool,
     ) -> None:
         self.steps, self.bounds, self.uses, self.nbytes = steps, bounds, uses, nbytes
         self.kept, self.endings = belady(uses), uses.endings
@@ -207,6 +214,7 @@ class _Unrolling:
         self.to_write = blocks_to_write(uses, self.kept)
         self.frames = _Frames(available)
         self.pass_of = [step.at for step in steps]
+        self.pace = self._loads_a_step() if paced else None
         self.until = self._untils()
         self.where: dict[int, int] = {}
         self.acquire: list[tuple[Acquire, ...]] = []
@@ -318,14 +326,19 @@ class _Unrolling:
         self._release(t - 2, first)
         self.frames.cool(t)
         spans, found, copy = self.uses.spans, self.found, Use.COPY
-        count = len(spans)
+        count, pace = len(spans), self.pace
         acquired: list[Acquire] = []
+        early = 0
         i = self.next
         while i < count:
             first_step, _, block, use = spans[i]
             if not found[i] and use is not copy:
                 if first_step > t and not self._may_prefetch(p, i, t):
                     break
+                if pace is not None and first_step > t + 1 and use is Use.READ:
+                    if early >= pace[self.pass_of[first_step]]:
+                        break
+                    early += 1
                 self.ahead += self.pass_of[first_step] != p
                 frame = self._must_take(p, self.until[i])
                 load = use is Use.READ
@@ -385,6 +398,14 @@ class _Unrolling:
             frame = self.where.pop(block, None)
             if frame is not None:
                 self.frames.give(frame, t, being_written=self.stored_at.get(block) == t)
+
+    def _loads_a_step(self) -> list[int]:
+        """By pass, on the average, rounded up."""
+        loads = [0] * len(self.bounds)
+        for span, found in zip(self.uses.spans, self.found, strict=True):
+            if span.use is Use.READ and not found:
+                loads[self.pass_of[span.first]] += 1
+        return [-(-count // max(1, stop - first)) for count, (first, stop) in zip(loads, self.bounds, strict=True)]
 
     def _untils(self) -> list[int]:
         """By span: the pass in which its frame comes back, counted on into the next epoch. Nobody looks further."""

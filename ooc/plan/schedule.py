@@ -31,7 +31,11 @@ def build_plan(
     """
     blocks = block_table(layout, workload)
     upper = layout if host_frames is None else replace(layout, spare_writes=False)
-    unrolled = {name: unroll_program(name, upper, workload, blocks, frames=frames) for name in layout.programs}
+    staged_below = host_frames is not None
+    unrolled = {
+        name: unroll_program(name, upper, workload, blocks, frames=frames, staged=staged_below)
+        for name in layout.programs
+    }
     used = max(
         [p.frames for p in unrolled.values()] + [r.stop for regions in layout.regions.values() for r in regions] + [0]
     )
@@ -89,8 +93,10 @@ def _swept(layout: Layout, workload: Workload) -> dict[Direction, Topology]:
     return {direction: topology for direction, topology in workload.topologies.items() if direction in swept}
 
 
-def unroll_program(name: str, layout: Layout, workload: Workload, blocks: BlockTable, *, frames: int) -> Program:
-    """The program ``name`` in an arena of ``frames`` frames."""
+def unroll_program(
+    name: str, layout: Layout, workload: Workload, blocks: BlockTable, *, frames: int, staged: bool
+) -> Program:
+    """The program ``name`` in an arena of ``frames`` frames; ``staged``: above one in host memory."""
     passes = layout.programs[name]
     steps, bounds, spans = uses_of(passes, layout, workload, blocks)
     available = free_frames(layout.regions[name], len(passes), frames)
@@ -102,7 +108,7 @@ def unroll_program(name: str, layout: Layout, workload: Workload, blocks: BlockT
         cyclic=name == "train",
         spare_writes=layout.spare_writes,
     )
-    return unroll(steps, bounds, uses, available=available, nbytes=blocks.nbytes)
+    return unroll(steps, bounds, uses, available=available, nbytes=blocks.nbytes, paced=staged)
 
 
 def lasting_blocks(layout: Layout, blocks: BlockTable) -> "_Lasting":

@@ -13,8 +13,9 @@ from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Direction, Limits, Plan, Workload, make_plan
 from ooc.plan.forecast import Traffic, forecast_traffic
 from ooc.plan.layout import Choice, Cut, lay_out
-from ooc.plan.program import Program
+from ooc.plan.program import Program, found_in_memory
 from ooc.plan.replacement import Policy, count_hits
+from ooc.plan.sequence import Use
 from ooc.plan.simulator import simulate
 from ooc.plan.staging import Staging, Way
 from ooc.plan.verifier import verify_plan
@@ -110,6 +111,37 @@ def test_the_host_keeps_what_comes_back_soonest(scarce: Plan) -> None:
     uses = replace(scarce.staged["train"].program.uses, spare_writes=False)
     found = {policy: count_hits(uses, policy).hits for policy in Policy}
     assert found[Policy.BELADY] == max(found.values()) > found[Policy.LRU]
+
+
+def loads_far_ahead(program: Program) -> dict[int, list[int]]:
+    """By pass that the blocks are for: of the steps that ask for some, how many more than a step ahead of their use."""
+    first_uses: dict[int, list[int]] = {}
+    for span in program.uses.spans:
+        first_uses.setdefault(span.block, []).append(span.first)
+    found: dict[int, list[int]] = {}
+    for t, acquired in enumerate(program.acquire):
+        due = [min(s for s in first_uses[one.block] if s >= t) for one in acquired if one.load]
+        for index in {program.steps[s].at for s in due}:
+            count = sum(s > t + 1 for s in due if program.steps[s].at == index)
+            found.setdefault(index, []).append(count)
+    return found
+
+
+def test_loads_far_ahead_of_their_use_keep_the_pace(scarce: Plan) -> None:
+    """Frames become free many at a time. Loads into all of them at once would have the host wait for the drive before
+    it launches what need not wait for any of them."""
+    program = scarce.unrolled["train"]
+    far = loads_far_ahead(program)
+    assert sum(map(sum, far.values())) > 100
+    for index, counts in far.items():
+        first, stop = program.bounds[index]
+        loads = sum(
+            span.use is Use.READ and not found and first <= span.first < stop
+            for span, found in zip(program.uses.spans, found_in_memory(program.uses, program.kept), strict=True)
+        )
+        assert max(counts) <= -(-loads // (stop - first))
+    one_memory = make_plan(WORK, Limits(20_000_000, 30_000_000), UNMEASURED).unrolled["train"]
+    assert max(max(counts) for counts in loads_far_ahead(one_memory).values()) > max(map(max, far.values()))
 
 
 def test_without_memory_of_its_own_a_device_has_no_second_arena() -> None:
