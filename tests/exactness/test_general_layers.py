@@ -30,6 +30,9 @@ from ooc.errors import BudgetError, ModelError
 from ooc.plan.passes import ColumnPass, RowPass
 from ooc.storage.store import Store
 from ooc.train.kernels import neighbourhood
+from ooc.train.lowering import general
+from ooc.train.lowering.layer import Layer
+from ooc.train.lowering.locality import Findings, examine
 from ooc.train.prediction import Prediction
 from ooc.train.setup import Resources
 from ooc.train.trainer import Trainer
@@ -182,6 +185,42 @@ def test_the_plan_says_so(tmp_path: Path) -> None:
         assert trainer.plan.matrices["dm2"].whole and "dm1" not in trainer.plan.matrices
         (shares,) = [line for line in trainer.plan.summary() if line["matrix"] == "dm2"]
         assert shares["resident"] == 100
+
+
+class Asked(nn.Module):
+    """One layer, called twice in ways that differ by a plain argument and once more as before."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.conv = Scaled(features)
+        self.head = nn.Linear(features, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.conv(x, edge_index, times=2.0)
+        x = self.conv(x, edge_index, times=3.0)
+        return self.head(self.conv(x, edge_index, times=2.0))
+
+
+class Scaled(MessagePassing):
+    def __init__(self, features: int) -> None:
+        super().__init__(aggr="mean")
+        self.lin = nn.Linear(features, features)
+
+    def forward(self, x: Tensor, edge_index: Tensor, times: float) -> Tensor:
+        return times * self.propagate(edge_index, x=torch.tanh(self.lin(x)))
+
+
+def test_a_layer_is_tried_once_a_mode_and_way_of_calling_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a model is taken apart several times."""
+    tried: list[tuple[float, bool]] = []
+
+    def watched(layer: Layer, module: nn.Module, **options: Any) -> Findings:
+        tried.append((layer.plain["times"], module.training))
+        return examine(layer, module, **options)
+
+    monkeypatch.setattr(general, "examine", watched)
+    assert_agrees(CustomCase(make=Asked), random_data(ROUGH), tmp_path, epochs=EPOCHS)
+    assert tried == [(2.0, True), (3.0, True), (2.0, False), (3.0, False)]
 
 
 def test_what_does_not_fit_is_refused_with_the_bytes_needed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,9 @@ _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 class Setting:
     """What a network is made for. ``sum_first(i, hops, weight)``: whether the i-th product with a weight comes after
     its aggregation; ``edge_data``: what edges carry for the model, so many features; ``training``: with dropout and
-    the statistics of these rows; ``product``: how rows and weights are multiplied."""
+    the statistics of these rows; ``product``: how rows and weights are multiplied; ``examined``: what has been asked
+    about layers that run as they are, and found by trying, which takes a tenth of a second: several settings of one
+    model may share it."""
 
     num_nodes: int
     num_features: int
@@ -59,6 +62,7 @@ class Setting:
     num_edge_features: int
     sum_first: Callable[[int, int, nn.Parameter], bool]
     training: bool
+    examined: list[tuple[Any, Any]]
     product: Products = IN_FULL
 
 

@@ -204,14 +204,18 @@ def lower_general(
     setting = assembly.setting
     module = sharing(conv, where)
     record = setting.training and (source.trains or any(p.requires_grad for p in conv.parameters()))
-    findings = examine(
-        layer,
-        module,
-        columns=source.columns,
-        edge_features=setting.num_edge_features,
-        dtype=setting.dtype,
-        record=record,
-    )
+    question = layer, source.columns, record, module.training
+    findings = next((found for asked, found in setting.examined if asked == question), None)
+    if findings is None:
+        findings = examine(
+            layer,
+            module,
+            columns=source.columns,
+            edge_features=setting.num_edge_features,
+            dtype=setting.dtype,
+            record=record,
+        )
+        setting.examined.append((question, findings))
     keep = setting.training and (source.trains or bool(findings.parameters))
     site = assembly.sites + 1
     assembly.sites += len(findings.dropped)

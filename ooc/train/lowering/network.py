@@ -7,6 +7,7 @@ Parameters are shared with the user's model, not copied. What cannot be run exac
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -161,6 +162,7 @@ def lower(
         raise ModelError(f"input_dropout must be at least 0 and below 1, not {input_dropout}")
 
     num_nodes = active(0).nodes
+    examined: list[tuple[Any, Any]] = []
 
     def assembled(
         sum_first: Callable[[int, int, nn.Parameter], bool], *, training: bool, once: bool
@@ -177,6 +179,7 @@ def lower(
                 sum_first=sum_first,
                 training=training,
                 product=product,
+                examined=examined,
             )
         )
         return assembly, _output(model, assembly)
