@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 GRACE_S = 1.0
 """How long the work has to come to such a place. Then it is interrupted wherever it is."""
@@ -24,12 +25,14 @@ class _Request:
     def __init__(self) -> None:
         self._made = False
         self._timer_before = (0.0, 0.0)
+        self._alarm_before: Any = signal.SIG_DFL
 
     def make(self, number: int, frame: FrameType | None) -> None:
         """The handler of the signals; who asks again does not want to wait."""
         if self._made:
             self.heed()
         self._made = True
+        self._alarm_before = signal.signal(signal.SIGALRM, self.heed)
         self._timer_before = signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 
     def heed(self, number: int = 0, frame: FrameType | None = None) -> None:
@@ -39,9 +42,11 @@ class _Request:
             raise KeyboardInterrupt
 
     def forget(self) -> None:
+        """Leave the timer and its handler, which may be somebody else's, as they were."""
         if self._made:
             self._made = False
             signal.setitimer(signal.ITIMER_REAL, *self._timer_before)
+            signal.signal(signal.SIGALRM, self._alarm_before)
 
 
 _request = _Request()
@@ -55,7 +60,6 @@ def interruptible() -> Iterator[None]:
     """
     handlers = {number: _request.make for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _request.heed)
     try:
         yield
     finally:

@@ -181,6 +181,18 @@ def test_ignored_signals_stay_ignored(run: RunCommand, monkeypatch: pytest.Monke
         signal.signal(signal.SIGINT, before)
 
 
+def test_alarms_are_their_owners_until_a_signal_comes(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = []
+
+    @click.command()
+    def looking() -> None:
+        handlers.append(signal.getsignal(signal.SIGALRM))
+
+    monkeypatch.setattr(cli.cli, "get_command", lambda context, name: looking)
+    assert run("looking") == (0, "", "")
+    assert handlers == [signal.getsignal(signal.SIGALRM)]
+
+
 def test_our_own_bugs_keep_their_traceback(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     @click.command()
     def failing() -> None:
