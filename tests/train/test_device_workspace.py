@@ -398,9 +398,11 @@ def test_a_straight_request_that_is_not_waited_for_is_seen(
 
 @pytest.mark.parametrize("seed", range(2))
 def test_host_frames_that_swap_their_names_hold_what_the_next_epoch_looks_for(seed: int) -> None:
-    plan = plan_with(5000, 16, 4_856_763, 696_138, 5)
+    """Otherwise it would read it from the SSD once more."""
+    plan = plan_with(5000, 16, 3_342_380, 1_242_239, 6)
     assert any(plan.staged["train"].program.moves.values())
-    ran(plan, seed)
+    planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
+    assert ran(plan, seed)[1:] == [planned] * 2
 
 
 class Forgetful(dict[int, Any]):
