@@ -101,8 +101,8 @@ def unroll(
 ) -> Program:
     """Give every block its frames. ``available[p]``: the frames of pass p that no region takes.
 
-    ``paced``: who follows the program may have to wait before it can send a load off, so far ahead of their use only so
-    many are asked for at a step as a step needs.
+    ``paced``: of blocks that are needed later than in the next step, no more are asked for at a step than the pass
+    loads a step. For those who may have to wait before they send a load on, with a step to compute behind it.
     """
     return _Unrolling(steps, bounds, uses, available, nbytes, paced=paced).run()
 

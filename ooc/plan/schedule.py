@@ -31,9 +31,8 @@ def build_plan(
     """
     blocks = block_table(layout, workload)
     upper = layout if host_frames is None else replace(layout, spare_writes=False)
-    staged_below = host_frames is not None
     unrolled = {
-        name: unroll_program(name, upper, workload, blocks, frames=frames, staged=staged_below)
+        name: unroll_program(name, upper, workload, blocks, frames=frames, staged=host_frames is not None)
         for name in layout.programs
     }
     used = max(

@@ -278,6 +278,11 @@ def ran(
     return moved
 
 
+def planned_bytes(plan: Plan) -> tuple[int, int, int, int]:
+    """What every epoch but the first is to move."""
+    return plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
+
+
 @settings(max_examples=examples(25), deadline=None)
 @given(
     rows=st.integers(1, 6000),
@@ -308,8 +313,7 @@ def test_every_block_is_what_was_last_written(
         return
     verify_plan(plan)
     moved = ran(plan, seed, eager=eager, passed=[] if straight else None)
-    planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
-    assert moved[1:] == [planned] * 2
+    assert moved[1:] == [planned_bytes(plan)] * 2
 
 
 def plan_with(rows: int, width: int, device: int, host: int, slab_columns: int) -> Plan:
@@ -344,9 +348,8 @@ def scarcer() -> Plan:
 def test_blocks_come_and_go_straight(which: str, seed: int, request: pytest.FixtureRequest) -> None:
     """Those that host memory would only pass on, as many as are found. Bytes are the plan's all the same."""
     plan: Plan = request.getfixturevalue(which)
-    planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
     passed: list[Straight] = []
-    assert ran(plan, seed, passed=passed)[1:] == [planned] * 2
+    assert ran(plan, seed, passed=passed)[1:] == [planned_bytes(plan)] * 2
     found = {name: straight_of(plan, name) for name in ("train", "evaluate")}
     assert all(found["train"])
     assert passed[0].landed == 4 * len(found["train"].reads) + len(found["evaluate"].reads)
@@ -401,8 +404,7 @@ def test_host_frames_that_swap_their_names_hold_what_the_next_epoch_looks_for(se
     """Otherwise it would read it from the SSD once more."""
     plan = plan_with(5000, 16, 3_342_380, 1_242_239, 6)
     assert any(plan.staged["train"].program.moves.values())
-    planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
-    assert ran(plan, seed)[1:] == [planned] * 2
+    assert ran(plan, seed)[1:] == [planned_bytes(plan)] * 2
 
 
 class Forgetful(dict[int, Any]):

@@ -50,8 +50,7 @@ class Setting:
     """What a network is made for. ``sum_first(i, hops, weight)``: whether the i-th product with a weight comes after
     its aggregation; ``edge_data``: what edges carry for the model, so many features; ``training``: with dropout and
     the statistics of these rows; ``product``: how rows and weights are multiplied; ``examined``: what has been asked
-    about layers that run as they are, and found by trying, which takes a tenth of a second: several settings of one
-    model may share it."""
+    about layers that run as they are, and was found by trying them; the settings of one model share it."""
 
     num_nodes: int
     num_features: int
