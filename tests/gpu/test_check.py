@@ -221,6 +221,35 @@ def test_processes_share_the_tests() -> None:
         run_tests(100, ("-k", "no_such_test"), 1)
 
 
+def test_tests_that_need_a_package_that_is_missing_are_skipped_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of kernels run without what training needs."""
+    pytest.importorskip("triton", reason="without it the tests are left out")
+    (tmp_path / "without.py").write_text(WITHOUT)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    plugins = ("-p", "without", "-p", "pytest_timeout")
+    found = run_tests(100, ("-k", "no_rows_and_no_edges", *plugins), 1)
+    assert found["passed"] == 1
+    assert found["cannot_be_imported"] == ["google_crc32c", "torch_geometric"]
+
+
+WITHOUT = """
+import sys
+
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("google_crc32c", "torch_geometric", "zarr"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Missing())
+"""
+"""What hides packages; those that zarr registers with pytest need one of them."""
+
+
 def test_a_part_that_would_begin_too_late_is_left_out() -> None:
     report = Report(seconds=5, rehearsal=True)
     assert report.part("long", lambda: 3, needs_s=60) is None

@@ -11,7 +11,7 @@ from ooc.train import aggregate
 from ooc.train.kernels import gat as gat_reference
 from ooc.train.kernels import maximum as maximum_reference
 from ooc.train.kernels.edges import SelfLoops, TileEdges
-from tests.gpu.device import DEVICE, INTERPRETED, gat, maximum, same_bits, sums, there
+from tests.gpu.device import DEVICE, INTERPRETED, cut, gat, maximum, same_bits, sums, there
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,9 +54,10 @@ def test_sums(width: int, dtype: torch.dtype) -> None:
     tile, source = power_law(), draw(NODES, width).to(dtype)
     expected = aggregate.pull(source.float(), tile.indices_E, tile.offsets_R1)
     device_tile, device_source = there(tile), source.to(DEVICE)
-    sums.pull(device_source, device_tile.indices_E, device_tile.offsets_R1)  # compiles
+    segments = cut(device_tile)  # waits for the offsets, which training has at hand
+    sums.pull_tile(device_tile, device_source, segments=segments)  # compiles
     with nothing_waits():
-        found = sums.pull(device_source, device_tile.indices_E, device_tile.offsets_R1)
+        found = sums.pull_tile(device_tile, device_source, segments=segments)
     whole = tile.offsets_R1.diff() <= 512
     assert 0 < int(whole.sum()) < NODES
     assert same_bits(found[whole.to(DEVICE)], expected[whole].to(dtype))

@@ -17,8 +17,6 @@ from gpu_parts.report import Failed, LeftOut
 
 TOOLS = Path(__file__).resolve().parent.parent
 FIRST = ("test_sums.py", "test_training.py", "test_segments.py", "test_gat.py", "test_maximum.py", "test_dropout.py")
-OF_PYG = ("test_training.py", "test_memory.py", "test_edge_functions.py")
-"""Files that cannot be collected without torch-geometric."""
 NEEDED = ("pytest", "pytest_timeout", "hypothesis", "triton")
 MOST_PROCESSES = 8
 """Each has a context on the GPU, of some hundred megabytes."""
@@ -39,6 +37,7 @@ def run_tests(limit_s: float, arguments: tuple[str, ...] = (), processes: int | 
     with ThreadPoolExecutor(count) as threads:
         shares = list(threads.map(partial(_run_share, count=count, limit_s=limit_s, arguments=arguments), range(count)))
     counts: Counter[str] = sum((share.counts for share in shares), Counter())
+    lacking = sorted({name for share in shares for name in share.lacking})
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "none ended"
     late = any(share.late for share in shares)
     if late:
@@ -47,21 +46,25 @@ def run_tests(limit_s: float, arguments: tuple[str, ...] = (), processes: int | 
         raise Failed("; ".join([told, *wrong]))
     if counts["failed"] or counts["error"] or not (late or counts):
         raise Failed(told)
-    return {**counts, "processes": count, **({"ended_after_s": limit_s} if late else {})}
+    told_too = {"ended_after_s": limit_s} if late else {}
+    return {**counts, "processes": count, **told_too, **({"cannot_be_imported": lacking} if lacking else {})}
 
 
 @dataclass(frozen=True)
 class _Share:
-    """What a process has told. ``wrong``: of what went wrong, if it ended. ``late``: it had to be ended."""
+    """What a process has told. ``wrong``: of what went wrong, if it ended. ``late``: it had to be ended. ``lacking``:
+    packages for want of which files of tests were skipped, as far as it came to tell."""
 
     counts: "Counter[str]"
     wrong: str = ""
     late: bool = False
+    lacking: tuple[str, ...] = ()
 
 
 def _run_share(number: int, *, count: int, limit_s: float, arguments: tuple[str, ...]) -> _Share:
     """Every ``count``-th of the tests, from ``number`` on."""
-    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", *_files(), "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-v", "-rs", "-m", "gpu", *_files(), "-p", "no:cacheprovider"]
+    command += ["--timeout=0"]  # the part's own limit holds: of a test on a GPU, most of the time may be compiling
     path = os.pathsep.join([str(TOOLS), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
@@ -81,8 +84,9 @@ def _run_share(number: int, *, count: int, limit_s: float, arguments: tuple[str,
     counts = Counter(
         {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error|skipped)", done.stdout)}
     )
+    lacking = tuple(re.findall(r"^SKIPPED .* (\S+) cannot be imported$", done.stdout, re.MULTILINE))
     if done.returncode in (0, _NO_TESTS):
-        return _Share(counts)
+        return _Share(counts, lacking=lacking)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  "))]
     told = "; ".join(lines[:5] or (done.stderr or done.stdout).strip().splitlines()[-5:])
     return _Share(counts, f"pytest ended with {done.returncode}: {told}")
@@ -93,6 +97,4 @@ def _files() -> list[str]:
     found = sorted(path.name for path in (TOOLS.parent / "tests" / "gpu").glob("test_*.py"))
     first = [name for name in FIRST if name in found]
     ordered = [*first, *(name for name in found if name not in first)]
-    if importlib.util.find_spec("torch_geometric") is None:
-        ordered = [name for name in ordered if name not in OF_PYG]
     return [f"tests/gpu/{name}" for name in ordered]
