@@ -89,7 +89,10 @@ IN_PLACE: dict[object, Callable[..., Any]] = {
     operator.itruediv: operator.truediv,
 }
 """Operators that write into their first operand, and those that give the same without."""
-_VIEW_NAMES = "view reshape flatten unsqueeze squeeze chunk split unbind transpose permute t detach contiguous"
+_VIEW_NAMES = (
+    "view reshape flatten unflatten unsqueeze squeeze chunk split unbind transpose permute t detach contiguous type_as "
+    "einsum"
+)
 VIEWS: frozenset[object] = frozenset(
     [
         operator.getitem,

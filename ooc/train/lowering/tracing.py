@@ -34,6 +34,7 @@ from ooc.train.lowering.rowwise import (
     ROWWISE_MODULES,
     VIEWS,
 )
+from ooc.train.lowering.symbolic import Calls, small_inputs, small_rows
 from ooc.train.lowering.values import Value
 
 _LSTM_COLUMNS = 24
@@ -94,15 +95,6 @@ class _Part(nn.Module):
         return output
 
 
-class _Tracer(fx.Tracer):
-    """Leaves whole what is understood as a whole."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (MessagePassing, GraphLinear, JumpingKnowledge, *NORMS)):
-            return True
-        return super().is_leaf_module(m, module_qualified_name)
-
-
 def trace(model: nn.Module, assembly: Assembly) -> Value:
     """The output of ``model`` as a value; ModelError says what is in the way."""
     kind = type(model).__name__
@@ -118,8 +110,11 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
     modes = [(module, module.training) for module in model.modules()]
     model.train(assembly.setting.training)
     try:
+        setting, place = assembly.setting, next(model.parameters()).device
+        tried = small_inputs(setting.num_features, setting.num_edge_features, dtype=setting.dtype, place=place)
+        calls = Calls(whole, kind, tried, training=setting.training)
         carried = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
-        return _Interpreter(whole, assembly).run([assembly.features(), Graph(), *carried])
+        return _Interpreter(whole, assembly).run(calls, [assembly.features(), Graph(), *carried])
     except ModelError:
         raise
     except Exception as error:
@@ -146,11 +141,13 @@ class _Interpreter:
         self._whole = whole
         self._assembly = assembly
         self._known: dict[fx.Node, Any] = {}
+        self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
+        """By node, whose results may lie in the same memory as its own."""
 
-    def run(self, inputs: Sequence[Any]) -> Value:
-        """What the module gives for ``inputs``."""
+    def run(self, calls: Calls, inputs: Sequence[Any]) -> Value:
+        """What the module, which makes these calls, gives for ``inputs``."""
         given = iter(inputs)
-        for node in _Tracer().trace(self._whole).nodes:
+        for node in calls.nodes:
             match node.op:
                 case "placeholder":
                     self._known[node] = next(given)
@@ -162,14 +159,19 @@ class _Interpreter:
                     self._known[node] = self._call(node)
                 case _:
                     (result,) = node.args
-                    output = fx.map_arg(result, self._known.__getitem__)
+                    output: Any = fx.map_arg(result, self._known.__getitem__)
                     if not isinstance(output, Value) or len(output.tail) != 1:
                         raise ModelError("the model's output is not one row of numbers a node")
                     return output
+            self._memory[node] = self._memory_of(node)
         raise AssertionError("a trace ends with its output")
 
     def _apply_module(self, module: nn.Module, rows: Value) -> Value:
-        return _Interpreter(_Part(module), self._assembly).run([rows])
+        part, setting = _Part(module), self._assembly.setting
+        place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        tried = small_rows(rows.tail, dtype=setting.dtype, place=place)
+        calls = Calls(part, type(module).__name__, [tried], training=setting.training)
+        return _Interpreter(part, self._assembly).run(calls, [rows])
 
     def _attribute(self, target: str) -> Free:
         owner: Any = self._whole
@@ -392,9 +394,21 @@ class _Interpreter:
         operand = node.args[0]
         if not isinstance(operand, fx.Node) or not isinstance(self._known[operand], Value):
             return
-        shared = operand.op == "placeholder" or operand.target in VIEWS
-        if shared or any(user > node for user in operand.users if user is not node):
+        memory = self._memory[operand]
+        shared = operand.target in VIEWS or any(other.op in ("placeholder", "get_attr") for other in memory)
+        alike = (other for other in self._memory if memory & self._memory[other])
+        if shared or any(user > node for other in alike for user in other.users):
             raise ModelError(f"{name} writes into a matrix that is used again; use it without in-place")
+
+    def _memory_of(self, node: fx.Node) -> frozenset[fx.Node]:
+        """Of those whose memory the result of ``node`` may be, itself if it is new."""
+        module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+        written = node.target in IN_PLACE or node.kwargs.get("inplace") or getattr(module, "inplace", False)
+        viewed = node.target in VIEWS or isinstance(module, (nn.Flatten, nn.Unflatten, JumpingKnowledge))
+        inputs = node.all_input_nodes
+        if not (written or viewed or any(self._known[one] is self._known[node] for one in inputs)):
+            return frozenset([node])
+        return frozenset(other for one in inputs for other in self._memory[one])
 
 
 def _parameter(argument: Any) -> Any:

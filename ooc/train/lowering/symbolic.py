@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module calls, found by running its forward once on stand-ins for tensors (torch.fx).
+
+The stand-ins see calls and nothing else. What forward does besides would happen once, or be lost, and nobody would
+notice: draw random numbers, count its calls, turn gradients off, bring a backward of its own, ask whether something is
+a tensor. So each of these is looked for, and refused by name; and the calls, made on a small graph, have to give what
+the module itself gives.
+"""
+
+import copy
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.dense.linear import Linear as GraphLinear
+from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
+
+from ooc.errors import ModelError
+from ooc.train.lowering.norms import NORMS
+
+_NODES, _EDGES = 13, 40
+_TOLERANCE = 1e-5
+_PLAIN = (bool, int, float, complex, str, Tensor)
+
+
+class Calls:
+    """The calls of ``module``, in order, as ``nodes``. ``name``: of the module, for refusals. ``training``: gradients
+    will be wanted. ``inputs``: what it can be tried on."""
+
+    def __init__(self, module: nn.Module, name: str, inputs: Sequence[Tensor], *, training: bool) -> None:
+        self._module = module
+        self._name = name
+        tracer = _Tracer()
+        with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
+            drawn = _random_states()
+            self._graph = tracer.trace(module)
+            if not _alike(drawn, _random_states()):
+                raise self._refuse("it draws random numbers other than by dropout")
+            for what in before.changed():
+                raise self._refuse(f"its forward changes its {what}, which would happen once and not in every epoch")
+        if training:
+            self._check_gradients(tracer.without_gradients)
+        self._check_results(inputs)
+
+    @property
+    def nodes(self) -> Iterator[fx.Node]:
+        """Inputs first, the output last."""
+        return iter(self._graph.nodes)
+
+    def _refuse(self, why: str) -> ModelError:
+        return ModelError(f"model {self._name} is not supported: {why}")
+
+    @contextmanager
+    def _without_functions(self) -> Iterator[None]:
+        """The backward of an autograd.Function is not seen: what it calls forward would be differentiated instead."""
+
+        def apply(function: type, *args: Any, **kwargs: Any) -> Any:
+            raise self._refuse(f"{function.__name__} is a torch.autograd.Function, with a backward of its own")
+
+        with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+            yield
+
+    def _check_gradients(self, without: set[fx.Node]) -> None:
+        """Refuse what is called with gradients off although it has some; what has none is the same with them on."""
+        modules, trained = dict(self._module.named_modules()), set[fx.Node]()
+        for node in self._graph.nodes:
+            own: list[Any] = []
+            if node.op == "call_module":
+                own = list(modules[str(node.target)].parameters())
+            elif node.op == "get_attr":
+                own = [_attribute(self._module, str(node.target))]
+            if any(getattr(o, "requires_grad", False) for o in own) or trained.intersection(node.all_input_nodes):
+                if node in without:
+                    what = str(node.target if node.op == "call_module" else node.name).removeprefix("model.")
+                    raise self._refuse(
+                        f"{what} is computed with gradients off, and has parameters that are trained: set their "
+                        "requires_grad to False"
+                    )
+                if node.target not in ("detach", torch.detach):
+                    trained.add(node)
+
+    def _check_results(self, inputs: Sequence[Tensor]) -> None:
+        """Refuse a module that gives something else than its calls do, or when it is called again. What cannot be run
+        on ``inputs`` at all is not compared."""
+        try:
+            expected = self._run(self._module, inputs)
+        except Exception:
+            return
+        if not isinstance(expected, Tensor):
+            return
+        if not _same(self._run(self._module, inputs, twice=True), expected):
+            raise self._refuse("it gives something else when it is called again: it keeps something from call to call")
+        try:
+            found = self._run(fx.GraphModule(self._module, self._graph), inputs)
+        except Exception as error:
+            raise self._refuse(f"what its forward calls cannot be called again: {error}") from error
+        if not _same(found, expected):
+            raise self._refuse(
+                "its forward computes something else than it calls, as it does where it asks isinstance(x, Tensor), "
+                "torch.is_tensor(x) or hasattr(x, …), or where += writes into a tensor that has another name, too"
+            )
+
+    def _run(self, module: nn.Module, inputs: Sequence[Tensor], *, twice: bool = False) -> Any:
+        """What ``module`` gives for ``inputs``, the second time if ``twice``; it stays as it was."""
+        with _as_it_was(self._module), torch.random.fork_rng(devices=[]), torch.no_grad():
+            for _ in range(1 + twice):
+                torch.manual_seed(1)
+                result = module(*(given.clone() for given in inputs))
+        return result
+
+
+def small_inputs(
+    columns: int, edge_features: int, *, dtype: torch.dtype, place: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features, edges, their weights and features, of a small random graph."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(_NODES, columns, generator=generator, dtype=dtype)
+    edge_index = torch.randint(_NODES, (2, _EDGES), generator=generator)
+    weight = 0.1 + torch.rand(_EDGES, generator=generator, dtype=dtype)
+    features = torch.randn(_EDGES, edge_features, generator=generator, dtype=dtype)
+    return x.to(place), edge_index.to(place), weight.to(place), features.to(place)
+
+
+def small_rows(tail: Sequence[int], *, dtype: torch.dtype, place: torch.device) -> Tensor:
+    """Rows of so many numbers."""
+    return torch.randn(_NODES, *tail, generator=torch.Generator().manual_seed(1), dtype=dtype).to(place)
+
+
+class _Tracer(fx.Tracer):
+    """Leaves whole what is understood as a whole. ``without_gradients``: what was called with gradients off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without_gradients: set[fx.Node] = set()
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, (MessagePassing, GraphLinear, JumpingKnowledge, *NORMS)):
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            self.without_gradients.add(node)
+        return node
+
+
+class _Before:
+    """How a module and those in it were."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modules = [(name, one) for name, one in module.named_modules()]
+        self._attributes = [{k: _copied(v) for k, v in vars(one).items()} for _, one in self._modules]
+        self._originals = [dict(vars(one)) for _, one in self._modules]
+        self._buffers = [(name, b, b._version, b.detach().clone()) for name, b in module.named_buffers()]
+
+    def changed(self) -> Iterator[str]:
+        """Buffers and plain attributes that are no longer what they were. What was None, or is a stand-in now, is a
+        result that was put by."""
+        for name, buffer, version, _ in self._buffers:
+            if buffer._version != version:
+                yield f"buffer {name.removeprefix('model.')}"
+        for (name, one), attributes in zip(self._modules, self._attributes, strict=True):
+            for key, old in attributes.items():
+                new = vars(one).get(key)
+                if isinstance(old, _PLAIN) and isinstance(new, _PLAIN) and not _equal(old, new):
+                    yield f"attribute {'.'.join(filter(None, [name.removeprefix('model').lstrip('.'), key]))}"
+
+    def restore(self) -> None:
+        for (_, one), attributes, originals in zip(self._modules, self._attributes, self._originals, strict=True):
+            for key, original in originals.items():
+                if type(original) is list:
+                    original[:] = attributes[key]
+                elif isinstance(original, dict) and list(original.items()) != list(attributes[key].items()):
+                    original.clear()
+                    original.update(attributes[key])
+            vars(one).clear()
+            vars(one).update(originals)
+        for _, buffer, version, value in self._buffers:
+            if buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(value)
+
+
+@contextmanager
+def _as_it_was(module: nn.Module) -> Iterator[_Before]:
+    """Attributes, buffers and what draws random numbers are afterwards as they were."""
+    before, (python, arrays, tensors) = _Before(module), _random_states()
+    try:
+        yield before
+    finally:
+        before.restore()
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.random.set_rng_state(tensors)
+
+
+def _random_states() -> tuple[Any, Any, Tensor]:
+    return random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+
+
+def _alike(before: tuple[Any, Any, Tensor], after: tuple[Any, Any, Tensor]) -> bool:
+    arrays = zip(before[1], after[1], strict=True)
+    return before[0] == after[0] and all(np.array_equal(*pair) for pair in arrays) and torch.equal(before[2], after[2])
+
+
+def _copied(value: Any) -> Any:
+    return copy.copy(value) if isinstance(value, (list, dict)) else value
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other or (isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other))
+    return bool(one == other)
+
+
+def _same(found: Any, expected: Tensor) -> bool:
+    return (
+        isinstance(found, Tensor)
+        and found.shape == expected.shape
+        and torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
+    )
+
+
+def _attribute(module: nn.Module, target: str) -> Any:
+    owner: Any = module
+    for name in target.split("."):
+        owner = getattr(owner, name)
+    return owner
