@@ -46,6 +46,7 @@ from ooc.train.setup import (
 )
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.standing import Standing
+from ooc.train.unchanged import Unchanged
 from ooc.train.workload import zero_gradients
 
 __all__ = ["OVERHEAD_BYTES", "TILE_ROWS", "Saving", "Trainer"]
@@ -78,7 +79,8 @@ class Trainer:
     left out. Weights and features of the store's edges are given to the model as ``edge_weight`` and ``edge_attr``; one
     that takes none of them is refused, unless ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``.
     ``hardware`` is the machine as the planner is to see it (default: as ``ooc profile`` has measured it, if it has); it
-    changes no result.
+    changes no result. What the model is made of and which of its parameters are trained is settled here: changed later,
+    it is refused, but for values of weights and buffers.
 
     Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
     A context manager; ``close`` frees arenas, threads and spill files.
@@ -179,6 +181,7 @@ class Trainer:
         models = [model] if average is None else [model, average]
         self._session = Session(self._setup, store, self._resources, Placement(place, models, self.optimizer))
         self._run = out if isinstance(out, RunFolder) or out is None else RunFolder.create(out, {"seed": seed})
+        self._unchanged = Unchanged(model)
         self._standing = Standing(model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed)
 
     def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
@@ -229,6 +232,7 @@ class Trainer:
         and gradients, before these are stepped; where the scores end the training, the gradients are dropped.
         """
         self._check_evaluated(eval_every, patience)
+        self._unchanged.check()
         standing = self._standing
         last = standing.epoch + epochs
         if resume:
@@ -280,6 +284,7 @@ class Trainer:
 
         Where weights are averaged, these are scored.
         """
+        self._unchanged.check()
         self._start()
         self._objective.begin()
         with self._averaging.in_place():

@@ -158,13 +158,13 @@ class _Before:
         self._modules = [(name, one) for name, one in module.named_modules()]
         self._attributes = [{k: _copied(v) for k, v in vars(one).items()} for _, one in self._modules]
         self._originals = [dict(vars(one)) for _, one in self._modules]
-        self._buffers = [(name, b, b._version, b.detach().clone()) for name, b in module.named_buffers()]
+        self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()]
 
     def changed(self) -> Iterator[str]:
         """Buffers and plain attributes that are no longer what they were. What was None, or is a stand-in now, is a
         result that was put by."""
-        for name, buffer, version, _ in self._buffers:
-            if buffer._version != version:
+        for name, buffer, value in self._buffers:
+            if not torch.equal(buffer, value):
                 yield f"buffer {name.removeprefix('model.')}"
         for (name, one), attributes in zip(self._modules, self._attributes, strict=True):
             for key, old in attributes.items():
@@ -182,10 +182,9 @@ class _Before:
                     original.update(attributes[key])
             vars(one).clear()
             vars(one).update(originals)
-        for _, buffer, version, value in self._buffers:
-            if buffer._version != version:
-                with torch.no_grad():
-                    buffer.copy_(value)
+        with torch.no_grad():
+            for _, buffer, value in self._buffers:
+                buffer.copy_(value)
 
 
 @contextmanager

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trainer has taken from its model when it was made, and whether it still holds.
+
+Weights, and buffers that are written into, are looked up whenever they are used. Which modules there are, which
+parameters are trained, rates of dropout, slopes and the like decided what is planned; changed later, they would count
+for nothing.
+"""
+
+from typing import Any
+
+from torch import nn
+from torch_geometric.nn import GINConv, GINEConv
+
+from ooc.errors import ModelError
+
+_PLAIN = (bool, int, float, str, type(None))
+_MODE = "training"
+"""Programs decide it."""
+
+
+class Unchanged:
+    """Of ``model``, as it is now."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._facts = dict(_facts(model))
+
+    def check(self) -> None:
+        """Raise ModelError naming what is no longer as it was."""
+        facts = dict(_facts(self._model))
+        for name in [*self._facts, *facts]:
+            before, now = self._facts.get(name), facts.get(name)
+            if before is not now and before != now:
+                raise ModelError(
+                    f"{name} of the model has changed since the trainer was made, which it does not see: make another "
+                    "Trainer with the model and its optimizer"
+                )
+
+
+def _facts(model: nn.Module) -> Any:
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        yield path or type(model).__name__, _Itself(module)
+        for name, value in vars(module).items():
+            if isinstance(value, _PLAIN) and name != _MODE:
+                yield prefix + name, value
+        for name, parameter in module.named_parameters(recurse=False):
+            yield prefix + name, _Itself(parameter)
+            yield f"{prefix}{name}.requires_grad", parameter.requires_grad
+        for name, buffer in module.named_buffers(recurse=False):
+            yield prefix + name, _Itself(buffer)
+            if isinstance(module, (GINConv, GINEConv)) and name == "eps":  # taken as a number
+                yield f"value of {prefix}{name}", float(buffer)
+
+
+class _Itself:
+    """An object, equal to itself alone; held, so that no other one gets its address."""
+
+    def __init__(self, thing: object) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._thing is other._thing
+
+    __hash__ = None  # type: ignore[assignment]
