@@ -89,18 +89,22 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
         maximum.pull_maxima(tile, source, keep=True, segments=segments)
         maximum.pull_sources(tile, target_NK=target, source_RW=source, segments=segments)
         heads, channels = 2, 64
-        source, a_dst = torch.zeros(NODES, heads * (channels + 1)), torch.zeros(NODES, heads)
-        target = torch.zeros(NODES, heads * (channels + 3))
-        for dropped in (None, EdgeDropout(0.5, 1, 2, 3)):
-            label = "attention" if dropped is None else "attention with dropout"
-            layer = GatHeads(range(heads), 0.2, dropped)
-            gat.attend(layer, tile, source_NS=source, a_dst_RG=a_dst, keep=True, segments=segments)
-            gat.pull_sources(layer, tile, target_NS=target, source_RS=source, segments=segments)
+        for dtype in (torch.float32, torch.bfloat16):
+            source = torch.zeros(NODES, heads * (channels + 1), dtype=dtype)
+            target = torch.zeros(NODES, heads * (channels + 3), dtype=dtype)
+            a_dst = torch.zeros(NODES, heads)
+            for dropped in (None, EdgeDropout(0.5, 1, 2, 3)):
+                label = f"attention{'' if dropped is None else ' with dropout'} {dtype}"
+                layer = GatHeads(range(heads), 0.2, dropped)
+                gat.attend(layer, tile, source_NS=source, a_dst_RG=a_dst, keep=True, segments=segments)
+                gat.pull_sources(layer, tile, target_NS=target, source_RS=source, segments=segments)
         label = "attention's upstream"
         gat.upstream(torch.zeros(NODES, heads * channels), torch.zeros(NODES, heads * (2 * channels + 2)), a_dst)
-        for function, columns, features, dropped in edge_functions(heads, channels):
-            label = f"{type(function).__name__}{', features' if features else ''}{', dropout' if dropped else ''}"
-            pull_edges(function, columns, features, dropped, tile, heads, channels, segments)
+        for dtype in (torch.float32, torch.bfloat16):
+            for function, columns, features, dropped in edge_functions(heads, channels, dtype):
+                extras = f"{', features' if features else ''}{', dropout' if dropped else ''}"
+                label = f"{type(function).__name__}{extras} {dtype}"
+                pull_edges(function, columns, features, dropped, tile, heads, channels, segments, dtype)
         label = "Gine, features"
         summed, source = replace(tile, self_loops=SelfLoops.AS_STORED), torch.zeros(NODES, 64)
         summed = replace(summed, features_EK=torch.zeros(EDGES, 5))
@@ -125,12 +129,12 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
 
 
 def edge_functions(
-    heads: int, channels: int
+    heads: int, channels: int, dtype: torch.dtype
 ) -> list[tuple[EdgeFunction, tuple[int, int, int], int, EdgeDropout | None]]:
     """Attentions with the columns of a head that sources, targets and terms have, features of edges, and dropout."""
     dropout = EdgeDropout(0.5, 1, 2, 3)
     gatv2, dot, scalar = (
-        Gatv2(torch.zeros(heads, channels), 0.2),
+        Gatv2(torch.zeros(heads, channels, dtype=dtype), 0.2),
         TransformerAttention(heads),
         GatWithFeatures(heads, 0.2),
     )
@@ -152,19 +156,20 @@ def pull_edges(
     heads: int,
     channels: int,
     segments: Segments,
+    dtype: torch.dtype,
 ) -> None:
     """Forward, and backward in either direction."""
-    source, target = torch.zeros(NODES, heads * columns[0]), torch.zeros(NODES, heads * columns[1])
+    source, target = (torch.zeros(NODES, heads * width, dtype=dtype) for width in columns[:2])
     terms = None
     if features:
         tile = replace(tile, features_EK=torch.zeros(EDGES, features))
         weight = torch.zeros(features, heads * columns[2])
         terms = EdgeTerms(range(heads), torch.float32, weight, loop_RK=torch.zeros(NODES, features))
     named: dict[str, Any] = {"terms": terms, "heads": Heads(range(heads), dropped), "segments": segments}
-    above = torch.zeros(NODES, heads * channels)
+    above = torch.zeros(NODES, heads * channels, dtype=dtype)
     edge_function.pull_messages(function, tile, source_NW=source, target_RV=target, columns=above.shape[1], **named)
     layout = TargetLayout(heads, columns[1], channels, 2, features)
-    packed = torch.zeros(NODES, layout.columns)
+    packed = torch.zeros(NODES, layout.columns, dtype=dtype)
     edge_function.pull_source_gradients(
         function, tile, source_RW=source, target_NP=packed, layout=layout, with_parameters=False, **named
     )

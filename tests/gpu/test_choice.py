@@ -90,6 +90,14 @@ def test_what_is_kept_is_plain(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"sum 128 x 4": expected}
 
 
+@given(st.integers(1, 1024))
+def test_whole_rows_are_counted_as_what_they_are_summed_in(width: int) -> None:
+    """So narrower sources have the programs of float32, and as many registers."""
+    assert candidates(width, 2, whole_rows=True) == candidates(width, 4, whole_rows=True)
+    assert candidates(width, 8, whole_rows=True)[0] == usual(width, 8, whole_rows=True)
+    assert usual(64, 2, whole_rows=True).rows == 2 and usual(64, 2).rows == 4
+
+
 def test_only_shapes_that_change_no_bit_are_tried() -> None:
     """Where columns are added up, threads and warps decide in which order."""
     case = Case(Kernel.ATTEND_SOURCES, 48, 4)

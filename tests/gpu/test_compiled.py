@@ -26,7 +26,7 @@ KERNELS = {
 @pytest.mark.parametrize(("arguments", "kernels"), [(("90",), KERNELS), (("80", "sums"), SUMS)])
 def test_kernels_compile(arguments: tuple[str, ...], kernels: set[str], tmp_path: Path) -> None:
     """Without atomics and without spilling registers, but for a few where dropout is drawn or features of edges are
-    mapped; rows whose length allows it are loaded 16 bytes at a time."""
+    mapped, with attention and edge functions in float32 and bfloat16; rows of sums are loaded 16 bytes at a time."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {
         "TRITON_CACHE_DIR": str(tmp_path),
