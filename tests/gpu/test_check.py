@@ -16,7 +16,7 @@ import torch
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
 sys.path.insert(0, str(CHECKOUT / "tools"))
-from gpu_parts import epochs  # noqa: E402
+from gpu_parts import clock, epochs  # noqa: E402
 from gpu_parts.report import Failed, LeftOut, Report  # noqa: E402
 from gpu_parts.suite import run_tests  # noqa: E402
 from gpu_parts.worker import Worker  # noqa: E402
@@ -248,6 +248,38 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 """
 """What hides packages; those that zarr registers with pytest need one of them."""
+
+
+def test_short_calls_are_timed_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the first one's launch, for which the device waits, hardly counts; long ones by themselves."""
+    now_s, calls = 0.0, 0
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.at_s = 0.0
+
+        def record(self) -> None:
+            nonlocal now_s
+            self.at_s = now_s
+            now_s += 5e-5  # until a first call has been launched
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 1000 * (end.at_s - self.at_s)
+
+    def call(seconds: float) -> None:
+        nonlocal now_s, calls
+        now_s += seconds
+        calls += 1
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    gpu = torch.device("cuda")
+    assert clock.seconds_of(gpu, lambda: call(1e-4)) == pytest.approx(1e-4, rel=0.01)
+    calls = 0
+    assert clock.seconds_of(gpu, lambda: call(0.02)) == pytest.approx(0.02, rel=0.01)
+    assert calls == 1
 
 
 def test_a_part_that_would_begin_too_late_is_left_out() -> None:
