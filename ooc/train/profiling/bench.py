@@ -5,9 +5,11 @@ On the CPU a rate goes by the clock, less what threads were ready for and other 
 kernel counts that; but never by less than the processor time that the work took. So what threads lose to one another
 counts, waiting for the interpreter above all: beside processor time that makes an operator cost half as much again. Of
 several rounds the median counts, since an epoch meets the machine as it mostly is: forecasts by the best round were a
-fifth too short. On a GPU the clock is read, when all that was sent has been done.
+fifth too short. On a GPU the clock is read, when all that was sent has been done. Tasks are sent so often that waiting
+for the first launch and the last answer hardly counts: plans count launches as operators.
 """
 
+import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -23,6 +25,10 @@ from ooc.train.team import Flow, Team
 
 _ROUNDS, _MOST_ROUNDS = 5, 15
 _ALIKE = 0.03
+_DEVICE_ROUND_S = 0.01
+
+Task = Callable[[int], object]
+"""Computes a tile, by its number."""
 
 
 class Round(NamedTuple):
@@ -57,16 +63,22 @@ class Bench:
         self.cores = max(1, min(threads, len(os.sched_getaffinity(0))))
         self._team = Team(threads)
 
-    def seconds(self, compute: Callable[[int], object], tasks: int) -> float:
+    def seconds(self, compute: Task, tasks: int) -> float:
         """Of ``compute(0)`` to ``compute(tasks - 1)``: the median of a few rounds, after one that warms up."""
-        run = self._on_device if self.device.type == "cuda" else self._on_threads
+        if self.device.type == "cuda":
+            self._on_device(compute, tasks)  # programs are compiled
+            times = max(1, math.ceil(_DEVICE_ROUND_S / self._on_device(compute, tasks).clock_s))
+            return self._median_s(self._on_device, lambda number: compute(number % tasks), times * tasks) / times
+        return self._median_s(self._on_threads, compute, tasks)
+
+    def _median_s(self, run: Callable[[Task, int], Round], compute: Task, tasks: int) -> float:
         run(compute, tasks)
         rounds: list[Round] = []
         while not settled(rounds):
             rounds.append(run(compute, tasks))
         return statistics.median(one.own_s for one in rounds)
 
-    def _on_threads(self, compute: Callable[[int], object], tasks: int) -> Round:
+    def _on_threads(self, compute: Task, tasks: int) -> Round:
         clock, cpu, waited = perf_counter(), process_time(), _waited_s()
         with Flow(self._team, compute, lambda _: None) as flow:
             for task in range(tasks):
@@ -76,7 +88,7 @@ class Bench:
         return Round(clock_s, cpu_s / self.cores, max(0.0, _waited_s() - waited) / self.cores)
 
     @torch.no_grad()
-    def _on_device(self, compute: Callable[[int], object], tasks: int) -> Round:
+    def _on_device(self, compute: Task, tasks: int) -> Round:
         torch.cuda.synchronize(self.device)
         begun = perf_counter()
         for task in range(tasks):

@@ -16,7 +16,12 @@ from ooc.train.kernels.pulls import pulls_for
 from ooc.train.profiling.bench import Bench
 
 POOL_BYTES = 128 << 20
-"""Of the slab that is pulled from: several times what a cache holds."""
+"""Of the slab that is pulled from: several times what a processor's cache holds."""
+_POOL_PER_CACHE = 16
+"""Of a GPU. A cache that kept the rows picked most would have 16^-0.4 = 33 % of the picks; one of 50 MiB, as large GPUs
+have it, 69 % of those out of 128 MiB."""
+_POOL_SHARE = 0.25
+"""Of a GPU's free memory, at most: element-wise work takes one and a half times the slab beside it."""
 ROW_BYTES = (32, 64, 128, 256, 512, 1024)
 DEGREES = (4, 64)
 DTYPES = ("float32", "bfloat16", "float64")
@@ -57,6 +62,15 @@ def pull_times(bench: Bench, memory: Tensor) -> PullTimes:
     return PullTimes(Curve(points, proportional=True), per_row, by_degree)
 
 
+def pool_bytes(device: torch.device) -> int:
+    """Of the slab that is pulled from on ``device``, in whole MiB."""
+    if device.type == "cpu":
+        return POOL_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    wanted = max(POOL_BYTES, _POOL_PER_CACHE * cache_bytes(device))
+    return max(1, min(wanted, int(_POOL_SHARE * free)) >> 20) << 20
+
+
 def _edges(device: torch.device) -> int:
     return _EDGES if device.type == "cpu" else _EDGES_OF_DEVICE
 
@@ -65,9 +79,9 @@ def _pull_seconds(bench: Bench, memory: Tensor, row_bytes: int, degree: int) -> 
     """Seconds of ``_edges`` edges, ``degree`` a row."""
     columns, edges = row_bytes // memory.itemsize, _edges(memory.device)
     source = memory[: len(memory) // columns * columns].view(-1, columns)
-    generator = torch.Generator().manual_seed(row_bytes)
-    ranks = (len(source) * torch.rand(edges, generator=generator) ** _SKEW).long()
-    indices = (ranks * 7919 % len(source)).int().to(memory.device)
+    generator = torch.Generator(memory.device).manual_seed(row_bytes)
+    ranks = (len(source) * torch.rand(edges, generator=generator, device=memory.device) ** _SKEW).long()
+    indices = (ranks * 7919 % len(source)).int()
     rows = _TILE_ROWS if memory.device.type == "cpu" else edges // degree
     offsets_R1 = torch.arange(rows + 1, dtype=torch.int32) * degree
     parts_P2 = torch.from_numpy(long_parts(offsets_R1.numpy())).to(memory.device)  # as training has it at hand

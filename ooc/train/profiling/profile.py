@@ -131,6 +131,7 @@ class _Rates:
 
     far: PullTimes
     near: PullTimes | None
+    pool_bytes: int
     cache_bytes: int
     gather_rows_per_s: float
     multiplies_per_s: dict[str, float]
@@ -140,18 +141,20 @@ class _Rates:
 
     @classmethod
     def measured(cls, bench: Bench) -> Self:
-        arena = Arena(processor.POOL_BYTES) if bench.device.type == "cpu" else None
+        size = processor.pool_bytes(bench.device)
+        arena = Arena(size) if bench.device.type == "cpu" else None
         try:
-            pool = _pool(bench, arena)
+            pool = _pool(bench, arena, size)
             cache = processor.cache_bytes(bench.device)
             far, near = processor.pull_times(bench, pool), None
-            if 0 < cache < processor.POOL_BYTES:
+            if 0 < cache < size:
                 small, middling = (pool[: int(share * cache) // 4] for share in (_NEAR_SHARE, _MIDDLING_SHARE))
                 near = processor.pull_times(bench, small)
                 cache = max(small.nbytes, processor.kept_in_cache_bytes(bench, middling, near, far))
             return cls(
                 far=far,
                 near=near,
+                pool_bytes=size,
                 cache_bytes=cache if near is not None else 0,
                 gather_rows_per_s=processor.gather_rows_per_s(bench, pool),
                 multiplies_per_s=dict(processor.multiplies_per_s(bench)),
@@ -170,11 +173,11 @@ out which is next. 1.1 for GraphSAGE and 1.3 for GCN, where nothing but the host
 """
 
 
-def _pool(bench: Bench, arena: Arena | None) -> torch.Tensor:
-    """Memory to work in, touched, as float32."""
+def _pool(bench: Bench, arena: Arena | None, size: int) -> torch.Tensor:
+    """Memory to work in, ``size`` bytes, touched, as float32."""
     if arena is None:
-        return torch.ones(processor.POOL_BYTES // 4, device=bench.device)
-    pool = torch.from_numpy(arena.view(0, processor.POOL_BYTES)).view(torch.float32)
+        return torch.ones(size // 4, device=bench.device)
+    pool = torch.from_numpy(arena.view(0, size)).view(torch.float32)
     return pool.fill_(1.0)
 
 
@@ -241,7 +244,7 @@ def _readings(hardware: Hardware, disk: DiskTimes, rates: _Rates, host_copy: flo
     if hardware.wire is not None:
         yield Reading("to the device", "64 MiB, pinned", hardware.wire.to_device_bytes_per_s, "B/s")
         yield Reading("to the host", "64 MiB, pinned", hardware.wire.to_host_bytes_per_s, "B/s")
-        yield Reading("device copy", "128 MiB", rates.copy_bytes_per_s, "B/s")
+        yield Reading("device copy", _binary(rates.pool_bytes), rates.copy_bytes_per_s, "B/s")
     yield Reading("gather", "random rows of 512 B", 512 * rates.gather_rows_per_s, "B/s")
     yield from _pull_readings("aggregation", rates.far)
     if rates.near is not None:

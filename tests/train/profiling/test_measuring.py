@@ -127,6 +127,41 @@ def test_so_many_times_the_work_takes_so_many_times_as_long(waited_s: float, mon
         assert [bench.seconds(compute, tasks) for tasks in (3, 12)] == pytest.approx([0.75, 3.0])
 
 
+def test_what_a_gpu_does_fast_is_repeated_between_two_looks_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tasks in turn, until waiting for the device, 60 µs each time, is next to nothing."""
+    now_s = 0.0
+    numbers: list[int] = []
+
+    def compute(task: int) -> None:
+        nonlocal now_s
+        now_s += 1e-4
+        numbers.append(task)
+
+    def wait(device: torch.device) -> None:
+        nonlocal now_s
+        now_s += 60e-6
+
+    monkeypatch.setattr("ooc.train.profiling.bench.perf_counter", lambda: now_s)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    with Bench(torch.device("cuda"), 1) as bench:
+        assert bench.seconds(compute, 2) == pytest.approx(2e-4, rel=0.02)
+    assert numbers == [0, 1] * (len(numbers) // 2)
+
+
+def test_the_slab_of_a_gpu_is_many_times_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most a share of free memory; the processor's is as it is."""
+    free = 80 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 << 30))
+    monkeypatch.setattr(processor, "cache_bytes", lambda device: 50 << 20)
+    gpu = torch.device("cuda")
+    assert processor.pool_bytes(gpu) == 800 << 20
+    free = (1 << 30) + 5
+    assert processor.pool_bytes(gpu) == 256 << 20
+    monkeypatch.setattr(processor, "cache_bytes", lambda device: 0)
+    free = 80 << 30
+    assert processor.pool_bytes(gpu) == processor.pool_bytes(torch.device("cpu")) == processor.POOL_BYTES
+
+
 SECONDS = st.floats(1e-3, 1e3)
 
 
