@@ -16,7 +16,7 @@ import torch
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
 sys.path.insert(0, str(CHECKOUT / "tools"))
-from gpu_parts import clock, epochs  # noqa: E402
+from gpu_parts import clock, epochs, parts  # noqa: E402
 from gpu_parts.report import Failed, LeftOut, Report  # noqa: E402
 from gpu_parts.suite import run_tests  # noqa: E402
 from gpu_parts.worker import Worker  # noqa: E402
@@ -248,6 +248,17 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 """
 """What hides packages; those that zarr registers with pytest need one of them."""
+
+
+def test_what_takes_the_host_or_the_disk_is_timed_when_the_stores_are_there() -> None:
+    """And if they take as long as they may, there is time for all that comes behind them."""
+    planned = list(parts.parts(tiny=False))
+    names = [part.name for part in planned]
+    stores = names.index("large store")
+    assert names.index("stores") < stores < min(names.index(name) for name in ("pcie", "disk", "profile"))
+    assert all(names.index(part.after) < names.index(part.name) for part in planned if part.after is not None)
+    assert max(names.index(name) for name in names if name.startswith("sum ")) < names.index("stores")
+    assert parts.STORES_S + sum(part.needs_s for part in planned[stores + 1 :]) <= 510, "tools/gpu_check's LIMIT_S"
 
 
 def test_short_calls_are_timed_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
