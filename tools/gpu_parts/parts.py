@@ -54,7 +54,7 @@ def parts(*, tiny: bool) -> Iterator[Part]:
     yield Part("large store", 0, STORES_S, beside=True)
     yield Part("pcie", 0, 40)
     if not tiny:
-        yield Part("disk", 15, 45)
+        yield Part("disk", 20, 60)
         yield Part("profile", 20, 60)
     for model in MODELS:
         yield Part(f"epochs {model}", 25, 75, after="stores")

@@ -2,6 +2,7 @@
 """Measuring gives figures that a plan can be made of, within its memory and disk, and leaves nothing behind."""
 
 import threading
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,26 @@ def test_a_disk_without_room_is_refused_in_one_line(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 1_000_000)
     with pytest.raises(BudgetError, match=r"needs a file of 537 MB, where 1.00 MB are free; give another --spill-dir$"):
         measure(tmp_path, ignore)
+
+
+@pytest.mark.usefixtures("small")
+def test_rates_that_last_come_of_a_larger_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large as there is room and time for; nothing stays. Bytes are random throughout."""
+    monkeypatch.setattr(disk, "SUSTAINED_FILE_BYTES", 64 << 20)
+    monkeypatch.setattr(disk, "_SUSTAINED_WINDOW_S", 0.01)
+    moments = disk.measure_disk(tmp_path).disk
+    found = disk.measure_sustained(tmp_path, moments)
+    assert found.file_bytes == 64 << 20
+    assert min(found.read_bytes_per_s, found.write_bytes_per_s) > 0
+    assert found.both_ways_bytes_per_s >= min(found.read_bytes_per_s, found.write_bytes_per_s)
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 80 << 20)
+    assert disk.measure_sustained(tmp_path, moments).file_bytes == 40 << 20
+    with disk._probe(tmp_path, 32 << 20) as probe:
+        probe._fill(0.0)
+        assert probe._file_bytes < 32 << 20
+        memory = probe._arena.view(0, disk._MEMORY_BYTES)
+        assert len(zlib.compress(memory.tobytes(), 1)) > 0.99 * memory.nbytes
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_too_scarce_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
