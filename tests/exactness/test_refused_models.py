@@ -127,3 +127,28 @@ def test_a_norm_of_one_node_is_refused(tmp_path: Path) -> None:
     store = store_of(random_data(GraphCase(nodes=1, edges=0), dtype=torch.float32), tmp_path)
     with pytest.raises(ModelError, match="BatchNorm"):
         ooc.Trainer(GCN(F_IN, 8, 2, C, norm="batch_norm"), store, gpu_budget="64M", host_budget="64M")
+
+
+HOOKS = [
+    f"{name}_{when}"
+    for name in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for when in ("forward_pre_hook", "forward_hook")
+]
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_of_pyg_are_refused_by_name(name: str, store: Store, tmp_path: Path) -> None:
+    """Also on convolutions that are computed by formula."""
+    model = GCN(F_IN, 8, 2, C)
+    getattr(model.convs[0], f"register_{name}")(lambda *_: None)
+    with pytest.raises(ModelError, match=rf"^GCNConv \(convs.0\): {name}s are not supported$"):
+        ooc.Trainer(model, store, gpu_budget="64M", host_budget="64M", spill_dir=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_parameters_are_refused_by_name(name: str, store: Store, tmp_path: Path) -> None:
+    """Autograd never adds up a gradient that they could see."""
+    model = GCN(F_IN, 8, 2, C)
+    getattr(model.convs[0].lin.weight, name)(lambda *_: None)
+    with pytest.raises(ModelError, match=r"^parameter convs\.0\.lin\.weight of GCN: hooks on parameters"):
+        ooc.Trainer(model, store, gpu_budget="64M", host_budget="64M", spill_dir=tmp_path)

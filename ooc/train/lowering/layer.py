@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch_geometric.nn import MessagePassing
 
 _PLAIN = (bool, int, float, str, torch.dtype)
-_HOOKS = ("forward_hooks", "forward_pre_hooks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,6 @@ def layer_of(
     is_graph: Callable[[Any], bool],
 ) -> tuple[Layer, Value]:
     """The layer as it is called, and the rows it is given; ModelError for a call that is not supported."""
-    from torch_geometric.nn import MessagePassing  # here, so that what has no such layer does without PyG
-
     try:
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     except TypeError as error:
@@ -108,10 +105,6 @@ def layer_of(
             raise layer.refuse(f"{name} is neither rows nor edges nor a plain number")
     if module.flow != "source_to_target":
         raise layer.refuse(f"flow={module.flow!r} is not supported")
-    for part in module.modules():
-        hooks = [name for name, value in vars(part).items() if name.endswith(_HOOKS) and value]
-        if isinstance(part, MessagePassing) and hooks:
-            raise layer.refuse(f"{hooks[0].strip('_')} are not supported")
     return layer, rows[layer.rows]
 
 

@@ -26,6 +26,8 @@ from ooc.train.lowering.projection import Projection
 from ooc.train.lowering.rectified import Rectified
 from ooc.train.lowering.values import Aggregate, Dropout, Linear, Moments, Rowwise, Sum, Value
 
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+"""How torch's and PyG's names end of what a module keeps hooks in that may change a result."""
 EVERYWHERE = 1 << 30
 """Hops for what is needed of every row, however far it lies from those that are scored."""
 
@@ -317,5 +319,10 @@ def _check(model: nn.Module, num_features: int) -> None:
     if devices != {"cpu"}:
         raise ModelError(f"{name}: parameters must be on the CPU, not on {', '.join(sorted(devices))}")
     for path, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-            raise ModelError(f"{type(module).__name__} ({path}): hooks on modules are not supported")
+        hooks = [kept.strip("_") for kept, value in vars(module).items() if kept.endswith(_HOOKS) and value]
+        if hooks:
+            where = f"{type(module).__name__} ({path})" if path else name
+            raise ModelError(f"{where}: {hooks[0]} are not supported")
+    for path, parameter in model.named_parameters():  # its gradient is added up tile by tile, autograd never sees it
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ModelError(f"parameter {path} of {name}: hooks on parameters are not supported")
