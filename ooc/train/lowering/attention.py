@@ -57,7 +57,8 @@ def lower_gat(conv: Any, call: Call) -> Value:
     options = _options(conv, call)
     if conv.lin is None:
         raise call.refuse("in_channels of sources and targets apart are not supported")
-    weight, slices = call.weight(conv.lin), 1
+    weight: nn.Parameter = conv.lin.weight
+    slices = 1
     has_features = takes_features(conv, call)
     if not has_features:  # functions of edges compute a message for every group by itself
         setting = call.assembly.setting
@@ -85,7 +86,7 @@ def lower_gat(conv: Any, call: Call) -> Value:
         options = replace(options, slices=slices)
         attended = call.assembly.gat(source, target, options, negative_slope=slope)
     else:
-        edge_weight, att_edge = call.weight(conv.lin_edge), conv.att_edge
+        edge_weight, att_edge = conv.lin_edge.weight, conv.att_edge
 
         def of_edges() -> tuple[Tensor, None]:
             by_head = edge_weight.view(conv.heads, conv.out_channels, -1)
@@ -100,15 +101,15 @@ def lower_gat(conv: Any, call: Call) -> Value:
 def lower_gatv2(conv: Any, call: Call) -> Value:
     """GATv2Conv."""
     options = _options(conv, call)
-    source = _projection(call, *_of_linear(conv.lin_l, call), "GATv2 sources")
+    source = _projection(call, *_of_linear(conv.lin_l), "GATv2 sources")
     target = source
     if conv.lin_r is not conv.lin_l:
-        target = _projection(call, *_of_linear(conv.lin_r, call), "GATv2 targets")
+        target = _projection(call, *_of_linear(conv.lin_r), "GATv2 targets")
     if call.arguments.get("edge_attr") is not None and conv.lin_edge is None:
         raise call.refuse("it is given edge_attr without edge_dim")
     term = None
     if takes_features(conv, call):
-        term = edge_term(call, *_of_linear(conv.lin_edge, call), columns=conv.out_channels)
+        term = edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels)
         term = with_loops(term, options.self_loops, _loop_features(conv, call))
     attended = call.assembly.gatv2(
         source, target, options, att=conv.att, negative_slope=float(conv.negative_slope), term=term
@@ -120,7 +121,9 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     """TransformerConv."""
     options = _options(conv, call)
     key, value = conv.lin_key, conv.lin_value
-    weights = (call.weight(key), call.weight(value))
+    weights = (key.weight, value.weight)
+    if (key.bias is None) != (value.bias is None):
+        raise call.refuse("a bias of only one of lin_key and lin_value is not supported")
     biases = () if key.bias is None else (key.bias, value.bias)
 
     def sources() -> tuple[Tensor, Tensor | None]:
@@ -131,13 +134,13 @@ def lower_transformer(conv: Any, call: Call) -> Value:
         return interleaved(weights), interleaved(biases) if biases else None
 
     source = _projection(call, sources, (*weights, *biases), "keys and values")
-    target = _projection(call, *_of_linear(conv.lin_query, call), "queries")
+    target = _projection(call, *_of_linear(conv.lin_query), "queries")
     if (call.arguments.get("edge_attr") is None) != (conv.lin_edge is None):
         given = "without edge_attr" if conv.lin_edge is not None else "with edge_attr and no edge_dim"
         raise call.refuse(f"it is called {given}")
     term = None
     if takes_features(conv, call):
-        term = edge_term(call, *_of_linear(conv.lin_edge, call), columns=conv.out_channels)
+        term = edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels)
     out = _heads(conv, call, call.assembly.dot_attention(source, target, options, term=term))
     if not conv.root_weight:
         return out
@@ -199,9 +202,9 @@ def _projection(
     return call.assembly.projection(x, weights, parameters, features=features, label=label, repeated=repeated)
 
 
-def _of_linear(linear: Any, call: Call) -> tuple[Weights, tuple[nn.Parameter, ...]]:
+def _of_linear(linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
     """A linear layer as it is."""
-    weight, bias = call.weight(linear), linear.bias
+    weight, bias = linear.weight, linear.bias
 
     def made() -> tuple[Tensor, Tensor | None]:
         return weight, bias
@@ -222,5 +225,5 @@ def _heads(conv: Any, call: Call, attended: Value) -> Value:
 def _with_residual(conv: Any, call: Call, out: Value) -> Value:
     terms = [(1.0, out)]
     if conv.res is not None:
-        terms.append((1.0, call.assembly.linear(call.matrix("x"), call.weight(conv.res))))
+        terms.append((1.0, call.assembly.linear(call.matrix("x"), conv.res.weight)))
     return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))

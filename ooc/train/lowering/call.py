@@ -25,12 +25,12 @@ class EdgeInput:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a convolution: its arguments by name, what refusals call it, and how to apply a module to rows."""
+    """One call of a convolution: its arguments by name, what refusals call it, and how to trace a module on rows."""
 
     where: str
     arguments: dict[str, Any]
     assembly: Assembly
-    apply: Callable[[nn.Module, Value], Value]
+    trace: Callable[[nn.Module, Value], Value]
 
     def matrix(self, name: str) -> Value:
         """The argument ``name``, which must be a matrix of rows."""
@@ -52,8 +52,9 @@ class Call:
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.where}: {reason}")
 
-    def weight(self, linear: Any) -> nn.Parameter:
-        """The weight of a linear layer; one that is computed from others is refused."""
-        if not isinstance(linear.weight, nn.Parameter):
-            raise self.refuse("a weight that is computed from others is not supported")
-        return linear.weight
+    def apply(self, module: nn.Module, rows: Value) -> Value:
+        """What a module inside the convolution gives for rows, whatever it is."""
+        try:
+            return self.trace(module, rows)
+        except ModelError as error:
+            raise self.refuse(str(error)) from error

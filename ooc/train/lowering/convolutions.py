@@ -11,6 +11,10 @@
     any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are: see general.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
+A W that is something else in a model, a subclass of Linear for one, is traced as modules between convolutions are.
+Where its weights have to be known, as in attention, the convolution runs as it is; so it does where its own functions
+are replaced.
+
 A is the sum, the mean or the GCN-normalised sum over in-neighbours, weighted where GCNConv and its like are given the
 edges' weights. Without these PyG's ``improved=True`` changes nothing: the weight of added self-loops is only used where
 there are others.
@@ -38,6 +42,7 @@ from torch_geometric.nn import (
     TAGConv,
     TransformerConv,
 )
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
 
 from ooc.errors import ModelError
 from ooc.plan.workload import EdgeData
@@ -47,6 +52,7 @@ from ooc.train.lowering.attention import edge_term, lower_gat, lower_gatv2, lowe
 from ooc.train.lowering.call import Call
 from ooc.train.lowering.edge_functions import EdgeTerm
 from ooc.train.lowering.general import lower_general
+from ooc.train.lowering.replaced import is_linear, replaced_functions
 from ooc.train.lowering.values import Value
 
 _SUMS = ("add", "sum")
@@ -60,11 +66,15 @@ def lower_convolution(
     assembly: Assembly,
     *,
     is_graph: Callable[[Any], bool],
-    apply: Callable[[nn.Module, Value], Value],
+    trace: Callable[[nn.Module, Value], Value],
 ) -> Value:
     """What ``conv`` gives for these arguments; ModelError for an option or an argument that is not supported."""
     lower = _LOWERINGS.get(type(conv))
     if lower is None:
+        return lower_general(conv, where, args, kwargs, assembly, is_graph=is_graph)
+    replaced = _replaced(conv)
+    if replaced:
+        where = f"{where}, run as it is because of its {replaced}"
         return lower_general(conv, where, args, kwargs, assembly, is_graph=is_graph)
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
@@ -78,7 +88,7 @@ def lower_convolution(
         raise ModelError(f"{where}: size is not supported")
     if conv.flow != "source_to_target":
         raise ModelError(f"{where}: flow={conv.flow!r} is not supported")
-    call = Call(where, arguments, assembly, apply)
+    call = Call(where, arguments, assembly, trace)
     assembly.convolved.append(call.matrix("x"))
     return lower(conv, call)
 
@@ -86,6 +96,49 @@ def lower_convolution(
 def _is_known(aggr: Any, *, weighted: bool) -> bool:
     """Whether there is a formula for an aggregation, of edges with weights or without."""
     return aggr in _SUMS if weighted else aggr in (*_SUMS, "mean", "max")
+
+
+def _replaced(conv: Any) -> str:
+    """What keeps ``conv`` from being what its class's formula says; empty where nothing does."""
+    functions = replaced_functions(conv)
+    if functions:
+        return f"own {functions[0]}"
+    if conv.explain:
+        return "explain"
+    aggregation = _AGGREGATIONS.get(conv.aggr) if isinstance(conv.aggr, str) else None
+    if aggregation is not None and (type(conv.aggr_module) is not aggregation or replaced_functions(conv.aggr_module)):
+        return f"aggr_module {type(conv.aggr_module).__name__}"
+    for name, may_have_bias in _LINEARS.get(type(conv), {}).items():
+        linear = getattr(conv, name)
+        if linear is None:
+            continue
+        if not is_linear(linear):
+            return f"{name}, a {type(linear).__name__}"
+        if linear.bias is not None and not may_have_bias:
+            return f"{name} with a bias"
+    return ""
+
+
+def _linear(call: Call, linear: Any, rows: Value) -> tuple[Value, list[nn.Parameter]]:
+    """What a linear map, or what is in its place, gives for rows, and a bias that is still to be added."""
+    if not is_linear(linear):
+        return call.apply(linear, rows), []
+    return call.assembly.linear(rows, linear.weight), _bias(linear)
+
+
+def _linear_of_sum(
+    call: Call, linear: Any, rows: Value, scaling: Scaling, hops: int = 1
+) -> tuple[Value, list[nn.Parameter]]:
+    """The same for A^hops(rows), in whichever order is cheaper."""
+    if is_linear(linear):
+        return call.assembly.aggregate_product(rows, linear.weight, scaling, hops), _bias(linear)
+    for _ in range(hops):
+        rows = call.assembly.aggregate(rows, scaling)
+    return call.apply(linear, rows), []
+
+
+def _bias(module: Any) -> list[nn.Parameter]:
+    return [] if module.bias is None else [module.bias]
 
 
 def _gcn_scaling(conv: Any, call: Call) -> Scaling:
@@ -108,8 +161,12 @@ def _check_sum(conv: Any, call: Call) -> None:
 
 def _gcn(conv: Any, call: Call) -> Value:
     scaling = _gcn_scaling(conv, call)
-    product = call.assembly.aggregate_product(call.matrix("x"), call.weight(conv.lin), scaling)
-    return call.assembly.sum([(1.0, product)], () if conv.bias is None else (conv.bias,))
+    x = call.matrix("x")
+    if is_linear(conv.lin) and conv.lin.bias is None:
+        product = call.assembly.aggregate_product(x, conv.lin.weight, scaling)
+    else:
+        product = call.assembly.aggregate(call.apply(conv.lin, x), scaling)
+    return call.assembly.sum([(1.0, product)], _bias(conv))
 
 
 def _sage(conv: Any, call: Call) -> Value:
@@ -117,18 +174,18 @@ def _sage(conv: Any, call: Call) -> Value:
     scalings = {"mean": Scaling.MEAN, "sum": Scaling.SUM, "add": Scaling.SUM}
     x = source = call.matrix("x")
     if conv.project:
-        linear = assembly.linear(x, call.weight(conv.lin))
-        source = assembly.rectified(assembly.sum([(1.0, linear)], (conv.lin.bias,)))
-    weight = call.weight(conv.lin_l)
+        linear, biases = _linear(call, conv.lin, x)
+        source = assembly.rectified(assembly.sum([(1.0, linear)], biases))
     if conv.aggr == "max":
-        product = assembly.linear(assembly.maximum(source), weight)
+        product, biases = _linear(call, conv.lin_l, assembly.maximum(source))
     else:
-        product = assembly.aggregate_product(source, weight, scalings[conv.aggr])
+        product, biases = _linear_of_sum(call, conv.lin_l, source, scalings[conv.aggr])
     terms = [(1.0, product)]
     if conv.root_weight:
-        terms.append((1.0, assembly.linear(x, call.weight(conv.lin_r))))
-    bias = conv.lin_l.bias
-    total = assembly.sum(terms, () if bias is None else (bias,))
+        root, root_biases = _linear(call, conv.lin_r, x)
+        terms.append((1.0, root))
+        biases = biases + root_biases
+    total = assembly.sum(terms, biases)
     if conv.normalize:
         total = assembly.rowwise(call.where, lambda rows: F.normalize(rows, p=2.0, dim=-1), [total])
     return total
@@ -138,15 +195,15 @@ def _graph(conv: Any, call: Call) -> Value:
     assembly = call.assembly
     x = call.matrix("x")
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
-    weight, bias = call.weight(conv.lin_rel), conv.lin_rel.bias
     if conv.aggr in _SUMS:
-        product = assembly.aggregate_product(x, weight, Scaling.WEIGHTED_SUM if weighted else Scaling.SUM)
+        scaling = Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
+        product, biases = _linear_of_sum(call, conv.lin_rel, x, scaling)
     elif conv.aggr == "max":
-        product = assembly.linear(assembly.maximum(x), weight)
+        product, biases = _linear(call, conv.lin_rel, assembly.maximum(x))
     else:
-        product = assembly.aggregate_product(x, weight, Scaling.MEAN)
-    root = assembly.linear(x, call.weight(conv.lin_root))
-    return assembly.sum([(1.0, product), (1.0, root)], () if bias is None else (bias,))
+        product, biases = _linear_of_sum(call, conv.lin_rel, x, Scaling.MEAN)
+    root, root_biases = _linear(call, conv.lin_root, x)
+    return assembly.sum([(1.0, product), (1.0, root)], biases + root_biases)
 
 
 def _gin(conv: Any, call: Call) -> Value:
@@ -180,7 +237,7 @@ def _gine(conv: Any, call: Call) -> Value:
     if not call.takes("edge_attr", EdgeData.FEATURES):
         raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
     if conv.lin is not None:
-        weight, bias = call.weight(conv.lin), conv.lin.bias
+        weight, bias = conv.lin.weight, conv.lin.bias
         term = edge_term(call, lambda: (weight, bias), (weight, bias), columns=1)
     else:
         term = EdgeTerm(assembly.setting.num_edge_features, 1)
@@ -208,8 +265,8 @@ def _sg(conv: Any, call: Call) -> Value:
     scaling = _gcn_scaling(conv, call)
     if conv.cached and not call.assembly.is_constant(call.matrix("x")):
         raise call.refuse("cached=True keeps the first epoch's aggregation of an input that changes; it is not exact")
-    product = call.assembly.aggregate_product(call.matrix("x"), call.weight(conv.lin), scaling, hops=conv.K)
-    return call.assembly.sum([(1.0, product)], () if conv.lin.bias is None else (conv.lin.bias,))
+    product, biases = _linear_of_sum(call, conv.lin, call.matrix("x"), scaling, hops=conv.K)
+    return call.assembly.sum([(1.0, product)], biases)
 
 
 def _tag(conv: Any, call: Call) -> Value:
@@ -223,14 +280,19 @@ def _tag(conv: Any, call: Call) -> Value:
     else:
         scaling = Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
     x = call.matrix("x")
-    weights = [call.weight(lin) for lin in conv.lins]
-    biases = () if conv.bias is None else (conv.bias,)
-    if x.columns <= conv.out_channels or (assembly.setting.aggregate_once and assembly.is_constant(x)):
-        power, terms = x, [(1.0, assembly.linear(x, weights[0]))]
-        for weight in weights[1:]:
-            power = assembly.aggregate(power, scaling)
-            terms.append((1.0, assembly.linear(power, weight)))
+    biases = _bias(conv)
+    commutes = all(is_linear(lin) and lin.bias is None for lin in conv.lins)
+    sums_once = assembly.setting.aggregate_once and assembly.is_constant(x)
+    if not commutes or sums_once or x.columns <= conv.out_channels:
+        power, terms = x, []
+        for k, lin in enumerate(conv.lins):
+            if k:
+                power = assembly.aggregate(power, scaling)
+            term, of_term = _linear(call, lin, power)
+            terms.append((1.0, term))
+            biases = biases + of_term
         return assembly.sum(terms, biases)
+    weights = [lin.weight for lin in conv.lins]
     total = assembly.linear(x, weights[-1])
     for k in range(conv.K - 1, -1, -1):
         terms = [(1.0, assembly.linear(x, weights[k])), (1.0, assembly.aggregate(total, scaling))]
@@ -258,6 +320,19 @@ def _gcn2(conv: Any, call: Call) -> Value:
     return assembly.sum([(1.0, first), (1.0, second)])
 
 
+_AGGREGATIONS: dict[str, type[nn.Module]] = {
+    "add": SumAggregation,
+    "sum": SumAggregation,
+    "mean": MeanAggregation,
+    "max": MaxAggregation,
+}
+_LINEARS: dict[type[nn.Module], dict[str, bool]] = {
+    GINEConv: {"lin": True},
+    GATConv: {"lin": False, "lin_edge": False, "res": False},
+    GATv2Conv: {"lin_l": True, "lin_r": True, "lin_edge": False, "res": False},
+    TransformerConv: {"lin_key": True, "lin_query": True, "lin_value": True, "lin_edge": False, "lin_beta": True},
+}
+"""The linear maps of which a formula takes the weights, and whether it takes a bias of theirs."""
 _OF_ANY_AGGREGATION = (SAGEConv, GraphConv, GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Value]] = {
     GCNConv: _gcn,

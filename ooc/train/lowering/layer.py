@@ -88,6 +88,12 @@ def layer_of(
     is_graph: Callable[[Any], bool],
 ) -> tuple[Layer, Value]:
     """The layer as it is called, and the rows it is given; ModelError for a call that is not supported."""
+    from ooc.train.lowering.replaced import strangers  # here, so that what has no such layer does without PyG
+
+    for part in module.modules():
+        for name in strangers(part):  # copies would share what it refers to
+            what = f"{name} of {type(part).__name__}, set on the instance,"
+            raise ModelError(f"{where}: {what} is not supported; write a subclass with a method of that name")
     try:
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     except TypeError as error:

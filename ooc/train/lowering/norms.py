@@ -53,6 +53,9 @@ def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly) -
 
 def _batch_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly) -> Value:
     inner: Any = norm.module if isinstance(norm, BatchNorm) else norm
+    kind = type(inner)
+    if kind is not nn.BatchNorm1d:
+        raise ModelError(f"norm {where}: a {kind.__name__} in it is not supported")
     nodes = assembly.setting.num_nodes
     tracked = inner.running_mean is not None
     alone = isinstance(norm, BatchNorm) and norm.allow_single_element and nodes <= 1

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
 from ooc.train.lowering.norms import NORMS
+from ooc.train.lowering.replaced import LINEAR
 
 _NODES, _EDGES = 13, 40
 _TOLERANCE = 1e-5
@@ -140,7 +140,7 @@ class _Tracer(fx.Tracer):
         self.without_gradients: set[fx.Node] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (MessagePassing, GraphLinear, JumpingKnowledge, *NORMS)):
+        if isinstance(m, (MessagePassing, JumpingKnowledge, *NORMS)) or type(m) in LINEAR:
             return True
         return super().is_leaf_module(m, module_qualified_name)
 

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn import Sequential as GraphSequential
-from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
@@ -26,6 +25,7 @@ from ooc.train.lowering.assembly import Assembly, first_line
 from ooc.train.lowering.call import ARGUMENTS, EdgeInput
 from ooc.train.lowering.convolutions import lower_convolution
 from ooc.train.lowering.norms import NORMS, lower_norm
+from ooc.train.lowering.replaced import LINEAR, replaced_functions
 from ooc.train.lowering.rowwise import (
     HEAVY_FUNCTIONS,
     IN_PLACE,
@@ -190,8 +190,10 @@ class _Interpreter:
         assembly = self._assembly
         if isinstance(module, MessagePassing):
             return lower_convolution(
-                module, where, args, kwargs, assembly, is_graph=lambda a: isinstance(a, Graph), apply=self._apply_module
+                module, where, args, kwargs, assembly, is_graph=lambda a: isinstance(a, Graph), trace=self._apply_module
             )
+        if any("forward" in replaced_functions(part) for part in module.modules()):
+            raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
         if any(isinstance(a, (Graph, EdgeInput)) for a in (*args, *kwargs.values())):
             raise ModelError(f"{where} is given the edges and is no graph convolution")
         if kind is JumpingKnowledge:
@@ -206,7 +208,7 @@ class _Interpreter:
         if kind is nn.Dropout:
             self._check_in_place(node, where, bool(module.inplace))
             return assembly.dropout(source, float(module.p)) if module.training else source
-        if kind in (nn.Linear, GraphLinear):
+        if kind in LINEAR:
             return self._linear(source, module.weight, module.bias, where)
         if kind not in ROWWISE_MODULES:
             raise ModelError(f"{where} is not supported: it is not known to work row by row")
