@@ -316,6 +316,13 @@ class Remembering(Own):
         return super().forward(x, self.cached)
 
 
+class Referring(Own):
+    """Keeps a function that refers to the layer, whichever copy of it is run."""
+
+    def __init__(self, refer: Callable[["Own", Tensor], Tensor]) -> None:
+        super().__init__(lambda copy, x, _: refer(self, x))
+
+
 class Listening(Own):
     """Somebody looks at its messages."""
 
@@ -357,6 +364,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a norm over nodes": (lambda: Own(lambda s, x, e: s.norm(x)), ("Own", "its buffer norm.running_mean")),
     "a counter": (Counting, ("Counting", "its buffer count")),
     "a cache": (Remembering, ("Remembering", "fails on some rows")),
+    "a function of the layer's parameters": (
+        lambda: Referring(lambda layer, x: x * layer.gate),
+        ("Referring", "refers to the layer itself"),
+    ),
+    "a function of the layer's mode": (
+        lambda: Referring(lambda layer, x: 2 * x if layer.training else x),
+        ("Referring", "refers to the layer itself"),
+    ),
     "the order of edges": (
         lambda: Own(lambda s, x, e: x, aggr="lstm", aggr_kwargs={"in_channels": F_IN, "out_channels": F_IN}),
         ("Own", "order of edges"),

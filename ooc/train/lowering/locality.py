@@ -66,6 +66,7 @@ def examine(
         trial = _Trial(layer, module, columns, edge_features)
         trial.find_dropout()
         outputs = trial.check_whole()
+        trial.check_own()
         trial.check_order()
         counts = trial.operators(outputs)
         unused = trial.check_tiles()
@@ -128,6 +129,30 @@ class _Trial:
             if not torch.equal(buffer, kept[name]):
                 raise layer.refuse(f"it changes its buffer {name} whenever it is run")
         return int(first.shape[1])
+
+    def check_own(self) -> None:
+        """Refused where it uses parts of the layer that it is a copy of, as a function does that is kept with them: it
+        would go by their mode, and their gradients would be lost."""
+        layer, case = self.layer, self.case
+        originals = [parameter for parameter in layer.module.parameters() if parameter.requires_grad]
+        with self._masked(case.near):
+            expected = layer.forward(self.module, case.x_NC, case.near)
+        modes = [(part, part.training) for part in layer.module.modules()]
+        try:
+            for part, training in modes:
+                part.training = not training
+            with self._masked(case.near):
+                result = layer.forward(self.module, case.x_NC, case.near)
+        finally:
+            for part, training in modes:
+                part.training = training
+        with self._masked(case.near):
+            gradient_NO = torch.ones_like(expected)
+            _, found = layer.backward(self.module, case.x_NC, case.near, gradient_NO, originals, trains=False)
+        if not _same(result, expected) or any(gradient is not None for gradient in found):
+            raise layer.refuse(
+                "a function that it keeps refers to the layer itself, and would in every thread's copy; use a method"
+            )
 
     def check_order(self) -> None:
         """Refused where it matters in which order the edges into a node are given: a store has them in its own."""
