@@ -186,6 +186,72 @@ def test_what_is_no_mean_over_rows_is_refused(loss: Any, said: str, tmp_path: Pa
     assert "\n" not in str(caught.value)
 
 
+MANY = 40
+ONE_OF_MANY = torch.ones(MANY, dtype=torch.float64).index_fill_(0, torch.tensor([33]), 2.0)
+TWICE_FROM_THE_FIFTH = torch.ones(MANY, dtype=torch.float64).index_fill_(0, torch.arange(5, MANY), 2.0)
+
+
+class OfOneClass(nn.CrossEntropyLoss):
+    """Is none of torch's own, whose meaning is known."""
+
+
+def by_count(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Every class counts the same, however many rows it has."""
+    weights = 1 / labels.bincount(minlength=MANY)[labels].to(outputs.dtype)
+    return (weights * F.cross_entropy(outputs, labels, reduction="none")).sum() / weights.sum()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.NLLLoss(weight=ONE_OF_MANY),
+        nn.NLLLoss(weight=TWICE_FROM_THE_FIFTH),
+        OfOneClass(weight=ONE_OF_MANY),
+        lambda outputs, labels: F.cross_entropy(outputs, labels, ignore_index=33),
+        by_count,
+    ],
+    ids=["one weight", "weights from the fifth on", "a subclass", "one class ignored", "by count"],
+)
+def test_a_class_that_counts_otherwise_shows_wherever_it_is(loss: Any, tmp_path: Path) -> None:
+    """Every class is tried, however many there are."""
+    data = random_data(GraphCase(nodes=200, edges=400, classes=MANY))
+    with pytest.raises(ModelError, match="is not the mean of its rows' losses"):
+        make_trainer(store_of(data, tmp_path), MANY, tmp_path, loss=loss)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 4, 7])
+def test_a_mean_over_rows_passes_whatever_the_number_of_classes(classes: int, tmp_path: Path) -> None:
+    """And so does one loss a row."""
+    data = random_data(GraphCase(nodes=60, edges=100, classes=classes))
+    for loss in (focal, by_row, nn.NLLLoss()):
+        make_trainer(store_of(data, tmp_path), classes + (classes == 1), tmp_path, loss=loss).close()
+
+
+def of_rows(chosen: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean of the squared errors of some rows alone."""
+    return lambda outputs, targets: (outputs - targets)[chosen(targets)].square().mean()
+
+
+@pytest.mark.parametrize(
+    ("task", "loss"),
+    [
+        ("multilabel", of_rows(lambda labels: labels.any(dim=1))),
+        ("multilabel", of_rows(lambda labels: ~labels.all(dim=1))),
+        ("multilabel", of_rows(lambda labels: labels[:, 30] == 0)),
+        ("values", of_rows(lambda values: values[:, 0] != 0)),
+        ("values", of_rows(lambda values: values[:, 0] != -1)),
+        ("values", of_rows(lambda values: values[:, 0].abs() < 4)),
+        ("values", lambda outputs, values: (outputs - values.log()).square().mean().sqrt()),
+    ],
+    ids=["no label", "every label", "one label", "zero", "minus one", "far off", "no number of some"],
+)
+def test_targets_that_count_otherwise_show(task: str, loss: Any, tmp_path: Path) -> None:
+    """Of several labels a node, and of values, what a loss is likely to leave out is tried."""
+    y = random_labels(DATA, 64) if task == "multilabel" else random_values(DATA, 2)
+    with pytest.raises(ModelError, match="is not the mean of its rows' losses"):
+        make_trainer(labelled(DATA, y, tmp_path), y.shape[1], tmp_path, loss=loss)
+
+
 def test_outputs_must_be_as_many_as_labels(tmp_path: Path) -> None:
     """Elementwise losses would otherwise stretch one over the other."""
     store = labelled(DATA, random_values(DATA, 1), tmp_path)
