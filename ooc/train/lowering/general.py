@@ -83,8 +83,10 @@ class General(EdgeAggregate):
 
     @property
     def computes(self) -> tuple[object, ...]:
-        """Equal for those that compute the same of equal sources."""
-        return id(self.layer.module), self._module.training if self.findings.tells_modes else None
+        """The same for those that compute the same of one source."""
+        layer = self.layer
+        mode = self._module.training if self.findings.tells_modes else None
+        return layer.module, mode, layer.rows, layer.edges, layer.carried, layer.plain
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:

@@ -18,13 +18,12 @@ from ooc.plan.workload import EdgeData
 from ooc.train.graph import ActiveRows, Scaling
 from ooc.train.lowering.assembly import Assembly, Setting
 from ooc.train.lowering.call import ARGUMENTS
-from ooc.train.lowering.general import General
 from ooc.train.lowering.outline import Outline
 from ooc.train.lowering.per_edge import Attention, EdgeAggregate
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.projection import Projection
-from ooc.train.lowering.rectified import Rectified
-from ooc.train.lowering.values import Aggregate, Dropout, Linear, Moments, Rowwise, Sum, Value
+from ooc.train.lowering.sameness import compute_the_same
+from ooc.train.lowering.values import Aggregate, Linear, Moments, Value
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 """How torch's and PyG's names end of what a module keeps hooks in that may change a result."""
@@ -81,9 +80,7 @@ class Network:
     @property
     def same_in_evaluation(self) -> bool:
         """Whether training computes what evaluation does: no dropout, no statistics of the rows themselves."""
-        if any(isinstance(v, (Dropout, Moments)) for v in values_of(self.training)):
-            return False
-        return _outline(self.training) == _outline(self.evaluation)
+        return compute_the_same(values_of(self.training), values_of(self.evaluation))
 
     @property
     def attends(self) -> bool:
@@ -243,39 +240,6 @@ def values_of(output: Value) -> list[Value]:
                 found.add(value)
                 waiting.append(value)
     return sorted(found, key=lambda value: value.index)
-
-
-def _outline(output: Value) -> list[object]:
-    """What each value is and comes of: equal for networks that compute the same."""
-    values = values_of(output)
-    place = {value: i for i, value in enumerate(values)}
-    return [
-        (
-            type(value),
-            value.tail,
-            [place[source] for source in value.inputs],
-            [id(parameter) for parameter in value.parameters],
-            _detail(value),
-        )
-        for value in values
-    ]
-
-
-def _detail(value: Value) -> object:
-    """What else tells values of one kind apart."""
-    match value:
-        case Sum():
-            return value.factors
-        case Rowwise() | Projection():
-            return value.label
-        case Rectified():
-            return value.slope
-        case General():
-            return value.computes
-        case EdgeAggregate():
-            return value.p
-        case _:
-            return None
 
 
 def hops(output: Value) -> dict[Value, int]:
