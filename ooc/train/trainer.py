@@ -69,6 +69,9 @@ class Trainer:
     half the bytes; sums are still taken in the model's own type, and results again do not depend on the budgets.
     ``compute_dtype="bfloat16"`` rounds the factors of dense products, as autocast does.
 
+    Modules that are in eval mode, in a model that is in training mode when it is given here, train in eval mode (a
+    frozen ``BatchNorm``); otherwise all of it trains as ``model.train()`` leaves it. Modes set later have no part.
+
     ``loss`` is a torch loss or a callable on (outputs [r, C], labels) that gives one loss a row, [r], or a scalar
     that is their mean; by default cross-entropy, for several labels a node BCE with logits, for values the mean
     squared error. ``metric`` is what evaluation measures (see ``Metric``; default by the store's task). ``scheduler``

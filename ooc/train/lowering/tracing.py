@@ -108,8 +108,12 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         ) from error
     whole = _Whole(model, taken)
     modes = [(module, module.training) for module in model.modules()]
-    model.train(assembly.setting.training)
+    as_given = model.training
     try:
+        model.train(assembly.setting.training)
+        if as_given:  # a model in training mode with parts that are not: these are frozen
+            for module, training in modes:
+                module.training &= training
         setting, place = assembly.setting, next(model.parameters()).device
         tried = small_inputs(setting.num_features, setting.num_edge_features, dtype=setting.dtype, place=place)
         calls = Calls(whole, kind, tried, training=setting.training)
