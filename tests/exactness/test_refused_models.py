@@ -61,6 +61,35 @@ def branching(x: Tensor) -> Tensor:
     return x if x.sum() > 0 else -x
 
 
+class Keeping(nn.Module):
+    """Keeps what it has computed for the next time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.kept = GCNConv(F_IN, C), None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.conv(x, edge_index)
+        if self.kept is None:
+            self.kept = h.relu()
+        return self.kept
+
+
+class Growing(nn.Module):
+    """Has one more layer each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.again, self.runs = GCNConv(F_IN, C), GCNConv(C, C), 0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.conv(x, edge_index)
+        for _ in range(self.runs):
+            x = self.again(x, edge_index)
+        self.runs += 1
+        return x
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a softmax over nodes": (lambda: Between(lambda x: x.softmax(dim=0)), ("softmax", "across rows")),
     "a mean over nodes": (lambda: Between(lambda x: x - x.mean(dim=0)), ("mean", "across rows")),
@@ -85,6 +114,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         lambda: Between(torch.nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))),
         ("ParametrizedLinear (between)",),
     ),
+    "some rows": (lambda: Between(lambda x: x[:6]), ("getitem", "across rows")),
+    "some rows and columns": (lambda: Between(lambda x: x[1:, :8]), ("getitem", "across rows")),
+    "sums of no neighbours": (lambda: SGConv(F_IN, C, K=0), ("SGConv", "K=0")),
+    "medians": (lambda: SAGEConv(F_IN, C, aggr="median"), ("SAGEConv", "without any")),
+    "an earlier result": (Keeping, ("relu is kept from an earlier forward pass",)),
+    "other layers each time": (Growing, ("Growing has other layers each time",)),
     "no convolution": (lambda: Between(nn.Linear(8, 8)).between, ("Linear", "edge_index")),
     "fewer outputs than classes": (lambda: GCN(F_IN, 8, 2, C - 1), ("outputs", "classes")),
     "other features": (lambda: SAGEConv(F_IN + 2, C), (f"{F_IN + 2} features",)),

@@ -263,6 +263,8 @@ def _appnp(conv: Any, call: Call) -> Value:
 
 def _sg(conv: Any, call: Call) -> Value:
     scaling = _gcn_scaling(conv, call)
+    if conv.K < 1:
+        raise call.refuse(f"K={conv.K} sums over no neighbours, which is not supported; use a linear map")
     if conv.cached and not call.assembly.is_constant(call.matrix("x")):
         raise call.refuse("cached=True keeps the first epoch's aggregation of an input that changes; it is not exact")
     product, biases = _linear_of_sum(call, conv.lin, call.matrix("x"), scaling, hops=conv.K)

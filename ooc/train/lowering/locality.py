@@ -204,7 +204,10 @@ class _Trial:
             except ModelError:
                 raise
             except Exception as error:
-                raise layer.refuse(f"it fails on some rows with their in-neighbours: {first_line(error)}") from error
+                reason = first_line(error)
+                raise layer.refuse(
+                    f"it fails on some rows with their in-neighbours, or without any: {reason}"
+                ) from error
             if not _same(rows_RO, values_NO[here]):
                 raise self._not_local()
             d_x = _or_zero(d_x, x_SC)

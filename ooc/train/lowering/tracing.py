@@ -163,7 +163,7 @@ class _Interpreter:
                     self._known[node] = self._call(node)
                 case _:
                     (result,) = node.args
-                    output: Any = fx.map_arg(result, self._known.__getitem__)
+                    output: Any = fx.map_arg(result, self._look_up)
                     if not isinstance(output, Value) or len(output.tail) != 1:
                         raise ModelError("the model's output is not one row of numbers a node")
                     return output
@@ -270,6 +270,8 @@ class _Interpreter:
         rectified = self._rectified(target, args, kwargs)
         if rectified is not None:
             return rectified
+        if target is operator.getitem:
+            self._check_all_rows(name, *args)
         special = self._shape(target, args) if len(args) >= 1 else None
         if special is not None:
             return special
@@ -279,6 +281,15 @@ class _Interpreter:
             if values or node.op == "call_method":
                 raise ModelError(f"{name} is not supported: it is not known to work row by row")
         return self._apply(name, target, node.op == "call_method", args, kwargs)
+
+    def _check_all_rows(self, name: str, source: Any, key: Any) -> None:
+        """A slice of rows has to be of all: few rows, as functions are tried on, do not tell."""
+        rows = key[0] if isinstance(key, (tuple, list)) and key else key
+        if not isinstance(source, Value) or not isinstance(rows, slice):
+            return
+        bounds, nodes = (rows.start, rows.stop, rows.step), self._assembly.setting.num_nodes
+        if all(bound is None or isinstance(bound, int) for bound in bounds) and rows.indices(nodes) != (0, nodes, 1):
+            raise ModelError(f"{name} looks across rows: it takes some rows and leaves out others")
 
     def _dropout(self, args: list[Any], kwargs: dict[str, Any]) -> Value:
         bound = inspect.signature(lambda input, p=0.5, training=True, train=True, inplace=False: None)
@@ -391,7 +402,11 @@ class _Interpreter:
         return args, _mapped(dict(node.kwargs), self._look_up)
 
     def _look_up(self, leaf: Any) -> Any:
-        return self._known[leaf] if isinstance(leaf, fx.Node) else leaf
+        if not isinstance(leaf, fx.Node):
+            return leaf
+        if leaf not in self._known:
+            raise ModelError(f"{leaf.name} is kept from an earlier forward pass, which is not supported")
+        return self._known[leaf]
 
     def _check_in_place(self, node: fx.Node, name: str, in_place: bool) -> None:
         """Writing into a matrix is the same as making a new one only where nobody looks at the old one again."""
