@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model that cannot be run exactly is refused by naming the module and the reason."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,14 +35,15 @@ F_IN, C = GRAPH.features, GRAPH.classes
 class Between(nn.Module):
     """Two convolutions with something between."""
 
-    def __init__(self, between: Callable[..., Tensor], *, edges: bool = False) -> None:
+    def __init__(self, between: Callable[..., Tensor], *, edges: bool = False, without_gradients: bool = False) -> None:
         super().__init__()
         self.first, self.second = GCNConv(F_IN, 8), GCNConv(8, C)
-        self.between, self.edges = between, edges
+        self.between, self.edges, self.without_gradients = between, edges, without_gradients
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.first(x, edge_index)
-        x = self.between(x, edge_index) if self.edges else self.between(x)
+        with torch.set_grad_enabled(not self.without_gradients):
+            x = self.between(x, edge_index) if self.edges else self.between(x)
         return self.second(x, edge_index)
 
 
@@ -90,6 +93,58 @@ class Growing(nn.Module):
         return x
 
 
+class Chancy(Growing):
+    """Leaves layers out by chance."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.conv(x, edge_index)
+        return x if random.random() < 0.5 else self.again(x, edge_index)
+
+
+class Counting(nn.Module):
+    """Counts its runs in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(F_IN, C)
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.runs += 1
+        return self.conv(x, edge_index)
+
+
+class Reversed(torch.autograd.Function):
+    """Gradients come back with the other sign."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return -gradients[0]
+
+
+def view_overwritten(x: Tensor) -> Tensor:
+    """The view is used after what it is a view of has been written into."""
+    view = x[:, :4]
+    return torch.cat((F.relu(x, inplace=True)[:, 4:], view), 1)
+
+
+def renamed(x: Tensor) -> Tensor:
+    """Dropout that drops nothing returns its input."""
+    same = F.dropout(x, training=False)
+    return F.relu(same, inplace=True) + x
+
+
+def added_to(x: Tensor) -> Tensor:
+    """What Python calls the same matrix under two names."""
+    other = x
+    other += 1
+    return x * 2 + other
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a softmax over nodes": (lambda: Between(lambda x: x.softmax(dim=0)), ("softmax", "across rows")),
     "a mean over nodes": (lambda: Between(lambda x: x - x.mean(dim=0)), ("mean", "across rows")),
@@ -118,8 +173,18 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "some rows and columns": (lambda: Between(lambda x: x[1:, :8]), ("getitem", "across rows")),
     "sums of no neighbours": (lambda: SGConv(F_IN, C, K=0), ("SGConv", "K=0")),
     "medians": (lambda: SAGEConv(F_IN, C, aggr="median"), ("SAGEConv", "without any")),
-    "an earlier result": (Keeping, ("relu is kept from an earlier forward pass",)),
-    "other layers each time": (Growing, ("Growing has other layers each time",)),
+    "an earlier result": (Keeping, ("Keeping", "relu is kept from an earlier forward pass")),
+    "layers by what it counts": (Growing, ("Growing", "changes its attribute runs")),
+    "layers by chance": (Chancy, ("Chancy", "random numbers")),
+    "noise without rows": (lambda: Between(lambda x: x + torch.randn(8)), ("Between", "random numbers")),
+    "counting its runs": (Counting, ("Counting", "changes its buffer runs")),
+    "asking for tensors": (lambda: Between(lambda x: x if torch.is_tensor(x) else -x), ("isinstance(x, Tensor)",)),
+    "gradients off": (lambda: Between(nn.Linear(8, 8), without_gradients=True), ("between", "gradients off")),
+    "a backward of its own": (lambda: Between(lambda x: Reversed.apply(x)), ("Reversed", "autograd.Function")),
+    "a backward under another name": (lambda: Between(Reversed.apply), ("gradients", "backward of its own")),
+    "a view overwritten": (lambda: Between(view_overwritten), ("writes into",)),
+    "overwritten under another name": (lambda: Between(renamed), ("writes into",)),
+    "added to under another name": (lambda: Between(added_to), ("+=",)),
     "no convolution": (lambda: Between(nn.Linear(8, 8)).between, ("Linear", "edge_index")),
     "fewer outputs than classes": (lambda: GCN(F_IN, 8, 2, C - 1), ("outputs", "classes")),
     "other features": (lambda: SAGEConv(F_IN + 2, C), (f"{F_IN + 2} features",)),

@@ -21,6 +21,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
+from ooc.train.lowering.assembly import first_line
 from ooc.train.lowering.norms import NORMS
 from ooc.train.lowering.replaced import LINEAR
 
@@ -44,9 +45,10 @@ class Calls:
                 raise self._refuse("it draws random numbers other than by dropout")
             for what in before.changed():
                 raise self._refuse(f"its forward changes its {what}, which would happen once and not in every epoch")
+            self._check_again()
         if training:
             self._check_gradients(tracer.without_gradients)
-        self._check_results(inputs)
+        self._check_results(inputs, training=training)
 
     @property
     def nodes(self) -> Iterator[fx.Node]:
@@ -55,6 +57,15 @@ class Calls:
 
     def _refuse(self, why: str) -> ModelError:
         return ModelError(f"model {self._name} is not supported: {why}")
+
+    def _check_again(self) -> None:
+        """Refuse a module that calls something else the second time. A stand-in of the first time is none then."""
+        for node in (again := _Tracer().trace(self._module)).nodes:
+            for kept in node.all_input_nodes:
+                if kept.graph is not again:
+                    raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
+        if [(node.op, str(node.target)) for node in again.nodes] != [(n.op, str(n.target)) for n in self._graph.nodes]:
+            raise self._refuse("it calls other layers each time")
 
     @contextmanager
     def _without_functions(self) -> Iterator[None]:
@@ -85,34 +96,39 @@ class Calls:
                 if node.target not in ("detach", torch.detach):
                     trained.add(node)
 
-    def _check_results(self, inputs: Sequence[Tensor]) -> None:
-        """Refuse a module that gives something else than its calls do, or when it is called again. What cannot be run
-        on ``inputs`` at all is not compared."""
+    def _check_results(self, inputs: Sequence[Tensor], *, training: bool) -> None:
+        """Refuse a module that gives something else than its calls do, or in training has other gradients. What cannot
+        be run on ``inputs`` at all is not compared."""
         try:
-            expected = self._run(self._module, inputs)
+            expected = self._run(self._module, inputs, training=training)
         except Exception:
             return
-        if not isinstance(expected, Tensor):
-            return
-        if not _same(self._run(self._module, inputs, twice=True), expected):
-            raise self._refuse("it gives something else when it is called again: it keeps something from call to call")
         try:
-            found = self._run(fx.GraphModule(self._module, self._graph), inputs)
+            found = self._run(fx.GraphModule(self._module, self._graph), inputs, training=training)
         except Exception as error:
-            raise self._refuse(f"what its forward calls cannot be called again: {error}") from error
-        if not _same(found, expected):
+            raise self._refuse(f"what its forward calls cannot be called again: {first_line(error)}") from error
+        if not _same(found[:1], expected[:1]):
             raise self._refuse(
                 "its forward computes something else than it calls, as it does where it asks isinstance(x, Tensor), "
                 "torch.is_tensor(x) or hasattr(x, …), or where += writes into a tensor that has another name, too"
             )
+        if not _same(found, expected):
+            raise self._refuse("its gradients are not those of what its forward calls; it has a backward of its own")
 
-    def _run(self, module: nn.Module, inputs: Sequence[Tensor], *, twice: bool = False) -> Any:
-        """What ``module`` gives for ``inputs``, the second time if ``twice``; it stays as it was."""
-        with _as_it_was(self._module), torch.random.fork_rng(devices=[]), torch.no_grad():
-            for _ in range(1 + twice):
-                torch.manual_seed(1)
-                result = module(*(given.clone() for given in inputs))
-        return result
+    def _run(self, module: nn.Module, inputs: Sequence[Tensor], *, training: bool) -> list[Tensor | None]:
+        """What ``module`` gives for ``inputs``, in training with the gradients of the first input and of the
+        parameters; it stays as it was."""
+        given = [one.clone() for one in inputs]
+        given[0].requires_grad_(training)
+        wanted = [given[0], *(parameter for parameter in self._module.parameters() if parameter.requires_grad)]
+        with _as_it_was(self._module), torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
+            torch.manual_seed(1)
+            result = module(*given)
+            if not isinstance(result, Tensor) or not (training and result.requires_grad):
+                return [result.detach() if isinstance(result, Tensor) else None]
+            upstream = small_rows(result.shape[1:], dtype=result.dtype, place=result.device)[: len(result)]
+            gradients = torch.autograd.grad(result, wanted, upstream, allow_unused=True)
+        return [result.detach(), *gradients]
 
 
 def small_inputs(
@@ -219,11 +235,16 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _same(found: Any, expected: Tensor) -> bool:
-    return (
-        isinstance(found, Tensor)
-        and found.shape == expected.shape
-        and torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
+def _same(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
+    return len(found) == len(expected) and all(map(_close, found, expected))
+
+
+def _close(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    scale = float(other.abs().nan_to_num(0.0, 0.0).max()) if other.numel() else 0.0
+    return one.shape == other.shape and torch.allclose(
+        one, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True
     )
 
 
