@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import click
 
 from ooc import __version__
-from ooc.cli.interruption import interruptible
 from ooc.errors import OocError
+from ooc.interruption import interruptible
 
 COMMANDS = ("convert", "reorder", "info", "verify", "plan", "train", "predict", "export", "profile", "doctor")
 EXIT_ERROR = 2

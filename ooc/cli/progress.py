@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ooc.cli.interruption import stop_if_asked
 from ooc.events import EpochFinished, Event, Note, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.interruption import stop_if_asked
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:

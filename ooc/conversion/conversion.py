@@ -22,6 +22,7 @@ from ooc.conversion.source import Source
 from ooc.conversion.topology import Edges, write_topology
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
+from ooc.interruption import heeding, interruptible_by_ctrl_c
 from ooc.sizes import parse_size
 from ooc.storage.store import FORMAT_VERSION, VERSION_WITHOUT_EDGE_DATA, Store, open_store, write_group
 from ooc.version import __version__
@@ -38,6 +39,7 @@ class _Options(Edges):
     dtype: str
 
 
+@interruptible_by_ctrl_c()
 def convert(
     source: Any,
     out: str | Path | None = None,
@@ -87,6 +89,7 @@ def convert(
         drop_edge_data=drop_edge_data,
         options={name: str(value) for name, value in reading.items() if value is not None},
     )
+    listener = heeding(listener)
     graph = open_source(source, format=format, request=request)
     if out is None and not isinstance(source, str | Path):
         raise OptionError("converting an object needs an output path")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ooc.interruption import stop_if_asked
 from ooc.plan.passes import ColumnPass, RowPass
 from ooc.plan.plan import Region
 from ooc.plan.program import Program
@@ -55,7 +56,9 @@ class ProgramRun:
         self.workspace.finish()
 
     def begin(self, step: int) -> None:
-        """Send off the reads due before ``step``, then wait for those it needs and for the frames it fills."""
+        """Send off the reads due before ``step``, then wait for those it needs and for the frames it fills. Nothing is
+        half done here: Ctrl-C ends it first."""
+        stop_if_asked()
         workspace = self.workspace
         workspace.vacate(step - 2)
         for block, frame, load in self.program.acquire[step]:

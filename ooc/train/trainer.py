@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ooc.errors import OptionError
 from ooc.events import EpochFinished, Listener, ignore
+from ooc.interruption import interruptible_by_ctrl_c
 from ooc.plan import Fate, Hardware, Limits, Plan, Workload
 from ooc.prefetch.device import Device
 from ooc.storage.store import Store
@@ -223,6 +224,7 @@ class Trainer:
 
     # ---- the algorithm ---------------------------------------------------------------------------------
 
+    @interruptible_by_ctrl_c()
     def fit(
         self, epochs: int = 1, *, eval_every: int = 0, patience: int = 0, resume: bool = False
     ) -> list[EpochRecord]:
@@ -233,6 +235,9 @@ class Trainer:
 
         Where scoring and the next epoch share a forward pass, an epoch's scores come with the next epoch's loss
         and gradients, before these are stepped; where the scores end the training, the gradients are dropped.
+
+        Ctrl-C ends it between two steps of a pass, after a second anywhere: KeyboardInterrupt. The epoch under way is
+        lost, and the weights are those of the one before.
         """
         self._check_evaluated(eval_every, patience)
         self._unchanged.check()
@@ -282,6 +287,7 @@ class Trainer:
         self._schedules.step()
         self._averaging.update(self.epoch + 1)
 
+    @interruptible_by_ctrl_c()
     def evaluate(self) -> Scores:
         """Score all splits with the model as it is: ``train_acc``, ``valid_acc``, ``test_acc`` (None: empty split).
 
@@ -294,6 +300,7 @@ class Trainer:
             self._session.run("evaluate", "evaluation")
         return self._scores()
 
+    @interruptible_by_ctrl_c()
     def predict(
         self,
         what: str = "logits",
@@ -376,6 +383,7 @@ class Trainer:
             self._run.start()
         self._session.start()
 
+    @interruptible_by_ctrl_c()
     def close(self) -> None:
         """Free arenas, threads and spill files. The model keeps its weights; ``fit`` may be called again."""
         self._session.close()

@@ -14,8 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ooc import cli
-from ooc.cli import interruption
+from ooc import cli, interruption
 from ooc.cli.progress import Reporter
 from ooc.errors import StoreError
 from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted

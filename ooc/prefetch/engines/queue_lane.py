@@ -41,6 +41,8 @@ _TAG_BITS = 32
 """Of a request's tag, those that number it within its batch; the rest number the batch."""
 _INDEX = (1 << _TAG_BITS) - 1
 _CLOSED = "the engine is closed"
+_LOOK_S = 1.0
+"""The collecting thread looks by itself so often: a call that is interrupted while it notifies wakes nobody."""
 
 
 class Batch(Requests):
@@ -248,10 +250,10 @@ class QueueLane:
         Returns for how many to wait next, 0 when all is done and closed.
         """
         with self._lock:
-            while not self._under_way:
+            while self._under_way <= 0:  # fewer than none where an interruption came before some were counted
                 if self._closed:
                     return 0
-                self._changed.wait()
+                self._changed.wait(_LOOK_S)
             enough = max(1, min(enough, self._under_way // _WAKE_SHARE))
         ended = self._queue.reap(enough, self._depth)
         if not ended:

@@ -19,6 +19,7 @@ from time import perf_counter
 import numpy as np
 
 from ooc.errors import BudgetError
+from ooc.interruption import stop_if_asked
 from ooc.plan.hardware import Curve, Disk
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket, choose_engine
@@ -155,6 +156,7 @@ class _Probe:
         begun = perf_counter()
         moved = number = 0
         while perf_counter() - begun < seconds:
+            stop_if_asked()
             offset = size * self._random.randrange(self._file_bytes // size)
             self._send(offset, size, number % depth, writing=self._random.random() >= reads)
             self._collect(depth - 1)

@@ -3,7 +3,8 @@
 
 Python's own handler raises between any two bytecodes. In ``with condition:`` that can be after the lock was taken and
 before ``with`` knows of it; the lock then stays taken, and a thread that needs it hangs, at the latest when the process
-waits for it to exit. So the work itself asks, at every step that it tells of, whether it is to stop.
+waits for it to exit. Or it is between what the kernel was asked for and the count of that. So the work itself asks, at
+every step, whether it is to stop.
 """
 
 import signal
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from ooc.events import Event, Listener, TaskAdvanced, TaskStarted
 
 GRACE_S = 1.0
 """How long the work has to come to such a place. Then it is interrupted wherever it is."""
@@ -58,14 +61,45 @@ def interruptible() -> Iterator[None]:
 
     What is ignored stays ignored, as Ctrl-C is by what a shell runs in the background. For the main thread.
     """
-    handlers = {number: _request.make for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    with _noting([number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]):
+        yield
+
+
+@contextmanager
+def interruptible_by_ctrl_c() -> Iterator[None]:
+    """The same for Ctrl-C alone, where it has Python's own handler: for work that is called from somebody's program.
+
+    Who asks when it has nearly ended meets KeyboardInterrupt then: what would come next is not wanted either.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    own = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with _noting([signal.SIGINT] if own else []):
+        yield
+        if own:
+            _request.heed()
+
+
+@contextmanager
+def _noting(signals: list[signal.Signals]) -> Iterator[None]:
+    before = {number: signal.signal(number, _request.make) for number in signals}
     try:
         yield
     finally:
-        _request.forget()
+        if before:
+            _request.forget()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def heeding(listener: Listener) -> Listener:
+    """``listener``, after which the work stops if it has been asked to."""
+
+    def tell(event: Event) -> None:
+        listener(event)
+        if isinstance(event, TaskStarted | TaskAdvanced):
+            stop_if_asked()
+
+    return tell
 
 
 def stop_if_asked() -> None:
