@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import click
 
 from ooc import __version__
+from ooc.cli.streams import prepare_streams
 from ooc.errors import OocError
 from ooc.interruption import interruptible
 
@@ -49,6 +50,7 @@ def cli(context: click.Context, /) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``ooc`` with ``arguments`` (the process's by default); returns the exit code."""
+    prepare_streams()
     try:
         with interruptible():
             code = cli.main(args=arguments, prog_name="ooc", standalone_mode=False)

@@ -236,3 +236,27 @@ def test_a_closed_pipe_is_no_error() -> None:
     program = f"{sys.executable} -m ooc train --help | head -n 1"
     done = subprocess.run(program, shell=True, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage") and done.stderr == ""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_streams_stop_no_command(closed: str, here: Path) -> None:
+    """Nor do files that are written get what is printed: OUT would have the number of the closed stream."""
+    source = "synthetic:nodes=200,edges=900,features=4,classes=2"
+    program = f"{sys.executable} -m ooc convert {source} a.ooc {closed}; echo $?; {sys.executable} -m ooc verify a.ooc"
+    done = subprocess.run(program, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr.count("Traceback") == 0
+    assert "0" in done.stdout.splitlines()
+    done = subprocess.run(f"{sys.executable} -m ooc plan a.ooc {closed}", shell=True, capture_output=True, check=False)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_that_is_not_utf8_gets_what_it_can_show(encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ooc", "convert", "--list"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u2026" in done.stdout
