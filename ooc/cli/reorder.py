@@ -29,8 +29,10 @@ def command(
 ) -> None:
     """Write STORE to OUT, or anew in its place, with the rows sorted by their distance from the scored nodes.
 
-    Training then touches only the first rows of each array where few nodes can reach the loss. The graph,
-    the results and the ids that are shown stay the same.
+    Training then touches only the first rows of each array where few nodes can reach the loss. The graph and the ids
+    that are shown stay the same. Results do but for rounding, as sums are added in another order, and for dropout,
+    whose masks go by row: training takes other random numbers. A run on STORE cannot be resumed on what is written, so
+    reorder in place only when there is none to go on with.
     """
     from ooc.conversion.reorder import reorder
     from ooc.memory import available_memory_bytes
