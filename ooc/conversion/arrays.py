@@ -234,7 +234,8 @@ def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -
         for split, names in _SPLIT_NAMES.items()
     }
     if not found["train"]:
-        raise SourceError(f"{options.name} has no split: give train_mask or train_idx, or the option split='random'")
+        remedy = "give train_mask or train_idx, or --split random (split='random')"
+        raise SourceError(f"{options.name} has no split: {remedy}")
     columns = {
         split: _membership(arrays[name], name, nodes, options) if name else _none for split, name in found.items()
     }

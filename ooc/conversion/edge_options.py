@@ -75,7 +75,8 @@ def asked_columns(request: Request, columns: tuple[str, ...], where: str) -> Edg
         names = tuple(name.strip() for name in text.split(",")) if text is not None and not _is_file(text) else ()
         for name in names:
             if name not in columns:
-                raise OptionError(f"{where} has no column {name!r} beside its edges; it has {', '.join(columns[:20])}")
+                there = f"it has {', '.join(columns[:20])}" if columns else "there are none"
+                raise OptionError(f"{where} has no column {name!r} beside its edges; {there}")
         found[option] = names
     if len(found["edge_weight"]) > 1:
         raise OptionError(f"edge-weight {request.option('edge_weight')!r}: one column is wanted")

@@ -167,8 +167,13 @@ def _wrong(path: Path, line: int, text: bytes, columns: tuple[int, ...], kind: K
         rows = _rows(part + b"\n", columns, kind)
         if rows is None:
             shown = part[:60].decode("utf-8", "replace").strip()
+            long = next((word for word in part.split() if len(word) > _MOST_DIGITS), b"")
+            if kind is Kind.WHOLE and long.isdigit():
+                digits = f"{long[:30].decode()}{'…' * (len(long) > 30)}"
+                most = f"ids have at most {_MOST_DIGITS} digits"
+                return SourceError(f"{path}, line {number}: {digits} is too large: {most}")
             numbers = "whole numbers" if kind is Kind.WHOLE else "numbers, the first two whole,"
-            wanted = " or ".join(str(count) for count in columns)
+            wanted = str(columns[0]) if len(columns) == 1 else f"{columns[0]} to {columns[-1]}"
             return SourceError(f"{path}, line {number}: {shown!r} where {wanted} {numbers} are wanted")
         if len(rows):
             columns = (rows.shape[1],)

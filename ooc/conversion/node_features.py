@@ -17,6 +17,7 @@ RANDOM = "random:"
 _STREAM = 0x0F
 _BLOCK_VALUES = 1 << 19
 _MOST_COLUMNS = 1 << 20
+_MOST_DIGITS = 40  # int() refuses thousands of them.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,12 @@ def node_features(text: str, tables: NodeTables) -> NodeFeatures:
 def random_parameters(text: str, option: str) -> tuple[int, int]:
     """``(number, seed)`` of ``random:NUMBER[:SEED]``."""
     number, _, seed = text.removeprefix(RANDOM).partition(":")
-    if not (number.isdecimal() and (seed == "" or seed.isdecimal()) and 0 < int(number) <= _MOST_COLUMNS):
+    if not (number.isdecimal() and (seed == "" or seed.isdecimal()) and number.strip("0")):
         raise OptionError(f"--{option} {text!r} is not random:NUMBER[:SEED]")
+    if len(number) > _MOST_DIGITS or int(number) > _MOST_COLUMNS:
+        raise OptionError(f"--{option} random:{number[:_MOST_DIGITS]} is too large; the most is {_MOST_COLUMNS}")
+    if len(seed) > _MOST_DIGITS:
+        raise OptionError(f"--{option}: the seed has {len(seed)} digits; the most are {_MOST_DIGITS}")
     return int(number), int(seed or 0)
 
 

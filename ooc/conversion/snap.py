@@ -30,23 +30,25 @@ _SUFFIXES = (".txt", ".el", ".edges", ".edgelist")
 _COUNTS = re.compile(r"\b(nodes|edges):\s*(\d+)", re.IGNORECASE)
 _MOST_COLUMNS = 8
 _LEAST_LINE_BYTES = 4
+_MOST_REAL_ID = 2**53  # From there on float64 holds no more every whole number.
+_REAL = frozenset(Kind.REAL.value.decode("ascii"))
 
 
 def _open(path: Path, request: Request) -> Source:
-    comments, _ = leading_comments(path)
+    comments, first = leading_comments(path)
     said = {word.lower(): int(number) for line in comments for word, number in _COUNTS.findall(line)}
     block_bytes = text_block_bytes(request.budget_bytes)
-    carried = asked_columns(request, tuple(str(column) for column in range(2, _MOST_COLUMNS)), str(path))
+    width = _width(first)
+    beside = range(2, _MOST_COLUMNS if width is None else width)
+    carried = asked_columns(request, tuple(str(column) for column in beside), str(path))
     expected = asks_for_edge_data(request) or request.drop_edge_data
+    if width is not None and width > 2 and not expected:
+        raise SourceError(f"{path} has {width} numbers a line, counted from 0: edges with data; {EDGE_COLUMNS_REMEDY}")
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         # Weights, where there may be some, need not be whole numbers.
-        kind, columns = (Kind.REAL if expected else Kind.WHOLE), tuple(range(2, _MOST_COLUMNS + 1))
+        kind, columns = (Kind.REAL, tuple(range(2, _MOST_COLUMNS + 1))) if expected else (Kind.WHOLE, (2,))
         for rows in rows_of_numbers(path, columns=columns, kind=kind, block_bytes=block_bytes):
-            if rows.shape[1] > 2 and not expected:
-                raise SourceError(
-                    f"{path} has {rows.shape[1]} numbers a line, counted from 0: edges with data; {EDGE_COLUMNS_REMEDY}"
-                )
             if carried and rows.shape[1] <= max(int(name) for name in carried.names):
                 raise SourceError(f"{path} has {rows.shape[1]} numbers a line; there is no column {carried.names[-1]}")
             for start, stop in ranges(len(rows), size):
@@ -71,6 +73,14 @@ def _open(path: Path, request: Request) -> Source:
     )
 
 
+def _width(line: str) -> int | None:
+    """How many numbers are in ``line``, the first with any; None where it is no row, which reading will tell."""
+    words = line.split()
+    if not 2 <= len(words) <= _MOST_COLUMNS or any(set(word) - _REAL for word in words):
+        return None
+    return len(words)
+
+
 def _data(rows: AnyArray, carried: EdgeColumns) -> EdgeData | None:
     if not carried:
         return None
@@ -83,7 +93,10 @@ def _data(rows: AnyArray, carried: EdgeColumns) -> EdgeData | None:
 def whole_ids(column: AnyArray, path: Path) -> AnyArray:
     """The ids in ``column`` as int64; SourceError where one is not 0 or more, or no whole number."""
     if column.dtype.kind == "f":
-        wrong = (column != np.trunc(column)) | (column < 0) | (column >= 2**53)
+        large = column >= _MOST_REAL_ID
+        if large.any():
+            raise SourceError(f"{path}: {column[int(large.argmax())]:.0f} is too large an id: they are below 2^53 here")
+        wrong = (column != np.trunc(column)) | (column < 0)
     else:
         wrong = column < 0
     if wrong.any():

@@ -196,7 +196,9 @@ class Prediction:
 def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
     """The rows of the wanted nodes. OptionError for ids that are none of the store's or are given twice."""
     ids = np.asarray(nodes)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+    if ids.ndim == 1 and not len(ids):
+        raise OptionError("nodes is an empty list; give at least one node id, or leave it out for all nodes")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise OptionError(f"nodes must be a list of node ids, not {ids.dtype}{list(ids.shape)}")
     needed = _SEARCH_BYTES_PER_NODE * store.num_nodes + _SEARCH_BYTES_PER_WANTED * len(ids)
     needed += min(_SEARCH_BYTES, 32 * store.num_edges)

@@ -59,7 +59,7 @@ def test_blocks_of_any_size_give_the_same_rows(
         ("1 2\n3 four\n", "line 2: '3 four'"),
         ("1 2 3\n4\n", "line 1: '1 2 3'"),
         ("1\n2 3 4\n", "line 1: '1'"),
-        ("1 2\n3 9999999999999999999\n", "line 2"),
+        ("1 2\n3 9999999999999999999\n", "line 2: 9999999999999999999 is too large: ids have at most 18 digits"),
         ("1 2\n\x00\n", "line 2"),
     ],
 )
@@ -73,6 +73,9 @@ def test_real_numbers_and_columns_that_may_vary_between_files(tmp_path: Path) ->
     path = tmp_path / "a.txt"
     path.write_text("1 2 0.5\n3 4 -1e-3\n")
     assert _read(path, columns=(2, 3), kind=Kind.REAL) == [[1, 2, 0.5], [3, 4, -1e-3]]
+    path.write_text("1\n")
+    with pytest.raises(SourceError, match="line 1: '1' where 2 to 3 numbers, the first two whole, are wanted"):
+        _read(path, columns=(2, 3), kind=Kind.REAL)
     for text in ("1 2 0.5\n3 4\n", "1 2 e\n", "1 2 1e\n", "1 2 1.2.3\n"):
         path.write_text(text)
         with pytest.raises(SourceError, match=r"line [12]"):
