@@ -92,9 +92,8 @@ class Room:
 
     def _shortage_of_one(self, leanest: Sequence[Layout]) -> str:
         work, limits = self.workload, self.limits
-        layout = min(leanest, key=self.needed_bytes)
-        need = self.needed_bytes(layout)
         if work.fixed_host_bytes > limits.host_bytes:
+            need = min(self.needed_bytes(one) for one in leanest)
             least = work.fixed_host_bytes
             line = (
                 f"row offsets and scalings need {format_size(least)} on the host, the host budget is "
@@ -104,7 +103,18 @@ class Room:
                 line += f" and --gpu-budget {budget_of(need)}"
             return line
         spare = limits.host_bytes - work.fixed_host_bytes
-        least = min(max(self._beside_device(one), self.needed_bytes(one) - spare) for one in leanest)
+
+        def least_device(one: Layout) -> int:
+            return max(self._beside_device(one), self.needed_bytes(one) - spare)
+
+        layout = min(leanest, key=least_device)
+        need, least = self.needed_bytes(layout), least_device(layout)
+        if need - spare <= limits.device_bytes:
+            # Both together would do: what the arena is not for may not be taken from the host budget.
+            return (
+                f"parameters and what layers compute in need {format_size(least)} of the gpu budget alone, which is "
+                f"{format_size(limits.device_bytes)}; give --gpu-budget {budget_of(least)}"
+            )
         return (
             f"the leanest plan needs {format_size(need + work.fixed_host_bytes)}{_largest(layout, work)}; the gpu "
             f"budget is {format_size(limits.device_bytes)} and the host budget {format_size(limits.host_bytes)}; "
