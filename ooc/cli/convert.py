@@ -152,7 +152,8 @@ def command(
         print_forecast(
             source,
             root=root,
-            folder=out.resolve().parent if out is not None else Path.cwd(),
+            out=out,
+            force=force,
             form=form,
             request=Request(split=split, budget_bytes=budget, drop_edge_data=drop_edge_data, options=given),
             symmetrize=symmetrize,

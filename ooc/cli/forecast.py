@@ -13,6 +13,7 @@ from ooc.conversion.budget import check_folder
 from ooc.conversion.forecast import Chosen, Forecast, Subject, forecast, subject_of, subject_of_dataset
 from ooc.conversion.formats import open_source
 from ooc.conversion.names import named
+from ooc.conversion.output import check_target, resolved
 from ooc.conversion.rates import measure
 from ooc.conversion.reading import Request
 from ooc.sizes import format_size
@@ -22,7 +23,8 @@ def print_forecast(
     source: str,
     *,
     root: Path,
-    folder: Path,
+    out: Path | None,
+    force: bool,
     form: str | None,
     request: Request,
     symmetrize: bool | None,
@@ -32,11 +34,11 @@ def print_forecast(
     dtype: str,
     console: Console,
 ) -> None:
-    """A table of the stages, and what they need together; nothing stays in ``folder``, where OUT would be.
+    """A table of the stages, and what they need together; nothing stays in the folder where OUT would be.
 
-    A dataset's files need not be here. Raises as ``ooc.convert`` does for a source that cannot be read.
+    A dataset's files need not be here. Raises as ``ooc.convert`` does for a source that cannot be read and an ``out``
+    that cannot be written.
     """
-    check_folder(folder)
     dataset, usual = named(source), False
     place = dataset.find(root) if dataset is not None else Path(source)
     if dataset is not None and place is None:
@@ -45,6 +47,10 @@ def print_forecast(
         assert place is not None
         opened = open_source(place if dataset is not None else source, format=form, request=request)
         subject, usual, where = subject_of(opened), opened.symmetrize, str(place)
+    target = resolved(out if out is not None else Path(f"{subject.name}.ooc"))
+    folder = target.parent
+    check_folder(folder)
+    check_target(target, force=force)
     chosen = Chosen(
         symmetrize=usual if symmetrize is None else symmetrize,
         self_loops=self_loops,
@@ -81,7 +87,7 @@ def _lines(subject: Subject, found: Forecast, *, where: str, folder: Path, budge
     return [
         f"{subject.name}: {counts} ({where})",
         f"source: {format_size(subject.input_bytes)}, {format_size(subject.raw_bytes)} unpacked; "
-        f"store: {format_size(found.store_bytes)}",
+        f"store: about {format_size(found.store_bytes)}",
         f"disk: {format_size(found.disk_bytes)} at most in {folder}, {format_size(free)} are free{room}",
         f"memory: at least {format_size(found.least_memory_bytes)}; "
         f"it would keep to {format_size(budget_bytes)}{short}",

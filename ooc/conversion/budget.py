@@ -26,6 +26,8 @@ _EDGE_NUMBER_BYTES = 128  # More for each number that an edge carries: up to 16 
 _FEATURE_BYTES = 48  # Three such blocks of float64, and up to three copies of the one at work.
 _LEAST_FEATURE_ROWS = 16
 _LEAST_EDGES = 16
+_METADATA_BYTES = 32 << 10  # A zarr.json for each of up to 16 arrays and their groups, and the journal.
+_CHECKSUM_BYTES = 4
 _LABEL_ROWS = 1 << 16
 _MOST_NUMBER_BYTES = 8  # Of what edges carry.
 
@@ -175,7 +177,7 @@ def disk_bytes_for(
     need = labels + max(keys * (8 + edge_row_bytes) + topology // 2, topology + features)
     if twice:
         need += labels + topology + features
-    return need + prepare_bytes
+    return need + prepare_bytes + _METADATA_BYTES * (1 + twice)
 
 
 def check_disk_for_order(store: Store, folder: Path, *, written_bytes: int = 0) -> None:
@@ -198,9 +200,9 @@ def _check_room(work: str, need: int, folder: Path) -> None:
 
 
 def _stored(rows: int, row_bytes: int) -> int:
-    """Bytes of an array's chunk files, padding included."""
+    """Bytes of an array's chunk files, padding included, and of their checksums."""
     height = chunk_rows(rows, row_bytes)
-    return -(-rows // height) * height * row_bytes
+    return -(-rows // height) * (height * row_bytes + _CHECKSUM_BYTES)
 
 
 def check_folder(folder: Path) -> None:

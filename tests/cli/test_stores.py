@@ -159,6 +159,10 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(run: RunCommand, h
     assert "memory: at least 145 MB; it would keep to 100 MB: too little\n" in out
     assert run("convert", "none", "--dry-run")[0] == 2
     assert not list(here.iterdir())
+    assert run("convert", SOURCE, "a.ooc", "--quiet")[0] == 0
+    code, out, err = run("convert", SOURCE, "a.ooc", "--dry-run")
+    assert (code, out, err.count("\n")) == (2, "", 1) and "a.ooc exists; give --force" in err
+    assert run("convert", SOURCE, "a.ooc", "--dry-run", "--force")[0] == 0
 
 
 def test_duplicates_are_kept_or_dropped_as_asked(run: RunCommand, here: Path, arrays: Path) -> None:
