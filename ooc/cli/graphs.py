@@ -29,7 +29,11 @@ def parse_graph(text: str) -> GraphStatistics:
         if known is None:
             given = "nodes=…,edges=…,features=…,classes=…"
             raise OptionError(f"--graph {name}: no such graph; known are {', '.join(KNOWN)}; or give {given}")
-    values = dict(_entry(part) for part in parts)
+    entries = [_entry(part) for part in parts]
+    values = dict(entries)
+    if len(values) < len(entries):
+        names = [name for name, _ in entries]
+        raise OptionError(f"--graph: {next(name for name in values if names.count(name) > 1)} is given twice")
     changes: dict[str, Any] = {name: _count(name, values[name]) for name in _COUNTS if name in values}
     if "dtype" in values:
         changes["feature_dtype"] = _dtype(values["dtype"])

@@ -95,7 +95,9 @@ def command(
     if hardware == _LIST:
         _list_machines(console, as_json)
     elif compare is not None:
-        _compare(compare, console, as_json)
+        if graph is not None or len(given) > 1:
+            raise OptionError("--compare takes what the run was trained on: give no graph besides, or its store")
+        _compare(compare, given[0] if given else None, console, as_json)
     else:
         from ooc.cli.sweep import is_axis, parse_axes
 
@@ -193,9 +195,15 @@ def _sweep(planning: "Planning", axes: dict[str, list[int]], console: "Console",
     print_assumptions(planning.assumptions(), console)
 
 
-def _compare(run: Path, console: "Console", as_json: bool) -> None:
+def _compare(run: Path, store: str | None, console: "Console", as_json: bool) -> None:
     from ooc.cli.comparison import compare, print_comparison
 
+    if store is not None:
+        from ooc.cli.train import check_same_store
+        from ooc.storage.store import open_store
+        from ooc.train.run import RunFolder
+
+        check_same_store(RunFolder.open(run), open_store(store))
     found = compare(run)
     if as_json:
         _print_json(found.as_dict())

@@ -264,7 +264,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     from ooc.storage.store import open_store
 
     store = open_store(settings.store)
-    _check_same_store(run, store)
+    check_same_store(run, store)
 
     import torch
     from rich.console import Console
@@ -367,7 +367,7 @@ def _logs(settings: TrainSettings, run: "RunFolder") -> "list[EpochLog]":
     return logs
 
 
-def _check_same_store(run: "RunFolder", store: "Store") -> None:
+def check_same_store(run: "RunFolder", store: "Store") -> None:
     """Note what store a run is on; refuse to go on with it on another one."""
     names = ("num_nodes", "num_edges", "num_features", "num_classes", "source", "created")
     facts = {name: store.attributes[name] for name in names}

@@ -63,6 +63,11 @@ def test_the_forecast_is_what_training_then_moves(here: Path, run: RunCommand) -
     assert code == 0
     assert compared["SSD read"]["ratio"] == compared["SSD written"]["ratio"] == 1
     assert compared["time an epoch"]["measured"] > 0
+    other = here / "other.ooc"
+    assert run("convert", f"synthetic:{GRAPH},seed=2", other, "--quiet")[0] == 0
+    code, out, err = run("plan", other, "--compare", "r")
+    assert (code, out, err.count("\n")) == (2, "", 1) and "r was trained on another store than" in err
+    assert run("plan", graph, "--compare", "r")[0] == 0
     code, out, _ = run("plan", "--compare", "r")
     assert code == 0 and "the median of 2 epochs" in out and "SSD written" in out
 
@@ -116,6 +121,15 @@ def test_a_budget_that_does_not_do_is_one_line_and_what_it_names_does(run: RunCo
     assert run("plan", *tight, "--gpu-budget", least)[0] == 0
 
 
+def test_a_gpu_budget_too_small_beside_ample_host_memory_is_named_alone(run: RunCommand) -> None:
+    """What the parameters and temporaries take is not made up for by the other budget."""
+    ample = ("--graph", GRAPH, *SMALL, "--no-advice", "--host-budget", "1G", "--json")
+    code, out, err = run("plan", *ample, "--gpu-budget", "1K")
+    assert (code, out) == (2, "") and "of the gpu budget alone, which is 1.00 KB; give --gpu-budget" in err
+    assert "leanest" not in err
+    assert run("plan", *ample, "--gpu-budget", err.split("--gpu-budget ")[1].strip())[0] == 0
+
+
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_shipped_machine_is_described_and_says_where_from(name: str, run: RunCommand) -> None:
     machine = load_hardware(name)
@@ -159,6 +173,7 @@ def test_the_epoch_is_drawn(run: RunCommand, tmp_path: Path) -> None:
     ("text", "line"),
     [
         ("cora", "no such graph; known are reddit"),
+        ("nodes=10,nodes=20,edges=5,features=1,classes=2", "nodes is given twice"),
         ("nodes=10", "edges, features, classes missing"),
         ("reddit,colour=3", "'colour=3' is none of"),
         ("reddit,edges=many", "edges=many is no count"),
@@ -206,6 +221,7 @@ def test_what_cannot_be_planned_is_one_line(graph: Path, here: Path, run: RunCom
         (("--graph", GRAPH, "--hardware", "bad.json"), "bad.json: disk is missing"),
         (("--graph", GRAPH, "--gantt", "epoch.png"), "ends in .svg, .html or .json"),
         (("--compare", "nothing"), "there is no run at nothing"),
+        (("--compare", "nothing", "--graph", GRAPH), "--compare takes what the run was trained on"),
     ):
         code, out, err = run("plan", *arguments, *SMALL, "--no-advice")
         assert (code, out, err.count("\n")) == (2, "", 1)
