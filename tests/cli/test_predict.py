@@ -92,6 +92,9 @@ def test_predictions_of_some_nodes(run: RunCommand, trained: Path, here: Path) -
         lines = (here / "some.csv").read_text().splitlines()
         assert lines == ["node,label", *(f"{node},{whole[node]}" for node in ("2400", "7", "93"))]
     assert sorted(path.name for path in here.iterdir()) == ["all.csv", "nodes.npy", "nodes.txt", "r", "some.csv"]
+    (here / "nodes.txt").write_text("")
+    code, out, err = run("predict", trained, "--nodes", "nodes.txt", "--out", "none.csv")
+    assert (code, out, err.count("\n")) == (2, "", 1) and "nodes is an empty list" in err
 
 
 def test_another_store_of_the_same_kind(run: RunCommand, trained: Path, here: Path) -> None:

@@ -202,7 +202,7 @@ def test_models_and_norms_resume_exactly(run: RunCommand, graph: Path, here: Pat
         (["--host-budget", "10K"], r"give --host-budget \d+[KM]"),
         (["--spill-dir", "nowhere"], "spill folder .*nowhere does not exist"),
         (["--block-rows", "7"], "multiple of 2048"),
-        (["--patience", "3", "--eval-every", "0"], "patience"),
+        (["--patience", "3", "--eval-every", "0"], "patience counts evaluations; give --eval-every"),
         (["--out", "/proc/run"], "/proc/run: "),
     ],
 )
