@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A converted dataset on disk: a Zarr v3 group of arrays (see ``docs/formats.md`` for its form)."""
 
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any, assert_never
@@ -88,10 +91,14 @@ class Store:
     ``num_features``, ``num_classes``, ``task`` (what its labels are), ``undirected``, ``num_self_loops``,
     ``has_edge_weight``, ``num_edge_features`` (0: none), ``source`` (what was converted and how), ``attributes``
     (everything in the group's metadata). ``undirected``: each edge is there both ways, with the same data.
+    ``identity``: what tells the folder that was opened from another one of the same name; None: of no folder.
     """
 
-    def __init__(self, path: Path, attributes: dict[str, Any], arrays: dict[str, Array]) -> None:
+    def __init__(
+        self, path: Path, attributes: dict[str, Any], arrays: dict[str, Array], *, identity: "Identity | None" = None
+    ) -> None:
         self.path = path
+        self._identity = identity
         self.attributes = attributes
         self.name = str(attributes["name"])
         self.num_nodes = int(attributes["num_nodes"])
@@ -108,6 +115,28 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges})"
+
+    def check_unreplaced(self) -> None:
+        """StoreError where the path leads to another store than the one that was opened: what is read from now on, or
+        was since the last check, is not of one store. Aggregations kept in the store (``agg/``) do not count."""
+        if self._identity is not None and _identity(self.path) != self._identity:
+            raise StoreError(f"the store {self.path} was replaced or changed while it was in use; start again")
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the folder open: until then no other one can get its inode, nor a file system forget that number.
+
+        StoreError where it has been replaced already.
+        """
+        descriptor = -1
+        try:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # the check says it
+                descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.check_unreplaced()
+            yield
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def array(self, name: str) -> Array:
         """The array ``name``: ``"x"``, ``"y"``, ``"split/train"``, … StoreError if absent."""
@@ -158,6 +187,21 @@ class Store:
         return {split: int(self.attributes["split_sizes"][split]) for split in SPLITS}
 
 
+Identity = tuple[tuple[int, ...], ...]
+
+
+def _identity(path: Path) -> Identity | None:
+    """Which folder ``path`` leads to, and which metadata file in it; None: to no store. An inode's number is used
+    again once its folder is removed, which is why the file's size and time are asked for, too."""
+    try:
+        folder, file = path.stat(), (path / METADATA_FILE).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StoreError(f"the store {path} cannot be read: {error.strerror or error}") from error
+    return (folder.st_dev, folder.st_ino), (file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns)
+
+
 def task_of(attributes: dict[str, Any]) -> Task:
     """The task that a group's ``attributes`` name; ValueError for one that is not known."""
     return Task(attributes.get("task", Task.CLASSES.value))
@@ -198,6 +242,7 @@ def open_store(path: str | Path) -> Store:
     Raises StoreError, in one line, for a missing, interrupted, damaged or too new store.
     """
     path = Path(path)
+    identity = _identity(path)  # before anything is read: what replaces the store meanwhile is told apart
     attributes = _attributes(path)
     try:
         version = attributes["ooc_format"]
@@ -214,7 +259,7 @@ def open_store(path: str | Path) -> Store:
             raise ValueError("a count is no number")
         shapes = array_shapes(attributes)
         arrays = {name: open_array(path, name) for name in shapes}
-        store = Store(path, attributes, arrays)
+        store = Store(path, attributes, arrays, identity=identity)
         _ = store.split_sizes
     except (KeyError, ValueError, TypeError) as error:
         raise StoreError(f"{path / METADATA_FILE} is damaged: {error}") from error

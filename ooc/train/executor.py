@@ -100,6 +100,7 @@ class Executor:
         """On a device, about the neighbour lists of each direction."""
         self._resources = ExitStack()
         with ExitStack() as opening:
+            opening.enter_context(store.held())
             self.engine, _ = choose_engine(spill_dir, store.path)
             opening.callback(self.engine.close)
             self.team = Team(threads)

@@ -53,15 +53,18 @@ def keep_aggregation(store: Store, scaling: Scaling, executor: Executor, matrix:
     _remove_abandoned(store)
     temporary = f"{name}.partial-{os.getpid()}"
     try:
+        stamp = _stamp(store, scaling)
+        store.check_unreplaced()
         write_group(store.path / GROUP, {})
         with create_array(store.path, temporary, (rows, columns), str(dtype).removeprefix("torch.")) as writer:
             for block in executor.read_rows(matrix):
                 writer.append(np.ascontiguousarray(block.numpy()))
-        (store.path / temporary / _STAMP).write_text(json.dumps(_stamp(store, scaling)))
+        (store.path / temporary / _STAMP).write_text(json.dumps(stamp))
         if find_aggregation(store, scaling, dtype) is not None:
             return True  # another run was faster, and a third may be reading what it kept
         for written in [*(store.path / temporary).rglob("*"), store.path / temporary]:
             flush(written)
+        store.check_unreplaced()  # another store must not get this one's
         shutil.rmtree(store.path / name, ignore_errors=True)
         (store.path / temporary).rename(store.path / name)
         flush(store.path / GROUP)

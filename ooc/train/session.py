@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-from ooc.errors import BudgetError, OptionError
+from ooc.errors import BudgetError, OocError, OptionError
 from ooc.events import Note, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.plan import Fate
 from ooc.plan.staging import Way
@@ -86,7 +86,12 @@ class Session:
 
     @torch.no_grad()
     def run(self, program: str, task: str) -> None:
-        """Run one of the setup's programs; ``task`` is its name for people."""
+        """Run one of the setup's programs; ``task`` is its name for people.
+
+        StoreError where the store was replaced before or meanwhile: files are opened by their names whenever they are
+        read, and what was computed of two stores belongs to neither.
+        """
+        self._store.check_unreplaced()
         executor, setup = self._running(), self._setup
         self._listener(TaskStarted(task, len(setup.plan.programs[program]), "passes"))
         intra_op_threads = torch.get_num_threads()
@@ -99,9 +104,13 @@ class Session:
                 setup.builder.commit,
                 lambda done: self._listener(TaskAdvanced(task, done)),
             )
+        except OocError:
+            self._store.check_unreplaced()  # then that is the reason
+            raise
         finally:
             torch.set_num_threads(intra_op_threads)
             self._listener(TaskFinished(task))
+        self._store.check_unreplaced()
 
     def peak_bytes(self, tier: Fate) -> int:
         """What has been used of a budget so far."""
