@@ -20,6 +20,7 @@ def command(run: Path, out: Path, weights: str, force: bool, quiet: bool) -> Non
 
     They are the state_dict of the PyG model that the run's options describe, under PyG's own names.
     """
+    from ooc.cli.models import rebuild_model
     from ooc.cli.settings import TrainSettings
     from ooc.train.run import RunFolder
     from ooc.train.weights import Checkpoint, export_weights, load_weights
@@ -27,6 +28,7 @@ def command(run: Path, out: Path, weights: str, force: bool, quiet: bool) -> Non
     folder = RunFolder.open(run)
     settings = TrainSettings.from_config(folder.config, run)
     state = load_weights(folder, Checkpoint(weights))
+    rebuild_model(settings, state, folder)  # which refuses those of another model
     described = {name: getattr(settings, name) for name in ("model", "layers", "hidden", "dropout", "norm", "jk")}
     export_weights(state, out, metadata={"format": "pt", "ooc": json.dumps(described)}, force=force)
     if not quiet:

@@ -61,7 +61,9 @@ def rebuild_model(settings: TrainSettings, weights: dict[str, torch.Tensor], run
     facts = run.config.get("store_facts", {})
     if not isinstance(facts, dict) or not {"num_features", "num_classes"} <= facts.keys():
         raise RunError(f"{run.path} does not say how many features and classes its store had")
-    sizes = (int(facts.get(name, 0)) for name in ("num_features", "num_classes", "num_edge_features"))
+    sizes = [facts.get(name, 0) for name in ("num_features", "num_classes", "num_edge_features")]
+    if any(type(size) is not int or size < 0 for size in sizes):
+        raise RunError(f"{run.path} says of its store that it had {sizes} features, classes and features of edges")
     model = _model(settings, *sizes)
     try:
         model.load_state_dict(weights)

@@ -78,10 +78,15 @@ class EpochRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "EpochRecord":
-        """The inverse of `as_dict`. Raises ValueError when a field is missing or unknown."""
+        """The inverse of `as_dict`. Raises ValueError when a field is missing or unknown, or of another kind."""
         names = {field.name for field in fields(cls)}
         if not names - _NEWER <= set(values) <= names:
             raise ValueError(f"fields {sorted(values)} are not those of an epoch's record")
+        for name in names & set(values) - {"passes", "ssd_way"}:
+            value = values[name]
+            number = isinstance(value, int) if name == "epoch" else isinstance(value, int | float)
+            if not number and not (value is None and name.endswith("_acc")):
+                raise ValueError(f"{name} of an epoch's record is {value!r}")
         try:
             passes = tuple(PassRecord(**values_of_pass) for values_of_pass in values.get("passes", ()))
         except TypeError as error:

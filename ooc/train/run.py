@@ -9,7 +9,8 @@
 
 Every file but the metrics is replaced whole (temporary + fsync + rename), so that a process killed
 at any moment leaves the previous version. The metrics are appended to, and may end in a torn line
-or in a line more or less than the checkpoint knows; `RunFolder.load` mends that.
+or in a line more or less than the checkpoint knows; `RunFolder.load` mends that. The states are zip
+files, whose checksums are checked when they are read.
 
 Not thread-safe: one thread owns a run folder, and a lock keeps other processes out of it.
 """
@@ -21,7 +22,7 @@ import fcntl
 import io
 import json
 import os
-import pickle
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -164,16 +165,24 @@ class RunFolder:
         with _named(path), path.open("a", encoding="utf-8") as file:
             file.write(record.to_line())
 
-    def load(self) -> State | None:
-        """The last checkpoint, None before the first; the metrics are cut or completed to match it."""
+    def load(self, check: Callable[[State], None] = lambda state: None) -> State | None:
+        """The last checkpoint, None before the first; the metrics are cut or completed to match it.
+
+        ``check`` may refuse the checkpoint before anything is changed.
+        """
         self.start()
         state = self.last()
         records = self.records()
         if state is None:
             kept = []
         else:
-            kept = [record for record in records if record.epoch < state["epoch"]]
-            kept.append(EpochRecord.from_dict(state["record"]))
+            check(state)
+            try:
+                last = EpochRecord.from_dict(state["record"])
+                kept = [record for record in records if record.epoch < state["epoch"]]
+            except (KeyError, TypeError, ValueError) as error:
+                raise RunError(f"{self.path / CHECKPOINT} is no checkpoint of a training") from error
+            kept.append(last)
         lines = "".join(record.to_line() for record in kept)
         metrics = self.path / METRICS
         if kept or metrics.exists():
@@ -191,18 +200,23 @@ class RunFolder:
         return _read_state(path) if path.exists() else None
 
     def records(self) -> list[EpochRecord]:
-        """The epochs so far, up to the first line that is torn or damaged."""
+        """The epochs so far. A last line that is torn does not count; RunError for a damaged one before others."""
         path = self.path / METRICS
         records: list[EpochRecord] = []
         if not path.exists():
             return records
         with _named(path):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        for line in lines:
+        torn: int | None = None
+        for number, line in enumerate(lines, start=1):
             try:
-                records.append(EpochRecord.from_line(line))
+                record = EpochRecord.from_line(line)
             except ValueError:
-                break
+                torn = torn or number
+                continue
+            if torn is not None:  # no kill does that, and to stop here would drop what follows
+                raise RunError(f"{path}, line {torn} is damaged; remove it to go on without that epoch's record")
+            records.append(record)
         return records
 
     def close(self) -> None:
@@ -225,7 +239,12 @@ class RunFolder:
         self.start()
         # By way of memory: torch reports a full disk as an internal error without a cause.
         buffer = io.BytesIO()
-        torch.save(_on_cpu(state), buffer)
+        summing = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(True)  # `_read_state` wants them, whatever the program around us does
+        try:
+            torch.save(_on_cpu(state), buffer)
+        finally:
+            torch.serialization.set_crc32_options(summing)
         _replace(self.path / name, lambda file: file.write(buffer.getbuffer()))
 
 
@@ -257,14 +276,23 @@ def _read_config(path: Path) -> Config:
 
 
 def _read_state(path: Path) -> State:
-    """A checkpoint's content. Only plain data is read: a pickled program in its place is refused."""
+    """A checkpoint's content. Only plain data is read: a pickled program in its place is refused.
+
+    torch itself looks at no checksum: a flipped bit would be another weight.
+    """
     import torch
 
+    with _named(path):
+        data = path.read_bytes()
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror or error}") from error
-    except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        with zipfile.ZipFile(io.BytesIO(data)) as members:
+            wrong = members.testzip()
+        if wrong is not None:
+            raise zipfile.BadZipFile(wrong)
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged bytes make zipfile and pickle raise almost anything
         raise RunError(f"{path} is damaged and cannot be read") from error
     if not isinstance(state, dict) or "epoch" not in state:
         raise RunError(f"{path} is no checkpoint")

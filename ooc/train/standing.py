@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a training has come: epochs done, the best of them, and all that going on exactly from here needs."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,16 +78,49 @@ class Standing:
 
     def resume(self) -> None:
         """Take up the run's last checkpoint, if it has one."""
-        state = self._run.load() if self._run is not None else None
+        state = self._run.load(self._check) if self._run is not None else None
         if state is None:
             return
-        self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        average = state.get("average")
-        if (average is None) == self._averaging.active:
+        try:
+            self._model.load_state_dict(state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._averaging.load(state.get("average"))
+            self._schedules.load(state.get("schedules", []))
+            epoch, best, stale = state["epoch"], state["best"], state["stale_epochs"]
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise RunError(f"the checkpoint of {self._path} does not fit this training: {error}") from error
+        self.epoch, self.best, self.stale = epoch, best, stale
+
+    def _check(self, state: dict[str, Any]) -> None:
+        """RunError for the checkpoint of another model or way to train, before anything is changed for it."""
+        saved = state.get("model")
+        if not isinstance(saved, dict) or not {"optimizer", "record", "best", "stale_epochs"} <= state.keys():
+            raise RunError(f"{self._path} holds no checkpoint that a training can go on from")
+        own = self._model.state_dict()
+        for name in [*own, *saved]:
+            if _shape(own.get(name)) != _shape(saved.get(name)):
+                there, here = (_shape(found.get(name)) or "missing" for found in (saved, own))
+                of = f"{name} is {there} there, {here} in this model"
+                raise RunError(f"the checkpoint of {self._path} is of another model: {of}")
+        if _is_of_another_kind(state["optimizer"], self._optimizer.state_dict()):
+            raise RunError(f"the checkpoint of {self._path} is of another optimizer")
+        if (state.get("average") is None) == self._averaging.active:
             raise RunError("the run was begun with weight averaging or this trainer has it, not both")
-        self._averaging.load(average)
-        self._schedules.load(state.get("schedules", []))
-        self.epoch = state["epoch"]
-        self.best = state["best"]
-        self.stale = state["stale_epochs"]
+
+    @property
+    def _path(self) -> Path | None:
+        return None if self._run is None else self._run.path
+
+
+def _shape(value: object) -> str:
+    """Of a tensor, for people; empty where there is none."""
+    return str(list(value.shape)) if isinstance(value, torch.Tensor) else ""
+
+
+def _is_of_another_kind(saved: Any, own: dict[str, Any]) -> bool:
+    """Whether options are missing on both sides; newer versions of an optimizer have more, which torch fills in."""
+    try:
+        pairs = zip(saved["param_groups"], own["param_groups"], strict=True)
+        return any(set(there) - set(here) and set(here) - set(there) for there, here in pairs)
+    except (KeyError, TypeError, ValueError):
+        return True

@@ -160,3 +160,15 @@ def test_a_run_without_an_epoch_has_no_weights(run: RunCommand, trained: Path, h
         (trained / name).unlink()
     code, _, err = run("export", trained, "m.pt")
     assert code == 2 and "has no weights yet" in err
+
+
+def test_weights_of_another_run_are_neither_exported_nor_used(
+    run: RunCommand, trained: Path, graph: Path, here: Path
+) -> None:
+    small = ["--layers", "2", "--hidden", "4", "--gpu-budget", "32M", "--host-budget", "32M", "--epochs", "1"]
+    assert run("train", graph, *small, "--out", "other", "--quiet")[0] == 0
+    (here / "other" / "best.pt").replace(trained / "best.pt")
+    for command in (["export", trained, "m.pt"], ["predict", trained, "--out", "p.npy"]):
+        code, _, err = run(*command)
+        assert code == 2 and "are not of the model that its configuration describes" in err and err.count("\n") == 1
+    assert not (here / "m.pt").exists() and not (here / "p.npy").exists()

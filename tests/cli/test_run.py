@@ -4,6 +4,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -198,6 +199,63 @@ def test_a_damaged_checkpoint_is_an_error(tmp_path: Path, content: bytes) -> Non
     (tmp_path / "run" / "checkpoint.pt").write_bytes(content)
     with RunFolder.open(tmp_path / "run") as run, pytest.raises(RunError, match=r"checkpoint\.pt is damaged"):
         run.load()
+
+
+@pytest.mark.parametrize("checksums", [True, False], ids=["usual", "torch told to leave checksums out"])
+def test_a_flipped_bit_is_an_error(tmp_path: Path, checksums: bool) -> None:
+    """torch reads on over it: a weight would be another one. Wherever it is, the state is refused or the same."""
+    torch.serialization.set_crc32_options(checksums)
+    try:
+        with RunFolder.create(tmp_path / "run", {}) as run:
+            run.save_best(state(1))
+    finally:
+        torch.serialization.set_crc32_options(True)
+    path = tmp_path / "run" / "best.pt"
+    sound = path.read_bytes()
+    weights = sound.index(state(1)["model"]["weight"].numpy().tobytes())
+    refused = 0
+    for place in [*range(0, len(sound), 29), *range(weights, weights + 24)]:
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            loaded = RunFolder.open(tmp_path / "run").load_best()
+        except RunError as error:
+            assert re.search(r"best\.pt is damaged|is no checkpoint", str(error))
+            refused += 1
+        else:
+            assert not weights <= place < weights + 24
+            assert loaded is not None and torch.equal(loaded["model"]["weight"], state(1)["model"]["weight"])
+    assert refused > 24
+    path.write_bytes(sound)
+    assert RunFolder.open(tmp_path / "run").load_best() is not None
+
+
+def test_a_damaged_line_among_the_metrics_is_an_error(tmp_path: Path) -> None:
+    """Lines after it would be dropped. What is damaged need not be the syntax."""
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.save(state(3))
+    path = tmp_path / "run" / "metrics.jsonl"
+    for damage in (('"loss":', '"lozs":'), ("{", ""), ('"epoch": 2', '"epoch": "2"'), ("0.5", '"a"')):
+        lines = [record(epoch).to_line() for epoch in (1, 2, 3)]
+        lines[1] = lines[1].replace(*damage)
+        path.write_text("".join(lines))
+        with RunFolder.open(tmp_path / "run") as run, pytest.raises(RunError, match=r"metrics\.jsonl, line 2 is dama"):
+            run.load()
+        assert path.read_text() == "".join(lines)
+    path.write_text(lines[0] + lines[2])
+    with RunFolder.open(tmp_path / "run") as run:
+        run.load()
+        assert [done.epoch for done in run.records()] == [1, 3]
+
+
+@pytest.mark.parametrize("changes", [{"record": None}, {"record": {"epoch": 1}}, {"epoch": "x"}])
+def test_a_state_that_is_of_no_training_is_an_error(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.save({**state(1), **changes})
+        run.append(record(1))
+        with pytest.raises(RunError, match="no checkpoint of a training"):
+            run.load()
 
 
 def test_a_pickled_program_is_not_run(tmp_path: Path) -> None:

@@ -164,6 +164,32 @@ def test_a_run_killed_before_its_first_write_begins_anew(run: RunCommand, graph:
     assert len(metrics(here / "r")) == 1
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (["--hidden", "8"], r"of another model: convs\.0\.\S+ is \[8(, 12)?\] there, \[16(, 12)?\] in this model"),
+        (["--layers", "3"], r"of another model: convs\.1\.\S+ is "),
+        (["--model", "sage"], "of another model: .* missing"),
+        (["--optimizer", "sgd"], "of another optimizer"),
+        (["--average", "ema"], "weight averaging"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_checkpoint_of_another_run_is_refused(
+    run: RunCommand, graph: Path, here: Path, other: list[str], message: str
+) -> None:
+    """And nothing of the run is changed for it."""
+    common = ["train", graph, *SMALL, "--epochs", "2", "--quiet"]
+    assert run(*common, "--out", "a")[0] == 0
+    assert run(*common, "--out", "b", *other, "--epochs", "1")[0] == 0
+    (here / "b" / "checkpoint.pt").replace(here / "a" / "checkpoint.pt")
+    before = (here / "a" / "metrics.jsonl").read_text()
+    code, _, err = run("train", "--resume", "--out", "a", "--epochs", "4", "--quiet")
+    assert code == 2 and err.startswith("ooc: error: ") and err.count("\n") == 1
+    assert re.search(message, err), err
+    assert (here / "a" / "metrics.jsonl").read_text() == before
+
+
 def test_early_stopping(run: RunCommand, graph: Path, here: Path) -> None:
     options = [*SMALL, "--epochs", "500", "--patience", "3", "--lr", "0.05"]
     assert run("train", graph, *options, "--out", "r")[0] == 0
