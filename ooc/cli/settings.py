@@ -4,7 +4,9 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
+
+import click
 
 from ooc.errors import OptionError, RunError
 
@@ -85,10 +87,14 @@ class TrainSettings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: Path) -> Self:
         """The settings in a run's configuration, which holds other things too."""
-        names = [option.name for option in fields(cls)]
+        kinds = {option.name: option.type for option in fields(cls)}
+        names = list(kinds)
         missing = [name for name in names if name not in config and name not in cls.defaults()]
         if missing:
             raise RunError(f"{where} was not begun by ooc train: its configuration lacks {', '.join(missing)}")
+        for name in names:
+            if name in config and not (config[name] is None and type(None) in get_args(kinds[name])):
+                _check_value(name, config[name], where)
         return cls(**{name: config[name] for name in names if name in config})
 
     @classmethod
@@ -100,6 +106,33 @@ class TrainSettings:
     def as_config(self) -> dict[str, Any]:
         """Plain data, for ``config.json``."""
         return asdict(self)
+
+
+def _check_value(name: str, value: Any, where: Path) -> None:
+    """RunError for a value that ``ooc train`` could not have written: not what its option makes of it."""
+    from ooc.cli.train import command
+
+    option = next(parameter for parameter in command.params if parameter.name == name)
+    is_list = isinstance(value, list)
+    items = value if is_list else [value]
+    try:
+        sound = is_list == getattr(option, "multiple", False)
+        if isinstance(option.type, click.Path):  # which lets numbers pass
+            sound = sound and isinstance(value, str)
+        sound = sound and all(_is_same(option.type.convert(item, None, None), item) for item in items)
+        reason = ""
+    except click.ClickException as error:
+        sound, reason = False, f": {error.format_message()}"
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        sound, reason = False, ""
+    if not sound:
+        raise RunError(f"{where}/config.json is damaged: {name} cannot be {value!r}{reason}")
+
+
+def _is_same(converted: object, value: object) -> bool:
+    """Whether ``value`` is what it was converted to; JSON may have a whole number for a fraction."""
+    alike = type(converted) is type(value) or (isinstance(converted, float) and type(value) is int)
+    return alike and converted == value
 
 
 def only_store(folder: Path) -> Path:

@@ -268,7 +268,7 @@ def _read_config(path: Path) -> Config:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}") from error
     if not isinstance(config, dict):
         raise RunError(f"{path} is damaged: it holds no JSON object")

@@ -10,6 +10,7 @@ import pytest
 from ooc import memory
 from ooc.cli import settings
 from ooc.cli.settings import TrainSettings
+from ooc.cli.train import command
 from ooc.errors import OptionError, RunError
 
 
@@ -35,11 +36,52 @@ def test_runs_are_numbered(tmp_path: Path) -> None:
     assert settings.next_run(tmp_path, "/data/cora.ooc", "gcn") == tmp_path / "cora-gcn-2"
 
 
+def usual(**changes: Any) -> dict[str, Any]:
+    """A configuration as ``ooc train`` writes it."""
+    context = command.make_context("train", ["/s.ooc"])
+    names = TrainSettings.__dataclass_fields__
+    values = {name: value for name, value in context.params.items() if name in names}
+    return {**TrainSettings(**{**values, "log": list(values["log"])}).as_config(), **changes}
+
+
 def test_settings_come_back_from_a_configuration() -> None:
-    original = make(store="/s.ooc", lr=0.1)
-    assert TrainSettings.from_config({**original.as_config(), "else": 1}, Path("run")) == original
+    config = usual(lr=1, gpu_budget=5, log=["csv"], threads=2, clip=0.5, residual=True)
+    found = TrainSettings.from_config({**config, "else": 1}, Path("run"))
+    assert found.as_config() == config
     with pytest.raises(RunError, match=r"run was not begun by ooc train: .* lacks .*layers"):
         TrainSettings.from_config({"store": "/s.ooc"}, Path("run"))
+
+
+@pytest.mark.parametrize("name", TrainSettings.__dataclass_fields__)
+@pytest.mark.parametrize("value", [-3, "abc\n", [5], {}, float("nan"), 1e999, ["abc"]], ids=repr)
+def test_a_configuration_with_impossible_values_is_refused_by_name(name: str, value: Any) -> None:
+    """Whatever the option; a path may be any text."""
+    if name in ("store", "spill_dir") and isinstance(value, str):
+        return
+    with pytest.raises(RunError, match=rf"^run/config\.json is damaged: {name} cannot be "):
+        TrainSettings.from_config(usual(**{name: value}), Path("run"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            ("lr", "0.1"),
+            ("lr", 10**400),
+            ("lr", True),
+            ("lr", None),
+            ("hidden", 8.0),
+            ("hidden", 0),
+            ("hidden", "8"),
+            ("layers", True),
+        ),
+        *(("aggr", "foo"), ("optimizer", "adan"), ("threads", 0), ("log", 5), ("log", "csv"), ("log", None)),
+        *(("gpu_budget", "4G"), ("store", None), ("store", 5), ("residual", 1), ("residual", None), ("seed", 2**63)),
+    ],
+)
+def test_values_that_only_look_like_an_options_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(RunError, match=rf"^run/config\.json is damaged: {name} cannot be "):
+        TrainSettings.from_config(usual(**{name: value}), Path("run"))
 
 
 def test_budgets_given_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
