@@ -6,9 +6,9 @@ parameters are trained, rates of dropout, slopes and the like decided what is pl
 for nothing.
 """
 
-from typing import Any
+from collections.abc import Iterator
 
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn import GINConv, GINEConv
 
 from ooc.errors import ModelError
@@ -24,6 +24,7 @@ class Unchanged:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._facts = dict(_facts(model))
+        self._numbers = [(name, buffer, buffer._version, float(buffer)) for name, buffer in _taken_as_numbers(model)]
 
     def check(self) -> None:
         """Raise ModelError naming what is no longer as it was."""
@@ -31,13 +32,20 @@ class Unchanged:
         for name in [*self._facts, *facts]:
             before, now = self._facts.get(name), facts.get(name)
             if before is not now and before != now:
-                raise ModelError(
-                    f"{name} of the model has changed since the trainer was made, which it does not see: make another "
-                    "Trainer with the model and its optimizer"
-                )
+                raise _changed(name)
+        for name, buffer, version, value in self._numbers:
+            if buffer._version != version and float(buffer) != value:  # on a device, to read it is to wait
+                raise _changed(f"the value of {name}")
 
 
-def _facts(model: nn.Module) -> Any:
+def _changed(name: str) -> ModelError:
+    return ModelError(
+        f"{name} of the model has changed since the trainer was made, which it does not see: make another Trainer with "
+        "the model and its optimizer"
+    )
+
+
+def _facts(model: nn.Module) -> Iterator[tuple[str, object]]:
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         yield path or type(model).__name__, _Itself(module)
@@ -49,8 +57,12 @@ def _facts(model: nn.Module) -> Any:
             yield f"{prefix}{name}.requires_grad", parameter.requires_grad
         for name, buffer in module.named_buffers(recurse=False):
             yield prefix + name, _Itself(buffer)
-            if isinstance(module, (GINConv, GINEConv)) and name == "eps":  # taken as a number
-                yield f"value of {prefix}{name}", float(buffer)
+
+
+def _taken_as_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for path, module in model.named_modules():
+        if isinstance(module, (GINConv, GINEConv)) and not isinstance(module.eps, nn.Parameter):
+            yield f"{path}.eps".lstrip("."), module.eps
 
 
 class _Itself:

@@ -27,6 +27,8 @@ from ooc.train.lowering.replaced import LINEAR
 
 _NODES, _EDGES = 13, 40
 _TOLERANCE = 1e-5
+_CONSTANT = "_tensor_constant"
+"""What torch.fx names such tensors, and a number."""
 _PLAIN = (bool, int, float, complex, str, Tensor)
 
 
@@ -41,11 +43,13 @@ class Calls:
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
             drawn = _random_states()
             self._graph = tracer.trace(module)
+            constants = {name: value for name, value in vars(module).items() if name.startswith(_CONSTANT)}
             if not _alike(drawn, _random_states()):
                 raise self._refuse("it draws random numbers other than by dropout")
             for what in before.changed():
                 raise self._refuse(f"its forward changes its {what}, which would happen once and not in every epoch")
             self._check_again()
+        vars(module).update(constants)  # tensors that forward makes, which the calls refer to
         if training:
             self._check_gradients(tracer.without_gradients)
         self._check_results(inputs, training=training)
@@ -64,7 +68,7 @@ class Calls:
             for kept in node.all_input_nodes:
                 if kept.graph is not again:
                     raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
-        if [(node.op, str(node.target)) for node in again.nodes] != [(n.op, str(n.target)) for n in self._graph.nodes]:
+        if list(map(_kind, again.nodes)) != list(map(_kind, self._graph.nodes)):
             raise self._refuse("it calls other layers each time")
 
     @contextmanager
@@ -246,6 +250,11 @@ def _close(one: Tensor | None, other: Tensor | None) -> bool:
     return one.shape == other.shape and torch.allclose(
         one, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True
     )
+
+
+def _kind(node: fx.Node) -> tuple[str, str]:
+    target = str(node.target)
+    return node.op, _CONSTANT if target.startswith(_CONSTANT) else target
 
 
 def _attribute(module: nn.Module, target: str) -> Any:

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has been settled when a trainer was made is refused when it changes; values may."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GINConv, SAGEConv
+
+import ooc
+from ooc.errors import ModelError
+from ooc.storage.store import Store
+from tests.exactness.comparison import store_of
+from tests.graphs import GraphCase, random_data
+
+GRAPH = GraphCase()
+
+
+class Model(nn.Module):
+    """Two layers with what may be changed between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = GINConv(nn.Linear(GRAPH.features, 8), eps=0.1)
+        self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.5)
+        self.register_buffer("shift", torch.zeros(8))
+        self.shift: Tensor
+        self.second = SAGEConv(8, GRAPH.classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.drop(self.norm(self.first(x, edge_index)) + self.shift)
+        return self.second(x, edge_index)
+
+
+def give(model: Model, **values: float) -> None:
+    model.load_state_dict(
+        model.state_dict() | {name.replace("_", "."): torch.tensor([v]) for name, v in values.items()}
+    )
+
+
+CHANGES: dict[str, tuple[Callable[[Model], object], str]] = {
+    "a layer frozen": (lambda m: m.second.requires_grad_(False), "second.lin_l.weight.requires_grad"),
+    "another rate": (lambda m: setattr(m.drop, "p", 0.1), "drop.p"),
+    "another layer": (lambda m: setattr(m, "norm", nn.BatchNorm1d(8)), "norm"),
+    "another parameter": (lambda m: setattr(m.norm, "bias", nn.Parameter(torch.zeros(8))), "norm.bias"),
+    "another buffer": (lambda m: setattr(m, "shift", torch.ones(8)), "shift"),
+    "a layer more": (lambda m: setattr(m, "third", nn.Linear(2, 2)), "third"),
+    "a number of a sum": (lambda m: give(m, first_eps=2.0), "the value of first.eps"),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """One small store for all."""
+    return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES.values(), ids=CHANGES.keys())
+def test_later_changes_are_refused_by_name(
+    change: Callable[[Model], object], said: str, store: Store, tmp_path: Path
+) -> None:
+    """Before an epoch, and before an evaluation."""
+    model = Model()
+    with ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path) as trainer:
+        trainer.fit(1)
+        change(model)
+        for run in (trainer.fit, trainer.evaluate):
+            with pytest.raises(ModelError, match=f"{said} of the model has changed"):
+                run()
+
+
+def test_values_may_change(store: Store, tmp_path: Path) -> None:
+    """Of weights and buffers, also to what they were; so may modes."""
+    model = Model()
+    with ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path) as trainer:
+        trainer.fit(1)
+        trainer.evaluate()
+        with torch.no_grad():
+            model.second.lin_l.weight.zero_()
+            model.shift += 1
+        give(model, first_eps=0.1)
+        model.eval()
+        trainer.fit(1)
+        model.train()
+        trainer.fit(1)
