@@ -7,7 +7,7 @@ little memory, every block goes to the disk and back, with and without something
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -174,6 +174,6 @@ def _workload(matrices: dict[str, Matrix], stages: tuple[Stage, ...], threads: i
 
 def _executor(plan: Plan, folder: Path, threads: int) -> Executor:
     """Of a program without edges and without matrices of a store: the store is asked for nothing but its folder."""
-    no_store: Any = SimpleNamespace(path=folder)
+    no_store: Any = SimpleNamespace(path=folder, held=nullcontext)
     no_rows = GraphRows()
     return Executor(plan, no_store, {}, no_rows, torch.float32, folder, threads=threads)
