@@ -9,7 +9,6 @@ for nothing.
 from collections.abc import Iterator
 
 from torch import Tensor, nn
-from torch_geometric.nn import GINConv, GINEConv
 
 from ooc.errors import ModelError
 
@@ -60,6 +59,8 @@ def _facts(model: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _taken_as_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    from torch_geometric.nn import GINConv, GINEConv  # stores are converted where PyG is missing, too
+
     for path, module in model.named_modules():
         if isinstance(module, (GINConv, GINEConv)) and not isinstance(module.eps, nn.Parameter):
             yield f"{path}.eps".lstrip("."), module.eps
