@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module calls, found by running its forward once on stand-ins for tensors (torch.fx).
+"""What a module calls, found by running its forward on stand-ins for tensors (torch.fx), twice.
 
 The stand-ins see calls and nothing else. What forward does besides would happen once, or be lost, and nobody would
 notice: draw random numbers, count its calls, turn gradients off, bring a backward of its own, ask whether something is
