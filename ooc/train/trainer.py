@@ -48,7 +48,7 @@ from ooc.train.setup import (
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.standing import Standing
 from ooc.train.unchanged import Unchanged
-from ooc.train.workload import zero_gradients
+from ooc.train.workload import drop_gradients_cut_off, zero_gradients
 
 __all__ = ["OVERHEAD_BYTES", "TILE_ROWS", "Saving", "Trainer"]
 
@@ -277,6 +277,7 @@ class Trainer:
         zero_gradients(self._setup.network)
         with self._setup.network.summing_gradients():
             self._session.run("train_and_score" if scored else "train", f"epoch {self.epoch + 1}")
+        drop_gradients_cut_off(self._setup.network)
         return self._objective.mean_loss()
 
     def _step(self) -> None:

@@ -169,3 +169,9 @@ def zero_gradients(network: Network) -> None:
             parameter.grad = torch.zeros_like(parameter)
         else:
             parameter.grad.zero_()
+
+
+def drop_gradients_cut_off(network: Network) -> None:
+    """Leave none where autograd would: see ``Network.cut_off``."""
+    for parameter in network.cut_off:
+        parameter.grad = None

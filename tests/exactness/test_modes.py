@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trains in which mode: parts of a model that are frozen by ``eval()``."""
+"""Parts of a model that are not trained: frozen by ``eval()``, or cut off by ``detach()``."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, SAGEConv
 
-from tests.exactness.comparison import assert_agrees, make_trainer, store_of
-from tests.exactness.reference import CustomCase
+from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
+from tests.exactness.reference import CustomCase, adamw
 from tests.graphs import GraphCase, random_data
 
 GRAPH = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8)
@@ -84,3 +84,39 @@ def test_a_model_in_eval_mode_trains_whole(when: str, tmp_path: Path) -> None:
         if when == "later":
             trainer.model.norm.eval()  # type: ignore[union-attr, operator]
         assert [record.loss for record in trainer.fit(2)] == expected
+
+
+class CutOff(nn.Module):
+    """Two parts of the output have no gradient to pass on: one behind ``detach``, one that only scales."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.aside = SAGEConv(features, 8), SAGEConv(features, 8)
+        self.norm, self.attention = nn.BatchNorm1d(8), GATConv(8, 8)
+        self.scale, self.mixed = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.full((8,), 0.3))
+        self.last = SAGEConv(8, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        aside = self.attention(self.norm(self.aside(x, edge_index)).relu(), edge_index).detach()
+        x = self.first(x, edge_index).relu() * self.mixed + aside * self.scale.detach()
+        return self.last(x, edge_index)
+
+
+@pytest.mark.parametrize("gpu_budget", ["64M", "least"])
+def test_what_is_cut_off_has_no_gradient(gpu_budget: str, tmp_path: Path) -> None:
+    """Nor is it decayed by the optimizer, as it would be with a gradient of zero; its norm's statistics are kept."""
+    case, data = CustomCase(make=CutOff), random_data(GRAPH)
+    if gpu_budget == "least":
+        store = store_of(data, tmp_path)
+        least, host = least_budgets(
+            lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host)
+        )
+        assert_agrees(case, data, tmp_path, make_optimizer=adamw, gpu_budget=least, host_budget=host)
+    else:
+        assert_agrees(case, data, tmp_path, make_optimizer=adamw)
+    with make_trainer(case, store_of(data, tmp_path), tmp_path, make_optimizer=adamw, clip_norm=1.0) as trainer:
+        before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        trainer.fit(3)
+        moved = {name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert not any(name.startswith(("aside", "attention", "scale", "norm.weight", "norm.bias")) for name in moved)
+    assert {"mixed", "norm.running_mean", "last.lin_l.weight"} <= moved

@@ -47,6 +47,19 @@ class Between(nn.Module):
         return self.second(x, edge_index)
 
 
+class Last(nn.Module):
+    """Does something to its output, and something else with it that nothing comes of."""
+
+    def __init__(self, last: Callable[[Tensor], Tensor], beside: nn.Module | None = None) -> None:
+        super().__init__()
+        self.conv, self.last, self.beside = GCNConv(F_IN, C), last, beside or nn.Identity()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.conv(x, edge_index)
+        self.beside(x)
+        return self.last(x)
+
+
 class InPlaceTwice(nn.Module):
     """Overwrites what it looks at again."""
 
@@ -185,6 +198,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a view overwritten": (lambda: Between(view_overwritten), ("writes into",)),
     "overwritten under another name": (lambda: Between(renamed), ("writes into",)),
     "added to under another name": (lambda: Between(added_to), ("+=",)),
+    "nothing with a gradient": (lambda: Last(lambda x: x.detach()), ("Last", "gets a gradient")),
+    "a norm that nothing comes of": (
+        lambda: Last(lambda x: x, beside=nn.BatchNorm1d(C)),
+        ("Last", "running statistics"),
+    ),
     "no convolution": (lambda: Between(nn.Linear(8, 8)).between, ("Linear", "edge_index")),
     "fewer outputs than classes": (lambda: GCN(F_IN, 8, 2, C - 1), ("outputs", "classes")),
     "other features": (lambda: SAGEConv(F_IN + 2, C), (f"{F_IN + 2} features",)),

@@ -67,7 +67,9 @@ class Setting:
 
 class Assembly:
     """Makes values, in order. ``sites`` counts the dropouts; ``products`` are the aggregations that commute with a
-    dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges."""
+    dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges,
+    ``cut_off`` the parameters that are found to get no gradient, ``observed`` the moments that running statistics are
+    kept of."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -75,6 +77,8 @@ class Assembly:
         self.products: list[Aggregate] = []
         self.convolved: list[Value] = []
         self.edge_data: set[EdgeData] = set()
+        self.cut_off: list[nn.Parameter] = []
+        self.observed: list[Moments] = []
         self._count = 0
         self._aggregates: dict[tuple[Value, Scaling], Aggregate] = {}
 
@@ -267,6 +271,8 @@ class Assembly:
         """``function(x, mean, variance)`` with moments over all rows; ``update`` keeps running statistics."""
         _check_matrix(source)
         moments = Moments(self._next(), source, update)
+        if update is not None:
+            self.observed.append(moments)
         return Normalized(self._next(), moments, function, parameters)
 
     def add(self, make: Callable[[int], Value]) -> Value:

@@ -44,6 +44,9 @@ class Network:
     """Those that are trained and have a part in the output."""
     idle: list[nn.Parameter]
     """Those that would be trained and have none: they have no gradient, as in PyG."""
+    cut_off: list[nn.Parameter]
+    """Of ``parameters``, those that a ``detach`` keeps from having a gradient: what tiles add up for them is zero, and
+    dropped, since an optimizer moves what has a gradient of zero, too."""
     embeddings: list[Value]
     """In evaluation, what each convolution but the last leaves to the next one."""
     hops: int
@@ -203,15 +206,23 @@ def lower(
             out_columns=int(weight.shape[0]),
         )
 
-    _, training = assembled(sum_first, training=True, once=aggregate_once)
+    assembly, training = assembled(sum_first, training=True, once=aggregate_once)
     aggregates = [v for v in values_of(training) if isinstance(v, Aggregate)]
     evaluated, evaluation = assembled(sum_first, training=False, once=any(v.once for v in aggregates))
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
     if not aggregates:
         raise ModelError(f"model {type(model).__name__} is not supported: it has no graph convolution")
+    if not set(assembly.observed).issubset(values_of(training)):
+        raise ModelError(
+            f"model {type(model).__name__} is not supported: the output does not depend on a norm that it calls, whose "
+            "running statistics would not be kept"
+        )
     if training.columns < num_classes:
         raise ModelError(f"the model has {training.columns} outputs, the store has {num_classes} classes")
     taking_part = {id(parameter) for value in values_of(training) for parameter in value.parameters}
+    cut_off = {id(parameter) for parameter in assembly.cut_off}
+    if cut_off.issuperset(map(id, parameters)):
+        raise ModelError(f"model {type(model).__name__} cannot be trained: none of its parameters gets a gradient")
     return Network(
         training=training,
         evaluation=evaluation,
@@ -219,6 +230,7 @@ def lower(
         dtype=parameters[0].dtype,
         parameters=[parameter for parameter in parameters if id(parameter) in taking_part],
         idle=[parameter for parameter in parameters if id(parameter) not in taking_part],
+        cut_off=[parameter for parameter in parameters if id(parameter) in cut_off & taking_part],
         embeddings=evaluated.convolved[1:],
         hops=longest,
         product=product,

@@ -34,11 +34,13 @@ _PLAIN = (bool, int, float, complex, str, Tensor)
 
 class Calls:
     """The calls of ``module``, in order, as ``nodes``. ``name``: of the module, for refusals. ``training``: gradients
-    will be wanted. ``inputs``: what it can be tried on."""
+    will be wanted. ``inputs``: what it can be tried on. ``cut_off``: parameters that are to be trained and were found
+    to get no gradient, be it that ``detach`` lies between them and the result."""
 
     def __init__(self, module: nn.Module, name: str, inputs: Sequence[Tensor], *, training: bool) -> None:
         self._module = module
         self._name = name
+        self.cut_off: list[nn.Parameter] = []
         tracer = _Tracer()
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
             drawn = _random_states()
@@ -118,13 +120,20 @@ class Calls:
             )
         if not _same(found, expected):
             raise self._refuse("its gradients are not those of what its forward calls; it has a backward of its own")
+        if training:
+            gradients = expected[2:] or [None] * len(self._trained)
+            self.cut_off = [p for p, found in zip(self._trained, gradients, strict=True) if found is None]
+
+    @property
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self._module.parameters() if parameter.requires_grad]
 
     def _run(self, module: nn.Module, inputs: Sequence[Tensor], *, training: bool) -> list[Tensor | None]:
         """What ``module`` gives for ``inputs``, in training with the gradients of the first input and of the
         parameters; it stays as it was."""
         given = [one.clone() for one in inputs]
         given[0].requires_grad_(training)
-        wanted = [given[0], *(parameter for parameter in self._module.parameters() if parameter.requires_grad)]
+        wanted = [given[0], *self._trained]
         with _as_it_was(self._module), torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
             torch.manual_seed(1)
             result = module(*given)

@@ -117,6 +117,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         setting, place = assembly.setting, next(model.parameters()).device
         tried = small_inputs(setting.num_features, setting.num_edge_features, dtype=setting.dtype, place=place)
         calls = Calls(whole, kind, tried, training=setting.training)
+        assembly.cut_off = calls.cut_off
         carried = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
         return _Interpreter(whole, assembly).run(calls, [assembly.features(), Graph(), *carried])
     except ModelError:
