@@ -3,7 +3,7 @@
 
 Weights, and buffers that are written into, are looked up whenever they are used. Which modules there are, which
 parameters are trained, rates of dropout, slopes and the like decided what is planned; changed later, they would count
-for nothing.
+for nothing. Nor would hooks, or another ``forward``, that are set on a module later.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from ooc.errors import ModelError
+from ooc.train.lowering.hooks import has_hooks, hooks_of
 
 _PLAIN = (bool, int, float, str, type(None))
 _MODE = "training"
@@ -51,9 +52,14 @@ def _facts(model: nn.Module) -> Iterator[tuple[str, object]]:
         for name, value in vars(module).items():
             if isinstance(value, _PLAIN) and name != _MODE:
                 yield prefix + name, value
+            elif callable(value):
+                yield prefix + name, _Itself(value)
+        for kind in hooks_of(module):
+            yield prefix + kind, True
         for name, parameter in module.named_parameters(recurse=False):
             yield prefix + name, _Itself(parameter)
             yield f"{prefix}{name}.requires_grad", parameter.requires_grad
+            yield f"{prefix}{name}.hooks", has_hooks(parameter)
         for name, buffer in module.named_buffers(recurse=False):
             yield prefix + name, _Itself(buffer)
 

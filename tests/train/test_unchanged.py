@@ -24,14 +24,14 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = GINConv(nn.Linear(GRAPH.features, 8), eps=0.1)
-        self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.5)
+        self.norm, self.drop, self.act = nn.BatchNorm1d(8), nn.Dropout(0.5), torch.relu
         self.register_buffer("shift", torch.zeros(8))
         self.shift: Tensor
         self.second = SAGEConv(8, GRAPH.classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.drop(self.norm(self.first(x, edge_index)) + self.shift)
-        return self.second(x, edge_index)
+        return self.second(self.act(x), edge_index)
 
 
 def give(model: Model, **values: float) -> None:
@@ -47,6 +47,11 @@ CHANGES: dict[str, tuple[Callable[[Model], object], str]] = {
     "another parameter": (lambda m: setattr(m.norm, "bias", nn.Parameter(torch.zeros(8))), "norm.bias"),
     "another buffer": (lambda m: setattr(m, "shift", torch.ones(8)), "shift"),
     "a layer more": (lambda m: setattr(m, "third", nn.Linear(2, 2)), "third"),
+    "a hook": (lambda m: m.second.lin_l.register_forward_hook(lambda *_: None), "second.lin_l.forward_hooks"),
+    "a hook of PyG": (lambda m: m.first.register_propagate_forward_hook(lambda *_: None), "propagate_forward_hooks"),
+    "a hook on a parameter": (lambda m: m.norm.bias.register_hook(lambda _: None), "norm.bias.hooks"),
+    "another forward": (lambda m: setattr(m.drop, "forward", lambda x: x), "drop.forward"),
+    "another activation": (lambda m: setattr(m, "act", torch.tanh), "act"),
     "a number of a sum": (lambda m: give(m, first_eps=2.0), "the value of first.eps"),
 }
 

@@ -18,6 +18,7 @@ from ooc.plan.workload import EdgeData
 from ooc.train.graph import ActiveRows, Scaling
 from ooc.train.lowering.assembly import Assembly, Setting
 from ooc.train.lowering.call import ARGUMENTS
+from ooc.train.lowering.hooks import has_hooks, hooks_of
 from ooc.train.lowering.outline import Outline
 from ooc.train.lowering.per_edge import Attention, EdgeAggregate
 from ooc.train.lowering.products import IN_FULL, Products
@@ -25,8 +26,6 @@ from ooc.train.lowering.projection import Projection
 from ooc.train.lowering.sameness import compute_the_same
 from ooc.train.lowering.values import Aggregate, Linear, Moments, Value
 
-_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-"""How torch's and PyG's names end of what a module keeps hooks in that may change a result."""
 EVERYWHERE = 1 << 30
 """Hops for what is needed of every row, however far it lies from those that are scored."""
 
@@ -299,10 +298,9 @@ def _check(model: nn.Module, num_features: int) -> None:
     if devices != {"cpu"}:
         raise ModelError(f"{name}: parameters must be on the CPU, not on {', '.join(sorted(devices))}")
     for path, module in model.named_modules():
-        hooks = [kept.strip("_") for kept, value in vars(module).items() if kept.endswith(_HOOKS) and value]
-        if hooks:
+        if hooks := hooks_of(module):
             where = f"{type(module).__name__} ({path})" if path else name
             raise ModelError(f"{where}: {hooks[0]} are not supported")
-    for path, parameter in model.named_parameters():  # its gradient is added up tile by tile, autograd never sees it
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+    for path, parameter in model.named_parameters():
+        if has_hooks(parameter):
             raise ModelError(f"parameter {path} of {name}: hooks on parameters are not supported")
