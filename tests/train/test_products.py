@@ -44,7 +44,7 @@ def maps(multiply: Products, source: Value, count: int, outputs: int, *, project
     if not projected:
         return [Linear(i + 2, source, weight, multiply) for i, weight in enumerate(weights)]
     return [
-        Projection(i + 2, source, lambda w=w: (w, None), [w], label=str(i), product=multiply)  # type: ignore[misc]
+        Projection(i + 2, source, lambda w=w: (w, None), [w], product=multiply)  # type: ignore[misc]
         for i, w in enumerate(weights)
     ]
 

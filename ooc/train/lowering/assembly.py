@@ -139,13 +139,12 @@ class Assembly:
         parameters: Sequence[nn.Parameter],
         *,
         features: int,
-        label: str,
         repeated: Repeated = ONCE,
     ) -> Value:
         """x W(θ)ᵀ + b(θ) for the ``features`` columns of x."""
         self._check_columns(source, features)
         product = self.setting.product
-        return Projection(self._next(), source, weights, parameters, label=label, product=product, repeated=repeated)
+        return Projection(self._next(), source, weights, parameters, product=product, repeated=repeated)
 
     def maximum(self, source: Value) -> Value:
         """The largest of the neighbours' values, column by column."""
@@ -241,14 +240,10 @@ class Assembly:
         inputs: Sequence[Value],
         parameters: Sequence[nn.Parameter] = (),
         *,
-        detail: str = "",
         heavy: bool = False,
         scratch_columns: int = 0,
     ) -> Value:
-        """A function of rows. It is tried on a few: one that looks across rows raises ModelError naming ``name``.
-
-        ``detail`` tells it from functions of the same name that do something else.
-        """
+        """A function of rows. It is tried on a few: one that looks across rows raises ModelError naming ``name``."""
         tail = probe(name, function, [value.tail for value in inputs], self.setting.dtype)
         return Rowwise(
             self._next(),
@@ -256,7 +251,6 @@ class Assembly:
             tail,
             function,
             parameters,
-            label=name + detail,
             heavy=heavy,
             scratch_columns=scratch_columns,
         )

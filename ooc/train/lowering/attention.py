@@ -79,8 +79,8 @@ def lower_gat(conv: Any, call: Call) -> Value:
         return scores(conv.att_dst), None
 
     repeated = Repeated(slices, conv.out_channels // slices + 1), Repeated(slices, 1)
-    source = _projection(call, sources, (weight, conv.att_src), "GAT sources", repeated[0])
-    target = _projection(call, targets, (weight, conv.att_dst), "GAT targets", repeated[1])
+    source = _projection(call, sources, (weight, conv.att_src), repeated[0])
+    target = _projection(call, targets, (weight, conv.att_dst), repeated[1])
     slope = float(conv.negative_slope)
     if not has_features:
         options = replace(options, slices=slices)
@@ -101,10 +101,10 @@ def lower_gat(conv: Any, call: Call) -> Value:
 def lower_gatv2(conv: Any, call: Call) -> Value:
     """GATv2Conv."""
     options = _options(conv, call)
-    source = _projection(call, *_of_linear(conv.lin_l), "GATv2 sources")
+    source = _projection(call, *_of_linear(conv.lin_l))
     target = source
     if conv.lin_r is not conv.lin_l:
-        target = _projection(call, *_of_linear(conv.lin_r), "GATv2 targets")
+        target = _projection(call, *_of_linear(conv.lin_r))
     if call.arguments.get("edge_attr") is not None and conv.lin_edge is None:
         raise call.refuse("it is given edge_attr without edge_dim")
     term = None
@@ -133,8 +133,8 @@ def lower_transformer(conv: Any, call: Call) -> Value:
 
         return interleaved(weights), interleaved(biases) if biases else None
 
-    source = _projection(call, sources, (*weights, *biases), "keys and values")
-    target = _projection(call, *_of_linear(conv.lin_query), "queries")
+    source = _projection(call, sources, (*weights, *biases))
+    target = _projection(call, *_of_linear(conv.lin_query))
     if (call.arguments.get("edge_attr") is None) != (conv.lin_edge is None):
         given = "without edge_attr" if conv.lin_edge is not None else "with edge_attr and no edge_dim"
         raise call.refuse(f"it is called {given}")
@@ -153,7 +153,7 @@ def lower_transformer(conv: Any, call: Call) -> Value:
         beta: Tensor = lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
         return beta * skip + (1 - beta) * out
 
-    return call.assembly.rowwise(call.where, gated, [out, skip], tuple(lin_beta.parameters()), detail=" beta")
+    return call.assembly.rowwise(call.where, gated, [out, skip], tuple(lin_beta.parameters()))
 
 
 def _options(conv: Any, call: Call) -> AttentionOptions:
@@ -194,12 +194,10 @@ def _projection(
     call: Call,
     weights: Weights,
     parameters: tuple[nn.Parameter, ...],
-    label: str,
     repeated: Repeated = ONCE,
 ) -> Value:
-    x, label = call.matrix("x"), f"{call.where} {label}"
     features = int(parameters[0].shape[1])
-    return call.assembly.projection(x, weights, parameters, features=features, label=label, repeated=repeated)
+    return call.assembly.projection(call.matrix("x"), weights, parameters, features=features, repeated=repeated)
 
 
 def _of_linear(linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
@@ -217,9 +215,7 @@ def _heads(conv: Any, call: Call, attended: Value) -> Value:
     if conv.concat:
         return attended
     heads, channels = conv.heads, conv.out_channels
-    return call.assembly.rowwise(
-        call.where, lambda rows: rows.reshape(-1, heads, channels).mean(dim=1), [attended], detail=" mean of heads"
-    )
+    return call.assembly.rowwise(call.where, lambda rows: rows.reshape(-1, heads, channels).mean(dim=1), [attended])
 
 
 def _with_residual(conv: Any, call: Call, out: Value) -> Value:

@@ -47,7 +47,7 @@ ONCE = Repeated(1, 1)
 
 
 class Projection(Value):
-    """x W(θ)ᵀ + b(θ). ``label`` tells what is made of the parameters θ; ``repeated``: which columns are the same."""
+    """x W(θ)ᵀ + b(θ). ``repeated``: which columns are the same."""
 
     affine = True
     heavy = True
@@ -59,14 +59,12 @@ class Projection(Value):
         weights: Weights,
         parameters: Sequence[nn.Parameter],
         *,
-        label: str,
         product: Products = IN_FULL,
         repeated: Repeated = ONCE,
     ) -> None:
         self.made = Made(weights, parameters)
         super().__init__(index, (source,), (self.made.columns,))
         self.parameters = tuple(parameters)
-        self.label = label
         self.product = product
         self.repeated = repeated
 

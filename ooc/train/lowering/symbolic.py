@@ -91,7 +91,7 @@ class Calls:
             if node.op == "call_module":
                 own = list(modules[str(node.target)].parameters())
             elif node.op == "get_attr":
-                own = [_attribute(self._module, str(node.target))]
+                own = [attribute(self._module, str(node.target))]
             if any(getattr(o, "requires_grad", False) for o in own) or trained.intersection(node.all_input_nodes):
                 if node in without:
                     what = str(node.target if node.op == "call_module" else node.name).removeprefix("model.")
@@ -134,7 +134,7 @@ class Calls:
         given = [one.clone() for one in inputs]
         given[0].requires_grad_(training)
         wanted = [given[0], *self._trained]
-        with _as_it_was(self._module), torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
+        with _as_it_was(self._module), torch.set_grad_enabled(training):
             torch.manual_seed(1)
             result = module(*given)
             if not isinstance(result, Tensor) or not (training and result.requires_grad):
@@ -159,6 +159,14 @@ def small_inputs(
 def small_rows(tail: Sequence[int], *, dtype: torch.dtype, place: torch.device) -> Tensor:
     """Rows of so many numbers."""
     return torch.randn(_NODES, *tail, generator=torch.Generator().manual_seed(1), dtype=dtype).to(place)
+
+
+def attribute(module: nn.Module, target: str) -> Any:
+    """What torch.fx calls ``target``, through modules in modules."""
+    owner: Any = module
+    for name in target.split("."):
+        owner = getattr(owner, name)
+    return owner
 
 
 class _Tracer(fx.Tracer):
@@ -264,10 +272,3 @@ def _close(one: Tensor | None, other: Tensor | None) -> bool:
 def _kind(node: fx.Node) -> tuple[str, str]:
     target = str(node.target)
     return node.op, _CONSTANT if target.startswith(_CONSTANT) else target
-
-
-def _attribute(module: nn.Module, target: str) -> Any:
-    owner: Any = module
-    for name in target.split("."):
-        owner = getattr(owner, name)
-    return owner

@@ -34,7 +34,7 @@ from ooc.train.lowering.rowwise import (
     ROWWISE_MODULES,
     VIEWS,
 )
-from ooc.train.lowering.symbolic import Calls, small_inputs, small_rows
+from ooc.train.lowering.symbolic import Calls, attribute, small_inputs, small_rows
 from ooc.train.lowering.values import Value
 
 _LSTM_COLUMNS = 24
@@ -179,10 +179,8 @@ class _Interpreter:
         return _Interpreter(part, self._assembly).run(calls, [rows])
 
     def _attribute(self, target: str) -> Free:
-        owner: Any = self._whole
-        for name in target.split("."):
-            owner = getattr(owner, name)
-        return Free(lambda: owner, (owner,) if isinstance(owner, nn.Parameter) else ())
+        found = attribute(self._whole, target)
+        return Free(lambda: found, (found,) if isinstance(found, nn.Parameter) else ())
 
     # ---- modules -----------------------------------------------------------------------------------------
 
@@ -338,7 +336,7 @@ class _Interpreter:
                 if target is operator.getitem
                 else (lambda *t: getattr(function(*t), key))
             )
-            return self._assembly.rowwise(first.name, pick, first.inputs, first.parameters, detail=str(key))
+            return self._assembly.rowwise(first.name, pick, first.inputs, first.parameters)
         return None
 
     def _apply(self, name: str, target: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -375,8 +373,7 @@ class _Interpreter:
                 tried = function(*(torch.zeros(2, *value.tail, dtype=self._assembly.setting.dtype) for value in values))
             if not isinstance(tried, Tensor):
                 return Parts(name, function, tuple(values), parameters)
-        plain = repr([leaf if isinstance(leaf, (bool, int, float, str)) else type(leaf).__name__ for leaf in leaves])
-        return self._assembly.rowwise(name, function, values, parameters, detail=plain, heavy=target in HEAVY_FUNCTIONS)
+        return self._assembly.rowwise(name, function, values, parameters, heavy=target in HEAVY_FUNCTIONS)
 
     def _sum(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
         """Sums and multiples of matrices, which need nothing kept for their gradients."""

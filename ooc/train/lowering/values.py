@@ -280,13 +280,10 @@ class Rowwise(Value):
         function: RowFunction,
         parameters: Sequence[nn.Parameter] = (),
         *,
-        label: str,
         heavy: bool = False,
         scratch_columns: int = 0,
     ) -> None:
         super().__init__(index, inputs, tail)
-        self.label = label
-        """Functions of one label do the same."""
         self.function = function
         self.parameters = tuple(parameters)
         self.heavy = heavy
