@@ -4,13 +4,14 @@
 import gc
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ooc.cli.options import GroupedCommand
 from ooc.cli.settings import TrainSettings, only_store
@@ -97,12 +98,15 @@ def command(
     elif compare is not None:
         if graph is not None or len(given) > 1:
             raise OptionError("--compare takes what the run was trained on: give no graph besides, or its store")
+        _without_part("--compare", {"compare", "given", "as_json"})
         _compare(compare, given[0] if given else None, console, as_json)
     else:
         from ooc.cli.sweep import is_axis, parse_axes
 
         stores = [text for text in given if not (sweep and is_axis(text))]
         axes = parse_axes([*sweep, *(text for text in given if text not in stores)])
+        if axes:
+            _without_part("--sweep", others={"gantt", *(f"{axis}_budget" for axis in axes)})
         planning = _planning(stores, graph, hardware, no_savings, options)
         with _rare_collections():
             if axes:
@@ -123,6 +127,16 @@ def _rare_collections() -> Iterator[None]:
     finally:
         gc.set_threshold(*often)
         gc.unfreeze()
+
+
+def _without_part(option: str, allowed: Collection[str] = (), *, others: Collection[str] = ()) -> None:
+    """Refuse what was given beside ``option`` and would count for nothing: ``others``, or all but ``allowed``."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and (name in others if others else name not in allowed):
+            raise OptionError(f"{parameter.opts[0]} has no part in {option}; leave out one of the two")
 
 
 def _planning(

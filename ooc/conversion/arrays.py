@@ -230,24 +230,38 @@ def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -
     if isinstance(options.split, str):
         return random_split(nodes, options.split)
     found = {
-        split: next((f"{name}_{kind}" for kind in ("mask", "idx") for name in names if f"{name}_{kind}" in arrays), "")
+        split: [f"{name}_{kind}" for kind in ("mask", "idx") for name in names if f"{name}_{kind}" in arrays]
         for split, names in _SPLIT_NAMES.items()
     }
     if not found["train"]:
         remedy = "give train_mask or train_idx, or --split random (split='random')"
         raise SourceError(f"{options.name} has no split: {remedy}")
     columns = {
-        split: _membership(arrays[name], name, nodes, options) if name else _none for split, name in found.items()
+        split: _agreeing({name: _membership(arrays[name], name, nodes, options) for name in names}, options)
+        for split, names in found.items()
     }
-    wide = any(name.endswith("mask") and arrays[name].ndim == 2 for name in found.values() if name)
+    wide = any(name.endswith("mask") and arrays[name].ndim == 2 for names in found.values() for name in names)
     if options.split is not None and not wide:
         raise SourceError(f"{options.name} has one split only; split={options.split} asks for a column of masks")
     note = f"column {options.split or 0} of the masks" if wide else None
     return lambda start, stop: tuple(columns[split](start, stop) for split in _SPLIT_NAMES), note
 
 
-def _none(start: int, stop: int) -> Mask:
-    return np.zeros(stop - start, dtype=np.bool_)
+def _agreeing(ways: Mapping[str, Callable[[int, int], Mask]], options: ArrayOptions) -> Callable[[int, int], Mask]:
+    """The members of a split that is told in so many ``ways``, by name; SourceError where two tell different ones."""
+
+    def members(start: int, stop: int) -> Mask:
+        told = {name: way(start, stop) for name, way in ways.items()}
+        (first, mask), *others = told.items() or [("", np.zeros(stop - start, dtype=np.bool_))]
+        for name, other in others:
+            if (differs := mask != other).any():
+                at = start + int(differs.argmax())
+                raise SourceError(
+                    f"{options.name}: {first} and {name} tell different things of node {at}; leave one out"
+                )
+        return mask
+
+    return members
 
 
 def _membership(array: AnyArray, name: str, nodes: int, options: ArrayOptions) -> Callable[[int, int], Mask]:

@@ -220,8 +220,10 @@ def test_what_cannot_be_planned_is_one_line(graph: Path, here: Path, run: RunCom
         (("--graph", GRAPH, "--hardware", "no.json"), "no JSON"),
         (("--graph", GRAPH, "--hardware", "bad.json"), "bad.json: disk is missing"),
         (("--graph", GRAPH, "--gantt", "epoch.png"), "ends in .svg, .html or .json"),
-        (("--compare", "nothing"), "there is no run at nothing"),
+        (("--compare", "nothing"), "has no part in --compare"),
         (("--compare", "nothing", "--graph", GRAPH), "--compare takes what the run was trained on"),
+        (("--graph", GRAPH, "--sweep", "gpu=1G", "--gpu-budget", "2G"), "--gpu-budget has no part in --sweep"),
+        (("--graph", GRAPH, "--sweep", "host=1G", "--gantt", "epoch.svg"), "--gantt has no part in --sweep"),
     ):
         code, out, err = run("plan", *arguments, *SMALL, "--no-advice")
         assert (code, out, err.count("\n")) == (2, "", 1)
@@ -233,6 +235,8 @@ def test_what_cannot_be_planned_is_one_line(graph: Path, here: Path, run: RunCom
 def test_a_run_without_a_forecast_is_refused(here: Path, run: RunCommand) -> None:
     Path("r").mkdir()
     Path("r/config.json").write_text("{}")
+    assert "there is no run at nothing" in run("plan", "--compare", "nothing")[2]
+    assert "has no part" in run("plan", "--compare", "r", "--sweep", "gpu=1G")[2]
     assert "kept no forecast" in run("plan", "--compare", "r")[2]
     Path("r/plan.json").write_text('{"first_epoch": 1}')
     assert "has finished no epoch" in run("plan", "--compare", "r")[2]

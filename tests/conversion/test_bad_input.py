@@ -63,6 +63,10 @@ _BAD: dict[str, tuple[Arrays, str]] = {
     "index out of range": (_replaced(train_mask=None, train_idx=np.array([1, 60])), "names the node 60 of 60"),
     "index negative": (_replaced(train_mask=None, train_idx=np.array([1, -4])), "names the node -4"),
     "index of fractions": (_replaced(train_mask=None, train_idx=np.array([0.5])), "no list of node ids"),
+    "two splits": (
+        _replaced(train_idx=np.flatnonzero(_MASK)[1:]),
+        r"train_mask and train_idx tell different things of node \d+; leave one out",
+    ),
     "train node without label": (_replaced(y=np.full(60, -1)), r"node \d+ of the train split has no label"),
     "CSR incomplete": (_sparse(x_indptr=None), "x_indptr is missing"),
     "CSR indptr falls": (_sparse(x_indptr=np.arange(61)[::-1]), "indptr does not rise"),

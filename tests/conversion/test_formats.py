@@ -123,6 +123,7 @@ def test_variants_of_the_generic_form(tmp_path: Path) -> None:
         "edges": arrays["edge_index"].T.astype(np.uint16),
         "y": y,
         "train_idx": np.flatnonzero(arrays["train_mask"])[::-1].astype(np.int32),
+        "train_mask": arrays["train_mask"],
         "x_data": x.data,
         "x_indices": x.indices,
         "x_indptr": x.indptr,
