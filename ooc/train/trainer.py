@@ -8,6 +8,7 @@ allocated or written.
 import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -52,9 +53,11 @@ from ooc.train.workload import drop_gradients_cut_off, zero_gradients
 
 __all__ = ["OVERHEAD_BYTES", "TILE_ROWS", "Saving", "Trainer"]
 
-OVERHEAD_BYTES = 500_000_000 if torch.version.cuda is None else 800_000_000
-"""Resident memory of the interpreter with torch, whose build for CUDA is larger, and torch-geometric, besides the two
-budgets."""
+_TRITON_BYTES = 80_000_000 if find_spec("triton") else 0
+"""torch-geometric imports a part of torch that imports triton where it is installed, GPU or not."""
+OVERHEAD_BYTES = 500_000_000 + _TRITON_BYTES if torch.version.cuda is None else 800_000_000
+"""Resident memory of the interpreter with torch, whose build for CUDA is larger and comes with triton, and
+torch-geometric, besides the two budgets."""
 
 Scores = dict[str, float | None]
 
