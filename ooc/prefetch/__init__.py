@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moving blocks between SSD and memory: arenas, I/O engines, spill files, and streams that run ahead.
 
-Reading order: ``engine`` (bytes in, bytes out), ``arena`` (where they land), ``spill`` (scratch matrices),
-``stream`` (what is read before it is asked for and written after it is computed).
+Reading order: ``engine`` (bytes in, bytes out), ``arena`` (where they land), ``spill`` (scratch files), ``frames``
+(read before it is asked for, written after it is computed), ``device`` and ``transfers`` (the same with a GPU's memory
+above the host's).
 """

@@ -1,19 +1,262 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers above use of the engines: the seam, the choice among them, and the one that works everywhere."""
+"""What every engine promises: byte ranges moved later, and an error with a name when they were not.
 
-from ooc.prefetch.engines.choice import choose_engine
-from ooc.prefetch.engines.direct import PIECE_BYTES, DirectEngine
-from ooc.prefetch.engines.seam import ChunkFile, Counters, Engine, OpenFile, Span, Ticket, open_file
+``read`` and ``write`` return at once with a ``Ticket``; memory must stay untouched until it has been waited for.
+A result that is not exactly what was asked for, whether short, failed or late, never passes: ``Ticket.wait``
+raises one SpillError that names matrix, file and offset. Engines are thread-safe.
+"""
 
-__all__ = [
-    "PIECE_BYTES",
-    "ChunkFile",
-    "Counters",
-    "DirectEngine",
-    "Engine",
-    "OpenFile",
-    "Span",
-    "Ticket",
-    "choose_engine",
-    "open_file",
-]
+import contextlib
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from errno import EINVAL, EOPNOTSUPP
+from pathlib import Path
+
+from ooc.errors import SpillError
+from ooc.prefetch.arena import Bytes
+
+PAGE_BYTES = 4096
+"""What O_DIRECT wants offsets, lengths and addresses to be multiples of, on any disk of today."""
+READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
+
+
+class OpenFile:
+    """A file open twice: ``direct`` with O_DIRECT (-1 where refused) and ``buffered`` without."""
+
+    def __init__(self, path: Path, direct: int, buffered: int) -> None:
+        self.path = path
+        self.direct = direct
+        self.buffered = buffered
+
+    def __enter__(self) -> "OpenFile":
+        """Stays open until ``close``: entering is for files that open at each use."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def close(self) -> None:
+        """May be called twice. Requests that come later fail; those under way must have ended before."""
+        for descriptor in (self.direct, self.buffered):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.direct = self.buffered = -1
+
+
+class ChunkFile:
+    """A file of the store, open only while it is read: a store has more chunks than a process descriptors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[OpenFile]:
+        file = open_file(self.path)
+        try:
+            yield file
+        finally:
+            file.close()
+
+    def opened(self) -> contextlib.AbstractContextManager[OpenFile]:
+        """The file, open for the length of a ``with`` block."""
+        return self._open()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``nbytes`` at ``offset`` of a file, belonging to the matrix ``label``."""
+
+    file: OpenFile | ChunkFile
+    offset: int
+    nbytes: int
+    label: str
+
+    def opened(self) -> contextlib.AbstractContextManager[OpenFile]:
+        """The span's file, open for the length of a ``with`` block."""
+        return self.file.opened() if isinstance(self.file, ChunkFile) else self.file
+
+
+def open_file(path: Path) -> OpenFile:
+    """Open ``path`` for reading with and, where the filesystem takes it, without the page cache."""
+    buffered = os.open(path, READ_ONLY)
+    try:
+        direct = open_direct(path, READ_ONLY)
+    except OSError:
+        os.close(buffered)
+        raise
+    return OpenFile(path, direct, buffered)
+
+
+def open_direct(path: Path, flags: int) -> int:
+    """A descriptor of ``path`` with O_DIRECT; -1 where the filesystem refuses that."""
+    try:
+        return os.open(path, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno not in (EINVAL, EOPNOTSUPP):
+            raise
+        return -1
+
+
+@dataclass(slots=True)
+class Counters:
+    """Bytes moved since the start, by direction. ``wait_s`` is what ``Ticket.wait`` has spent: computing waited for
+    the SSD. ``busy_s`` is how long some request was under way: for the rest, the SSD waited for computing."""
+
+    read_bytes: int = 0
+    write_bytes: int = 0
+    wait_s: float = 0.0
+    busy_s: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    _under_way: int = 0
+    _since: float = 0.0
+
+    def begin(self) -> None:
+        """A request sets off; from any thread."""
+        with self.lock:
+            if self._under_way == 0:
+                self._since = time.perf_counter()
+            self._under_way += 1
+
+    def busy_seconds(self) -> float:
+        """``busy_s`` with what is under way now."""
+        with self.lock:
+            return self.busy_s + (time.perf_counter() - self._since if self._under_way else 0.0)
+
+    def end(self) -> None:
+        """A request has ended; from any thread."""
+        with self.lock:
+            self._under_way -= 1
+            if self._under_way == 0:
+                self.busy_s += time.perf_counter() - self._since
+
+    def add(self, *, read_bytes: int = 0, write_bytes: int = 0, wait_s: float = 0.0) -> None:
+        """Count; from any thread."""
+        with self.lock:
+            self.read_bytes += read_bytes
+            self.write_bytes += write_bytes
+            self.wait_s += wait_s
+
+
+class Ticket:
+    """A promise that ``parts`` pieces will be moved. Kept by the engine, waited for by its holder."""
+
+    __slots__ = ("_counters", "_error", "_gate", "_left", "_lock", "ended")
+
+    def __init__(self, counters: Counters, parts: int) -> None:
+        self._counters = counters
+        self._left = parts
+        self._error: SpillError | None = None
+        self.ended = not parts
+        """Whether ``wait`` would return, or raise, at once."""
+        self._lock = threading.Lock()
+        self._gate = threading.Lock()  # held until the last part has ended; an Event would cost as much as a request
+        if parts:
+            self._gate.acquire()
+            counters.begin()
+
+    def part_done(self, error: SpillError | None = None, *, parts: int = 1) -> None:
+        """A piece, or several, have ended, well or not. The first error is the one that is told."""
+        with self._lock:
+            self._error = self._error or error
+            self._left -= parts
+            last = self._left == 0
+        if last:
+            self._counters.end()
+            self.ended = True
+            self._gate.release()
+
+    def wait(self) -> None:
+        """Block until every piece has ended; raises SpillError if any failed. Later calls tell the same."""
+        if not self.ended:
+            start = time.perf_counter()
+            try:
+                self.settle()
+            finally:
+                self._counters.add(wait_s=time.perf_counter() - start)
+        if self._error is not None:
+            raise self._error
+
+    def settle(self) -> None:
+        """Wait like ``wait`` but swallow failures: for cleaning up after another error."""
+        with self._gate:
+            pass
+
+
+class Piece:
+    """One request: ``memory`` to or from ``offset`` of the span's file. ``address`` is where the memory lies."""
+
+    __slots__ = ("address", "memory", "offset", "span", "ticket", "writing")
+
+    def __init__(
+        self, span: Span, offset: int, memory: memoryview, address: int, writing: bool, ticket: Ticket
+    ) -> None:
+        self.span = span
+        self.offset = offset
+        self.memory = memory
+        self.address = address
+        self.writing = writing
+        self.ticket = ticket
+
+    def fail(self, reason: str, *, at: int | None = None, parts: int = 1) -> None:
+        """End the piece, and others of its call, with the one line that names matrix, file and offset."""
+        verb = "writing" if self.writing else "reading"
+        at = self.offset if at is None else at
+        line = f"{self.span.label}: {verb} {self.span.file.path} at byte {at} failed: {reason}"
+        self.ticket.part_done(SpillError(line), parts=parts)
+
+    def fail_short(self, done: int) -> None:
+        """End a piece of which nothing moves after ``done`` bytes: the file ends there, or takes no more."""
+        at, missing = self.offset + done, len(self.memory) - done
+        if self.writing:
+            self.fail("nothing more is accepted", at=at)
+        else:
+            line = f"{self.span.label}: {self.span.file.path} ends at byte {at}, {missing} bytes are missing"
+            self.ticket.part_done(SpillError(line))
+
+    def rest(self, done: int) -> "Piece":
+        """What is left after ``done`` bytes; takes this piece's place with its ticket."""
+        return Piece(self.span, self.offset + done, self.memory[done:], self.address + done, self.writing, self.ticket)
+
+
+class Engine(ABC):
+    """Reads and writes byte ranges in the background. ``name`` says which one it is, ``counters`` what it moved."""
+
+    name: str
+    counters: Counters
+
+    @abstractmethod
+    def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
+        """Fill ``into`` with the bytes of ``spans``, one after the other. ``bulk`` requests give way to others."""
+
+    @abstractmethod
+    def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
+        """Write the bytes of ``source`` to ``spans``, one after the other."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what is under way and end the threads; what had not begun fails. May be called twice."""
+
+
+def join_adjacent(spans: Sequence[Span]) -> tuple[list[Span], list[int]]:
+    """``spans`` with neighbours in the same open file made one: few large requests instead of many small ones.
+
+    With them where each starts when they are laid one behind the other, and where the last one ends.
+    """
+    joined: list[Span] = []
+    starts: list[int] = []
+    at, end = 0, -1
+    for span in spans:
+        if span.offset == end and span.file is joined[-1].file and span.label == joined[-1].label:
+            last = joined[-1]
+            joined[-1] = Span(last.file, last.offset, last.nbytes + span.nbytes, last.label)
+        else:
+            joined.append(span)
+            starts.append(at)
+        at += span.nbytes
+        end = span.offset + span.nbytes
+    starts.append(at)
+    return joined, starts

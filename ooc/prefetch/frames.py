@@ -9,7 +9,7 @@ now waits (``await_frame``, ``await_read``). Every wait ends with its request, a
 from collections.abc import Sequence
 
 from ooc.prefetch.arena import Arena, Bytes
-from ooc.prefetch.engines.seam import Engine, Span, Ticket
+from ooc.prefetch.engine import Engine, Span, Ticket
 
 
 class Frames:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from ooc.errors import SpillError
-from ooc.prefetch.engines.seam import OpenFile, open_direct
+from ooc.prefetch.engine import OpenFile, open_direct
 from ooc.sizes import format_size
 
 

@@ -21,7 +21,7 @@ from ooc.plan.program import Program
 from ooc.plan.staging import PassingThrough, Staging, Way, passing_through
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device, Event
-from ooc.prefetch.engines.seam import Engine, Span, Ticket
+from ooc.prefetch.engine import Engine, Span, Ticket
 
 Locate = Callable[[int], tuple[Sequence[Span], int]]
 """Where a block lies on the SSD, and its bytes."""

@@ -24,8 +24,8 @@ from ooc.plan.staging import Way
 from ooc.plan.workload import Direction, Fate, Kind
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.device import Device
-from ooc.prefetch.engine import Counters, Engine, Span, choose_engine
-from ooc.prefetch.engines.choice import BY_WAY_OF_HOST, STRAIGHT, choose_straight
+from ooc.prefetch.engine import Counters, Engine, Span
+from ooc.prefetch.engines.choice import BY_WAY_OF_HOST, STRAIGHT, choose_engine, choose_straight
 from ooc.prefetch.frames import Frames
 from ooc.prefetch.spill import create_spill
 from ooc.prefetch.transfers import Transfers

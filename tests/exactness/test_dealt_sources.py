@@ -20,7 +20,7 @@ from ooc.plan.passes import DealPass
 from ooc.plan.plan import Plan
 from ooc.plan.simulator import simulate
 from ooc.plan.timeline import Resource
-from ooc.prefetch.engine import DirectEngine
+from ooc.prefetch.engines.direct import DirectEngine
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.kernels import neighbourhood

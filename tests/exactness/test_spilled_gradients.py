@@ -14,7 +14,7 @@ from torch_geometric.nn import SAGEConv
 from ooc.errors import BudgetError, OocError
 from ooc.plan import UNMEASURED, Limits
 from ooc.plan.graphs import GraphStatistics
-from ooc.prefetch.engine import DirectEngine
+from ooc.prefetch.engines.direct import DirectEngine
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.kernels import neighbourhood

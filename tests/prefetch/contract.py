@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ooc.errors import SpillError
 from ooc.prefetch.arena import Arena, Bytes
-from ooc.prefetch.engines.seam import ChunkFile, Engine, OpenFile, Span, open_file
+from ooc.prefetch.engine import ChunkFile, Engine, OpenFile, Span, open_file
 from ooc.prefetch.spill import create_spill
 from tests.examples import examples
 from tests.prefetch.faults import Faults
@@ -35,7 +35,6 @@ def aligned(nbytes: int) -> Bytes:
 class EngineContract:
     """Inherited by ``Test…`` classes; ``make`` gives the engine on a disk with the given faults."""
 
-    writes = True
     piece_bytes = MIB
 
     def make(self, faults: Faults | None = None) -> Engine:
@@ -61,12 +60,8 @@ class EngineContract:
         file.close()
 
     def put(self, engine: Engine, span: Span, data: Bytes) -> None:
-        """Write by the engine, where it writes."""
-        if self.writes:
-            engine.write([span], data).wait()
-        else:
-            assert isinstance(span.file, OpenFile)
-            os.pwrite(span.file.buffered, data.tobytes(), span.offset)
+        """Write by the engine."""
+        engine.write([span], data).wait()
 
     # ---- the same bytes ----------------------------------------------------------------------------------
 
@@ -216,8 +211,6 @@ class EngineContract:
         assert engine.counters.read_bytes == 0
 
     def test_a_full_disk_surfaces_once_waited_for(self, spill: OpenFile) -> None:
-        if not self.writes:
-            return
         engine = self.make(Faults(full=1.0))
         ticket = engine.write([Span(spill, 4096, 8192, "z2")], aligned(8192))
         with pytest.raises(SpillError, match=r"z2: writing .* at byte 4096 failed: .*No space left on device"):

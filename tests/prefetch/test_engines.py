@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from ooc.errors import SpillError
-from ooc.prefetch.engines.buffered import BufferedEngine
+from ooc.prefetch.engine import ChunkFile, Counters, Engine, OpenFile, Span, Ticket
 from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
 from ooc.prefetch.engines.kvikio import KvikioCalls, KvikioEngine
-from ooc.prefetch.engines.mmap import MappedCalls, MmapEngine
-from ooc.prefetch.engines.seam import ChunkFile, Counters, Engine, OpenFile, Span, Ticket
+from ooc.prefetch.engines.plain import BufferedEngine
 from tests.prefetch.contract import MIB, EngineContract, aligned, random_bytes
 from tests.prefetch.fake_kvikio import CuFile, fake_kvikio
 from tests.prefetch.faults import Faults, FaultyCalls, faulty_engine
@@ -123,32 +122,6 @@ class TestBuffered(EngineContract):
 
     def make(self, faults: Faults | None = None) -> Engine:
         return BufferedEngine(calls=FaultyCalls(faults) if faults else None)
-
-
-class TestMmap(EngineContract):
-    """Over a memory map."""
-
-    writes = False
-
-    def make(self, faults: Faults | None = None) -> Engine:
-        return MmapEngine(calls=FaultyCalls(faults, MappedCalls()) if faults else None)
-
-    def test_it_refuses_to_write(self, engine: Engine, spill: OpenFile) -> None:
-        with pytest.raises(SpillError, match="z1: the mmap engine only reads"):
-            engine.write([Span(spill, 0, 4096, "z1")], aligned(4096))
-
-    def test_a_file_that_shrinks_under_the_map_is_an_error_not_a_crash(self, spill: OpenFile) -> None:
-        """Touching pages behind the end of the file would be SIGBUS."""
-
-        class Shrinking(MappedCalls):
-            def populate(self, window: Any) -> None:
-                os.ftruncate(spill.buffered, 4 * MIB)
-                super().populate(window)
-
-        engine = MmapEngine(calls=Shrinking())
-        with pytest.raises(SpillError, match=r"m: reading .* failed: Input/output error"):
-            engine.read([Span(spill, 8 * MIB, MIB, "m")], aligned(MIB)).wait()
-        engine.close()
 
 
 class TestKvikio(EngineContract):

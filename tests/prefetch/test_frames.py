@@ -8,7 +8,8 @@ import pytest
 
 from ooc.errors import SpillError
 from ooc.prefetch.arena import Arena, Bytes
-from ooc.prefetch.engine import Counters, DirectEngine, Engine, OpenFile, Span, Ticket
+from ooc.prefetch.engine import Counters, Engine, OpenFile, Span, Ticket
+from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.frames import Frames
 from ooc.prefetch.spill import create_spill
 from tests.prefetch.faults import Faults, faulty_engine

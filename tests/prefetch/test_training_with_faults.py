@@ -12,7 +12,7 @@ from torch_geometric.nn.models import GraphSAGE
 
 import ooc
 from ooc.errors import OocError
-from ooc.prefetch.engine import DirectEngine
+from ooc.prefetch.engines.direct import DirectEngine
 from ooc.storage.store import Store
 from ooc.train.trainer import Trainer
 from tests.examples import examples

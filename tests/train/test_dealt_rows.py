@@ -17,7 +17,8 @@ from ooc.errors import SpillError, StoreError
 from ooc.plan.dealing import deal_scratch
 from ooc.plan.deals import Deal, cut_deal
 from ooc.prefetch.arena import Arena
-from ooc.prefetch.engine import DirectEngine, Engine
+from ooc.prefetch.engine import Engine
+from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.spill import create_spill
 from ooc.storage.store import Store
 from ooc.train.deal_pass import deal_tile

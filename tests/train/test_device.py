@@ -23,7 +23,8 @@ from ooc.errors import BudgetError, OptionError, SpillError, StoreError
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
 from ooc.plan.passes import ColumnPass
 from ooc.plan.temporaries import PULL_TILE_ROWS
-from ooc.prefetch.engine import Counters, Engine, choose_engine
+from ooc.prefetch.engine import Counters, Engine
+from ooc.prefetch.engines.choice import choose_engine
 from ooc.prefetch.engines.kvikio import KvikioEngine
 from ooc.prefetch.engines.plain import SystemCalls
 from ooc.sizes import format_size

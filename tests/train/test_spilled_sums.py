@@ -14,7 +14,8 @@ from torch import Tensor
 from ooc.errors import SpillError, StoreError
 from ooc.plan.runs import Runs, cut_runs
 from ooc.prefetch.arena import Arena
-from ooc.prefetch.engine import DirectEngine, Engine
+from ooc.prefetch.engine import Engine
+from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.spill import create_spill
 from ooc.train.handed_rows import counted_rows
 from ooc.train.kernels import neighbourhood as module

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the machine can do at best: copies within the device's memory, over PCIe, dense products, and the disk."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +65,17 @@ def dense_products(device: torch.device, size: int) -> dict[str, Any]:
 
 
 def disk(folder: Path) -> dict[str, Any]:
-    """The disk of ``folder`` through the engine that training on the CPU uses there: bytes a second for as long as
-    seconds, as an epoch moves them, and in moments, as the profile has them. A disk with a cache differs."""
+    """The disk of ``folder`` through the engine that training on the CPU uses there: bytes a second in moments, as the
+    profile has them."""
     from ooc.errors import OocError
-    from ooc.train.profiling.disk import measure_disk, measure_sustained
+    from ooc.train.profiling.disk import measure_disk
 
     try:
         times = measure_disk(folder)
-        sustained = measure_sustained(folder, times.disk)
     except OocError as error:
         raise LeftOut(str(error)) from None
     return {
         "engine": times.engine,
-        **asdict(sustained),
         "burst": {
             "read_bytes_per_s": max(times.by_depth.values()),
             "write_bytes_per_s": max(rate for _, rate in times.disk.write_bytes_per_s.points),

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ooc.prefetch.engine import PAGE_BYTES, Counters, Engine, open_direct
 from ooc.prefetch.engines import kvikio
-from ooc.prefetch.engines.buffered import BufferedEngine
 from ooc.prefetch.engines.direct import DirectEngine
-from ooc.prefetch.engines.seam import PAGE_BYTES, Counters, Engine, open_direct
+from ooc.prefetch.engines.plain import BufferedEngine
 from ooc.prefetch.spill import open_nameless
 
 BY_WAY_OF_HOST = "by way of host memory"
@@ -29,24 +29,18 @@ class DirectProbe:
     reason: str
 
 
-def choose_engine(path: Path, *more: Path, device: str = "cpu") -> tuple[Engine, str]:
+def choose_engine(path: Path, *more: Path) -> tuple[Engine, str]:
     """The engine for files in these folders, and why it is this one. Never fails: files that cannot be had do later.
 
-    ``device`` ``"cuda"`` prefers KvikIO where it works. One folder that takes O_DIRECT is enough for the direct
-    engine, which reads files of the others through the page cache.
+    One folder that takes O_DIRECT is enough for the direct engine, which reads files of the others through the page
+    cache.
     """
-    refused = ""
-    if device == "cuda":
-        found = kvikio.probe(path)
-        if found.works:
-            return kvikio.KvikioEngine(), found.reason
-        refused = f"; {found.reason}"
     probes = [probe_direct(folder) for folder in (path, *more)]
     if all(probe.works is False for probe in probes):
-        return BufferedEngine(), probes[0].reason + refused
+        return BufferedEngine(), probes[0].reason
     chosen = next((probe for probe in probes if probe.works), probes[0])
     engine = DirectEngine()
-    return engine, f"{chosen.reason}; {engine.how}{refused}"
+    return engine, f"{chosen.reason}; {engine.how}"
 
 
 def choose_straight(path: Path, *, device: str, counters: Counters) -> Engine | None:

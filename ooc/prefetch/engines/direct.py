@@ -10,10 +10,10 @@ there is no such queue, those threads do it all, with O_DIRECT too.
 from collections.abc import Callable, Sequence
 
 from ooc.prefetch.arena import Bytes
+from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, Counters, Engine, OpenFile, Span, Ticket
 from ooc.prefetch.engines.kernel_queue import KernelQueue
 from ooc.prefetch.engines.plain import Call, Lane, SystemCalls, cut
 from ooc.prefetch.engines.queue_lane import Batch, QueueLane
-from ooc.prefetch.engines.seam import PAGE_BYTES, ChunkFile, Counters, Engine, OpenFile, Span, Ticket
 
 PIECE_BYTES = 1 << 20
 """Largest single request: enough for the disk's full rate, small enough that several run side by side."""

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ooc.prefetch.engine import Counters
 from ooc.prefetch.engines.plain import SystemCalls, ThreadEngine
-from ooc.prefetch.engines.seam import Counters
 
 PROBE_TIMEOUT_S = 20.0
 _PIECE_BYTES = 16 << 20

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import cast
 
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.engines.seam import PAGE_BYTES, Counters, Engine, Piece, Span, Ticket, join_adjacent
+from ooc.prefetch.engine import PAGE_BYTES, Counters, Engine, Piece, Span, Ticket, join_adjacent
 
 _CLOSED = "the engine is closed"
 _PLACE = ctypes.c_char * 0
@@ -176,7 +176,7 @@ class ThreadEngine(Engine):
     def __init__(
         self,
         *,
-        calls: SystemCalls,
+        calls: SystemCalls | None = None,
         threads: int = 4,
         bulk_threads: int = 2,
         piece_bytes: int = 4 << 20,
@@ -184,6 +184,7 @@ class ThreadEngine(Engine):
     ) -> None:
         self.counters = Counters() if counters is None else counters
         self._piece_bytes = piece_bytes
+        calls = calls or SystemCalls()
         self._near = Lane(threads=threads, name="ooc-io", calls=calls, direct=False, counters=self.counters)
         self._bulk = Lane(threads=bulk_threads, name="ooc-bulk", calls=calls, direct=False, counters=self.counters)
 
@@ -210,3 +211,13 @@ class ThreadEngine(Engine):
         call.ticket = Ticket(self.counters, len(parts))
         lane.submit([call.piece(*part) for part in parts])
         return call.ticket
+
+
+class BufferedEngine(ThreadEngine):
+    """What is written is done when the page cache has it; what is read may come from there.
+
+    The page cache is outside any budget of ours: the kernel gives it up when memory runs short, except where the files
+    are memory themselves (tmpfs).
+    """
+
+    name = "buffered"

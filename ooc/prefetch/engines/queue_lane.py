@@ -14,9 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
-from ooc.prefetch.engines.plain import Call, Lane
-from ooc.prefetch.engines.seam import (
+from ooc.prefetch.engine import (
     READ_ONLY,
     ChunkFile,
     Counters,
@@ -25,6 +23,8 @@ from ooc.prefetch.engines.seam import (
     Ticket,
     open_direct,
 )
+from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
+from ooc.prefetch.engines.plain import Call, Lane
 
 WAKE_BYTES = 512 << 10
 """The collecting thread sleeps until so much has been moved: with small requests it wakes for several at once."""

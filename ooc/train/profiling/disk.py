@@ -2,18 +2,16 @@
 """The disk of a folder, through the engine that training would use there.
 
 A nameless file is written once, so that what is read are bytes and not holes, then read and written in requests of
-several sizes at random places. Bytes are random, or a disk that compresses would look faster. So do drives that are
-fast only until a cache is full: ``measure_disk`` looks at moments, ``measure_sustained`` at seconds in a larger file.
+several sizes at random places, for moments: a drive that is fast only until a cache is full looks as fast as that.
+Bytes are random, or a disk that compresses would look faster.
 """
 
-import math
 import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -22,7 +20,8 @@ from ooc.errors import BudgetError
 from ooc.interruption import stop_if_asked
 from ooc.plan.hardware import Curve, Disk
 from ooc.prefetch.arena import Arena
-from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket, choose_engine
+from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket
+from ooc.prefetch.engines.choice import choose_engine
 from ooc.prefetch.spill import create_spill, free_bytes
 from ooc.sizes import format_size
 
@@ -35,11 +34,6 @@ _MEMORY_BYTES = 64 << 20
 _MOST_IN_FLIGHT = 64
 _WINDOW_S = 0.08
 _WINDOWS = 3
-SUSTAINED_FILE_BYTES = 4 << 30
-_SUSTAINED_WINDOW_S = 0.25
-_SUSTAINED_WINDOWS = 9
-_FILL_S = 12.0
-"""After which the larger file ends where it is."""
 _LABEL = "the profile"
 
 
@@ -62,27 +56,6 @@ def measure_disk(folder: Path) -> DiskTimes:
         )
     with _probe(folder, FILE_BYTES) as probe:
         return probe.run()
-
-
-@dataclass(frozen=True, slots=True)
-class SustainedRates:
-    """Bytes a second for as long as seconds, in a file of ``file_bytes``."""
-
-    read_bytes_per_s: float
-    write_bytes_per_s: float
-    both_ways_bytes_per_s: float
-    file_bytes: int
-
-
-def measure_sustained(folder: Path, moments: Disk) -> SustainedRates:
-    """The median window of two seconds and more each way, in requests of the size that was fastest in ``moments``.
-
-    Takes a file of 4.3 GB, or half of what is free, and up to twenty seconds; ``measure_disk`` has found room for its
-    own. Nothing stays in ``folder``.
-    """
-    size = min(SUSTAINED_FILE_BYTES, max(FILE_BYTES, free_bytes(folder) // 2))
-    with _probe(folder, size // READ_SIZES[-1] * READ_SIZES[-1]) as probe:
-        return probe.sustained(moments)
 
 
 @contextmanager
@@ -123,27 +96,12 @@ class _Probe:
         )
         return DiskTimes(disk, depths, self._engine.name)
 
-    def sustained(self, moments: Disk) -> SustainedRates:
-        self._fill(_FILL_S)
-
-        def rate(size: int, reads: float) -> float:
-            windows = range(_SUSTAINED_WINDOWS)
-            return median(self._window(size, _depth(size), reads, _SUSTAINED_WINDOW_S) for _ in windows)
-
-        read = rate(_fastest(moments.read_bytes_per_s), 1.0)
-        write = rate(_fastest(moments.write_bytes_per_s), 0.0)
-        both = max(rate(_DEPTH_SIZE, 0.5), min(read, write))  # as ``run`` has it
-        return SustainedRates(read, write, both, self._file_bytes)
-
-    def _fill(self, limit_s: float = math.inf) -> None:
-        """Random bytes, which come again after as many as the memory has. After ``limit_s`` the file ends there."""
+    def _fill(self) -> None:
+        """Random bytes, which come again after as many as the memory has."""
         memory = self._arena.view(0, _MEMORY_BYTES)
         memory[:] = np.frombuffer(np.random.default_rng(0).bytes(_MEMORY_BYTES), dtype=np.uint8)
-        begun, size = perf_counter(), READ_SIZES[-1]
+        size = READ_SIZES[-1]
         for offset in range(0, self._file_bytes, size):
-            if offset >= _MEMORY_BYTES and perf_counter() - begun > limit_s:
-                self._file_bytes = offset
-                break
             self._send(offset, size, offset // size, writing=True)
             self._collect(_depth(size) - 1)
         self._collect(0)
@@ -174,11 +132,6 @@ class _Probe:
         """Wait, first sent first, until only ``left`` requests are in flight."""
         while len(self._in_flight) > left:
             self._in_flight.popleft().wait()
-
-
-def _fastest(curve: Curve) -> int:
-    """The size of requests, of a megabyte and more, whose rate is highest."""
-    return max((rate, int(size)) for size, rate in curve.points if size >= _DEPTH_SIZE)[1]
 
 
 def _depth(size: int) -> int:

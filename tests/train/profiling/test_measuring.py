@@ -102,23 +102,12 @@ def test_a_disk_without_room_is_refused_in_one_line(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("small")
-def test_rates_that_last_come_of_a_larger_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As large as there is room and time for; nothing stays. Bytes are random throughout."""
-    monkeypatch.setattr(disk, "SUSTAINED_FILE_BYTES", 64 << 20)
-    monkeypatch.setattr(disk, "_SUSTAINED_WINDOW_S", 0.01)
-    moments = disk.measure_disk(tmp_path).disk
-    found = disk.measure_sustained(tmp_path, moments)
-    assert found.file_bytes == 64 << 20
-    assert min(found.read_bytes_per_s, found.write_bytes_per_s) > 0
-    assert found.both_ways_bytes_per_s >= min(found.read_bytes_per_s, found.write_bytes_per_s)
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: 80 << 20)
-    assert disk.measure_sustained(tmp_path, moments).file_bytes == 40 << 20
+def test_the_file_that_is_measured_is_random_throughout(tmp_path: Path) -> None:
+    """A disk that compresses would look faster."""
     with disk._probe(tmp_path, 32 << 20) as probe:
-        probe._fill(0.0)
-        assert probe._file_bytes < 32 << 20
+        probe._fill()
         memory = probe._arena.view(0, disk._MEMORY_BYTES)
         assert len(zlib.compress(memory.tobytes(), 1)) > 0.99 * memory.nbytes
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_too_scarce_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
