@@ -47,6 +47,8 @@ def print_forecast(
         assert place is not None
         opened = open_source(place if dataset is not None else source, format=form, request=request)
         subject, usual, where = subject_of(opened), opened.symmetrize, str(place)
+        for note in opened.notes:
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
     target = resolved(out if out is not None else Path(f"{subject.name}.ooc"))
     folder = target.parent
     check_folder(folder)

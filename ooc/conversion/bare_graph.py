@@ -18,7 +18,7 @@ from ooc.conversion.edge_options import EdgeFiles, asked_files
 from ooc.conversion.node_features import RANDOM, NodeFeatures, node_features
 from ooc.conversion.node_ids import Numbering, Same, collect, numbering, sorted_with_rows, write_ids
 from ooc.conversion.node_labels import NodeLabels, node_labels
-from ooc.conversion.node_tables import NodeTables
+from ooc.conversion.node_tables import ID_NAMES, NodeTables
 from ooc.conversion.npy_files import NpyFile
 from ooc.conversion.reading import SPLIT, Request
 from ooc.conversion.source import EdgeBlock, Ids, LabelBlock, Source, fingerprint_of
@@ -45,6 +45,7 @@ class BareGraph:
     ``edges(n)``: blocks as a source's, of ids as in ``files``. ``num_edges`` may be an estimate where it is not
     ``counted``. ``num_nodes``: None where any ids may come. ``said``: the numbers of ``nodes`` and ``edges`` that
     the files claim, compared with what is found. ``features``, ``labels``: files of theirs beside the edges.
+    ``notes``: what the user is told.
 
     ``carrying(n)``: the same edges with what they carry, as ``has_edge_weight``, ``num_edge_features`` and
     ``weight_unless_ones`` say (see ``Source``); None where that is nothing.
@@ -66,6 +67,7 @@ class BareGraph:
     has_edge_weight: bool = False
     num_edge_features: int = 0
     weight_unless_ones: bool = False
+    notes: tuple[str, ...] = ()
 
     def with_files(self, found: EdgeFiles) -> "BareGraph":
         """With what edges have in npy files of their own besides."""
@@ -132,7 +134,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         fingerprint=fingerprint_of(*graph.files, *files),
         description={"features": texts["features"], "labels": texts["labels"]}
         | ({"split": labels.split} if labels.split else {}),
-        notes=labels.notes,
+        notes=(*graph.notes, *tables.notes(), *labels.notes),
     )
     if sound:
         assert nodes is not None, "a format that is sound says how many nodes there are"
@@ -252,9 +254,23 @@ class _Joined:
             if absent.any():
                 at = int(absent.argmax())
                 edge = f"{block.sources[at]} → {block.targets[at]}"
-                raise SourceError(f"{self.graph.name}: edge {done + at} ({edge}) has an end that is no node")
+                raise SourceError(
+                    f"{self.graph.name}: edge {done + at} ({edge}) has an end that is no node: {self._nodes_are()}"
+                )
             done += len(sources)
             yield EdgeBlock(sources, targets, block.data)
+
+    def _nodes_are(self) -> str:
+        """Which ids are nodes', for a message."""
+        if self.ids is not None:
+            return f"nodes are those in the column {self.ids[1]} of {self.ids[0].path}"
+        table = self.node_features.table or self.node_labels.table
+        if table is None:
+            return "nodes are the row numbers of the files of features and labels, from 0 on"
+        return (
+            f"nodes are the row numbers of {table.path}, from 0 on, since it has no column called "
+            f"{' or '.join(ID_NAMES)}; if one of {', '.join(table.columns[:20])} holds ids, name it with --id-column"
+        )
 
 
 class _Tally:

@@ -14,7 +14,7 @@ from ooc.conversion.edge_options import (
     asked_columns,
     asks_for_edge_data,
 )
-from ooc.conversion.node_tables import chosen_column
+from ooc.conversion.node_tables import chosen_column, column_note
 from ooc.conversion.reading import Reader, Request
 from ooc.conversion.snap import whole_ids
 from ooc.conversion.source import EdgeBlock, EdgeData, Source
@@ -49,8 +49,8 @@ def _graph(
     table: Table, name: str, request: Request, *, features: Path | None = None, labels: Path | None = None
 ) -> BareGraph:
     two = table.columns if len(table.columns) == 2 else ("", "")
-    source = chosen_column(table, request.option("source_column"), _SOURCES) or two[0]
-    target = chosen_column(table, request.option("target_column"), _TARGETS) or two[1]
+    source = chosen_column(table, request, "source_column", _SOURCES) or two[0]
+    target = chosen_column(table, request, "target_column", _TARGETS) or two[1]
     if not source or not target or source == target:
         columns = ", ".join(table.columns[:20])
         raise SourceError(
@@ -60,7 +60,11 @@ def _graph(
     carried = asked_columns(request, other, str(table.path))
     if other and not (asks_for_edge_data(request) or request.drop_edge_data):
         raise SourceError(f"{table.path} has edges with data ({', '.join(other[:20])}); {EDGE_COLUMNS_REMEDY}")
-
+    meanings = {source: "where edges start", target: "where they end"} | dict.fromkeys(
+        carried.features, "edge features"
+    )
+    if carried.weight is not None:
+        meanings[carried.weight] = "edge weights"
     return BareGraph(
         name=name,
         format="table",
@@ -73,6 +77,7 @@ def _graph(
         counted=table.rows is not None,
         features=features,
         labels=labels,
+        notes=(column_note(table, meanings),),
     )
 
 

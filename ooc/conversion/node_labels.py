@@ -15,7 +15,7 @@ from ooc.conversion.label_form import LabelForm, label_form, only_answers
 from ooc.conversion.node_features import RANDOM, check_rows, npy_of_nodes, random_parameters
 from ooc.conversion.node_tables import NodeTables
 from ooc.conversion.reading import Request
-from ooc.conversion.source import LabelBlock, ranges
+from ooc.conversion.source import LabelBlock, Mask, ranges
 from ooc.conversion.tables import Cells, Table, is_table
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
@@ -23,8 +23,6 @@ from ooc.storage.store import Task
 
 _STREAM = 0x1A
 _BLOCK_ROWS = 1 << 16
-_SPLITS = ("train", "valid", "test", "")
-_WORDS = {"training": "train", "val": "valid", "validation": "valid", "testing": "test", "none": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +41,8 @@ class NodeLabels:
     notes: tuple[str, ...]
 
 
-_Found = Iterator[tuple[AnyArray, AnyArray | None]]
-"""Labels [n] or [n, L] as in the file and, where it has them, the words for the split [n]."""
+_Found = Iterator[tuple[AnyArray, list[Mask] | None]]
+"""Labels [n] or [n, L] as in the file and, where it has them, who is in train, valid and test."""
 
 
 def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> NodeLabels:
@@ -83,22 +81,26 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
 
 def _of_table(name: str, table: Table, tables: NodeTables, request: Request) -> NodeLabels:
     names = tables.labels(table)
-    column = None if request.split is not None else tables.split(table)
-    if column is None and request.split is None:
-        raise SourceError(f"{table.path} has no column split; name one with --split-column, or give --split random")
+    columns = tables.split(table)
+    if columns is None and request.split is None:
+        raise SourceError(
+            f"{table.path} has no column split; name one with --split-column, or one each of true and false for train, "
+            f"valid and test, or give --split random"
+        )
     # Cells of a table are of no type: several columns are answers unless something else is asked for.
     shape, answers = (0, len(names)), np.dtype(np.int8)
     form = label_form(str(table.path), shape, answers, asked=request.option("task"), scan=lambda: True)
-    wanted = dict.fromkeys(names, Cells.REAL) | ({column: Cells.TEXT} if column is not None else {})
+    wanted = dict.fromkeys(names, Cells.REAL) | (columns.cells if columns is not None else {})
 
     def found(nodes: int, size: int) -> _Found:
         done = 0
         for block in table.blocks(wanted, size):
             y = np.column_stack([block[label] for label in names])
+            masks = columns.masks(block, done, name) if columns is not None else None
             done += len(y)
             if done > nodes:
                 break
-            yield y, block[column] if column is not None else None
+            yield y, masks
         check_rows(table.path, done, nodes)
 
     split = None if request.split is None else str(request.split)
@@ -115,20 +117,18 @@ def _with_split(
     rows: int | None = None,
     table: Table | None = None,
 ) -> NodeLabels:
-    """``split``: a random one of the labelled nodes; None where the words beside the labels say it."""
+    """``split``: a random one of the labelled nodes; None where columns beside the labels say it."""
     note = random_split(1, split)[1] if split is not None else None
 
     def blocks(nodes: int, size: int) -> Iterator[LabelBlock]:
         members = random_split(nodes, split)[0] if split is not None else None
         row = 0
-        for raw, words in found(nodes, size):
+        for raw, masks in found(nodes, size):
             y = form.block(raw, row)
             if members is not None:
                 labelled = form.task.labelled(y)
                 masks = [mask & labelled for mask in members(row, row + len(y))]
-            else:
-                assert words is not None, "without a random split the table has a column of them"
-                masks = _masks(words, row, name)
+            assert masks is not None, "without a random split the table has columns of them"
             yield LabelBlock(y, *masks)
             row += len(y)
 
@@ -142,17 +142,6 @@ def _with_split(
         split=note,
         notes=(*said, *((form.note,) if form.note else ())),
     )
-
-
-def _masks(words: AnyArray, row: int, name: str) -> list[AnyArray]:
-    different, which = np.unique(words, return_inverse=True)
-    plain = [word.strip().lower() for word in different.tolist()]
-    meant = [_WORDS.get(word, word) for word in plain]
-    for word, meaning in zip(different.tolist(), meant, strict=True):
-        if meaning not in _SPLITS:
-            at = row + int((words == word).argmax())
-            raise SourceError(f"{name}: node {at} is in the split {word[:40]!r}; splits are train, valid and test")
-    return [np.array([meaning == split for meaning in meant])[which] for split in _SPLITS[:3]]
 
 
 def _made_up(classes: int, seed: int, nodes: int) -> _Found:

@@ -10,6 +10,13 @@ from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS
 
+_WORDS = {
+    **{word: "train" for word in ("train", "training")},
+    **{word: "valid" for word in ("valid", "val", "validation")},
+    **{word: "test" for word in ("test", "testing")},
+    **{word: "" for word in ("", "none")},
+}
+
 
 class IndexSplits:
     """The members of ``train``, ``valid`` and ``test`` among ``nodes`` nodes. Holds ``nbytes`` of ids."""
@@ -40,6 +47,19 @@ class IndexSplits:
         first, last = np.searchsorted(ids, (start, stop))
         mask[ids[first:last] - start] = True
         return mask
+
+
+def masks_of_words(words: AnyArray, row: int, name: str) -> list[Mask]:
+    """Who is in ``train``, ``valid`` and ``test`` by a word [n] for each node from ``row`` on. SourceError for another
+    word than a split's, empty or ``none``."""
+    different, which = np.unique(words, return_inverse=True)
+    meant = []
+    for word in different.tolist():
+        if (meaning := _WORDS.get(word.strip().lower())) is None:
+            at = row + int((words == word).argmax())
+            raise SourceError(f"{name}: node {at} is in the split {word[:40]!r}; splits are train, valid and test")
+        meant.append(meaning)
+    return [np.array([meaning == split for meaning in meant], dtype=np.bool_)[which] for split in SPLITS]
 
 
 def whole_labels(y: AnyArray, row: int, name: str) -> Ids:

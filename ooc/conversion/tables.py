@@ -5,6 +5,8 @@ The first line of a CSV file names the columns unless all of it is numbers; they
 Parquet needs the package ``pyarrow``.
 """
 
+import base64
+import contextlib
 import csv
 import re
 from collections.abc import Iterator, Mapping
@@ -26,15 +28,35 @@ _FIRST_LINE_BYTES = 1 << 20
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Control characters, some of which count as spaces: one in place of a digit would make another number."""
 _PARQUET_BUFFER_BYTES = 1 << 20
+_LOOKED_AT_ROWS = 100
+_TRUTH = {"": False, **dict.fromkeys(("0", "0.0", "false"), False), **dict.fromkeys(("1", "1.0", "true"), True)}
+_TIME = re.compile(
+    r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{4}/\d\d?/\d\d?( .*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?|\d\d?:\d\d(:\d\d.*)?"
+)
+_LARGE = 100_000_000
+"""Seconds since 1970 are more since 1973; dates written as one number are near."""
 
 
 class Cells(Enum):
     """What a column is read as: whole numbers int64 [n]; floating-point numbers [n] (a Parquet column of lists:
-    [n, k]) with NaN for an empty cell; texts [n], empty ones included."""
+    [n, k]) with NaN for an empty cell; texts [n], empty ones included; membership of a split bool [n], an empty cell
+    being no member."""
 
     WHOLE = "whole numbers"
     REAL = "numbers"
     TEXT = "texts"
+    MEMBER = "true or false (1 or 0) as a split does; if it is a feature, name all features with --feature-columns"
+
+
+class ColumnKind(Enum):
+    """What a column looks like, by its type and first rows."""
+
+    NUMBERS = "numbers"
+    LARGE = "whole numbers as large as times and ids are"
+    TRUTH = "true and false"
+    TIMES = "dates or times"
+    CATEGORIES = "categories"
+    TEXTS = "texts"
 
 
 Block = dict[str, AnyArray]
@@ -49,6 +71,9 @@ class Table(Protocol):
 
     def blocks(self, wanted: Mapping[str, Cells], size: int) -> Iterator[Block]:
         """The ``wanted`` columns, about ``size`` rows at a time. SourceError, with the place, for a wrong cell."""
+
+    def kinds(self) -> dict[str, ColumnKind]:
+        """What each of the columns looks like."""
 
 
 def is_table(path: Path) -> bool:
@@ -109,13 +134,15 @@ class CsvTable:
                 if names:
                     columns: AnyArray = np.loadtxt(
                         lines,
-                        dtype={Cells.WHOLE: np.int64, Cells.REAL: np.float64, Cells.TEXT: str}[kind],
+                        dtype={Cells.WHOLE: np.int64, Cells.REAL: np.float64}.get(kind, str),
                         delimiter=self._delimiter,
                         comments=None,
                         usecols=[self.columns.index(name) for name in names],
                         ndmin=2,
                     )
                     found |= {name: columns[:, at] for at, name in enumerate(names)}
+                    if kind is Cells.MEMBER:
+                        found |= {name: _members(found[name]) for name in names}
         except (ValueError, OverflowError):
             return None
         return {name: found[name] for name in wanted}
@@ -136,8 +163,15 @@ class CsvTable:
                     raise SourceError(
                         f"{self.path}, line {number}: the column {name} holds {cell[:60]!r}, not {cells.value}"
                     ) from None
-        kinds = {Cells.WHOLE: np.int64, Cells.REAL: np.float64, Cells.TEXT: np.str_}
-        return {name: np.array(column, dtype=kinds[wanted[name]]) for name, column in found.items()}
+        types = {Cells.WHOLE: np.int64, Cells.REAL: np.float64, Cells.TEXT: np.str_, Cells.MEMBER: np.bool_}
+        return {name: np.array(column, dtype=types[wanted[name]]) for name, column in found.items()}
+
+    def kinds(self) -> dict[str, ColumnKind]:
+        text = self._text(next(line_blocks(self.path, min(self._block_bytes, _FIRST_LINE_BYTES))))
+        rows = self._cells(text.split("\n")[self._named : _LOOKED_AT_ROWS])
+        columns = zip(*(row for row in rows if len(row) == len(self.columns)), strict=True)
+        found = dict(zip(self.columns, ([cell.strip() for cell in cells] for cells in columns), strict=False))
+        return {name: _kind(found.get(name, [])) for name in self.columns}
 
     def _cells(self, lines: list[str]) -> list[list[str]]:
         try:
@@ -162,6 +196,29 @@ def _is_number(cell: str) -> bool:
     return True
 
 
+def _members(texts: AnyArray) -> AnyArray:
+    """Texts [n] as membership of a split [n]; ValueError where one says neither."""
+    different, which = np.unique(texts, return_inverse=True)
+    return np.array([_value(text.strip(), Cells.MEMBER) for text in different.tolist()], dtype=np.bool_)[which]
+
+
+def _kind(cells: list[str]) -> ColumnKind:
+    """What the first ``cells`` of a column look like. Where only some are numbers the others are taken for mistakes,
+    which reading them tells the place of."""
+    cells = [cell for cell in cells if cell]
+    numbers = [float(cell) for cell in cells if _is_number(cell)]
+    if numbers:
+        large = all(value.is_integer() and abs(value) >= _LARGE for value in numbers)
+        return ColumnKind.LARGE if large else ColumnKind.NUMBERS
+    for kind, fits in (
+        (ColumnKind.TRUTH, lambda cell: cell.lower() in _TRUTH),
+        (ColumnKind.TIMES, _TIME.fullmatch),
+    ):
+        if cells and all(map(fits, cells)):
+            return kind
+    return ColumnKind.TEXTS if cells else ColumnKind.NUMBERS
+
+
 def _value(cell: str, cells: Cells) -> int | float | str:
     """ValueError for what is none, numbers as Python alone writes them (``1_0``, digits of other scripts) included."""
     if cells is not Cells.TEXT and ("_" in cell or not cell.isascii()):
@@ -176,6 +233,10 @@ def _value(cell: str, cells: Cells) -> int | float | str:
             return float(cell) if cell else float("nan")
         case Cells.TEXT:
             return cell
+        case Cells.MEMBER:
+            if cell.lower() not in _TRUTH:
+                raise ValueError("neither true nor false")
+            return _TRUTH[cell.lower()]
         case _:
             assert_never(cells)
 
@@ -215,8 +276,44 @@ class ParquetTable:
                 return self._cast(column, name, "int64")
             case Cells.REAL if number:
                 return self._cast(column, name, kind if types.is_floating(kind) else "float64")
+            case Cells.MEMBER if number or text:
+                texts = ["" if cell is None else str(cell) for cell in column.to_pylist()]
+                with contextlib.suppress(ValueError):
+                    return _members(np.array(texts, dtype=np.str_))
         empty = " with empty cells" if column.null_count else ""
         raise SourceError(f"{self.path}: the column {name} holds {kind}{empty}, not {cells.value}")
+
+    def kinds(self) -> dict[str, ColumnKind]:
+        types = optional("pyarrow.types", self.path)
+        with self._reading() as file:
+            columns = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
+            categories = self._categories(file)
+            flat = [name for name, kind in columns.items() if types.is_integer(kind) or types.is_floating(kind)]
+            head = next(file.iter_batches(batch_size=_LOOKED_AT_ROWS, columns=flat, use_threads=False), None)
+        found = {}
+        for name, kind in columns.items():
+            if name in categories or types.is_dictionary(kind):
+                found[name] = ColumnKind.CATEGORIES
+            elif types.is_temporal(kind):
+                found[name] = ColumnKind.TIMES
+            elif types.is_boolean(kind):
+                found[name] = ColumnKind.TRUTH
+            elif types.is_string(kind) or types.is_large_string(kind):
+                found[name] = ColumnKind.TEXTS
+            elif name in flat and head is not None:
+                found[name] = _kind(["" if cell is None else str(cell) for cell in head.column(name).to_pylist()])
+            else:  # Lists of numbers; what else it may be is refused where it is read.
+                found[name] = ColumnKind.NUMBERS
+        return found
+
+    def _categories(self, file: Any) -> set[str]:
+        """The columns that were categories when they were written; Parquet itself knows those of numbers as numbers."""
+        arrow, types = optional("pyarrow", self.path), optional("pyarrow.types", self.path)
+        written = (file.metadata.metadata or {}).get(b"ARROW:schema")
+        if written is None:
+            return set()
+        schema = arrow.ipc.read_schema(arrow.BufferReader(base64.b64decode(written)))
+        return {field.name for field in schema if types.is_dictionary(field.type)}
 
     def _lists(self, column: Any, name: str) -> AnyArray:
         values = np.asarray(column.flatten().to_numpy(zero_copy_only=False))

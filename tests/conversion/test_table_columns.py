@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the columns of a table of nodes are taken for: ids, labels, splits, features, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner
+
+import ooc
+from ooc.cli.convert import command
+from ooc.errors import OptionError, SourceError
+from ooc.events import Event, Note
+from ooc.storage.store import Store
+
+_EDGES = {"source": [70, 10, 40], "target": [10, 40, 20]}
+_NODES = {"id": [70, 10, 40, 20], "f": [0.5, 1.5, 2.5, 3.5], "label": [0, 1, 0, 1]}
+_MASKS = {"train": [True, True, False, False], "val": [False, False, True, False], "test": [False] * 3 + [True]}
+_WORDS = {"split": ["train", "train", "val", "test"]}
+
+
+def _folder(folder: Path, form: str, nodes: dict[str, list], edges: dict[str, list] = _EDGES) -> Path:
+    (source := folder / "t").mkdir(exist_ok=True)
+    for name, columns in (("nodes", nodes), ("edges", edges)):
+        if form == "parquet":
+            pyarrow.parquet.write_table(pa.table(columns), source / f"{name}.parquet")
+        else:
+            lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+            (source / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return source
+
+
+def _splits(store: Store) -> list[list[bool]]:
+    return [store.array(f"split/{split}").read().tolist() for split in ("train", "valid", "test")]
+
+
+def _as_numbers(columns: dict[str, list]) -> dict[str, list]:
+    return {name: [int(cell) for cell in cells] for name, cells in columns.items()}
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    "splits",
+    [
+        _MASKS,
+        _as_numbers(_MASKS),
+        {"train_mask": _MASKS["train"], "valid_mask": _MASKS["val"], "test_mask": _MASKS["test"]},
+        {"is_train": _MASKS["train"], "Validation": _MASKS["val"], "is_test": _MASKS["test"]},
+        _WORDS,
+        {"Split": _WORDS["split"]},
+    ],
+)
+def test_columns_of_splits_are_splits(tmp_path: Path, form: str, splits: dict[str, list]) -> None:
+    """Masks of true and false, or of 1 and 0, and words: none of them is a feature."""
+    events: list[Event] = []
+    source = _folder(tmp_path, form, _NODES | splits)
+    store = ooc.convert(source, tmp_path / "g.ooc", listener=events.append)
+    assert store.num_features == 1 and store.array("x").read()[:, 0].tolist() == _NODES["f"]
+    assert _splits(store) == list(_MASKS.values())
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert (
+        f"columns of {source / 'nodes'}.{form}: id: ids; f: features; label: labels; {', '.join(splits)}: splits"
+        in notes
+    )
+    assert f"columns of {source / 'edges'}.{form}: source: where edges start; target: where they end" in notes
+
+
+def test_a_random_split_beside_ones_own_is_said_and_makes_no_feature_of_it(tmp_path: Path) -> None:
+    events: list[Event] = []
+    source = _folder(tmp_path, "parquet", _NODES | _MASKS)
+    store = ooc.convert(source, tmp_path / "g.ooc", split="random:3", listener=events.append)
+    assert store.num_features == 1
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert any("train, val, test: splits, but not used: the split asked for is random:3" in note for note in notes)
+    assert any("split is random 60/20/20, seed 3" in note for note in notes)
+    with pytest.raises(OptionError, match="contradict each other"):
+        ooc.convert(source, tmp_path / "h.ooc", split="random", split_column="train")
+
+
+def test_split_columns_of_other_names_are_named(tmp_path: Path) -> None:
+    """By what they are called, or in the order train, valid, test."""
+    a, b, c = _MASKS.values()
+    source = _folder(tmp_path, "parquet", _NODES | {"a": a, "b": b, "c": c, "part": _WORDS["split"]})
+    store = ooc.convert(source, tmp_path / "g.ooc", split_column="a,b,c", feature_columns="f")
+    assert _splits(store) == list(_MASKS.values())
+    words = ooc.convert(source, tmp_path / "h.ooc", split_column="part", feature_columns="f")
+    assert _splits(words) == list(_MASKS.values())
+    alone = ooc.convert(source, tmp_path / "i.ooc", split_column="a,b", feature_columns="f,c")
+    assert _splits(alone) == [a, b, [False] * 4] and alone.num_features == 2
+
+
+def test_features_that_are_called_as_splits_can_be_named(tmp_path: Path) -> None:
+    nodes = _NODES | _WORDS | {"val": [0.1, 0.2, 0.3, 0.4]}
+    store = ooc.convert(_folder(tmp_path, "csv", nodes), tmp_path / "g.ooc")
+    assert store.num_features == 2  # Without a column train it is no split.
+    nodes |= {"train": [1.0, 2.0, 3.0, 4.0]}
+    with pytest.raises(SourceError, match="more than once what the splits are: split, val, train"):
+        ooc.convert(_folder(tmp_path, "csv", nodes), tmp_path / "h.ooc")
+    store = ooc.convert(_folder(tmp_path, "csv", nodes), tmp_path / "h.ooc", feature_columns="f,val,train")
+    assert store.num_features == 3 and _splits(store) == list(_MASKS.values())
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("name", "cells", "what"),
+    [
+        ("joined", [1577836800, 1577836900, 1577837000, 1577837100], "whole numbers as large as times and ids are"),
+        ("city", ["Ulm", "Bonn", "Ulm", "Köln"], "texts"),
+        ("day", ["2020-01-01", "2020-01-02 10:00:00", "2020-01-03", "2020-01-04"], "texts|dates or times"),
+    ],
+)
+def test_what_should_hardly_be_a_feature_is_refused(
+    tmp_path: Path, form: str, name: str, cells: list, what: str
+) -> None:
+    source = _folder(tmp_path, form, _NODES | _WORDS | {name: cells})
+    with pytest.raises(SourceError, match=f"the column {name} holds ({what}), which make no feature; name the") as told:
+        ooc.convert(source, tmp_path / "g.ooc")
+    assert "--feature-columns" in str(told.value) and "\n" not in str(told.value)
+    store = ooc.convert(source, tmp_path / "g.ooc", feature_columns="f")
+    assert store.num_features == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "what"),
+    [
+        (pa.array([1, 2, 3, 4], pa.timestamp("s")), "dates or times"),
+        (pa.array([1, 2, 3, 4], pa.date32()), "dates or times"),
+        (pa.array([7, 8, 7, 8]).dictionary_encode(), "categories"),
+        (pa.array(["a", "b", "a", "b"]).dictionary_encode(), "categories"),
+    ],
+)
+def test_times_and_categories_are_no_features(tmp_path: Path, column: pa.Array, what: str) -> None:
+    source = _folder(tmp_path, "parquet", _NODES | _WORDS | {"extra": column})
+    with pytest.raises(SourceError, match=f"the column extra holds {what}"):
+        ooc.convert(source, tmp_path / "g.ooc")
+
+
+@pytest.mark.parametrize("name", ["id", "node", "node_id", "nid", "Node"])
+def test_a_column_of_ids_is_found_by_its_usual_names(tmp_path: Path, name: str) -> None:
+    nodes = {name: _NODES["id"]} | {key: cells for key, cells in _NODES.items() if key != "id"} | _WORDS
+    store = ooc.convert(_folder(tmp_path, "csv", nodes), tmp_path / "g.ooc")
+    assert store.num_features == 1 and store.array("ids").read().tolist() == _NODES["id"]
+
+
+def test_ids_of_another_name_are_asked_for(tmp_path: Path) -> None:
+    nodes = {"who": _NODES["id"]} | {key: cells for key, cells in _NODES.items() if key != "id"} | _WORDS
+    source = _folder(tmp_path, "csv", nodes)
+    with pytest.raises(SourceError, match=r"edge 0 \(70 → 10\) has an end that is no node: nodes are the row") as told:
+        ooc.convert(source, tmp_path / "g.ooc")
+    assert "if one of who, f, label, split holds ids, name it with --id-column" in str(told.value)
+    assert ooc.convert(source, tmp_path / "g.ooc", id_column="who").num_features == 1
+    with pytest.raises(SourceError, match="has the columns node and nid; say with --id-column which one is meant"):
+        ooc.convert(_folder(tmp_path, "csv", nodes | {"node": [0] * 4, "nid": [0] * 4}), tmp_path / "h.ooc")
+
+
+def test_two_columns_of_labels_are_told_apart(tmp_path: Path) -> None:
+    """The one that is not chosen would give the answer away as a feature."""
+    source = _folder(tmp_path, "csv", _NODES | _WORDS | {"y": [1, 0, 1, 0]})
+    with pytest.raises(SourceError, match="has the columns label and y; say with --label-column which one is meant"):
+        ooc.convert(source, tmp_path / "g.ooc")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_mask_that_is_none_is_named(tmp_path: Path, form: str) -> None:
+    source = _folder(tmp_path, form, _NODES | _MASKS | {"val": [0.0, 0.7, 1.0, 0.0]})
+    with pytest.raises(SourceError, match=r"the column val holds .*, not true or false .* with --feature-columns"):
+        ooc.convert(source, tmp_path / "g.ooc")
+
+
+def test_empty_cells_are_no_members(tmp_path: Path) -> None:
+    masks = {"train": [True, None, None, None], "test": [None, None, 1, 0]}
+    parquet = _folder(tmp_path, "parquet", _NODES | masks)
+    assert ooc.convert(parquet, tmp_path / "p.ooc").split_sizes == {"train": 1, "valid": 0, "test": 1}
+    empty = {name: ["" if cell is None else cell for cell in cells] for name, cells in masks.items()}
+    (tmp_path / "csv").mkdir()
+    csv = _folder(tmp_path / "csv", "csv", _NODES | empty)
+    np.testing.assert_equal(ooc.convert(csv, tmp_path / "c.ooc").split_sizes, {"train": 1, "valid": 0, "test": 1})
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_what_columns_are_taken_for_is_printed(tmp_path: Path, options: list[str]) -> None:
+    source = _folder(tmp_path, "csv", _NODES | _MASKS)
+    result = CliRunner().invoke(command, [str(source), str(tmp_path / "g.ooc"), *options])
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "nodes.csv: id: ids; f: features; label: labels; train, val, test: splits" in said
+    assert "edges.csv: source: where edges start; target: where they end" in said
