@@ -7,20 +7,23 @@ file: ``zarr.open`` reads them, and so does a direct read without a decoder. The
 at full size, its tail zero. A CRC-32C of each chunk lies in ``checksums.bin`` (uint32, in chunk order).
 """
 
-import json
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
+
+if TYPE_CHECKING:
+    import zarr
+    from zarr.core.buffer import Buffer
 
 AnyArray = npt.NDArray[Any]
 
@@ -310,19 +313,35 @@ def _new_array(group_path: Path, name: str, shape: tuple[int, ...], dtype: npt.D
 
 def open_array(group_path: Path, name: str) -> Array:
     """The array ``name`` of the group at ``group_path``, from its metadata alone."""
+    import zarr
+
     path = group_path / name
     try:
-        metadata = json.loads((path / METADATA_FILE).read_text())
-        chunks = tuple(metadata["chunk_grid"]["configuration"]["chunk_shape"])
-        array = Array(name, path, tuple(metadata["shape"]), chunks, metadata["data_type"])
-        plain = {**metadata, "attributes": {}} == _metadata(array)
+        found = zarr.open_array(path, mode="r", zarr_format=3)
+        array = Array(name, path, found.shape, found.chunks, found.dtype.str)
+        plain = _is_raw(found, array)
     except FileNotFoundError as error:
         raise StoreError(f"the store {group_path} has no array {name!r}") from error
-    except (OSError, ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
-        raise StoreError(f"{path / METADATA_FILE} is damaged: {error}") from error
-    if not plain or array.chunk_bytes % PAGE_BYTES:
+    except Exception as error:  # whatever zarr makes of a document that it cannot understand
+        raise damaged(path, error) from error
+    if not plain:
         raise StoreError(f"{path / METADATA_FILE} describes an array that is not stored as raw rows")
     return array
+
+
+def _is_raw(found: "zarr.Array[Any]", array: Array) -> bool:
+    """Whether the chunk files of ``found`` are whole rows, little endian, and nothing else."""
+    from zarr.codecs import BytesCodec
+
+    chunk = array.chunk_path(1).relative_to(array.path)
+    return (
+        found.dtype.name in DTYPES
+        and found.chunks[1:] == found.shape[1:]
+        and found.metadata.encode_chunk_key((1, 0)[: found.ndim]) == str(chunk)
+        and not (found.filters or found.compressors or found.shards)
+        and found.serializer in (BytesCodec(endian="little"), BytesCodec(endian=None))
+        and array.chunk_bytes % PAGE_BYTES == 0
+    )
 
 
 def write_metadata(array: Array, checksums: npt.NDArray[np.uint32]) -> set[Path]:
@@ -330,9 +349,15 @@ def write_metadata(array: Array, checksums: npt.NDArray[np.uint32]) -> set[Path]
 
     StoreError where the disk refuses.
     """
+    import zarr
+
+    made: dict[str, Buffer] = {}
+    zarr.create_array(
+        made, shape=array.shape, chunks=array.chunks, dtype=array.dtype, filters=None, compressors=None, zarr_format=3
+    )
     contents = {
         array.path / CHECKSUM_FILE: checksums.astype("<u4").tobytes(),
-        array.path / METADATA_FILE: json.dumps(_metadata(array), indent=2).encode(),
+        array.path / METADATA_FILE: made[METADATA_FILE].to_bytes(),
     }
     try:
         for path, data in contents.items():
@@ -351,24 +376,14 @@ def flush_within(array: Array, files: set[Path]) -> None:
     files.clear()
 
 
-def _metadata(array: Array) -> dict[str, Any]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(array.shape),
-        "data_type": array.dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(array.chunks)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": False if array.dtype.kind == "b" else 0,
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-        "attributes": {},
-        "storage_transformers": [],
-    }
-
-
 def refused(path: Path, error: OSError) -> StoreError:
     """The error that says that ``path`` cannot be written."""
     return StoreError(f"{path} cannot be written: {error.strerror or error}")
+
+
+def damaged(path: Path, error: Exception) -> StoreError:
+    """The error that says that the metadata of the group or array at ``path`` make no sense."""
+    return StoreError(f"{path / METADATA_FILE} is damaged: {' '.join(str(error).split())}")
 
 
 def flush(path: Path) -> None:

@@ -2,18 +2,20 @@
 """A converted dataset on disk: a Zarr v3 group of arrays (see ``docs/formats.md`` for its form)."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import METADATA_FILE, AnyArray, Array, open_array
+from ooc.storage.array import METADATA_FILE, AnyArray, Array, damaged, open_array
+
+if TYPE_CHECKING:
+    from zarr.core.buffer import Buffer
 
 FORMAT_VERSION, VERSION_WITHOUT_EDGE_DATA = 2, 1
 """The newest knows edge data. Stores without stay as they were, so that every ooc reads those it understands."""
@@ -262,7 +264,7 @@ def open_store(path: str | Path) -> Store:
         store = Store(path, attributes, arrays, identity=identity)
         _ = store.split_sizes
     except (KeyError, ValueError, TypeError) as error:
-        raise StoreError(f"{path / METADATA_FILE} is damaged: {error}") from error
+        raise damaged(path, error) from error
     for name, shape in shapes.items():
         if arrays[name].shape != shape:
             raise StoreError(f"the store {path} has {name} of shape {arrays[name].shape}, not {shape}")
@@ -271,29 +273,33 @@ def open_store(path: str | Path) -> Store:
 
 def write_group(path: Path, attributes: dict[str, Any]) -> None:
     """Write the metadata of a Zarr v3 group at the folder ``path``, made if needed."""
+    import zarr
+
+    made: dict[str, Buffer] = {}
+    zarr.create_group(made, attributes=attributes, zarr_format=3)
     path.mkdir(parents=True, exist_ok=True)
-    metadata = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-    (path / METADATA_FILE).write_text(json.dumps(metadata, indent=2))
+    (path / METADATA_FILE).write_bytes(made[METADATA_FILE].to_bytes())
 
 
 def _attributes(path: Path) -> dict[str, Any]:
+    import zarr
+
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    if path.name.endswith(PARTIAL_SUFFIX):
+    if path.name.endswith(PARTIAL_SUFFIX) or (partial.exists() and not path.exists()):
         raise _interrupted(path)
     if not path.exists():
-        raise _interrupted(path) if partial.exists() else StoreError(f"there is no store at {path}")
+        raise StoreError(f"there is no store at {path}")
+    if not (path / METADATA_FILE).exists():
+        raise StoreError(f"{path} is not a store: it has no {METADATA_FILE}")
     try:
-        metadata = json.loads((path / METADATA_FILE).read_text())
-        attributes = metadata["attributes"]
-        if metadata["node_type"] != "group" or "ooc_format" not in attributes:
-            raise StoreError(f"{path} is a Zarr {metadata['node_type']}, but no store made by ooc convert")
-        return dict(attributes)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreError(f"{path} is not a store: it has no {METADATA_FILE}") from error
+        attributes = zarr.open_group(path, mode="r", zarr_format=3, use_consolidated=False).attrs.asdict()
     except OSError as error:
         raise StoreError(f"{path / METADATA_FILE} cannot be read: {error.strerror}") from error
-    except (KeyError, ValueError, TypeError) as error:
-        raise StoreError(f"{path / METADATA_FILE} is damaged: {error}") from error
+    except Exception as error:  # whatever zarr makes of a document that it cannot understand
+        raise damaged(path, error) from error
+    if "ooc_format" not in attributes:
+        raise StoreError(f"{path} is a Zarr group, but no store made by ooc convert")
+    return attributes
 
 
 def _interrupted(path: Path) -> StoreError:

@@ -124,6 +124,55 @@ def test_only_plain_arrays_are_opened(tmp_path: Path) -> None:
         open_array(tmp_path, "b")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "fill_value"), [("bool", False), ("int32", 0), ("int64", 0), ("float16", 0), ("float32", 0)]
+)
+def test_arrays_with_the_metadata_of_earlier_versions_are_opened(
+    tmp_path: Path, dtype: str, fill_value: object
+) -> None:
+    """Those were written by hand: an endianness even for single bytes, a fill value that is an integer."""
+    values = np.random.default_rng(0).integers(0, 2, (3000, 2)).astype(dtype)
+    array = _write(tmp_path, values)
+    metadata = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [3000, 2],
+        "data_type": dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(array.chunks)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": fill_value,
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "attributes": {},
+        "storage_transformers": [],
+    }
+    (tmp_path / "a" / "zarr.json").write_text(json.dumps(metadata, indent=2))
+    earlier = open_array(tmp_path, "a")
+    assert (earlier.shape, earlier.chunks, earlier.dtype) == (array.shape, array.chunks, array.dtype)
+    np.testing.assert_array_equal(earlier.read(), values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"codecs": [{"name": "bytes", "configuration": {"endian": "big"}}]},
+        {"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]},
+        {"chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}}},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1024, 2]}}},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1000, 4]}}},
+        {"data_type": "complex64", "fill_value": [0, 0]},
+    ],
+    ids=["big endian", "checksummed", "other names", "parts of rows", "parts of pages", "complex"],
+)
+def test_chunks_in_another_form_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    """Arrays that zarr could read, but a direct read would not find the rows where they are expected."""
+    _write(tmp_path, np.zeros((3000, 4), dtype=np.float32))
+    path = tmp_path / "a" / "zarr.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    zarr.open_array(tmp_path / "a", mode="r")
+    with pytest.raises(StoreError, match="not stored as raw rows"):
+        open_array(tmp_path, "a")
+
+
 def test_misuse_of_a_writer_is_refused(tmp_path: Path) -> None:
     writer = create_array(tmp_path, "a", (3,), np.int64)
     with pytest.raises(ValueError):

@@ -62,6 +62,8 @@ def test_unusable_stores_are_named(store: Store, tmp_path: Path) -> None:
     zarr.open_group(tmp_path / "other", mode="w")
     with pytest.raises(StoreError, match="no store made by"):
         ooc.open(tmp_path / "other")
+    with pytest.raises(StoreError, match="damaged"):
+        ooc.open(store.path / "x")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_an_interrupted_conversion_is_named(store: Store) -> None:
 
 
 def test_importing_is_light() -> None:
-    """Neither torch nor zarr is imported to convert or open; the package can be called whatever came first."""
+    """What converts and opens imports neither torch nor zarr before it is called; the package can be called whatever came first."""
     code = (
         "import sys, ooc, ooc.conversion.conversion; ooc.open; assert callable(ooc.convert);"
         "print([m for m in ('torch', 'torch_geometric', 'zarr', 'numba') if m in sys.modules])"
