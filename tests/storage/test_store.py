@@ -103,7 +103,7 @@ def test_an_interrupted_conversion_is_named(store: Store) -> None:
 
 
 def test_importing_is_light() -> None:
-    """What converts and opens imports neither torch nor zarr before it is called; the package can be called whatever came first."""
+    """What converts and opens imports neither torch nor zarr before it is called, in whatever order."""
     code = (
         "import sys, ooc, ooc.conversion.conversion; ooc.open; assert callable(ooc.convert);"
         "print([m for m in ('torch', 'torch_geometric', 'zarr', 'numba') if m in sys.modules])"
