@@ -39,15 +39,15 @@ class Cut:
 @dataclass(frozen=True)
 class Choice:
     """All that the planner decides; replacement follows from it. ``cuts``: by pulled matrix. ``spare_writes``: rather
-    read from the SSD again than write to it (``Uses``). ``in_runs``: the matrices that are scattered to and not in
-    memory whole. ``dealt``: by pulled matrix that is dealt out, what its buckets may take of memory (0: as little as
-    they can)."""
+    read from the SSD again than write to it (``Uses``). ``spilled_sums``: the matrices that are scattered to and not in
+    memory whole. ``bucketed``: by pulled matrix that is gathered by buckets, what these may take of memory (0: as
+    little as they can)."""
 
     step_rows: int
     cuts: dict[str, Cut] = field(default_factory=dict)
     spare_writes: bool = False
-    in_runs: frozenset[str] = frozenset()
-    dealt: dict[str, int] = field(default_factory=dict)
+    spilled_sums: frozenset[str] = frozenset()
+    bucketed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _widest_row_bytes(workload: Workload, choice: Choice, widths: dict[str, int]
     rows = {name: widths[name] * matrix.itemsize for name, matrix in workload.matrices.items()}
     for pull in (stage.pull for stages in workload.programs.values() for stage in stages if stage.pull):
         source = workload.matrices[pull.source]
-        if choice.cuts[pull.source].columns and pull.source not in choice.dealt:
+        if choice.cuts[pull.source].columns and pull.source not in choice.bucketed:
             into = _pulled_into(pull, source.itemsize, workload.matrices)
             rows[into] = pull.output_columns(widths[pull.source], source.columns) * source.itemsize
     return max(rows.values(), default=1)
@@ -116,8 +116,8 @@ def lays_out_as(choice: Choice, workload: Workload) -> Hashable:
             width = _width(matrix, choice, groupings.get(name))
             slabs, direct = -(-matrix.columns // width), cut.direct
         cuts.append((name, width, min(cut.buffers, slabs), direct, cut.last_beside and slabs > 1))
-    dealt = tuple(sorted(choice.dealt.items()))
-    return choice.step_rows, tuple(cuts), choice.spare_writes, choice.in_runs, dealt
+    bucketed = tuple(sorted(choice.bucketed.items()))
+    return choice.step_rows, tuple(cuts), choice.spare_writes, choice.spilled_sums, bucketed
 
 
 def lay_out(workload: Workload, choice: Choice) -> Layout:
@@ -190,14 +190,14 @@ def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Wor
     grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
     as_kept = matrix.kind is not Kind.SCRATCH or (workload.sums_as_kept and matrix.name in summed_sources(workload))
     region_itemsize = matrix.itemsize if as_kept else max(matrix.itemsize, workload.pulled_itemsize)
-    whole = cut is not None and cut.columns == 0 and matrix.name not in choice.dealt
+    whole = cut is not None and cut.columns == 0 and matrix.name not in choice.bucketed
     return MatrixPlan(matrix, grid, region_itemsize, whole=whole)
 
 
 def _plan_sums(planned: MatrixPlan, choice: Choice, workload: Workload) -> MatrixPlan:
     """A matrix that is scattered to."""
     matrix = planned.matrix
-    if matrix.name not in choice.in_runs:
+    if matrix.name not in choice.spilled_sums:
         return replace(planned, whole=True)
     runs = cut_runs(
         rows=matrix.rows,
@@ -223,12 +223,12 @@ def _passes(
     if stage.pull is None:
         return [RowPass(index, stage, stage.loads, None)]
     source = matrices[stage.pull.source]
-    spills = bool(choice.in_runs.intersection(stage.pull.added_to))
+    spills = bool(choice.spilled_sums.intersection(stage.pull.added_to))
     loads = tuple(dict.fromkeys((*stage.loads, *stage.pull.own)))
     if source.whole:
         return [RowPass(index, stage, loads, stage.pull, spills)]
-    if stage.pull.source in choice.dealt:
-        memory_bytes = choice.dealt[stage.pull.source]
+    if stage.pull.source in choice.bucketed:
+        memory_bytes = choice.bucketed[stage.pull.source]
         dealing, name = deal_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
         return [*dealing, RowPass(index + len(dealing), stage, loads, stage.pull, spills, name)]
     cut, grid = choice.cuts[stage.pull.source], source.grid

@@ -1,166 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose how pulled matrices are held, under the budgets; which blocks stay in memory follows from the sequence.
+"""From a workload and budgets to a plan: which stages are recomputed, and the best of what the solver finds.
 
-The search starts from the leanest arrangement (narrow slabs, one buffer each) and goes, source by source, to
-whatever makes the forecast epoch shortest, until no change of one source helps; on a device with memory of its own, a
-second time from slabs of one width. Every candidate is forecast from a coarse version of its program; the one chosen is
-unrolled in full, so a plan that is returned fits. How long that takes goes by the number of blocks, so blocks are as
-tall as memory allows: where it does not, the first slabs of what is pulled go by way of blocks like the others
-(``Cut.direct``) before blocks become lower.
+Each set of recomputed stages is a problem of its own (``ooc.plan.problem``), so the sets are descended, too: from
+keeping everything, and from a greedy set, on to whatever set with one stage more or one less has a plan with a shorter
+forecast, until none has. Where forecasts are as good as equal, the fewest are recomputed.
 
-Where the device has memory of its own, its budget decides how matrices are cut: regions and the blocks of a pass must
-lie there. What the host then holds follows from what the device asks for, so both budgets are in every forecast.
+Where the device has memory of its own, its budget decides how matrices are cut: slabs and the blocks of a pass must lie
+there. What the host then holds follows from what the device asks for, so both budgets are in every forecast. And a
+forecast takes each pass for itself, its resources side by side: what it leaves out are the beginnings and ends of
+passes and sweeps, where one resource waits for another. That is a quarter of an epoch where a pass has a few dozen
+steps, so there a few candidates are simulated.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-from functools import cached_property
-from itertools import product
+from itertools import accumulate, combinations
 
 from ooc.errors import BudgetError
-from ooc.plan.budgets import Limits, Room, budget_of
-from ooc.plan.computing import tasks_are_few
-from ooc.plan.dealing import dealable, leaner_dealt
-from ooc.plan.forecast import TIE, forecast_traffic, seconds_of
+from ooc.plan.budgets import Limits, budget_of
+from ooc.plan.forecast import TIE
 from ooc.plan.hardware import UNMEASURED, Hardware
-from ooc.plan.layout import Choice, Cut, Layout, lay_out, lays_out_as, pulled_sources
 from ooc.plan.matrices import streamed_in
-from ooc.plan.occupancy import frames_needed
 from ooc.plan.plan import Plan
-from ooc.plan.schedule import build_plan
+from ooc.plan.problem import Candidate, Goal, Problem, Recomputed, Variants
+from ooc.plan.simulator import simulate
+from ooc.plan.solver import PlannedLayout, solve, solve_from_one_width
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
-BLOCK_BYTES = 4 << 20
-"""The largest block: large enough for the disk's full rate, small enough to keep several."""
-BLOCK_BYTES_OF_TIERS = 64 << 20
-"""The same where a device has memory of its own: a step there must be long beside what it costs to start one."""
-FEW_STEPS = 4096
-"""Steps of a row pass beyond which blocks grow with the matrix, whatever their size: planning takes time by the block,
-and what it unrolls memory. Where nothing else fits, blocks are lower again."""
-MOST_STEPS = 4 * FEW_STEPS
-"""Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is
-then the narrowest slab's."""
-LAST_STEPS = 4 * MOST_STEPS
-"""Steps of a row pass beyond which no lower blocks are tried: a plan takes a minute to make. Where rows are wide and
-slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
-NARROW_COLUMNS = 8
-"""Columns of the narrowest slab: 32 bytes of float32, half a cache line a gathered row."""
-LINE_BYTES = 64
-"""Rows of a slab that begin within a cache line fetch one more than they fill: 43 columns of float32 took a processor
-a third longer to gather than 48. On a device with memory of its own that was not measured, and narrower slabs leave
-more of its memory: there, widths are tried as they are, too."""
-_LEANER_AND_LEANER = (
-    (FEW_STEPS, True),
-    (MOST_STEPS, True),
-    (MOST_STEPS, False),
-    (LAST_STEPS, True),
-    (LAST_STEPS, False),
-)
-"""Where a search may begin: the most steps, and whether the first slabs are computed right into their buffers. The
-first that fits is taken."""
-_DEALT_SHARES = (16, 8, 4, 2)
-"""What buckets that a source is dealt out to may take of memory: parts of the source. The more they take, the fewer
-rows are dealt several times."""
-_ROUNDS = 3
-_CONTENDERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
-"""How many arrangements beside the best are remembered, how much longer their forecasts may be, and by how much they
-differ: those with equal ones mostly differ in what makes no difference."""
-_WHOLE = Cut(0, 0)
-
-
-class Goal(Enum):
-    """What the search makes small."""
-
-    SECONDS = "seconds"
-    """The epoch's forecast time."""
-    EXCESS_WRITES = "excess writes"
-    """What is written to the SSD beyond its limit; then time."""
-    WRITES = "writes"
-    """What is written to the SSD; then time. Found without regard to the limit: the least limit that would do."""
-
-
-Score = tuple[float, float]
-"""Bytes written that should not be, and seconds: smaller is better."""
+NOTHING: Recomputed = frozenset()
+_MARGIN = 0.1
+"""What a set may gain by a choice of its own over the one that was best without recomputing."""
+_FEW_STAGES = 3
+"""Of so many stages every set is tried where nothing else keeps a limit on what is written."""
+_MOST_STEPS = 8000
+"""Of all programs that are simulated for one plan."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
-    choice: Choice
-    layout: Layout
-    score: Score
+class Chosen:
+    """The recomputed stages, and the plan for that workload."""
 
-
-@dataclass(frozen=True)
-class Arrangement:
-    """How a workload is to be run: ``layout``, of ``choice``; and the forecast seconds of an epoch. ``leanest``: what
-    the search for it began with; ``contenders``: others that were forecast to be hardly slower, the fastest first;
-    ``plan`` is unrolled when it is first asked for."""
-
-    workload: Workload
-    limits: Limits
-    hardware: Hardware
-    choice: Choice
-    layout: Layout
-    leanest: Layout
-    seconds: float
-    contenders: tuple[tuple[Choice, Layout], ...] = ()
-
-    @cached_property
-    def plan(self) -> Plan:
-        room = Room(self.workload, self.limits, self.hardware)
-        return build_plan(
-            self.workload,
-            self.layout,
-            frames=room.frames(self.layout),
-            host_frames=room.host_frames(self.layout),
-            device_limit_bytes=self.limits.device_bytes,
-            host_limit_bytes=self.limits.host_bytes,
-        )
+    recomputed: Recomputed
+    plan: Plan
 
 
 def make_plan(workload: Workload, limits: Limits, hardware: Hardware = UNMEASURED) -> Plan:
-    """The plan for ``workload`` under ``limits``; raises BudgetError naming the least budgets that would do."""
-    return arrange(workload, limits, hardware).plan
+    """The plan for ``workload`` as it is; raises BudgetError naming the least budgets that would do."""
+    return plan_layout(workload, limits, hardware).plan
 
 
-def arrange(workload: Workload, limits: Limits, hardware: Hardware) -> Arrangement:
-    """The fastest arrangement of ``workload`` that keeps ``limits``; raises BudgetError as ``make_plan`` does."""
+def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> Chosen:
+    """The fastest of ``variants`` within ``limits``, planned; BudgetError, with the least budgets, where none is."""
+    try:
+        kept = plan_layout(variants(NOTHING), limits, hardware)
+    except BudgetError:
+        if limits.ssd_write_bytes is None or not Problem(variants(NOTHING), limits, hardware).kept_bytes:
+            raise
+        return _writing_less(variants, limits, hardware)
+    recomputed, best = _descend(kept, variants)
+    return Chosen(recomputed, simulated_best(best))
 
-    def best(goal: Goal) -> Arrangement:
-        return _Search(workload, limits, hardware, goal).run()
 
-    fastest = best(Goal.SECONDS)
+# ---- one workload ----------------------------------------------------------------------------------------------
+
+
+def plan_layout(workload: Workload, limits: Limits, hardware: Hardware) -> PlannedLayout:
+    """The fastest way to run ``workload`` that keeps ``limits``; raises BudgetError as ``make_plan`` does."""
+    fastest = solve(Problem(workload, limits, hardware))
     limit = limits.ssd_write_bytes
     if limit is None or fastest.plan.ssd_write_bytes <= limit:
         return fastest
-    leanest = best(Goal.WRITES)
-    if leanest.plan.ssd_write_bytes > limit:
-        least = min(leanest.plan, fastest.plan, key=lambda plan: plan.ssd_write_bytes)
+    fewest = solve(Problem(workload, limits, hardware, Goal.WRITES))
+    if fewest.plan.ssd_write_bytes > limit:
+        least = min(fewest.plan, fastest.plan, key=lambda plan: plan.ssd_write_bytes)
         raise BudgetError(_excess(least, limit))
-    within = best(Goal.EXCESS_WRITES)
-    return within if within.plan.ssd_write_bytes <= limit else leanest
+    within = solve(Problem(workload, limits, hardware, Goal.EXCESS_WRITES))
+    return within if within.plan.ssd_write_bytes <= limit else fewest
 
 
-def arrange_from_one_width(first: Arrangement) -> Arrangement | None:
-    """Another arrangement for what ``first`` is one of, on a device with memory of its own: where single steps lead
-    from slabs of one width, the best of those that fit; None if none does. On the CPU it brought nothing."""
-    if first.limits.slab_columns is not None:
-        return None
-    return _Search(first.workload, first.limits, first.hardware, Goal.SECONDS).run_from_one_width(first)
+def simulated_best(best: PlannedLayout) -> Plan:
+    """The plan of ``best``, or of another candidate whose simulated epoch is shorter.
 
-
-def seconds_like(workload: Workload, other: Arrangement) -> float | None:
-    """The forecast seconds of ``workload`` arranged as another one is; None where that does not fit."""
-    return _Search(workload, other.limits, other.hardware, Goal.SECONDS).seconds_like(other.choice)
-
-
-def fewest_writes(workload: Workload, limits: Limits, hardware: Hardware) -> int:
-    """The least limit on written bytes for which this planner finds a plan; BudgetError where memory is short."""
-    free = replace(limits, ssd_write_bytes=None)
-    goals = (Goal.WRITES, Goal.SECONDS)
-    return min(_Search(workload, free, hardware, goal).run().plan.ssd_write_bytes for goal in goals)
+    On a device with memory of its own alone: on the CPU, where forecasts were compared with epochs, the order of the
+    forecasts stands. So it does with a limit on what is written, which other candidates may pass.
+    """
+    if not best.hardware.has_device_memory or best.problem.limits.ssd_write_bytes is not None:
+        return best.plan
+    other = solve_from_one_width(best)
+    second: list[Candidate] = []
+    if other is not None:
+        if other.seconds < (1 - TIE) * best.seconds:  # else the first descent's end stands
+            best, other = other, best
+        second.append(Candidate(other.choice, other.layout, (0, other.seconds)))
+    most = _MOST_STEPS // max(1, len(best.plan.unrolled["train"].steps)) - 1
+    if most < 1:
+        return best.plan
+    others = (replace(best, choice=one.choice, layout=one.layout).plan for one in [*second, *best.others][:most])
+    return min([best.plan, *others], key=lambda plan: simulate(plan, best.workload, best.hardware).epoch_s)
 
 
 def _excess(plan: Plan, limit: int) -> str:
@@ -181,277 +118,106 @@ def _excess(plan: Plan, limit: int) -> str:
     )
 
 
-class _Search:
-    """The arrangement so far and the steps that improve it."""
+# ---- what is recomputed ----------------------------------------------------------------------------------------
 
-    def __init__(self, workload: Workload, limits: Limits, hardware: Hardware, goal: Goal) -> None:
-        self.workload = workload
-        self.limits = limits
-        self.hardware = hardware
-        self.goal = goal
-        self.room = Room(workload, limits, hardware)
-        self.sources = pulled_sources(workload)
-        self.alike = self._groups()
-        self.spillable = frozenset() if hardware.has_device_memory else frozenset(workload.handed)
-        self.dealable = frozenset() if hardware.has_device_memory else dealable(workload)
-        self.tried: list[_Candidate] = []
-        self.known: dict[Hashable, _Candidate | None] = {}
-        """What choices lead to, by what they come to: of widths in whole heads many come to the same."""
 
-    def run(self) -> Arrangement:
-        leanest = self._leanest()
-        # Not on the CPU, which computes longer than it moves blocks: there epochs became no shorter.
-        best = self._best(leanest, last_beside=self.hardware.has_device_memory)
-        for taller in self._busier(leanest):
-            best = min(best, self._best(taller), key=lambda one: one.score)
-        return self._arrangement(best, leanest.layout)
+def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, PlannedLayout]:
+    """The best set of recomputed stages that is found, and how to run it. ``kept``: where nothing is recomputed."""
+    limits, hardware = kept.problem.limits, kept.hardware
+    stages = list(kept.problem.kept_bytes)
+    best, recomputed = kept, NOTHING
+    if not _worth_trying(kept, [frozenset((stage,)) for stage in stages], variants):
+        return recomputed, best
+    tried = {NOTHING}
+    for start in (_greedy(kept, variants), NOTHING):
+        centre: Recomputed | None = start
+        while centre is not None:
+            around = _worth_trying(kept, {centre, *(centre ^ {stage} for stage in stages)} - tried, variants)
+            tried.update(around)
+            centre = None
+            for candidate in around:
+                problem = Problem(variants(candidate), limits, hardware)
+                like = problem.like(kept.choice)
+                if candidate != start and (like is None or like.seconds >= (1 + _MARGIN) * best.seconds):
+                    continue
+                other = _within(problem)
+                if other is not None and other.seconds < (1 - TIE) * best.seconds:
+                    best, recomputed, centre = other, candidate, candidate
+    return recomputed, best
 
-    def run_from_one_width(self, first: Arrangement) -> Arrangement | None:
-        """As ``arrange_from_one_width``."""
-        widest = max(self.sources.values(), default=1)
-        for parts, buffers, direct in product((2, 3, 4, 6, 8), (1, 2), (True, False)):
-            cut = Cut(-(-widest // parts), buffers, direct, last_beside=True)
-            cuts = {name: replace(cut, columns=min(columns, cut.columns)) for name, columns in self.sources.items()}
-            self._try(replace(first.choice, cuts=cuts))
-        if not self.tried:
-            return None
-        best = min(self.tried, key=lambda one: one.score)
-        return self._arrangement(self._best(best, last_beside=True), first.leanest)
 
-    def _arrangement(self, best: _Candidate, leanest: Layout) -> Arrangement:
-        _, seconds = best.score
-        given = self.workload, self.limits, self.hardware, best.choice, best.layout, leanest, seconds
-        return Arrangement(*given, tuple(self._contenders(best)))
+def _within(problem: Problem) -> PlannedLayout | None:
+    """None where that takes more memory than there is, or writes more than it may."""
+    try:
+        return plan_layout(problem.workload, problem.limits, problem.hardware)
+    except BudgetError:
+        return None
 
-    def _contenders(self, best: _Candidate) -> Iterator[tuple[Choice, Layout]]:
-        """Of those tried the next best."""
-        before, found = best.score[1], 0
-        for one in sorted(self.tried, key=lambda one: one.score):
-            seconds = one.score[1]
-            if seconds > _BEHIND * best.score[1] or found == _CONTENDERS:
-                return
-            if seconds > (1 + _ALIKE) * before:
-                before, found = seconds, found + 1
-                yield one.choice, one.layout
 
-    def seconds_like(self, choice: Choice) -> float | None:
-        """The forecast with ``choice``, of another workload; what that does not pull is held as what is like it."""
-        by_columns = {self.sources.get(name): cut for name, cut in choice.cuts.items()}
-        cuts = {name: choice.cuts.get(name, by_columns.get(columns, _WHOLE)) for name, columns in self.sources.items()}
-        layout = lay_out(self.workload, replace(choice, cuts=cuts))
-        return self._score(layout)[1] if self.room.fits(layout) else None
+def _greedy(kept: PlannedLayout, variants: Variants) -> Recomputed:
+    """Of the sets that one comes to by recomputing first what takes fewest seconds for the bytes that it saves, the one
+    with the shortest forecast, its matrices held as where nothing is recomputed; of those that do not fit so, the
+    smallest."""
 
-    # ---- sources -------------------------------------------------------------------------------------------
+    def forecast_s(recomputed: Recomputed) -> float:
+        like = Problem(variants(recomputed), kept.problem.limits, kept.hardware).like(kept.choice)
+        return float("inf") if like is None else like.seconds
 
-    def _groups(self) -> list[list[str]]:
-        """Sources of one shape and role, which are held alike: the search is as long as there are shapes."""
-        groups: dict[tuple[int, int, int, bool], list[str]] = {}
-        for name in self.sources:
-            matrix = self.workload.matrices[name]
-            loaded = any(name in s.loads for stages in self.workload.programs.values() for s in stages)
-            groups.setdefault((matrix.rows, matrix.columns, matrix.itemsize, loaded), []).append(name)
-        return list(groups.values())
+    sets = _worth_trying(kept, _by_seconds_a_byte(kept, variants)[1:], variants)
+    return min(sets, key=forecast_s, default=NOTHING)
 
-    def _best(self, best: _Candidate, *, last_beside: bool = False) -> _Candidate:
-        """The best that single steps from ``best`` lead to; with ``last_beside``, in how last slabs are pulled, too."""
-        in_memory = [replace(best.choice, in_runs=frozenset(), dealt={}), replace(best.choice, dealt={})]
-        whole = [replace(choice, cuts=dict.fromkeys(self.sources, _WHOLE)) for choice in (*in_memory, best.choice)]
-        if self.limits.slab_columns is None and best.score > (0, 0):
-            best = self._better(best, whole)
-        best = self._better(best, [*in_memory, replace(best.choice, in_runs=frozenset())])
-        for _ in range(_ROUNDS):
-            before = best.score
-            for group in self.alike:
-                best = self._better_held(best, group, last_beside=last_beside)
-            best = self._better(best, [replace(best.choice, in_runs=names) for names in self._spills(best.choice)])
-            best = self._better(best, list(self._deals(best.choice)))
-            heights = self._heights(FEW_STEPS, best.layout.frame_bytes // best.layout.step_rows)
-            best = self._better(best, [replace(best.choice, step_rows=height) for height in heights])
-            if self.hardware.has_device_memory:
-                best = self._better(best, [replace(best.choice, spare_writes=True)])
-            if best.score >= before:
-                break
-        return best
 
-    def _better_held(self, best: _Candidate, group: list[str], *, last_beside: bool) -> _Candidate:
-        """The best that other ways to hold the sources of ``group`` lead to."""
-        held, name = best.choice.cuts, group[0]
-        ways = [replace(way, direct=held[name].direct, last_beside=held[name].last_beside) for way in self._cuts(name)]
-        best = self._better(best, [self._held(best.choice, group, way) for way in ways])
-        cut = best.choice.cuts[name]
-        if cut.columns and (self.hardware.has_device_memory or not cut.direct):
-            best = self._better(best, [self._held(best.choice, group, replace(cut, direct=not cut.direct))])
-        cut = best.choice.cuts[name]
-        if cut.columns and last_beside:
-            beside = replace(cut, last_beside=not cut.last_beside)
-            other = self._better(best, [self._held(best.choice, group, beside)])
-            unwanted, seconds = best.score
-            best = other if other.score < (unwanted, (1 - TIE) * seconds) else best
-        return best
+def _by_seconds_a_byte(kept: PlannedLayout, variants: Variants) -> list[Recomputed]:
+    """Sets of more and more stages, those first that take fewest seconds for each byte that is then not kept."""
+    problem, height = kept.problem, kept.layout.step_rows
+    nbytes = problem.kept_bytes
+    alone = {stage: Problem(variants(frozenset((stage,))), problem.limits, problem.hardware) for stage in nbytes}
+    added_s = {stage: one.bound_s(height) - problem.bound_s(height) for stage, one in alone.items()}
+    order = sorted(nbytes, key=lambda stage: (added_s[stage] / nbytes[stage], stage))
+    return list(accumulate(order, lambda before, stage: before | {stage}, initial=NOTHING))
 
-    @staticmethod
-    def _held(choice: Choice, group: list[str], cut: Cut) -> Choice:
-        """The same, but for how the sources of ``group`` are held."""
-        return replace(choice, cuts={**choice.cuts, **dict.fromkeys(group, cut)})
 
-    def _better(self, best: _Candidate, choices: list[Choice]) -> _Candidate:
-        for choice in choices:
-            candidate = None if choice == best.choice else self._try(choice)
-            if candidate is not None and candidate.score < best.score:
-                best = candidate
-        return best
+def _worth_trying(kept: PlannedLayout, sets: Iterable[Recomputed], variants: Variants) -> list[Recomputed]:
+    """The smallest first; without those that compute for longer than all that an epoch waits if everything is kept."""
+    problem, height = kept.problem, kept.layout.step_rows
+    waiting = kept.seconds - problem.computing_s(kept.layout)
+    least = problem.bound_s(height)
 
-    def _try(self, choice: Choice) -> _Candidate | None:
-        """What ``choice`` leads to; None where that does not fit."""
-        same = lays_out_as(choice, self.workload)
-        if same not in self.known:
-            layout = lay_out(self.workload, choice)
-            fits = self.room.fits(layout)
-            found = self.known[same] = _Candidate(choice, layout, self._score(layout)) if fits else None
-            if found is not None and self.hardware.has_device_memory:  # elsewhere forecasts decide alone
-                self.tried.append(found)
-        known = self.known[same]
-        return None if known is None else replace(known, choice=choice)
+    def pays(recomputed: Recomputed) -> bool:
+        bound = Problem(variants(recomputed), problem.limits, problem.hardware).bound_s(height)
+        return bound - least < waiting
 
-    def _score(self, layout: Layout) -> Score:
-        frames, host_frames = self.room.frames(layout), self.room.host_frames(layout)
-        traffic = forecast_traffic(self.workload, layout, frames=frames, host_frames=host_frames)
-        seconds = seconds_of(self.workload, layout, self.hardware, traffic)
-        written = sum(moved.ssd_write_bytes for moved in traffic)
-        match self.goal:
-            case Goal.SECONDS:
-                return 0, seconds
-            case Goal.EXCESS_WRITES:
-                return max(0, written - (self.limits.ssd_write_bytes or 0)), seconds
-            case Goal.WRITES:
-                return written, seconds
+    return sorted(filter(pays, sets), key=lambda recomputed: (len(recomputed), sorted(recomputed)))
 
-    def _cuts(self, name: str) -> Iterator[Cut]:
-        """Ways to hold a source: whole, or in more and more slabs."""
-        columns = self.sources[name]
-        if self.limits.slab_columns is not None:
-            for buffers in (1, 2):
-                yield Cut(min(columns, self.limits.slab_columns), buffers)
-            return
-        yield _WHOLE
-        for width in self._widths(name):
-            for buffers in range(1, min(3, -(-columns // width)) + 1):
-                yield Cut(width, buffers)
 
-    def _widths(self, name: str) -> list[int]:
-        """Of slabs, from the widest to the narrowest: columns in equal parts, rounded up to whole cache lines; on a
-        device as they are, too."""
-        columns = self.sources[name]
-        line = max(1, LINE_BYTES // self.workload.matrices[name].itemsize)
-        widths = [-(-columns // count) for count in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)]
-        rounded = [min(columns, -(-width // line) * line) if width > line else width for width in widths]
-        tried = {*rounded, *widths} if self.hardware.has_device_memory else {*rounded}
-        return sorted((width for width in tried if width >= min(columns, NARROW_COLUMNS)), reverse=True)
+def _writing_less(variants: Variants, limits: Limits, hardware: Hardware) -> Chosen:
+    """The fastest workload that keeps a limit on written bytes which keeping everything does not."""
+    free = plan_layout(variants(NOTHING), replace(limits, ssd_write_bytes=None), hardware)
+    sets = sorted(_sets(free, variants), key=lambda recomputed: (len(recomputed), sorted(recomputed)))
+    found = [(recomputed, _within(Problem(variants(recomputed), limits, hardware))) for recomputed in sets]
+    keeping = [(planned.seconds, recomputed, planned) for recomputed, planned in found if planned is not None]
+    if keeping:
+        _, recomputed, planned = min(keeping, key=lambda one: one[0])
+        return Chosen(recomputed, planned.plan)
+    least = min([NOTHING, *sets], key=lambda recomputed: _fewest_writes(variants(recomputed), limits, hardware))
+    return Chosen(least, plan_layout(variants(least), limits, hardware).plan)  # which says what would do
 
-    def _spills(self, choice: Choice) -> Iterator[frozenset[str]]:
-        """Sums to spill: one matrix more, or one less."""
-        for name in sorted(self.spillable):
-            yield choice.in_runs ^ {name}
 
-    def _deals(self, choice: Choice) -> Iterator[Choice]:
-        """Sources to deal out: one more or one less, or one to higher buckets; none where all are in memory whole."""
-        if not choice.dealt and all(cut == _WHOLE for cut in choice.cuts.values()):
-            return
-        for name in sorted(self.dealable):
-            if name in choice.dealt:
-                others = {other: nbytes for other, nbytes in choice.dealt.items() if other != name}
-                yield replace(choice, dealt=others)
-                yield replace(choice, dealt=others, cuts={**choice.cuts, name: _WHOLE})
-            whole = self.workload.matrices[name].nbytes
-            for part in (0, *(whole // share for share in _DEALT_SHARES)):
-                yield replace(choice, dealt={**choice.dealt, name: part})
+def _fewest_writes(workload: Workload, limits: Limits, hardware: Hardware) -> float:
+    """The least limit on written bytes for which this planner finds a plan; infinity where memory is short."""
+    try:
+        return min(
+            solve(Problem(workload, limits, hardware, goal)).plan.ssd_write_bytes
+            for goal in (Goal.WRITES, Goal.SECONDS)
+        )
+    except BudgetError:
+        return float("inf")
 
-    def _leanest(self) -> _Candidate:
-        """The leanest arrangement, with the tallest blocks that leave three quarters of the memory for other things."""
-        leanest: list[Layout] = []
-        fitting = self._lean_and_fitting(leanest, frozenset())
-        if not fitting and self.dealable:  # what is dealt has to be counted first
-            fitting = self._lean_and_fitting(leanest, self.dealable)
-        if not fitting:
-            raise BudgetError(self.room.shortage(leanest))
-        roomy = [c for c in fitting if 4 * self._arena_needed(c[1]) <= self.room.arena_bytes(c[1])]
-        choice, _ = (roomy or fitting[-1:])[0]
-        found = self._try(choice)
-        assert found is not None, "it fits"
-        return found
 
-    def _busier(self, leanest: _Candidate) -> Iterator[_Candidate]:
-        """The leanest arrangements of taller steps, as long as steps have too few tiles for all threads of the CPU.
-        Where they only fit with narrower slabs, no change of one thing at a time leads to them."""
-        tile, height = self.workload.tile_rows, leanest.choice.step_rows
-        if self.hardware.has_device_memory or self.limits.block_rows:
-            return
-        while tasks_are_few(height // tile, self.workload.threads) and height < self.workload.rows:
-            height *= 2
-            choice, layout = self._leanest_of(height, frozenset(leanest.choice.dealt), direct=True)
-            found = self._try(choice) if self.room.fits(layout) else None
-            if found is None:
-                return
-            yield found
-
-    def _lean_and_fitting(self, leanest: list[Layout], dealt: frozenset[str]) -> list[tuple[Choice, Layout]]:
-        """The leanest arrangements of some heights that fit; those that do not are added to ``leanest``. ``dealt``: the
-        sources that are dealt out."""
-        for most_steps, direct in _LEANER_AND_LEANER:
-            tried = [self._leanest_of(height, dealt, direct=direct) for height in self._heights(most_steps)]
-            fitting = [(choice, layout) for choice, layout in tried if self.room.fits(layout)]
-            if fitting:
-                return fitting if most_steps == FEW_STEPS else fitting[:1]
-            leanest += [layout for _, layout in tried]
-        return []
-
-    def _arena_needed(self, layout: Layout) -> int:
-        return frames_needed(layout, self.workload) * layout.frame_bytes
-
-    def _leanest_of(self, height: int, dealt: frozenset[str], *, direct: bool) -> tuple[Choice, Layout]:
-        """Slabs as narrow as they go take the least memory, but where blocks of many slabs take more."""
-        widths = [
-            NARROW_COLUMNS,
-            2 * NARROW_COLUMNS,
-            4 * NARROW_COLUMNS,
-            8 * NARROW_COLUMNS,
-            max(self.sources.values(), default=1),
-        ]
-        if self.limits.slab_columns is not None:
-            widths = [self.limits.slab_columns]
-        spare_writes = self.goal is not Goal.SECONDS
-        choices = [
-            Choice(
-                height,
-                {name: Cut(min(columns, width), 1, direct) for name, columns in self.sources.items()},
-                spare_writes,
-                dealt=dict.fromkeys(dealt, 0),
-            )
-            for width in widths
-        ]
-        if self.limits.slab_columns is None:
-            choices.append(replace(choices[0], cuts=dict.fromkeys(self.sources, _WHOLE)))
-        if self.spillable:
-            choices += [replace(choice, in_runs=self.spillable) for choice in choices]
-        layouts = [(choice, lay_out(self.workload, choice)) for choice in choices]
-        for choice, layout in layouts[:] if dealt else ():
-            passes = (item for program in layout.programs.values() for item in program)
-            lean = replace(choice, dealt=dict.fromkeys(leaner_dealt(passes, layout.matrices), 0))
-            layouts.append((lean, lay_out(self.workload, lean)))
-        return min(layouts, key=lambda tried: self.room.needed_bytes(tried[1]))
-
-    def _heights(self, most_steps: int, row_bytes: int = 0) -> Iterator[int]:
-        """Heights of a step to try, tallest first: tiles times powers of two with which a row pass has so many steps at
-        most; or the one that was asked for. ``row_bytes``: of the widest row that a block has (0: of any matrix)."""
-        if self.limits.block_rows:
-            yield self.limits.block_rows
-            return
-        tile, rows = self.workload.tile_rows, self.workload.rows
-        widest = row_bytes or max(m.columns * m.itemsize for m in self.workload.matrices.values())
-        largest = BLOCK_BYTES_OF_TIERS if self.hardware.has_device_memory else BLOCK_BYTES
-        height = tile
-        while height < rows and (height * widest * 2 <= largest or height * FEW_STEPS < rows):
-            height *= 2
-        while height >= tile and height * most_steps >= rows:
-            yield height
-            height //= 2
+def _sets(kept: PlannedLayout, variants: Variants) -> set[Recomputed]:
+    """Every set of stages where they are few; else those that greed leads to."""
+    stages: Sequence[int] = list(kept.problem.kept_bytes)
+    if len(stages) > _FEW_STAGES:
+        return {*_by_seconds_a_byte(kept, variants)} - {NOTHING}
+    counts = range(1, len(stages) + 1)
+    return {frozenset(chosen) for count in counts for chosen in combinations(stages, count)}

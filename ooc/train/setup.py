@@ -16,7 +16,7 @@ from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.events import Listener, ignore
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload
 from ooc.plan.deals import GatheredRows
-from ooc.plan.recomputing import choose_workload
+from ooc.plan.planner import choose_workload
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import EdgeData
 from ooc.prefetch.device import Device
@@ -294,7 +294,7 @@ class Drafts:
         """The draft and plan that make the shortest epoch; verified."""
         chosen = choose_workload(lambda forgotten: self.draft(forgotten).workload, limits, hardware)
         verify_plan(chosen.plan)
-        return self.draft(chosen.forgotten), chosen.plan
+        return self.draft(chosen.recomputed), chosen.plan
 
     def draft(self, forgotten: frozenset[int] = frozenset()) -> Draft:
         """``forgotten``: the forward stages of which the backward pass finds nothing kept and computes it again."""

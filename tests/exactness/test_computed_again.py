@@ -12,7 +12,8 @@ from torch import Tensor
 
 import ooc
 from ooc.plan import Hardware, Limits, Workload, make_plan
-from ooc.plan.recomputing import Chosen, Forgotten, Variants
+from ooc.plan.planner import Chosen
+from ooc.plan.problem import Recomputed, Variants
 from ooc.storage.store import Store
 from ooc.train import setup
 from tests.exactness.comparison import make_trainer, store_of
@@ -27,16 +28,16 @@ SCARCE = {"gpu_budget": "420K", "host_budget": "120K", "block_rows": TILE_ROWS}
 """Little enough that much of what is kept goes to the SSD, and so does some of what is computed again."""
 PLANS: list[dict[str, Any]] = [SCARCE, {"slab_columns": 5, "block_rows": 2 * TILE_ROWS}]
 
-Force = Callable[[Forgotten], None]
+Force = Callable[[Recomputed], None]
 
 
 @pytest.fixture
 def force(monkeypatch: pytest.MonkeyPatch) -> Force:
     """Takes the choice of what is computed again from the planner."""
 
-    def forced(forgotten: Forgotten) -> None:
+    def forced(recomputed: Recomputed) -> None:
         def choose(variants: Variants, limits: Limits, hardware: Hardware) -> Chosen:
-            return Chosen(forgotten, make_plan(variants(forgotten), limits, hardware))
+            return Chosen(recomputed, make_plan(variants(recomputed), limits, hardware))
 
         monkeypatch.setattr(setup, "choose_workload", choose)
 
@@ -47,7 +48,7 @@ def repeatable(workload: Workload) -> list[int]:
     return [kept.stage for kept in workload.kept if kept.repeatable]
 
 
-def subsets(stages: list[int]) -> Iterator[Forgotten]:
+def subsets(stages: list[int]) -> Iterator[Recomputed]:
     for count in range(len(stages) + 1):
         yield from map(frozenset, combinations(stages, count))
 
@@ -88,10 +89,10 @@ def test_every_set_of_what_is_computed_again_gives_the_same(
     with make_trainer(case, store, tmp_path, dtype=torch.float32, tile_rows=TILE_ROWS) as trainer:
         stages = repeatable(trainer.workload)
     assert len(stages) == layers - 1
-    for forgotten in subsets(stages):
-        force(forgotten)
+    for recomputed in subsets(stages):
+        force(recomputed)
         for plan in PLANS:
-            assert_same(outcome(case, store, tmp_path, **plan), expected, (forgotten, plan))
+            assert_same(outcome(case, store, tmp_path, **plan), expected, (recomputed, plan))
 
 
 OTHERS: dict[str, ModelCase] = {
@@ -114,11 +115,11 @@ def test_so_do_other_models(case: ModelCase, store: Store, tmp_path: Path, force
     expected = outcome(case, store, tmp_path)
     with make_trainer(case, store, tmp_path, dtype=torch.float32, tile_rows=TILE_ROWS) as trainer:
         stages = repeatable(trainer.workload)
-    for forgotten in {frozenset((stage,)) for stage in stages} | {frozenset(stages)}:
-        force(forgotten)
+    for recomputed in {frozenset((stage,)) for stage in stages} | {frozenset(stages)}:
+        force(recomputed)
         for plan in PLANS:
             plan = {**plan, **({"gpu_budget": "1M"} if "gpu_budget" in plan else {})}
-            assert_same(outcome(case, store, tmp_path, **plan), expected, (forgotten, plan))
+            assert_same(outcome(case, store, tmp_path, **plan), expected, (recomputed, plan))
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
@@ -131,15 +132,15 @@ def test_few_labels_give_the_same(kind: str, tmp_path: Path, force: Force) -> No
     expected = outcome(case, store, tmp_path)
     with make_trainer(case, store, tmp_path, dtype=torch.float32, tile_rows=TILE_ROWS) as trainer:
         stages = repeatable(trainer.workload)
-    for forgotten in subsets(stages):
-        force(forgotten)
-        assert_same(outcome(case, store, tmp_path, slab_columns=7), expected, forgotten)
+    for recomputed in subsets(stages):
+        force(recomputed)
+        assert_same(outcome(case, store, tmp_path, slab_columns=7), expected, recomputed)
 
 
 def test_forward_stages_run_again_right_before_the_backward_that_needs_them(
     store: Store, tmp_path: Path, force: Force
 ) -> None:
-    """Into matrices of their own, which nothing else reads; what is forgotten is not written forward."""
+    """Into matrices of their own, which nothing else reads; what is recomputed is not written forward."""
     force(frozenset((2,)))
     case = ModelCase(kind="gcn", layers=4, hidden=24)
     with make_trainer(case, store, tmp_path, dtype=torch.float32, tile_rows=TILE_ROWS) as trainer:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from ooc.plan import UNMEASURED, Hardware, Limits, Workload
 from ooc.plan.budgets import Room
 from ooc.plan.layout import Choice, Cut, lay_out, lays_out_as, pulled_sources
-from ooc.plan.planner import Arrangement
+from ooc.plan.problem import Problem
+from ooc.plan.solver import PlannedLayout
 from ooc.plan.verifier import verify_plan
 from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, keeping, workload
@@ -58,8 +59,7 @@ def test_what_fits_can_run(
     needed = Room(work, Limits(1, 1), machine).needed_bytes(layout)
     limits = Limits(int(share * needed), 10**9 if machine.has_device_memory else work.fixed_host_bytes)
     assert Room(work, limits, machine).fits(layout)
-    arranged = Arrangement(work, limits, machine, choice, layout, layout, 0.0)
-    verify_plan(arranged.plan)
+    verify_plan(PlannedLayout(Problem(work, limits, machine), choice, layout, 0.0).plan)
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from ooc.errors import BudgetError
-from ooc.plan import UNMEASURED, Limits, make_plan, planner
-from ooc.plan.planner import FEW_STEPS, LINE_BYTES, MOST_STEPS, arrange
+from ooc.plan import UNMEASURED, Limits, make_plan, moves
+from ooc.plan.moves import FEW_STEPS, LINE_BYTES
+from ooc.plan.planner import plan_layout
+from ooc.plan.solver import MOST_STEPS
 from ooc.sizes import parse_size
 from tests.plan.workloads import WITH_DEVICE_MEMORY, large_gcn
 
@@ -73,16 +75,16 @@ def test_on_a_device_no_forecast_is_longer_for_whole_cache_lines(
 ) -> None:
     """Slabs of equal parts are tried there as well, whatever they are rounded to."""
     work, memory = large_gcn(*graph), Limits(21_600_000_000, 115_200_000_000)
-    found = arrange(work, memory, WITH_DEVICE_MEMORY)
-    monkeypatch.setattr(planner, "LINE_BYTES", 1)
-    as_they_are = arrange(work, memory, WITH_DEVICE_MEMORY)
+    found = plan_layout(work, memory, WITH_DEVICE_MEMORY)
+    monkeypatch.setattr(moves, "LINE_BYTES", 1)
+    as_they_are = plan_layout(work, memory, WITH_DEVICE_MEMORY)
     assert found.seconds <= 1.001 * as_they_are.seconds
 
 
 @pytest.mark.parametrize("columns", [153, 300])
 def test_on_a_processor_wide_slabs_are_whole_cache_lines(columns: int) -> None:
     work = large_gcn(200_000, 2_000_000, columns, columns, hidden=columns)
-    cuts = arrange(work, Limits(1_060_000_000, 4_000_000 + 400_000 * columns), UNMEASURED).choice.cuts
+    cuts = plan_layout(work, Limits(1_060_000_000, 4_000_000 + 400_000 * columns), UNMEASURED).choice.cuts
     line = LINE_BYTES // 4
     split = [cut.columns for cut in cuts.values() if line < cut.columns < columns]
     assert split

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from ooc.plan import Limits, Workload, forecast, make_plan, replacement, schedule, staging
-from ooc.plan import planner as planning
+from ooc.plan import Limits, Workload, forecast, make_plan, problem, replacement, schedule, staging
 from ooc.plan.forecast import Traffic
 from ooc.plan.layout import Layout
-from ooc.plan.planner import Arrangement, arrange
+from ooc.plan.planner import plan_layout
 from ooc.plan.replacement import Uses
 from ooc.plan.schedule import block_table
+from ooc.plan.solver import MOST_STEPS, PlannedLayout
 from ooc.plan.uses import uses_of
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, workload
 
@@ -34,18 +34,18 @@ class Counted:
 
 
 @pytest.fixture(scope="module")
-def largest() -> Arrangement:
-    return arrange(large_gcn(*IGB260M), A5000, WITH_DEVICE_MEMORY)
+def largest() -> PlannedLayout:
+    return plan_layout(large_gcn(*IGB260M), A5000, WITH_DEVICE_MEMORY)
 
 
-def test_the_largest_graph_on_a_small_device_has_few_steps_and_uses(largest: Arrangement) -> None:
+def test_the_largest_graph_on_a_small_device_has_few_steps_and_uses(largest: PlannedLayout) -> None:
     """Of all its programs together: unrolling, proving and simulating go through all of them."""
     work, layout = largest.workload, largest.layout
     blocks = block_table(layout, work)
     unrolled = [uses_of(passes, layout, work, blocks) for passes in layout.programs.values()]
     assert sum(len(steps) for steps, _, _ in unrolled) < 100_000
     assert sum(len(spans) for _, _, spans in unrolled) < 130_000
-    assert work.rows / layout.step_rows < planning.MOST_STEPS
+    assert work.rows / layout.step_rows < MOST_STEPS
 
 
 def test_a_candidate_is_forecast_from_few_uses_whatever_the_graph_s_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,14 +56,14 @@ def test_a_candidate_is_forecast_from_few_uses_whatever_the_graph_s_size(monkeyp
     for rows in (2_000_000, 250_000_000):
         counted = Counted(forecast.belady, uses_in)
         monkeypatch.setattr(forecast, "belady", counted)
-        arrange(large_gcn(rows, 15 * rows, 256, 19), Limits(10**9 + rows * 80, rows * 430), WITH_DEVICE_MEMORY)
+        plan_layout(large_gcn(rows, 15 * rows, 256, 19), Limits(10**9 + rows * 80, rows * 430), WITH_DEVICE_MEMORY)
         monkeypatch.undo()
         found[rows] = counted.sizes
     assert max(map(max, found.values())) < 2500
     assert max(map(len, found.values())) < 100
 
 
-def test_no_arrangement_is_forecast_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_layout_is_forecast_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the widths that are tried most come to the same, where slabs hold whole groups."""
     laid_out: list[Layout] = []
 
@@ -71,8 +71,8 @@ def test_no_arrangement_is_forecast_twice(monkeypatch: pytest.MonkeyPatch) -> No
         laid_out.append(layout)
         return forecast.forecast_traffic(work, layout, **frames)
 
-    monkeypatch.setattr(planning, "forecast_traffic", forecast_traffic)
-    arrange(in_groups(workload(), 4), Limits(20_000_000, 30_000_000), WITH_DEVICE_MEMORY)
+    monkeypatch.setattr(problem, "forecast_traffic", forecast_traffic)
+    plan_layout(in_groups(workload(), 4), Limits(20_000_000, 30_000_000), WITH_DEVICE_MEMORY)
     assert len(laid_out) > 10
     assert not any(one == other for one, other in combinations(laid_out, 2))
 

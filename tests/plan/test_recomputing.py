@@ -8,18 +8,16 @@ import pytest
 
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Direction, Hardware, Kind, Limits, Matrix, Pull, Stage, Topology, Workload
-from ooc.plan.epoch_chain import chain_of
-from ooc.plan.fates import choose_fates
 from ooc.plan.hardware import Curve, Disk
-from ooc.plan.planner import arrange
-from ooc.plan.recomputing import Forgotten, choose_workload
+from ooc.plan.planner import choose_workload, plan_layout
+from ooc.plan.problem import Recomputed
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import Kept
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 
 ROWS, WIDTH, LAYERS, DEGREE = 40_000, 64, 5, 4
 MATRIX = ROWS * WIDTH * 4
-NOTHING: Forgotten = frozenset()
+NOTHING: Recomputed = frozenset()
 
 
 def with_disk(machine: Hardware, bytes_per_s: float) -> Hardware:
@@ -32,8 +30,8 @@ FAST_DISK = with_disk(UNMEASURED, 1e11)
 
 
 @cache
-def gcn(forgotten: Forgotten = NOTHING, *, repeatable: bool = True) -> Workload:
-    """A GCN's epoch: z1 … kept for the backward pass, those of the stages ``forgotten`` computed again for it."""
+def gcn(recomputed: Recomputed = NOTHING, *, repeatable: bool = True) -> Workload:
+    """A GCN's epoch: z1 … kept for the backward pass, those of the stages ``recomputed`` computed again for it."""
     matrices = {"x": Matrix("x", ROWS, WIDTH, 4, Kind.STORE)}
     stages: list[Stage] = []
 
@@ -46,10 +44,10 @@ def gcn(forgotten: Forgotten = NOTHING, *, repeatable: bool = True) -> Workload:
 
     def z(k: int) -> tuple[str, ...]:
         """What the values of layer k are drawn from, where they are kept; layer 1 may be drawn from x."""
-        return () if k - 1 in forgotten and k > 1 else (f"z{k}",) if k - 1 not in forgotten else ("x",)
+        return () if k - 1 in recomputed and k > 1 else (f"z{k}",) if k - 1 not in recomputed else ("x",)
 
     def kept(k: int) -> tuple[str, ...]:
-        return () if k - 1 in forgotten else (f"z{k}",)
+        return () if k - 1 in recomputed else (f"z{k}",)
 
     for k in range(1, LAYERS):
         stage(f"forward {k}", ("x",) if k == 1 else (), f"m{k}" if k > 1 else "", (*kept(k), f"m{k + 1}"))
@@ -77,9 +75,9 @@ def gcn(forgotten: Forgotten = NOTHING, *, repeatable: bool = True) -> Workload:
         fixed_device_bytes=10_000,
         pulled_itemsize=4,
         threads=2,
-        recomputed=tuple(Matrix(f"z{k + 1}", ROWS, WIDTH, 4, Kind.SCRATCH) for k in sorted(forgotten)),
+        recomputed=tuple(Matrix(f"z{k + 1}", ROWS, WIDTH, 4, Kind.SCRATCH) for k in sorted(recomputed)),
         kept=tuple(
-            Kept(k - 1, f"forward {k}", (f"z{k}",), repeatable) for k in range(1, LAYERS) if k - 1 not in forgotten
+            Kept(k - 1, f"forward {k}", (f"z{k}",), repeatable) for k in range(1, LAYERS) if k - 1 not in recomputed
         ),
     )
 
@@ -89,8 +87,8 @@ def limits(matrices: float, *, writes: int | None = None) -> Limits:
     return Limits(4_000_000 + int(matrices * MATRIX), 4_000_000, ssd_write_bytes=writes)
 
 
-def seconds(forgotten: Forgotten, memory: Limits, machine: Hardware) -> float:
-    return arrange(gcn(forgotten), memory, machine).seconds
+def seconds(recomputed: Recomputed, memory: Limits, machine: Hardware) -> float:
+    return plan_layout(gcn(recomputed), memory, machine).seconds
 
 
 @pytest.mark.parametrize("matrices", [2.0, 3.0, 4.0, 5.0])
@@ -98,10 +96,10 @@ def test_where_the_disk_is_slow_stages_are_run_again(matrices: float) -> None:
     """It makes epochs shorter than keeping everything, and the plan is proven as any other."""
     chosen = choose_workload(gcn, limits(matrices), SLOW_DISK)
     verify_plan(chosen.plan)
-    if chosen.forgotten:
-        assert seconds(chosen.forgotten, limits(matrices), SLOW_DISK) < seconds(NOTHING, limits(matrices), SLOW_DISK)
+    if chosen.recomputed:
+        assert seconds(chosen.recomputed, limits(matrices), SLOW_DISK) < seconds(NOTHING, limits(matrices), SLOW_DISK)
         again = {row["matrix"] for row in chosen.plan.summary() if row["fate"] == "recompute"}
-        assert again == {f"z{stage + 1}" for stage in chosen.forgotten}
+        assert again == {f"z{stage + 1}" for stage in chosen.recomputed}
     else:
         assert matrices == 2.0
 
@@ -110,30 +108,30 @@ def test_where_the_disk_is_slow_stages_are_run_again(matrices: float) -> None:
 def test_where_the_disk_is_fast_no_pull_is_run_again(machine: Hardware) -> None:
     """What is drawn from the features may be: that takes no pull, and spares memory."""
     memory = Limits(4_000_000 + 2 * MATRIX, 4_000_000 + 2 * MATRIX)
-    assert choose_workload(gcn, memory, machine).forgotten <= {0}
+    assert choose_workload(gcn, memory, machine).recomputed <= {0}
 
 
 def test_with_plenty_of_memory_everything_is_kept() -> None:
     """Nothing is gained, and ties go to keeping."""
-    assert choose_workload(gcn, limits(40), SLOW_DISK).forgotten == NOTHING
+    assert choose_workload(gcn, limits(40), SLOW_DISK).recomputed == NOTHING
 
 
 def test_what_cannot_be_run_again_is_kept() -> None:
-    def variants(forgotten: Forgotten) -> Workload:
-        assert not forgotten
+    def variants(recomputed: Recomputed) -> Workload:
+        assert not recomputed
         return gcn(repeatable=False)
 
-    assert choose_workload(variants, limits(3), SLOW_DISK).forgotten == NOTHING
+    assert choose_workload(variants, limits(3), SLOW_DISK).recomputed == NOTHING
 
 
 @pytest.mark.parametrize("matrices", [3.0, 4.0])
 def test_what_may_not_be_written_is_computed_again(matrices: float) -> None:
     """Where the least that keeping everything writes is more than the limit; and no less will do than is named."""
     with pytest.raises(BudgetError) as error:
-        arrange(gcn(), limits(matrices, writes=0), UNMEASURED)
+        plan_layout(gcn(), limits(matrices, writes=0), UNMEASURED)
     assert "give --max-ssd-writes" in str(error.value)
     chosen = choose_workload(gcn, limits(matrices, writes=0), UNMEASURED)
-    assert chosen.forgotten
+    assert chosen.recomputed
     assert chosen.plan.ssd_write_bytes == 0
     verify_plan(chosen.plan)
 
@@ -157,40 +155,12 @@ def test_too_little_memory_is_refused_as_ever() -> None:
 
 @pytest.mark.parametrize(("matrices", "rate"), [(2.5, 1e8), (4.5, 1e8), (3.5, 3e8)])
 def test_what_is_found_is_not_far_from_the_best_of_all_sets(matrices: float, rate: float) -> None:
-    """Against every set of stages, each arranged and forecast."""
+    """Against every set of stages, each planned and forecast."""
     machine = with_disk(UNMEASURED, rate)
     found = choose_workload(gcn, limits(matrices), machine)
-    by_set = {forgotten: seconds(forgotten, limits(matrices), machine) for forgotten in _all_sets()}
-    assert by_set[found.forgotten] <= 1.02 * min(by_set.values())
+    by_set = {recomputed: seconds(recomputed, limits(matrices), machine) for recomputed in _all_sets()}
+    assert by_set[found.recomputed] <= 1.02 * min(by_set.values())
 
 
-def _all_sets() -> list[Forgotten]:
+def _all_sets() -> list[Recomputed]:
     return [frozenset(k for k in range(LAYERS - 1) if number >> k & 1) for number in range(1 << (LAYERS - 1))]
-
-
-@pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], ids=lambda m: m.name)
-def test_the_chain_has_the_workload_s_matrices_phases_and_budgets(machine: Hardware) -> None:
-    memory = Limits(40_000_000, 60_000_000)
-    found = arrange(gcn(), memory, machine)
-    epoch = chain_of(gcn(), memory, machine, layout=found.layout, leanest=found.leanest)
-    assert epoch is not None
-    assert [item.name for item in epoch.chain.intermediates] == ["z1", "z2", "z3", "z4"]
-    assert all(MATRIX <= item.nbytes < MATRIX + item.blocks for item in epoch.chain.intermediates)
-    assert [phase.name for phase in epoch.chain.phases] == [
-        *(f"forward {k}" for k in (1, 2, 3, 4)),
-        *(f"backward {k}" for k in (4, 3, 2, 1)),
-    ]
-    assert epoch.budgets.device_bytes <= memory.device_bytes
-    assert epoch.budgets.device_bytes + epoch.budgets.host_bytes < memory.device_bytes + memory.host_bytes
-    assert choose_fates(epoch.chain, epoch.budgets, most_states=20_000).ledger.keeps(epoch.budgets)
-
-
-def test_lifetimes_that_are_not_nested_have_no_chain() -> None:
-    """What is kept first must be read last."""
-    work = gcn()
-    other = {"backward 4": ("z3",), "backward 3": ("z4",)}
-    swapped = tuple(replace(stage, loads=other.get(stage.name, stage.loads)) for stage in work.programs["train"])
-    work = replace(work, programs={**work.programs, "train": swapped})
-    memory = Limits(40_000_000, 60_000_000)
-    found = arrange(work, memory, UNMEASURED)
-    assert chain_of(work, memory, UNMEASURED, layout=found.layout, leanest=found.leanest) is None

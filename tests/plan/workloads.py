@@ -9,7 +9,8 @@ from ooc.plan import UNMEASURED, Direction, Hardware, Kind, Limits, Matrix, Plan
 from ooc.plan.budgets import Room
 from ooc.plan.hardware import Wire
 from ooc.plan.layout import Choice, Cut, lay_out, pulled_sources
-from ooc.plan.planner import Arrangement
+from ooc.plan.problem import Problem
+from ooc.plan.solver import PlannedLayout
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import PerEdge
 
@@ -82,7 +83,7 @@ def held(work: Workload, machine: Hardware, device_bytes: int, cuts: dict[str, C
     layout = lay_out(work, choice)
     limits = Limits(device_bytes, 10**9 if machine.has_device_memory else work.fixed_host_bytes)
     assert Room(work, limits, machine).fits(layout)
-    plan = Arrangement(work, limits, machine, choice, layout, layout, 0.0).plan
+    plan = PlannedLayout(Problem(work, limits, machine), choice, layout, 0.0).plan
     verify_plan(plan)
     return plan
 

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a search can begin, and the single steps that lead from one choice to others, in the order they are tried."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from ooc.plan.dealing import dealable, leaner_dealt
+from ooc.plan.layout import Choice, Cut, Layout, lay_out
+from ooc.plan.problem import WHOLE, Goal, Problem
+
+BLOCK_BYTES = 4 << 20
+"""The largest block: large enough for the disk's full rate, small enough to keep several."""
+BLOCK_BYTES_OF_TIERS = 64 << 20
+"""The same where a device has memory of its own: a step there must be long beside what it costs to start one."""
+FEW_STEPS = 4096
+"""Steps of a row pass beyond which blocks grow with the matrix, whatever their size: planning takes time by the block,
+and what it unrolls memory. Where nothing else fits, blocks are lower again."""
+NARROW_COLUMNS = 8
+"""Columns of the narrowest slab: 32 bytes of float32, half a cache line a gathered row."""
+LINE_BYTES = 64
+"""Rows of a slab that begin within a cache line fetch one more than they fill: 43 columns of float32 took a processor
+a third longer to gather than 48. On a device with memory of its own that was not measured, and narrower slabs leave
+more of its memory: there, widths are tried as they are, too."""
+_SHARES_OF_BUCKETS = (16, 8, 4, 2)
+"""What buckets may take of memory: parts of their source. The more they take, the fewer rows are written several
+times."""
+
+
+class Moves:
+    """The choices of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.workload, self.limits = problem.workload, problem.limits
+        self.on_device, self.sources = problem.hardware.has_device_memory, problem.sources
+        self.spillable = frozenset() if self.on_device else frozenset(self.workload.handed)
+        self.bucketable = frozenset() if self.on_device else dealable(self.workload)
+
+    # ---- single steps --------------------------------------------------------------------------------------
+
+    def groups(self) -> list[list[str]]:
+        """Sources of one shape and role, which are held alike: the search is as long as there are shapes."""
+        groups: dict[tuple[int, int, int, bool], list[str]] = {}
+        for name in self.sources:
+            matrix = self.workload.matrices[name]
+            loaded = any(name in s.loads for stages in self.workload.programs.values() for s in stages)
+            groups.setdefault((matrix.rows, matrix.columns, matrix.itemsize, loaded), []).append(name)
+        return list(groups.values())
+
+    def in_memory(self, choice: Choice) -> list[Choice]:
+        """The same with nothing spilled or gathered by buckets."""
+        return [replace(choice, spilled_sums=frozenset(), bucketed={}), replace(choice, bucketed={})]
+
+    def whole(self, choice: Choice) -> list[Choice]:
+        """The same with every source in memory whole."""
+        if self.limits.slab_columns is not None:
+            return []
+        return [replace(one, cuts=dict.fromkeys(self.sources, WHOLE)) for one in (*self.in_memory(choice), choice)]
+
+    def cuts(self, choice: Choice, group: list[str]) -> list[Choice]:
+        """Other ways to hold the sources of ``group``: whole, or in more and more slabs."""
+        held = choice.cuts[group[0]]
+        ways = [replace(way, direct=held.direct, last_beside=held.last_beside) for way in self._ways(group[0])]
+        return [_held(choice, group, way) for way in ways]
+
+    def direct(self, choice: Choice, group: list[str]) -> list[Choice]:
+        """The first slabs computed into their buffers, or by way of blocks."""
+        cut = choice.cuts[group[0]]
+        if not cut.columns or (cut.direct and not self.on_device):
+            return []
+        return [_held(choice, group, replace(cut, direct=not cut.direct))]
+
+    def last_beside(self, choice: Choice, group: list[str]) -> list[Choice]:
+        """The last slab pulled by the row pass, or not."""
+        cut = choice.cuts[group[0]]
+        return [_held(choice, group, replace(cut, last_beside=not cut.last_beside))] if cut.columns else []
+
+    def spills(self, choice: Choice) -> list[Choice]:
+        """The sums of one matrix more, or one less, spilled."""
+        return [replace(choice, spilled_sums=choice.spilled_sums ^ {name}) for name in sorted(self.spillable)]
+
+    def buckets(self, choice: Choice) -> list[Choice]:
+        """One source more or one less gathered by buckets, or one by larger ones; none where all are whole."""
+        if not choice.bucketed and all(cut == WHOLE for cut in choice.cuts.values()):
+            return []
+        found = []
+        for name in sorted(self.bucketable):
+            if name in choice.bucketed:
+                others = {other: nbytes for other, nbytes in choice.bucketed.items() if other != name}
+                found.append(replace(choice, bucketed=others))
+                found.append(replace(choice, bucketed=others, cuts={**choice.cuts, name: WHOLE}))
+            whole = self.workload.matrices[name].nbytes
+            for part in (0, *(whole // share for share in _SHARES_OF_BUCKETS)):
+                found.append(replace(choice, bucketed={**choice.bucketed, name: part}))
+        return found
+
+    def step_heights(self, choice: Choice, layout: Layout) -> list[Choice]:
+        heights = self.heights(FEW_STEPS, layout.frame_bytes // layout.step_rows)
+        return [replace(choice, step_rows=height) for height in heights]
+
+    def spare_writes(self, choice: Choice) -> list[Choice]:
+        return [replace(choice, spare_writes=True)]
+
+    # ---- where to begin ------------------------------------------------------------------------------------
+
+    def of_one_width(self, like: Choice) -> Iterator[Choice]:
+        """All sources in slabs of the same width."""
+        widest = max(self.sources.values(), default=1)
+        for parts, buffers, direct in product((2, 3, 4, 6, 8), (1, 2), (True, False)):
+            cut = Cut(-(-widest // parts), buffers, direct, last_beside=True)
+            cuts = {name: replace(cut, columns=min(columns, cut.columns)) for name, columns in self.sources.items()}
+            yield replace(like, cuts=cuts)
+
+    def minimum_memory(self, height: int, bucketed: frozenset[str], *, direct: bool) -> tuple[Choice, Layout]:
+        """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
+        more."""
+        widths = [NARROW_COLUMNS << k for k in range(4)] + [max(self.sources.values(), default=1)]
+        if self.limits.slab_columns is not None:
+            widths = [self.limits.slab_columns]
+        spare_writes = self.problem.goal is not Goal.SECONDS
+        choices = [
+            Choice(
+                height,
+                {name: Cut(min(columns, width), 1, direct) for name, columns in self.sources.items()},
+                spare_writes,
+                bucketed=dict.fromkeys(bucketed, 0),
+            )
+            for width in widths
+        ]
+        if self.limits.slab_columns is None:
+            choices.append(replace(choices[0], cuts=dict.fromkeys(self.sources, WHOLE)))
+        if self.spillable:
+            choices += [replace(choice, spilled_sums=self.spillable) for choice in choices]
+        layouts = [(choice, lay_out(self.workload, choice)) for choice in choices]
+        for choice, layout in layouts[:] if bucketed else ():
+            passes = (item for program in layout.programs.values() for item in program)
+            smaller = replace(choice, bucketed=dict.fromkeys(leaner_dealt(passes, layout.matrices), 0))
+            layouts.append((smaller, lay_out(self.workload, smaller)))
+        return min(layouts, key=lambda tried: self.problem.room.needed_bytes(tried[1]))
+
+    def heights(self, most_steps: int, row_bytes: int = 0) -> Iterator[int]:
+        """Heights of a step to try, tallest first: tiles times powers of two with which a row pass has so many steps at
+        most; or the one that was asked for. ``row_bytes``: of the widest row that a block has (0: of any matrix)."""
+        if self.limits.block_rows:
+            yield self.limits.block_rows
+            return
+        tile, rows = self.workload.tile_rows, self.workload.rows
+        widest = row_bytes or max(m.columns * m.itemsize for m in self.workload.matrices.values())
+        largest = BLOCK_BYTES_OF_TIERS if self.on_device else BLOCK_BYTES
+        height = tile
+        while height < rows and (height * widest * 2 <= largest or height * FEW_STEPS < rows):
+            height *= 2
+        while height >= tile and height * most_steps >= rows:
+            yield height
+            height //= 2
+
+    def _ways(self, name: str) -> Iterator[Cut]:
+        columns = self.sources[name]
+        if self.limits.slab_columns is not None:
+            for buffers in (1, 2):
+                yield Cut(min(columns, self.limits.slab_columns), buffers)
+            return
+        yield WHOLE
+        for width in self._widths(name):
+            for buffers in range(1, min(3, -(-columns // width)) + 1):
+                yield Cut(width, buffers)
+
+    def _widths(self, name: str) -> list[int]:
+        """Of slabs, from the widest to the narrowest: columns in equal parts, rounded up to whole cache lines; on a
+        device as they are, too."""
+        columns = self.sources[name]
+        line = max(1, LINE_BYTES // self.workload.matrices[name].itemsize)
+        widths = [-(-columns // count) for count in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)]
+        rounded = [min(columns, -(-width // line) * line) if width > line else width for width in widths]
+        tried = {*rounded, *widths} if self.on_device else {*rounded}
+        return sorted((width for width in tried if width >= min(columns, NARROW_COLUMNS)), reverse=True)
+
+
+def _held(choice: Choice, group: list[str], cut: Cut) -> Choice:
+    """The same, but for how the sources of ``group`` are held."""
+    return replace(choice, cuts={**choice.cuts, **dict.fromkeys(group, cut)})

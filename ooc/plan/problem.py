@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner's one problem: how to run a training epoch, so that it takes the least time within the budgets.
+
+*State.* A set of forward stages that the backward pass recomputes, and a ``Choice``: rows of a step, the slabs and
+buffers of every gathered matrix, which sums are spilled, which sources are gathered by buckets. What stays in memory
+from step to step is no part of it: for given frames, Belady's rule (``ooc.plan.replacement``) has the best answer.
+
+*Choices.* Single steps lead from a state to others (``ooc.plan.moves``); ``ooc.plan.planner`` goes by them.
+
+*Cost.* Forecast seconds of the epoch (``ooc.plan.forecast``), behind bytes written to the SSD where they count.
+
+*Constraint.* Every pass fits the arenas that the budgets leave (``ooc.plan.budgets``).
+
+*Bound.* An epoch takes no less than it computes with all that is gathered whole in memory. So recomputing a set of
+stages pays at most if that adds less to the bound than the epoch waits for data without.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+
+from ooc.plan.budgets import Limits, Room
+from ooc.plan.forecast import forecast_traffic, seconds_of, seconds_of_computing
+from ooc.plan.hardware import Hardware
+from ooc.plan.layout import Choice, Cut, Layout, lay_out, lays_out_as, pulled_sources
+from ooc.plan.workload import Workload
+
+Recomputed = frozenset[int]
+"""Forward stages, by number, that the backward pass runs again."""
+Variants = Callable[[Recomputed], Workload]
+"""The workload in which these stages are recomputed."""
+Score = tuple[float, float]
+"""Bytes written that should not be, and seconds: smaller is better."""
+WHOLE = Cut(0, 0)
+
+
+class Goal(Enum):
+    """What is made small."""
+
+    SECONDS = "seconds"
+    """The epoch's forecast time."""
+    EXCESS_WRITES = "excess writes"
+    """What is written to the SSD beyond its limit; then time."""
+    WRITES = "writes"
+    """What is written to the SSD; then time. Found without regard to the limit: the least limit that would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A state that fits, but for the recomputed stages, which are the problem's."""
+
+    choice: Choice
+    layout: Layout
+    score: Score
+
+    @property
+    def seconds(self) -> float:
+        return self.score[1]
+
+
+class Problem:
+    """``workload`` within ``limits`` on ``hardware``. What choices lead to is remembered."""
+
+    def __init__(self, workload: Workload, limits: Limits, hardware: Hardware, goal: Goal = Goal.SECONDS) -> None:
+        self.workload, self.limits, self.hardware, self.goal = workload, limits, hardware, goal
+        self.room = Room(workload, limits, hardware)
+        self.sources = pulled_sources(workload)
+        self._known: dict[Hashable, Candidate | None] = {}
+
+    def candidate(self, choice: Choice) -> Candidate | None:
+        """What ``choice`` leads to; None where that does not fit."""
+        same = lays_out_as(choice, self.workload)  # of widths in whole heads many come to the same
+        if same not in self._known:
+            layout = lay_out(self.workload, choice)
+            fits = self.room.fits(layout)
+            self._known[same] = Candidate(choice, layout, self.score(layout)) if fits else None
+        known = self._known[same]
+        return None if known is None else replace(known, choice=choice)
+
+    def candidates(self) -> list[Candidate]:
+        """All that fitted so far."""
+        return [found for found in self._known.values() if found is not None]
+
+    def score(self, layout: Layout) -> Score:
+        """The cost."""
+        frames, host_frames = self.room.frames(layout), self.room.host_frames(layout)
+        traffic = forecast_traffic(self.workload, layout, frames=frames, host_frames=host_frames)
+        seconds = seconds_of(self.workload, layout, self.hardware, traffic)
+        written = sum(moved.ssd_write_bytes for moved in traffic)
+        match self.goal:
+            case Goal.SECONDS:
+                return 0, seconds
+            case Goal.EXCESS_WRITES:
+                return max(0, written - (self.limits.ssd_write_bytes or 0)), seconds
+            case Goal.WRITES:
+                return written, seconds
+
+    def like(self, choice: Choice) -> Candidate | None:
+        """What a choice for another set of recomputed stages leads to; what that does not gather is held as what has as
+        many columns."""
+        by_columns = {self.sources.get(name): cut for name, cut in choice.cuts.items()}
+        cuts = {name: choice.cuts.get(name, by_columns.get(columns, WHOLE)) for name, columns in self.sources.items()}
+        return self.candidate(replace(choice, cuts=cuts))
+
+    def computing_s(self, layout: Layout) -> float:
+        """Seconds that an epoch computes."""
+        passes = layout.programs["train"]
+        return sum(seconds_of_computing(item, layout, self.workload, self.hardware) for item in passes)
+
+    def bound_s(self, step_rows: int) -> float:
+        """No epoch with such steps takes less."""
+        return self.computing_s(lay_out(self.workload, Choice(step_rows, dict.fromkeys(self.sources, WHOLE))))
+
+    @cached_property
+    def kept_bytes(self) -> dict[int, int]:
+        """By stage that could be recomputed: bytes of what it keeps for the backward pass."""
+        matrices = self.workload.matrices
+        return {
+            kept.stage: sum(matrices[name].nbytes for name in kept.matrices)
+            for kept in self.workload.kept
+            if kept.repeatable
+        }

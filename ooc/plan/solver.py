@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The solver of the planner's problem for one set of recomputed stages: descent by single steps, begun several times.
+
+A descent goes, source by source, to whatever makes the cost smaller, until no change of one source helps. It begins
+with the least memory (narrow slabs, one buffer each), with the tallest blocks that leave room for other things; on the
+CPU once more with taller steps, as long as steps have too few tiles for all threads; and on a device, where it is asked
+for, with slabs of one width.
+
+How long a plan takes to make goes by the number of blocks, so blocks are as tall as memory allows: where it does not,
+the first slabs of what is gathered go by way of blocks like the others (``Cut.direct``) before blocks become lower.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ooc.errors import BudgetError
+from ooc.plan.computing import tasks_are_few
+from ooc.plan.forecast import TIE
+from ooc.plan.hardware import Hardware
+from ooc.plan.layout import Choice, Layout
+from ooc.plan.moves import FEW_STEPS, Moves
+from ooc.plan.occupancy import frames_needed
+from ooc.plan.plan import Plan
+from ooc.plan.problem import Candidate, Problem
+from ooc.plan.schedule import build_plan
+from ooc.plan.workload import Workload
+
+MOST_STEPS = 4 * FEW_STEPS
+"""Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is
+then the narrowest slab's."""
+_LAST_STEPS = 4 * MOST_STEPS
+"""Steps of a row pass beyond which no lower blocks are tried: a plan takes a minute to make. Where rows are wide and
+slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
+_BEGINNINGS = (
+    (FEW_STEPS, True),
+    (MOST_STEPS, True),
+    (MOST_STEPS, False),
+    (_LAST_STEPS, True),
+    (_LAST_STEPS, False),
+)
+"""The most steps, and whether the first slabs are computed right into their buffers: the first that fits is taken."""
+_ROUNDS = 3
+_OTHERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
+"""How many candidates beside the best are remembered, how much longer their forecasts may be, and by how much they
+differ: those with equal ones mostly differ in what makes no difference."""
+
+
+@dataclass(frozen=True)
+class PlannedLayout:
+    """How a problem's workload is to be run: ``layout``, of ``choice``, an epoch of which is forecast to take
+    ``seconds``. ``others`` were forecast to be hardly slower, the fastest first. ``plan`` is unrolled when it is first
+    asked for."""
+
+    problem: Problem
+    choice: Choice
+    layout: Layout
+    seconds: float
+    others: tuple[Candidate, ...] = ()
+
+    @property
+    def workload(self) -> Workload:
+        return self.problem.workload
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.problem.hardware
+
+    @cached_property
+    def plan(self) -> Plan:
+        problem = self.problem
+        return build_plan(
+            problem.workload,
+            self.layout,
+            frames=problem.room.frames(self.layout),
+            host_frames=problem.room.host_frames(self.layout),
+            device_limit_bytes=problem.limits.device_bytes,
+            host_limit_bytes=problem.limits.host_bytes,
+        )
+
+
+def solve(problem: Problem) -> PlannedLayout:
+    """The best of descents from the least memory; BudgetError, with the least budgets that would do, if none fits."""
+    return _Solver(problem).run()
+
+
+def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
+    """Where descent leads from slabs of one width, on a device; None if none fits. On the CPU it brought nothing."""
+    problem = first.problem
+    if problem.limits.slab_columns is not None:
+        return None
+    again = Problem(problem.workload, problem.limits, problem.hardware, problem.goal)
+    return _Solver(again).run_from_one_width(first.choice)
+
+
+class _Solver:
+    """The descents of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.moves = Moves(problem)
+        self.on_device = problem.hardware.has_device_memory
+
+    def run(self) -> PlannedLayout:
+        least = self._least_memory()
+        # Not on the CPU, which computes longer than it moves blocks: there epochs became no shorter.
+        best = self._descend(least, last_beside=self.on_device)
+        for taller in self._taller(least):
+            best = min(best, self._descend(taller), key=lambda one: one.score)
+        return self._planned(best)
+
+    def run_from_one_width(self, like: Choice) -> PlannedLayout | None:
+        tried = [self.problem.candidate(choice) for choice in self.moves.of_one_width(like)]
+        best = min((one for one in tried if one is not None), key=lambda one: one.score, default=None)
+        return None if best is None else self._planned(self._descend(best, last_beside=True))
+
+    def _planned(self, best: Candidate) -> PlannedLayout:
+        # Elsewhere forecasts decide alone.
+        others = tuple(self._others(best)) if self.on_device else ()
+        return PlannedLayout(self.problem, best.choice, best.layout, best.seconds, others)
+
+    def _others(self, best: Candidate) -> Iterator[Candidate]:
+        before, found = best.seconds, 0
+        for one in sorted(self.problem.candidates(), key=lambda one: one.score):
+            if one.seconds > _BEHIND * best.seconds or found == _OTHERS:
+                return
+            if one.seconds > (1 + _ALIKE) * before:
+                before, found = one.seconds, found + 1
+                yield one
+
+    # ---- descent -------------------------------------------------------------------------------------------
+
+    def _descend(self, best: Candidate, *, last_beside: bool = False) -> Candidate:
+        """The best that single steps from ``best`` lead to; with ``last_beside``, in how last slabs are pulled, too."""
+        moves = self.moves
+        in_memory = moves.in_memory(best.choice)
+        if best.score > (0, 0):
+            best = self._better(best, moves.whole(best.choice))
+        best = self._better(best, [*in_memory, replace(best.choice, spilled_sums=frozenset())])
+        for _ in range(_ROUNDS):
+            before = best.score
+            for group in moves.groups():
+                best = self._better(best, moves.cuts(best.choice, group))
+                best = self._better(best, moves.direct(best.choice, group))
+                if last_beside:
+                    best = self._clearly_better(best, moves.last_beside(best.choice, group))
+            best = self._better(best, moves.spills(best.choice))
+            best = self._better(best, moves.buckets(best.choice))
+            best = self._better(best, moves.step_heights(best.choice, best.layout))
+            if self.on_device:
+                best = self._better(best, moves.spare_writes(best.choice))
+            if best.score >= before:
+                break
+        return best
+
+    def _better(self, best: Candidate, choices: Sequence[Choice]) -> Candidate:
+        for choice in choices:
+            found = None if choice == best.choice else self.problem.candidate(choice)
+            if found is not None and found.score < best.score:
+                best = found
+        return best
+
+    def _clearly_better(self, best: Candidate, choices: Sequence[Choice]) -> Candidate:
+        unwanted, seconds = best.score
+        other = self._better(best, choices)
+        return other if other.score < (unwanted, (1 - TIE) * seconds) else best
+
+    # ---- beginnings ----------------------------------------------------------------------------------------
+
+    def _least_memory(self) -> Candidate:
+        """What takes the least memory, with the tallest blocks that leave three quarters of it for other things."""
+        too_large: list[Layout] = []
+        fitting = self._fitting(too_large, frozenset())
+        if not fitting and self.moves.bucketable:  # what goes to buckets has to be counted first
+            fitting = self._fitting(too_large, self.moves.bucketable)
+        if not fitting:
+            raise BudgetError(self.problem.room.shortage(too_large))
+        room = self.problem.room
+        roomy = [c for c in fitting if 4 * self._arena_needed(c[1]) <= room.arena_bytes(c[1])]
+        choice, _ = (roomy or fitting[-1:])[0]
+        found = self.problem.candidate(choice)
+        assert found is not None, "it fits"
+        return found
+
+    def _fitting(self, too_large: list[Layout], bucketed: frozenset[str]) -> list[tuple[Choice, Layout]]:
+        """Choices of the least memory, of some heights, that fit; those that do not are added to ``too_large``."""
+        for most_steps, direct in _BEGINNINGS:
+            heights = self.moves.heights(most_steps)
+            tried = [self.moves.minimum_memory(height, bucketed, direct=direct) for height in heights]
+            fitting = [(choice, layout) for choice, layout in tried if self.problem.room.fits(layout)]
+            if fitting:
+                return fitting if most_steps == FEW_STEPS else fitting[:1]
+            too_large += [layout for _, layout in tried]
+        return []
+
+    def _arena_needed(self, layout: Layout) -> int:
+        return frames_needed(layout, self.problem.workload) * layout.frame_bytes
+
+    def _taller(self, least: Candidate) -> Iterator[Candidate]:
+        """The least memory with taller steps, as long as steps have too few tiles for the threads of the CPU. Where
+        these only fit with narrower slabs, no change of one thing at a time leads to them."""
+        workload, height = self.problem.workload, least.choice.step_rows
+        if self.on_device or self.problem.limits.block_rows:
+            return
+        while tasks_are_few(height // workload.tile_rows, workload.threads) and height < workload.rows:
+            height *= 2
+            choice, layout = self.moves.minimum_memory(height, frozenset(least.choice.bucketed), direct=True)
+            found = self.problem.candidate(choice) if self.problem.room.fits(layout) else None
+            if found is None:
+                return
+            yield found

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates that are forecast to be about as fast are told apart by the simulator."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from ooc.plan import UNMEASURED, Limits, Plan, planner
+from ooc.plan.planner import plan_layout, simulated_best
+from ooc.plan.simulator import simulate
+from ooc.plan.solver import PlannedLayout, solve_from_one_width
+from ooc.plan.verifier import verify_plan
+from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
+
+WORK = workload()
+BUDGETS = [(20_000_000, 20_000_000), (24_000_000, 20_000_000), (20_000_000, 1 << 32), (40_000_000, 40_000_000)]
+
+
+@cache
+def planned(device: int, host: int, **limits: int) -> PlannedLayout:
+    return plan_layout(WORK, Limits(device, host, **limits), WITH_DEVICE_MEMORY)
+
+
+@cache
+def fastest(budgets: tuple[int, int]) -> Plan:
+    return simulated_best(planned(*budgets))
+
+
+def seconds(plan: Plan) -> float:
+    return simulate(plan, WORK, WITH_DEVICE_MEMORY).epoch_s
+
+
+@pytest.mark.parametrize("budgets", BUDGETS)
+def test_no_candidate_is_faster_by_the_simulator(budgets: tuple[int, int]) -> None:
+    """And what is chosen fits: it passes the verifier."""
+    best = planned(*budgets)
+    chosen = fastest(budgets)
+    verify_plan(chosen)
+    others = [replace(best, choice=one.choice, layout=one.layout) for one in best.others]
+    assert others
+    assert seconds(chosen) == min(seconds(one.plan) for one in (best, *others))
+
+
+def test_simulating_shortens_some_epochs() -> None:
+    found = [planned(*budgets) for budgets in BUDGETS]
+    gains = [seconds(best.plan) / seconds(fastest(budgets)) for best, budgets in zip(found, BUDGETS, strict=True)]
+    assert max(gains) > 1.1
+    assert min(gains) >= 1
+
+
+@pytest.mark.parametrize("budgets", BUDGETS)
+def test_the_descent_begins_twice(budgets: tuple[int, int]) -> None:
+    """What the second one ends in fits, and is not faster than what is taken."""
+    first = planned(*budgets)
+    other = solve_from_one_width(first)
+    if other is None:
+        assert budgets == BUDGETS[1], "slabs of that width fit"
+        return
+    verify_plan(other.plan)
+    assert seconds(fastest(budgets)) <= min(seconds(first.plan), seconds(other.plan))
+
+
+@pytest.mark.parametrize(("share", "taken"), [(0.98, "second"), (0.995, "first"), (1.02, "first")])
+def test_programs_too_long_to_be_simulated_go_by_forecasts(
+    share: float, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that are about equal, by the first descent's."""
+    first = planned(*BUDGETS[0])
+    last = first.others[-1]
+    second = replace(first, choice=last.choice, layout=last.layout, seconds=share * first.seconds)
+    monkeypatch.setattr(planner, "solve_from_one_width", lambda planned: second)
+    monkeypatch.setattr(planner, "_MOST_STEPS", 0)
+    assert first.plan.unrolled["train"].steps != second.plan.unrolled["train"].steps
+    assert simulated_best(first) is (second if taken == "second" else first).plan
+
+
+def test_slabs_of_a_width_that_was_asked_for_are_descended_to_once() -> None:
+    assert solve_from_one_width(planned(*BUDGETS[3], slab_columns=16)) is None
+
+
+def test_candidates_are_in_order_hardly_slower_and_differ() -> None:
+    best = planned(*BUDGETS[0])
+    forecasts = [best.seconds, *(one.seconds for one in best.others)]
+    assert forecasts == sorted(forecasts) and len(set(forecasts)) == len(forecasts)
+    assert forecasts[-1] <= 1.25 * best.seconds
+
+
+def test_forecasts_stand_on_the_cpu_with_a_limit_on_writes_and_with_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = plan_layout(WORK, Limits(8_000_000, 12_000_000), UNMEASURED)
+    assert simulated_best(on_cpu) is on_cpu.plan
+    limited = planned(*BUDGETS[0], ssd_write_bytes=1 << 40)
+    assert simulated_best(limited) is limited.plan
+    many = planned(*BUDGETS[0])
+    monkeypatch.setattr(planner, "_MOST_STEPS", len(many.plan.unrolled["train"].steps))
+    assert simulated_best(many) is many.plan
