@@ -9,6 +9,7 @@ OocError
 ├── ModelError     a model, loss or optimizer that cannot be run exactly
 ├── HardwareError  a description of a machine cannot be used
 ├── SpillError     reading or writing scratch data failed
+├── TrainingError  the loss or the weights are no finite numbers any more
 └── RunError       a run folder cannot be created, read or resumed
 """
 
@@ -43,6 +44,10 @@ class HardwareError(OocError):
 
 class SpillError(OocError):
     """Reading or writing scratch data failed; the message names matrix, file and offset."""
+
+
+class TrainingError(OocError):
+    """The loss or the weights are no finite numbers any more; the message names the epoch."""
 
 
 class RunError(OocError):

@@ -16,6 +16,21 @@ def available_memory_bytes() -> int:
     return max(0, min([machine, *_group_rooms(_CGROUPS, _OWN_GROUPS)]))
 
 
+def budgets_within(device_bytes: int, host_bytes: int, *, device_free_bytes: int | None) -> tuple[int, int]:
+    """The two budgets cut to the memory that is there.
+
+    ``device_free_bytes``: what is free on a device with memory of its own; None: the CPU computes, and both budgets are
+    of the same RAM. Then the smaller one is kept as far as it takes no more than half, and the other gets the rest.
+    """
+    free = available_memory_bytes()
+    if device_free_bytes is not None:
+        return min(device_bytes, device_free_bytes), min(host_bytes, free)
+    if device_bytes + host_bytes <= free:
+        return device_bytes, host_bytes
+    device_kept = min(device_bytes, max(free // 2, free - host_bytes))
+    return device_kept, min(host_bytes, free - device_kept)
+
+
 def _group_rooms(mount: Path, own_groups: Path) -> Iterator[int]:
     """What each control group around this process leaves free, of those that set a limit."""
     try:

@@ -6,7 +6,7 @@
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.lifetimes import Lifetime, StageStatistics, lifetimes, stage_statistics
@@ -19,13 +19,21 @@ _WAYS = ("device", "host", "ssd")
 
 @dataclass(frozen=True)
 class Outlook:
-    """A plan, what it is for, and the machine and budgets that it was made for. ``program``: the one that is timed."""
+    """A plan, what it is for, and the machine and budgets that it was made for. ``program``: the one that is timed;
+    ``evaluated``: every epoch is followed by an evaluation of its own, which works in the same memory."""
 
     workload: Workload
     plan: Plan
     hardware: Hardware
     limits: Limits
     program: str = "train"
+    evaluated: bool = False
+
+    @classmethod
+    def of_run(cls, workload: Workload, plan: Plan, hardware: Hardware, limits: Limits, *, eval_every: int) -> Self:
+        """Of the program that most epochs of a run are: where every one is scored, a forward pass that does both."""
+        program = "train_and_score" if eval_every == 1 and "train_and_score" in plan.programs else "train"
+        return cls(workload, plan, hardware, limits, program, evaluated=eval_every == 1 and program == "train")
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -38,8 +46,13 @@ class Outlook:
 
     @property
     def ssd_read_bytes(self) -> int:
-        """Bytes read from the SSD in one run of the program, once the memory is filled."""
-        return self.plan.bytes_read(self.program)
+        """Bytes read from the SSD in an epoch but the first: what evaluations have put out of memory is read again."""
+        return self.plan.bytes_read(self.program) + (self.plan.filling_bytes(self.program) if self.evaluated else 0)
+
+    @property
+    def first_epoch_read_bytes(self) -> int:
+        """Bytes read from the SSD in the first epoch, or any that follows an evaluation: these fill the memory."""
+        return self.plan.bytes_read(self.program) + self.plan.filling_bytes(self.program)
 
     @property
     def ssd_write_bytes(self) -> int:
@@ -88,6 +101,7 @@ class Outlook:
             "epoch_s": timeline.epoch_s,
             "ssd_read_bytes": self.ssd_read_bytes,
             "ssd_write_bytes": self.ssd_write_bytes,
+            "first_epoch_read_bytes": self.first_epoch_read_bytes,
             "ssd_busy_s": self.ssd_busy_s,
             "wait_s": self.wait_s,
             "gpu_peak_bytes": plan.device_peak_bytes,
@@ -109,9 +123,11 @@ class Outlook:
         }
 
 
-def program_of_epochs(plan: Plan, *, eval_every: int) -> str:
-    """The program that most epochs of a run are: where every one is scored, by a forward pass that does both."""
-    return "train_and_score" if eval_every == 1 and "train_and_score" in plan.programs else "train"
+def describe_reading(outlook: Outlook) -> str:
+    """What an epoch reads, and the first one where that is more."""
+    read, first = outlook.ssd_read_bytes, outlook.first_epoch_read_bytes
+    more = f" ({format_size(first)} in the first, which fills the memory)" if first > read else ""
+    return format_size(read) + more
 
 
 def describe_memory(outlook: Outlook) -> str:

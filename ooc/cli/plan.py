@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ooc.plan.graphs import GraphStatistics
     from ooc.storage.store import Store
 
-_OF_A_RUN = ("store", "out", "resume", "log", "quiet")
+_OF_A_RUN = ("store", "out", "resume", "log", "allow_nonfinite", "quiet")
 """What ``ooc train`` takes for the run's sake: there is none."""
 _PLAIN_WIDTH = 160
 """Columns of a table that goes to a file; a terminal has its own."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ooc.cli.advice import Change
-from ooc.cli.outlook import Outlook, describe_memory
+from ooc.cli.outlook import Outlook, describe_memory, describe_reading
 from ooc.cli.progress import format_duration
 from ooc.plan.lifetimes import Lifetime, StageStatistics
 from ooc.plan.timeline import Resource
@@ -30,7 +30,7 @@ def print_outlook(outlook: Outlook, console: Console) -> None:
     _say(console, f"memory: {describe_memory(outlook)}, at most")
     if outlook.plan.spill_bytes:
         _say(console, f"disk: {format_size(outlook.plan.spill_bytes)} of scratch")
-    read, written = format_size(outlook.ssd_read_bytes), format_size(outlook.ssd_write_bytes)
+    read, written = describe_reading(outlook), format_size(outlook.ssd_write_bytes)
     passes, bottleneck = len(outlook.timeline.passes), outlook.timeline.bottleneck.value
     seconds = format_duration(outlook.epoch_s)
     _say(console, f"epoch: {seconds} in {passes} passes, {read} read and {written} written; busiest: {bottleneck}")

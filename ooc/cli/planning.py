@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ooc.cli.models import admit_parameters, outline_model
-from ooc.cli.outlook import Outlook, program_of_epochs
+from ooc.cli.outlook import Outlook
 from ooc.cli.recipe import build_average, build_loss
 from ooc.cli.settings import TrainSettings, budgets, find_device
+from ooc.memory import budgets_within
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
 from ooc.sizes import format_size
@@ -86,8 +87,7 @@ class Planning:
         hardware = self.hardware if hardware is None else hardware
         prospect = self._prospect(NARROW if narrow else self.settings.spill_dtype, limits)
         workload, plan = prospect.plan(limits, hardware)
-        program = program_of_epochs(plan, eval_every=self.settings.eval_every)
-        return Outlook(workload, plan, hardware, limits, program)
+        return Outlook.of_run(workload, plan, hardware, limits, eval_every=self.settings.eval_every)
 
     def assumptions(self) -> list[str]:
         """What the plan takes for granted, a line each."""
@@ -95,6 +95,8 @@ class Planning:
         if isinstance(self.graph, GraphStatistics):
             lines += _of_graph(self.graph, pruned=Saving.ACTIVE_ROWS in self._savings)
         lines.append(f"{self.hardware.name}: {self.hardware.source}")
+        if not self._described:
+            lines += self._beyond_memory()
         return lines
 
     def describe_graph(self) -> str:
@@ -112,6 +114,16 @@ class Planning:
         limits = self.limits
         sizes = f"{format_size(limits.device_bytes)} for the device, {format_size(limits.host_bytes)} for the host"
         return f"{self.hardware.name}: budgets {sizes}"
+
+    def _beyond_memory(self) -> list[str]:
+        """A line where training here would not get the budgets asked for."""
+        free = None if self._device == "cpu" else self._free_gpu_bytes
+        asked = self.limits.device_bytes, self.limits.host_bytes
+        there = budgets_within(*asked, device_free_bytes=free)
+        if there == asked:
+            return []
+        sizes = f"{format_size(there[0])} for the device and {format_size(there[1])} for the host"
+        return [f"more memory than is free: training here would be planned for {sizes}"]
 
     def _prospect(self, spill_dtype: str, limits: Limits) -> Prospect:
         if spill_dtype not in self._prospects:

@@ -89,7 +89,7 @@ def command(
                     spill_dir=spill_dir if spill_dir is not None else out.absolute().parent,
                     threads=threads,
                     listener=reporter,
-                ),
+                ).within_memory(),
                 what,
                 layer=layer,
                 nodes=None if nodes is None else read_nodes(nodes),

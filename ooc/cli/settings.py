@@ -23,6 +23,7 @@ CHANGEABLE = frozenset(
         "slab_columns",
         "max_ssd_writes",
         "log",
+        "allow_nonfinite",
     )
 )
 """What a resumed run may be given anew: none of it changes what an epoch computes."""
@@ -83,6 +84,7 @@ class TrainSettings:
     average_from: int = 1
     average_decay: float = 0.99
     log: list[str] = field(default_factory=list)
+    allow_nonfinite: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: Path) -> Self:

@@ -10,17 +10,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ooc.cli.outlook import Outlook, describe_reading
 from ooc.cli.progress import format_duration
 from ooc.sizes import format_size
 from ooc.train.record import EpochRecord
 
 if TYPE_CHECKING:
-    from ooc.plan import Plan
     from ooc.train.metrics import Metric
 
 
-def print_plan(plan: "Plan", console: Console) -> None:
+def print_plan(outlook: Outlook, console: Console) -> None:
     """Where every matrix waits, and what an epoch will take."""
+    plan = outlook.plan
     rows = plan.summary()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, value in rows[0].items():
@@ -28,7 +29,7 @@ def print_plan(plan: "Plan", console: Console) -> None:
     for row in rows:
         table.add_row(*(_cell(name, value) for name, value in row.items()))
     console.print(table)
-    read, write = format_size(plan.ssd_read_bytes), format_size(plan.ssd_write_bytes)
+    read, write = describe_reading(outlook), format_size(outlook.ssd_write_bytes)
     device, host = format_size(plan.device_peak_bytes), format_size(plan.host_peak_bytes)
     spill = format_size(plan.spill_bytes)
     console.print(

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ooc.storage.store import Store
     from ooc.train.logs import EpochLog
     from ooc.train.run import RunFolder
-    from ooc.train.trainer import Trainer
 
 _RUNS = Path("runs")
 _PLAIN_WIDTH = 120
@@ -123,6 +122,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
         option("--out", type=click.Path(), metavar="RUN", help="The run's folder. [default: a new one in runs/]"),
         option("--resume", is_flag=True, help="Go on with the run at --out; its options hold unless given."),
         option("--log", type=choice(["csv", "tensorboard"]), multiple=True, help=_LOG),
+        option("--allow-nonfinite", is_flag=True, help="Go on when the loss or the weights are no finite numbers."),
         option("--quiet", is_flag=True, help="Print the outcome and errors only."),
     ]
     for decorate in reversed(options):
@@ -193,7 +193,7 @@ class _TrainCommand(GroupedCommand):
                 "slab_columns",
             ),
         ),
-        "The run": ("out", "resume", "log", "quiet"),
+        "The run": ("out", "resume", "log", "allow_nonfinite", "quiet"),
     }
 
 
@@ -211,8 +211,8 @@ def command(
     """
     run, settings = _open_run(context, store, out, resume, options)
     with Reporter(quiet=quiet, epochs=settings.epochs) as reporter, run:
-        if resume and not run.resumed and not quiet:
-            click.echo(f"nothing to resume at {run.path}: the run begins anew", err=True)
+        if resume and not quiet and not run.has_checkpoint:
+            click.echo(f"{run.path} has finished no epoch: its first is the first", err=True)
         try:
             _train(run, settings, reporter, quiet)
         except KeyboardInterrupt:
@@ -231,7 +231,7 @@ def _open_run(
     context: click.Context, /, store: str | None, out: str | None, resume: bool, options: dict[str, Any]
 ) -> "tuple[RunFolder, TrainSettings]":
     """The run to train, new or begun before, and the settings that hold for it. Writes nothing."""
-    from ooc.train.run import RunFolder, holds_run
+    from ooc.train.run import RunFolder
 
     if store is not None:
         store = str(Path(store).resolve())
@@ -240,8 +240,7 @@ def _open_run(
     options["log"] = list(options["log"])
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")
-    # A run killed before it wrote anything can only be begun anew, for which its options must be given.
-    if resume and out is not None and (store is None or holds_run(Path(out))):
+    if resume and out is not None:
         given = {name: value for name, value in options.items() if _is_given(context, name)}
         if store is not None:
             given["store"] = store
@@ -270,6 +269,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     from rich.console import Console
 
     from ooc.cli.models import admit_parameters, build_model
+    from ooc.cli.outlook import Outlook
     from ooc.cli.recipe import build_average, build_loss, build_optimizer, build_schedule
     from ooc.cli.tables import print_outcome, print_plan
     from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
@@ -312,22 +312,28 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         compute_dtype=settings.dtype,
         ignore_edge_data=settings.ignore_edge_data,
     ) as trainer:
+        outlook = Outlook.of_run(
+            trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=settings.eval_every
+        )
         if not quiet:
             on = "device" if device == "cuda" else "CPU"
-            sizes = f"{format_size(gpu_budget)} for the {on}, {format_size(host_budget)} for the host"
+            device_bytes, host_bytes = trainer.limits.device_bytes, trainer.limits.host_bytes
+            sizes = f"{format_size(device_bytes)} for the {on}, {format_size(host_bytes)} for the host"
             click.echo(f"{store.path} ({format_size(store.nbytes)}), budgets {sizes}")
-            print_plan(trainer.plan, console)
+            print_plan(outlook, console)
             if trainer.hardware in (UNMEASURED, UNMEASURED_DEVICE):
                 spill = shlex.quote(str(settings.spill_dir or _existing_part(run.path)))
                 of_device = "--device cuda " if device == "cuda" else ""
                 measuring = f"ooc profile {of_device}--spill-dir {spill}"
                 click.echo(f"planned by estimates; {measuring} measures this machine in 15 s")
-        run.save_forecast(_forecast(trainer, run, settings))
+        last = run.last()
+        run.save_forecast({"first_epoch": 1 if last is None else last["epoch"] + 1, **outlook.as_dict()})
         trainer.fit(
             epochs=settings.epochs,
             eval_every=settings.eval_every,
             patience=settings.patience,
             resume=run.resumed,
+            allow_nonfinite=settings.allow_nonfinite,
         )
         for log in logs:
             log.complete()
@@ -335,24 +341,14 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     print_outcome(
         run.records(),
         metric=metric,
-        gpu_budget=gpu_budget,
-        host_budget=host_budget,
+        gpu_budget=trainer.limits.device_bytes,
+        host_budget=trainer.limits.host_bytes,
         process_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         store_bytes=store.nbytes,
         spill_bytes=trainer.plan.spill_bytes,
         run=run.path,
         console=console,
     )
-
-
-def _forecast(trainer: "Trainer", run: "RunFolder", settings: TrainSettings) -> dict[str, Any]:
-    """What is expected of the epochs from here on, for ``ooc plan --compare``."""
-    from ooc.cli.outlook import Outlook, program_of_epochs
-
-    program = program_of_epochs(trainer.plan, eval_every=settings.eval_every)
-    outlook = Outlook(trainer.workload, trainer.plan, trainer.hardware, trainer.limits, program)
-    done = run.records()
-    return {"first_epoch": done[-1].epoch + 1 if done else 1, **outlook.as_dict()}
 
 
 def _logs(settings: TrainSettings, run: "RunFolder") -> "list[EpochLog]":

@@ -155,6 +155,11 @@ class Plan:
         streamed = sum(streamed_read_bytes(item, self.matrices) for item in self.programs[name])
         return self.lowest(name).read_bytes + streamed
 
+    def filling_bytes(self, name: str) -> int:
+        """Bytes that it reads besides when another program has run before it, or none: what it finds in memory else."""
+        warm = {block for program in (self.unrolled[name], self.lowest(name)) for block, _ in program.warm}
+        return sum(map(self.blocks.nbytes, warm))
+
     def bytes_written(self, name: str) -> int:
         """Bytes that it writes there."""
         streamed = sum(streamed_write_bytes(item, self.matrices) for item in self.programs[name])

@@ -4,13 +4,14 @@
     RUN/config.json      every option that decides the results, and some that do not
     RUN/plan.json        what the plan promised (``ooc plan --compare``)
     RUN/metrics.jsonl    one object an epoch (`EpochRecord`)
-    RUN/checkpoint.pt    state after the last finished epoch
+    RUN/checkpoint.pt    state after the last finished epoch, with the lines of metrics.jsonl before it
     RUN/best.pt          weights of the epoch with the best validation score
 
 Every file but the metrics is replaced whole (temporary + fsync + rename), so that a process killed
 at any moment leaves the previous version. The metrics are appended to, and may end in a torn line
-or in a line more or less than the checkpoint knows; `RunFolder.load` mends that. The states are zip
-files, whose checksums are checked when they are read.
+or lack lines or have some more than the checkpoint knows; `RunFolder.load` mends that, by the
+checkpoint's copy, which has all of a line but its passes. The states are zip files, whose checksums
+are checked when they are read.
 
 Not thread-safe: one thread owns a run folder, and a lock keeps other processes out of it.
 """
@@ -37,6 +38,8 @@ CHECKPOINT = "checkpoint.pt"
 BEST = "best.pt"
 FORECAST = "plan.json"
 _TEMPORARY = ".tmp"
+_HISTORY = "history"
+"""In a checkpoint: the records of the epochs before it, so that lost lines of the metrics can be written anew."""
 
 Config = dict[str, Any]
 State = dict[str, Any]
@@ -56,6 +59,7 @@ class RunFolder:
         self.resumed = resumed
         self._lock: int | None = None
         self._written = False
+        self._history: dict[int, dict[str, Any]] = {}
         self._made: list[Path] = []
 
     @classmethod
@@ -100,6 +104,11 @@ class RunFolder:
         """Whether this object has written to the folder."""
         return self._written
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether an epoch of the run was finished."""
+        return (self.path / CHECKPOINT).exists()
+
     def start(self) -> None:
         """Make the folder, lock it and write its configuration. Does nothing while it is locked.
 
@@ -125,7 +134,7 @@ class RunFolder:
 
     def discard(self) -> None:
         """Take back what `start` wrote, unless there is a checkpoint to go on from."""
-        if self.resumed or (self.path / CHECKPOINT).exists():
+        if self.resumed or self.has_checkpoint:
             return
         if self._written:
             for name in (BEST, METRICS, FORECAST, CONFIG):
@@ -141,7 +150,8 @@ class RunFolder:
         ``state["epoch"]`` and ``state["record"]`` (an EpochRecord as dict) must be those of the
         epoch just finished; `load` takes them to mend the metrics.
         """
-        self._save(CHECKPOINT, state)
+        before = [values for epoch, values in self._history.items() if epoch < state["epoch"]]
+        self._save(CHECKPOINT, {**state, _HISTORY: before})
 
     def save_best(self, state: State) -> None:
         """Replace the best weights so far."""
@@ -164,6 +174,7 @@ class RunFolder:
         path = self.path / METRICS
         with _named(path), path.open("a", encoding="utf-8") as file:
             file.write(record.to_line())
+        self._remember(record)
 
     def load(self, check: Callable[[State], None] = lambda state: None) -> State | None:
         """The last checkpoint, None before the first; the metrics are cut or completed to match it.
@@ -172,17 +183,13 @@ class RunFolder:
         """
         self.start()
         state = self.last()
-        records = self.records()
-        if state is None:
-            kept = []
-        else:
+        kept = []
+        if state is not None:
             check(state)
-            try:
-                last = EpochRecord.from_dict(state["record"])
-                kept = [record for record in records if record.epoch < state["epoch"]]
-            except (KeyError, TypeError, ValueError) as error:
-                raise RunError(f"{self.path / CHECKPOINT} is no checkpoint of a training") from error
-            kept.append(last)
+            kept = self._mended(state)
+        self._history.clear()
+        for record in kept:
+            self._remember(record)
         lines = "".join(record.to_line() for record in kept)
         metrics = self.path / METRICS
         if kept or metrics.exists():
@@ -201,23 +208,44 @@ class RunFolder:
 
     def records(self) -> list[EpochRecord]:
         """The epochs so far. A last line that is torn does not count; RunError for a damaged one before others."""
+        records, damaged = self._read_metrics()
+        if damaged is not None:  # no kill does that, and to stop here would drop what follows
+            raise _damaged_line(self.path / METRICS, damaged)
+        return records
+
+    def _mended(self, state: State) -> list[EpochRecord]:
+        """The records up to a checkpoint's epoch: as in the metrics, and what is missing there as in the checkpoint."""
+        records, damaged = self._read_metrics()
+        try:
+            last = EpochRecord.from_dict(state["record"])
+            found = {record.epoch: record for record in map(EpochRecord.from_dict, state.get(_HISTORY, ()))}
+            found |= {record.epoch: record for record in records}
+            kept = [found[epoch] for epoch in sorted(found) if epoch < state["epoch"]]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{self.path / CHECKPOINT} is no checkpoint of a training") from error
+        if damaged is not None and len(kept) < state["epoch"] - 1:
+            raise _damaged_line(self.path / METRICS, damaged)
+        return [*kept, last]
+
+    def _read_metrics(self) -> tuple[list[EpochRecord], int | None]:
+        """The lines that can be read, and the number of the first that cannot, unless it is torn: the last."""
         path = self.path / METRICS
         records: list[EpochRecord] = []
         if not path.exists():
-            return records
+            return records, None
         with _named(path):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        torn: int | None = None
+        torn: list[int] = []
         for number, line in enumerate(lines, start=1):
             try:
-                record = EpochRecord.from_line(line)
+                records.append(EpochRecord.from_line(line))
             except ValueError:
-                torn = torn or number
-                continue
-            if torn is not None:  # no kill does that, and to stop here would drop what follows
-                raise RunError(f"{path}, line {torn} is damaged; remove it to go on without that epoch's record")
-            records.append(record)
-        return records
+                torn.append(number)
+        followed = bool(torn) and len(lines) - torn[0] >= len(torn)
+        return records, torn[0] if followed else None
+
+    def _remember(self, record: EpochRecord) -> None:
+        self._history[record.epoch] = {name: value for name, value in record.as_dict().items() if name != "passes"}
 
     def close(self) -> None:
         """Release the lock."""
@@ -251,6 +279,10 @@ class RunFolder:
 def holds_run(path: Path) -> bool:
     """Whether a run was begun at ``path``."""
     return (path / CONFIG).is_file()
+
+
+def _damaged_line(path: Path, number: int) -> RunError:
+    return RunError(f"{path}, line {number} is damaged; remove it to go on without that epoch's record")
 
 
 def _is_occupied(path: Path) -> bool:

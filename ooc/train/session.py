@@ -63,15 +63,18 @@ class Session:
             raise
 
     def check_disk(self) -> None:
-        """Raise BudgetError when scratch data will not fit where it goes."""
-        if not self._spill_dir.is_dir():
-            raise OptionError(f"spill folder {self._spill_dir} does not exist")
-        needed, free = self._setup.plan.spill_bytes, free_bytes(self._spill_dir)
+        """Raise BudgetError when scratch data will not fit where it goes; a spill folder that is missing is made."""
+        there = next(folder for folder in (self._spill_dir, *self._spill_dir.absolute().parents) if folder.exists())
+        needed, free = self._setup.plan.spill_bytes, free_bytes(there)
         if needed > free:
             raise BudgetError(
                 f"the plan spills {format_size(needed)} to {self._spill_dir}, where {format_size(free)} are free; "
                 "give another --spill-dir or larger budgets"
             )
+        try:
+            self._spill_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"spill folder {self._spill_dir}: {error.strerror or error}") from error
 
     def _prepare(self, executor: Executor) -> None:
         """Compute the first aggregation, and keep it in the store for later runs."""

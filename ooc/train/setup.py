@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a model, a store and two budgets to a plan: everything that is checked and decided before a byte moves."""
 
+import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -13,7 +14,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
-from ooc.events import Listener, ignore
+from ooc.events import Listener, Note, ignore
+from ooc.memory import budgets_within
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload
 from ooc.plan.deals import GatheredRows
 from ooc.plan.planner import choose_workload
@@ -101,6 +103,22 @@ class Resources:
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
             raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
         return replace(self, tile_rows=tile_rows, threads=1 if on_device else self.threads)
+
+    def within_memory(self) -> Self:
+        """With budgets that this machine has the memory for, which is said where they are cut. Plans are then for what
+        there is: a larger budget would only promise a plan that the system kills."""
+        limits, free = self.limits, None
+        if self.device is not None:
+            free = int(torch.cuda.mem_get_info(self.place)[0]) if self.place.type == "cuda" else limits.device_bytes
+        device, host = budgets_within(limits.device_bytes, limits.host_bytes, device_free_bytes=free)
+        if (device, host) == (limits.device_bytes, limits.host_bytes):
+            return self
+        asked = f"{format_size(limits.device_bytes)} and {format_size(limits.host_bytes)}"
+        text = f"budgets of {asked} are more than is free; planned for {format_size(device)} and {format_size(host)}"
+        if self.listener is ignore:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        self.listener(Note(text))
+        return replace(self, limits=replace(limits, device_bytes=device, host_bytes=host))
 
     @property
     def overhead_bytes(self) -> int:

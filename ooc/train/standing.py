@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a training has come: epochs done, the best of them, and all that going on exactly from here needs."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ooc.errors import RunError
+from ooc.errors import RunError, TrainingError
 from ooc.train.averaging import Averaging
 from ooc.train.metrics import Metric
 from ooc.train.record import EpochRecord
@@ -33,6 +34,7 @@ class Standing:
         self.epoch = 0
         self.best: dict[str, Any] | None = None
         self.stale = 0
+        self._saved = 0
         self._model = model
         self._optimizer = optimizer
         self._schedules = schedules
@@ -49,6 +51,25 @@ class Standing:
         if self._run is not None:
             self._run.save(self._state(record))
             self._run.append(record)
+            self._saved = record.epoch
+
+    def check_loss(self, loss: float) -> None:
+        """TrainingError where the loss of the epoch under way is no finite number."""
+        if not math.isfinite(loss):
+            raise self._diverged(f"the loss of epoch {self.epoch + 1} is {loss}")
+
+    def check_weights(self) -> None:
+        """TrainingError where the step of the epoch under way has left weights that are no finite numbers."""
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad and not bool(torch.isfinite(parameter.detach()).all()):
+                raise self._diverged(f"the step of epoch {self.epoch + 1} made {name} infinite or no number")
+
+    def _diverged(self, what: str) -> TrainingError:
+        kept = ""
+        if self._run is not None:
+            last = f"the checkpoint of epoch {self._saved} is kept" if self._saved else "there is no checkpoint"
+            kept = f"; {last}"
+        return TrainingError(f"{what}{kept}; a lower learning rate or clipped gradients may help")
 
     def _compare(self, record: EpochRecord, score: float) -> None:
         if self.best is not None and not self._better(score, self.best["valid_acc"]):
@@ -77,8 +98,13 @@ class Standing:
         }
 
     def resume(self) -> None:
-        """Take up the run's last checkpoint, if it has one."""
-        state = self._run.load(self._check) if self._run is not None else None
+        """Take up the run's last checkpoint; of a run that was stopped before the first, nothing but its options is
+        there to go on with. RunError where there is no run."""
+        if self._run is None:
+            raise RunError("there is no run to go on with; give the trainer the run's folder (out)")
+        if not (self._run.resumed or self._run.has_checkpoint):
+            raise RunError(f"there is no run at {self._path} to go on with")
+        state = self._run.load(self._check)
         if state is None:
             return
         try:
@@ -90,6 +116,7 @@ class Standing:
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise RunError(f"the checkpoint of {self._path} does not fit this training: {error}") from error
         self.epoch, self.best, self.stale = epoch, best, stale
+        self._saved = epoch
 
     def _check(self, state: dict[str, Any]) -> None:
         """RunError for the checkpoint of another model or way to train, before anything is changed for it."""

@@ -138,7 +138,8 @@ class Trainer:
             listener=listener,
             hardware=hardware,
             device=device,
-        ).for_model(model, store)
+        ).within_memory()
+        self._resources = self._resources.for_model(model, store)
         place = self._resources.place
         task = store.task
         self.model, self.store = model, store
@@ -229,7 +230,13 @@ class Trainer:
 
     @interruptible_by_ctrl_c()
     def fit(
-        self, epochs: int = 1, *, eval_every: int = 0, patience: int = 0, resume: bool = False
+        self,
+        epochs: int = 1,
+        *,
+        eval_every: int = 0,
+        patience: int = 0,
+        resume: bool = False,
+        allow_nonfinite: bool = False,
     ) -> list[EpochRecord]:
         """Train for ``epochs`` more epochs (with ``resume``: up to that many in all, from the run's checkpoint).
 
@@ -238,6 +245,9 @@ class Trainer:
 
         Where scoring and the next epoch share a forward pass, an epoch's scores come with the next epoch's loss
         and gradients, before these are stepped; where the scores end the training, the gradients are dropped.
+
+        TrainingError where the loss or the weights are no finite numbers any more; the run keeps its last checkpoint.
+        ``allow_nonfinite`` goes on.
 
         Ctrl-C ends it between two steps of a pass, after a second anywhere: KeyboardInterrupt. The epoch under way is
         lost, and the weights are those of the one before.
@@ -255,6 +265,8 @@ class Trainer:
         while standing.epoch < last and not (patience and standing.stale >= patience):
             started = _Mark(self._session)
             loss = self._loss_and_gradients(scored=unscored is not None)
+            if not allow_nonfinite:
+                standing.check_loss(loss)
             if unscored is not None:
                 self._conclude(records, unscored.scored(self._scores()))
                 unscored = None
@@ -262,6 +274,8 @@ class Trainer:
                     zero_gradients(self._setup.network)
                     break
             self._step()
+            if not allow_nonfinite:
+                standing.check_weights()
             standing.epoch += 1
             record = self._record(standing.epoch, loss, started)
             due = bool(eval_every) and (standing.epoch % eval_every == 0 or standing.epoch == last)

@@ -2,6 +2,7 @@
 """``ooc plan`` says what training would take, writes nothing, and can be held to it afterwards."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def planned(run: RunCommand, *arguments: str | Path) -> dict[str, Any]:
 def test_every_option_of_training_that_could_change_the_plan_is_there() -> None:
     from ooc.cli.plan import command
 
-    own = {parameter.name for parameter in train.params} - {"store", "out", "resume", "log", "quiet"}
+    own = {parameter.name for parameter in train.params} - {"store", "out", "resume", "log", "allow_nonfinite", "quiet"}
     assert own <= {parameter.name for parameter in command.params}
 
 
@@ -46,7 +47,7 @@ def test_the_forecast_is_what_training_then_moves(here: Path, run: RunCommand) -
     """Bytes to the byte, memory within what was promised; and ``--compare`` says so."""
     graph = here / "graph.ooc"
     assert run("convert", f"synthetic:{GRAPH},seed=1", graph, "--quiet")[0] == 0
-    promised = planned(run, graph, *BUDGETS, "--no-advice")
+    promised = planned(run, graph, *BUDGETS, "--no-advice", "--eval-every", "0")
     assert list(here.iterdir()) == [graph]
     budgets = ("--eval-every", "0", "--epochs", "3", "--quiet", "--out", "r")
     assert run("train", graph, *SMALL, *BUDGETS, *budgets)[0] == 0
@@ -70,6 +71,34 @@ def test_the_forecast_is_what_training_then_moves(here: Path, run: RunCommand) -
     assert run("plan", graph, "--compare", "r")[0] == 0
     code, out, _ = run("plan", "--compare", "r")
     assert code == 0 and "the median of 2 epochs" in out and "SSD written" in out
+
+
+def test_what_is_read_to_fill_the_memory_is_told(here: Path, run: RunCommand) -> None:
+    """By the first epoch, and by every one where an evaluation of its own comes between them."""
+    graph = here / "graph.ooc"
+    assert run("convert", f"synthetic:{GRAPH},seed=1", graph, "--quiet")[0] == 0
+    room = ("--gpu-budget", "200M", "--host-budget", "200M", "--epochs", "3", *SMALL)
+    assert run("train", graph, *room, "--eval-every", "0", "--out", "warm")[0] == 0
+    code, out, _ = run("train", graph, *room, "--eval-every", "0", "--out", "a")
+    forecast = json.loads(Path("a/plan.json").read_text())
+    first, *later = [json.loads(line)["ssd_read_bytes"] for line in Path("a/metrics.jsonl").read_text().splitlines()]
+    assert code == 0 and forecast["ssd_read_bytes"] == 0 and later == [0, 0]
+    assert first == forecast["first_epoch_read_bytes"] > 0
+    assert re.search(r"plan: reads 0 B \(\d\S* [KM]B in the first, which fills the memory\) and writes 0 B", out)
+    assert run("train", graph, *room, "--eval-every", "1", "--out", "b")[0] == 0
+    promised = json.loads(Path("b/plan.json").read_text())["ssd_read_bytes"]
+    read = [json.loads(line)["ssd_read_bytes"] for line in Path("b/metrics.jsonl").read_text().splitlines()]
+    assert 0 < max(read) <= promised == forecast["first_epoch_read_bytes"]
+
+
+def test_more_memory_than_there_is_is_planned_for_and_said(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ooc.memory.available_memory_bytes", lambda: 1_000_000_000)
+    asked = ("--graph", GRAPH, *SMALL, "--no-advice", "--gpu-budget", "900M", "--host-budget", "900G")
+    code, out, _ = run("plan", *asked)
+    assert code == 0 and "of 900 GB on the host" in out
+    assert "assumed: more memory than is free: training here would be planned for 500 MB for the device" in out
+    code, out, _ = run("plan", *asked, "--hardware", "laptop")
+    assert code == 0 and "more memory" not in out
 
 
 def test_the_json_has_what_is_documented(run: RunCommand) -> None:

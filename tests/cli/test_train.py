@@ -158,10 +158,68 @@ def test_resuming_with_something_else_is_refused_by_name(run: RunCommand, graph:
     assert (here / "r" / "config.json").read_text() == before
 
 
-def test_a_run_killed_before_its_first_write_begins_anew(run: RunCommand, graph: Path, here: Path) -> None:
-    code, _, err = run("train", graph, *SMALL, "--epochs", "1", "--resume", "--out", "r")
-    assert code == 0 and "nothing to resume at r: the run begins anew" in err
+def test_where_there_is_no_run_there_is_nothing_to_resume(run: RunCommand, graph: Path, here: Path) -> None:
+    """A wrong --out would train anew, for hours and by default options."""
+    code, _, err = run("train", graph, "--resume", "--out", "r")
+    assert (code, err) == (2, "ooc: error: there is no run at r to go on with\n")
+    assert not list(here.iterdir())
+
+
+def test_a_run_stopped_before_its_first_epoch_was_done_has_its_options(
+    run: RunCommand, graph: Path, here: Path
+) -> None:
+    assert run("train", graph, *SMALL, "--epochs", "1", "--out", "r")[0] == 0
+    for name in ("checkpoint.pt", "metrics.jsonl", "best.pt"):
+        (here / "r" / name).unlink()
+    code, _, err = run("train", "--resume", "--out", "r")
+    assert code == 0 and "r has finished no epoch: its first is the first" in err
     assert len(metrics(here / "r")) == 1
+
+
+def test_a_loss_that_is_no_finite_number_ends_the_run(run: RunCommand, graph: Path, here: Path) -> None:
+    """The last checkpoint stays; it can be gone on with, and --allow-nonfinite does."""
+    common = ["train", graph, *SMALL, "--epochs", "4", "--eval-every", "0", "--quiet", "--out", "r"]
+    code, out, err = run(*common, "--lr", "1e30", "--optimizer", "sgd")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert re.match(r"ooc: error: the loss of epoch 2 is (nan|inf); the checkpoint of epoch 1 is kept; ", err)
+    assert [line["epoch"] for line in metrics(here / "r")] == [1]
+    assert torch.load(here / "r" / "checkpoint.pt")["epoch"] == 1
+    code, _, err = run("train", "--resume", "--out", "r", "--quiet")
+    assert code == 2 and "the checkpoint of epoch 1 is kept" in err
+    assert run("train", "--resume", "--out", "r", "--quiet", "--allow-nonfinite")[0] == 0
+    assert [line["epoch"] for line in metrics(here / "r")] == [1, 2, 3, 4]
+
+
+def test_budgets_are_cut_to_the_memory_there_is(
+    run: RunCommand, graph: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ooc.memory.available_memory_bytes", lambda: 100_000_000)
+    small = ["--hidden", "16", "--layers", "2", "--epochs", "1", "--eval-every", "0"]
+    code, out, err = run("train", graph, *small, "--gpu-budget", "900G", "--host-budget", "20M", "--out", "r")
+    assert code == 0 and "budgets 80.0 MB for the CPU, 20.0 MB for the host" in out
+    said = "budgets of 900 GB and 20.0 MB are more than is free; planned for 80.0 MB and 20.0 MB\n"
+    assert said in err and "of 80.0 MB" in out
+    code, _, err = run("predict", "r", "--gpu-budget", "900G", "--host-budget", "900G", "--out", "labels.npy")
+    assert code == 0 and "planned for 50.0 MB and 50.0 MB" in err
+
+
+def test_folders_that_are_missing_are_made(run: RunCommand, graph: Path, here: Path) -> None:
+    common = ["train", graph, "--hidden", "16", "--epochs", "1", "--quiet", *TIGHT]
+    assert run(*common, "--spill-dir", "scratch/of/mine", "--out", "runs/of/mine")[0] == 0
+    assert (here / "scratch" / "of" / "mine").is_dir() and len(metrics(here / "runs" / "of" / "mine")) == 1
+
+
+def test_metrics_that_were_cut_short_are_whole_after_resuming(run: RunCommand, graph: Path, here: Path) -> None:
+    """Lost lines, a torn one, and those of epochs that the checkpoint does not know."""
+    assert run("train", graph, *SMALL, "--epochs", "5", "--quiet", "--out", "r")[0] == 0
+    path = here / "r" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    whole = [{**json.loads(line), "passes": []} for line in lines]
+    cuts = ["", lines[0], lines[0] + lines[1][:40], lines[0] + lines[1][:40] + "\n" + lines[2], lines[4]]
+    for cut in [*cuts, "".join(lines) + lines[4].replace('"epoch": 5', '"epoch": 6')]:
+        path.write_text(cut)
+        assert run("train", "--resume", "--out", "r", "--epochs", "5", "--quiet")[0] == 0
+        assert [{**line, "passes": []} for line in metrics(here / "r")] == whole
 
 
 @pytest.mark.parametrize(
@@ -226,7 +284,7 @@ def test_models_and_norms_resume_exactly(run: RunCommand, graph: Path, here: Pat
     [
         (["--gpu-budget", "10K"], r"give --gpu-budget \d+[KM]"),
         (["--host-budget", "10K"], r"give --host-budget \d+[KM]"),
-        (["--spill-dir", "nowhere"], "spill folder .*nowhere does not exist"),
+        (["--spill-dir", "/proc/nowhere"], "spill folder /proc/nowhere: "),
         (["--block-rows", "7"], "multiple of 2048"),
         (["--patience", "3", "--eval-every", "0"], "patience counts evaluations; give --eval-every"),
         (["--out", "/proc/run"], "/proc/run: "),

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch_geometric.nn.models import GCN
 
 import ooc
-from ooc.errors import ModelError, OptionError, RunError
+from ooc.errors import ModelError, OptionError, RunError, TrainingError
 from ooc.storage.store import Store
 from ooc.train.run import RunFolder
 from ooc.train.schedule import by_factor, cosine, steps
@@ -201,6 +201,35 @@ def test_averaging_cannot_be_taken_up_or_left_off_on_the_way(store: Store, tmp_p
         pytest.raises(RunError, match="weight averaging"),
     ):
         other.fit(2, resume=True)
+
+
+def test_there_must_be_a_run_to_go_on_with(store: Store, tmp_path: Path) -> None:
+    """One that was begun and stopped before its first epoch was done is one."""
+    for out in (None, RunFolder.create(tmp_path / "run", {})):
+        with make(store, tmp_path, out=out) as none, pytest.raises(RunError, match=r"there is no run .*to go on with"):
+            none.fit(2, resume=True)
+    assert not (tmp_path / "run").exists()
+    with RunFolder.create(tmp_path / "run", {}) as stopped:
+        stopped.start()
+    with make(store, tmp_path, out=RunFolder.open(tmp_path / "run")) as begun:
+        assert len(begun.fit(2, resume=True)) == 2
+
+
+def test_weights_and_losses_that_are_no_numbers_end_the_training(store: Store, tmp_path: Path) -> None:
+    with make(store, tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=1e200)) as trainer:
+        with pytest.raises(TrainingError, match=r"the (loss|step) of epoch \d "):
+            trainer.fit(9)
+        done = trainer.epoch
+        assert len(trainer.fit(2, allow_nonfinite=True)) == 2 and trainer.epoch == done + 2
+
+
+def test_budgets_beyond_memory_are_cut_with_a_warning(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ooc.memory.available_memory_bytes", lambda: 100_000_000)
+    said = "budgets of 64.0 MB and 64.0 MB are more than is free; planned for 50.0 MB and 50.0 MB"
+    with pytest.warns(RuntimeWarning, match=said), make(store, tmp_path) as trainer:
+        assert (trainer.limits.device_bytes, trainer.limits.host_bytes) == (50_000_000, 50_000_000)
 
 
 class Odd(lrs.StepLR):
