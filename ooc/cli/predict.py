@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "--nodes",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Only these: .npy, or text with a node id a line. [default: all nodes, in order]",
+    help="Only these, by the source's ids: .npy, or text with one a line. [default: all]",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="A file in .npy, .zarr, .parquet or .csv.")
 @click.option("--weights", type=click.Choice(["best", "last"]), default="best", help="Which of the run's weights.")
@@ -56,9 +56,9 @@ def command(
 ) -> None:
     """Predict for the nodes of STORE (that of the run, when left out) with the model trained in RUN.
 
-    Rows of OUT are in the order of the ids that nodes had before conversion, or as listed in --nodes; .csv
-    and .parquet have the id as first column. With --nodes only rows that these depend on are computed, as far
-    as the store's order lets them be told apart. OUT is written whole or not at all.
+    Rows of OUT are in the order of the nodes before conversion, or as listed in --nodes; .csv and .parquet have
+    the id that the source gave the node as first column. With --nodes only rows that these depend on are computed,
+    as far as the store's order lets them be told apart. OUT is written whole or not at all.
     """
     from ooc.cli.models import rebuild_model
     from ooc.storage.store import open_store

@@ -22,6 +22,7 @@ FORMAT_VERSION, VERSION_WITHOUT_EDGE_DATA = 2, 1
 PARTIAL_SUFFIX = ".partial"
 SPLITS = ("train", "valid", "test")
 EDGE_WEIGHT, EDGE_FEATURES = "edge_weight", "edge_features"
+_BLOCK_ROWS = 1 << 16
 _COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_self_loops")
 
 
@@ -177,6 +178,16 @@ class Store:
         if direction not in ("in", "out"):
             raise ValueError(f"direction {direction!r} is neither 'in' nor 'out'")
         return "in" if self.undirected else direction
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64] | None:
+        """What the source calls each node, [N] in the order of predictions, read anew; None where that is 0 … N-1."""
+        if not self.has("ids"):
+            return None
+        ids = np.empty(self.num_nodes, dtype=np.int64)
+        for start, numbers in self.array("perm").blocks(_BLOCK_ROWS):
+            ids[numbers] = self.array("ids").read(start, start + len(numbers))
+        return ids
 
     @property
     def nbytes(self) -> int:

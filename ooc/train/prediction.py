@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact full-graph inference under the same budgets: logits, labels or embeddings by the user's node ids.
+"""Exact full-graph inference under the same budgets: logits, labels or embeddings by the source's node ids.
 
 Where only some nodes are wanted, a layer computes the rows from the first to the last that can reach one of
 them: rows in the store's order make that few where it is the order by hops from those nodes, and at worst all.
@@ -21,6 +21,7 @@ from ooc.events import Listener
 from ooc.plan import Limits
 from ooc.plan.workload import EdgeData
 from ooc.sizes import format_size
+from ooc.storage.array import Array
 from ooc.storage.reach import distances
 from ooc.storage.store import Store, Task
 from ooc.train.evaluation import make_scorer
@@ -58,7 +59,7 @@ class What(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Nodes that are wanted: ``ids`` as the user gave them, ``rows`` of the store, ascending, and their ``places``."""
+    """Nodes that are wanted: ``ids`` of the source as given, ``rows`` of the store, ascending, and their ``places``."""
 
     ids: Ids
     rows: Ids
@@ -68,8 +69,8 @@ class Wanted:
 class Prediction:
     """A model's predictions on a store, planned. ``write`` or ``read`` computes them; ``close`` frees everything.
 
-    ``layer`` counts the hidden layers from 1 (default: the last); ``nodes`` are the user's ids, without any all
-    nodes are predicted, in the order of their ids. ``ignore_edge_data``: what was left out in training (see
+    ``layer`` counts the hidden layers from 1 (default: the last); ``nodes`` are ids of the source, without any all
+    nodes are predicted, in the order of ``Store.ids``. ``ignore_edge_data``: what was left out in training (see
     ``Trainer``). Raises BudgetError with the least budgets that would do.
     """
 
@@ -141,7 +142,7 @@ class Prediction:
         """The predictions in memory, which is not counted: it is the caller's."""
         table: AnyArray = np.empty(self.shape, dtype=self.dtype)
 
-        def put(places: Ids, rows: AnyArray) -> None:
+        def put(places: Ids, rows: AnyArray, ids: Ids) -> None:
             table[places] = rows
 
         self._run(put)
@@ -153,20 +154,22 @@ class Prediction:
             self._run(table.put)
             self.close()
             block_bytes = max(1, min(_MOST_BLOCK_BYTES, self._limits.host_bytes // _BLOCKS_IN_BUDGET))
-            table.finish(None if self._wanted is None else self._wanted.ids, self.columns, block_bytes=block_bytes)
+            table.finish(self.columns, block_bytes=block_bytes)
 
-    def _run(self, put: Callable[[Ids, AnyArray], None]) -> None:
-        """Compute everything; rows are ``put`` to their places."""
-        perm = self._store.array("perm")
+    def _run(self, put: Callable[[Ids, AnyArray, Ids], None]) -> None:
+        """Compute everything; rows are ``put`` to their places, with the ids of their nodes."""
+        perm, ids = self._store.array("perm"), _ids_of_rows(self._store)
 
         def take(start: int, outputs_RC: Tensor) -> None:
             rows = self._finished(outputs_RC)
             if self._wanted is None:
-                put(perm.read(start, start + len(rows)), rows)
+                stop = start + len(rows)
+                put(perm.read(start, stop), rows, ids.read(start, stop))
                 return
             first, last = np.searchsorted(self._wanted.rows, [start, start + len(rows)])
             if first < last:
-                put(self._wanted.places[first:last], rows[self._wanted.rows[first:last] - start])
+                places = self._wanted.places[first:last]
+                put(places, rows[self._wanted.rows[first:last] - start], self._wanted.ids[places])
 
         self._sink = take
         try:
@@ -210,21 +213,31 @@ def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
     ids = ids.astype(np.int64)
     order = np.argsort(ids, kind="stable")
     ascending = ids[order]
-    if int(ascending[0]) < 0 or int(ascending[-1]) >= store.num_nodes:
-        wrong = int(ascending[0]) if int(ascending[0]) < 0 else int(ascending[-1])
-        raise OptionError(f"there is no node {wrong}; the store {store.path} has nodes 0 to {store.num_nodes - 1}")
     twice = np.flatnonzero(ascending[1:] == ascending[:-1])
     if len(twice):
         raise OptionError(f"node {ascending[twice[0]]} is given twice")
-    rows, places = np.empty_like(ids), np.empty_like(ids)
+    rows, places, absent = np.empty_like(ids), np.empty_like(ids), np.ones(len(ids), dtype=np.bool_)
     found = 0
-    for start, originals in store.array("perm").blocks(1 << 16):
+    for start, originals in _ids_of_rows(store).blocks(1 << 16):
         at = np.minimum(np.searchsorted(ascending, originals), len(ids) - 1)
         here = np.flatnonzero(ascending[at] == originals)
         rows[found : found + len(here)] = start + here
         places[found : found + len(here)] = order[at[here]]
+        absent[at[here]] = False
         found += len(here)
+    if absent.any():
+        there = (
+            f"{store.num_nodes} nodes, by their ids in its source"
+            if store.has("ids")
+            else f"nodes 0 to {store.num_nodes - 1}"
+        )
+        raise OptionError(f"there is no node {ascending[absent][0]}; the store {store.path} has {there}")
     return Wanted(ids, rows, places)
+
+
+def _ids_of_rows(store: Store) -> Array:
+    """What the source calls the node in each row."""
+    return store.array("ids" if store.has("ids") else "perm")
 
 
 def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listener) -> ActiveRows:

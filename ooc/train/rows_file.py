@@ -74,7 +74,10 @@ class RowsFile:
         self.form = check_target(path, force=force)
         self.shape = shape
         self.dtype = np.dtype(dtype)
-        self._row_bytes = self.dtype.itemsize * (shape[1] if len(shape) == 2 else 1)
+        self._has_ids = self.form in (Format.CSV, Format.PARQUET)
+        row = ("row", self.dtype, shape[1:])
+        self._record = np.dtype([("node", np.int64), row] if self._has_ids else [row])
+        self._row_bytes = self._record.itemsize
         self._check_room()
         self._partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
         self._rows_path = self._partial.with_name(self._partial.name + ".rows")
@@ -92,10 +95,14 @@ class RowsFile:
                 f"{self.path} takes {format_size(needed)} while it is written, {format_size(free)} are free"
             )
 
-    def put(self, places: Ids, rows: AnyArray) -> None:
-        """Write ``rows`` [n, columns] (or [n]) to the ``places`` [n] of the table."""
+    def put(self, places: Ids, rows: AnyArray, ids: Ids) -> None:
+        """Write ``rows`` [n, columns] (or [n]) of the nodes ``ids`` [n] to the ``places`` [n] of the table."""
         order = np.argsort(places, kind="stable")
-        places, data = places[order], np.ascontiguousarray(rows[order], dtype=self.dtype).reshape(-1).view(np.uint8)
+        records = np.empty(len(places), dtype=self._record)
+        records["row"] = rows[order].reshape(-1, *self.shape[1:])
+        if self._has_ids:
+            records["node"] = ids[order]
+        places, data = places[order], records.view(np.uint8)
         borders = (np.flatnonzero(np.diff(places) != 1) + 1).tolist()
         for first, last in pairwise([0, *borders, len(places)]):
             if first < last:
@@ -107,9 +114,9 @@ class RowsFile:
         while done < len(data):
             done += os.pwrite(self._file.fileno(), data[done:].data, offset + done)
 
-    def finish(self, nodes: Ids | None, names: list[str], *, block_bytes: int) -> None:
-        """Make the file of the rows. ``nodes`` [n] are their ids (None: 0, 1, 2, …) and ``names`` the columns',
-        for the formats that have such; ``block_bytes`` of rows are in memory at once."""
+    def finish(self, names: list[str], *, block_bytes: int) -> None:
+        """Make the file of the rows. ``names`` are the columns', for the formats that have such; ``block_bytes`` of
+        rows are in memory at once."""
         match self.form:
             case Format.NPY:
                 self._file.truncate(self._start + self.shape[0] * self._row_bytes)
@@ -119,10 +126,10 @@ class RowsFile:
             case Format.ZARR:
                 self._write_zarr(block_bytes)
             case Format.CSV:
-                self._write_csv(nodes, names, block_bytes)
+                self._write_csv(names, block_bytes)
                 flush(self._partial)
             case Format.PARQUET:
-                self._write_parquet(nodes, names, block_bytes)
+                self._write_parquet(names, block_bytes)
                 flush(self._partial)
         if self.path.is_dir() and not self.path.is_symlink():
             shutil.rmtree(self.path)
@@ -131,42 +138,41 @@ class RowsFile:
         self._partial.replace(self.path)
         flush(self.path.absolute().parent)
 
-    def blocks(self, block_bytes: int) -> Iterator[tuple[int, AnyArray]]:
-        """The rows in the order of their places, with the first place of each block."""
+    def _blocks(self, block_bytes: int) -> Iterator[AnyArray]:
+        """The records in the order of their places."""
         height = max(1, block_bytes // self._row_bytes)
         for start in range(0, self.shape[0], height):
             count = min(height, self.shape[0] - start)
             data = os.pread(self._file.fileno(), count * self._row_bytes, self._start + start * self._row_bytes)
-            yield start, np.frombuffer(data, dtype=self.dtype).reshape(count, *self.shape[1:])
+            yield np.frombuffer(data, dtype=self._record)
 
     def _write_zarr(self, block_bytes: int) -> None:
         try:
             with create_array(self._partial.parent, self._partial.name, self.shape, self.dtype) as writer:
-                for _, rows in self.blocks(block_bytes):
-                    writer.append(rows)
+                for records in self._blocks(block_bytes):
+                    writer.append(records["row"])
         except StoreError as error:
             raise OptionError(str(error)) from error
 
-    def _write_csv(self, nodes: Ids | None, names: list[str], block_bytes: int) -> None:
+    def _write_csv(self, names: list[str], block_bytes: int) -> None:
         digits = {4: "%.9g", 8: "%.17g"}[self.dtype.itemsize] if self.dtype.kind == "f" else "%d"
         with self._partial.open("w", encoding="ascii") as file:
             file.write(",".join(["node", *names]) + "\n")
             line = ",".join(["%d", *[digits] * len(names)]) + "\n"
-            for start, rows in self.blocks(block_bytes):
-                ids = _ids(nodes, start, len(rows))
-                for node, row in zip(ids.tolist(), rows.reshape(len(rows), -1).tolist(), strict=True):
+            for records in self._blocks(block_bytes):
+                rows = records["row"].reshape(len(records), -1)
+                for node, row in zip(records["node"].tolist(), rows.tolist(), strict=True):
                     file.write(line % (node, *row))
 
-    def _write_parquet(self, nodes: Ids | None, names: list[str], block_bytes: int) -> None:
+    def _write_parquet(self, names: list[str], block_bytes: int) -> None:
         pyarrow: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
         kind = pyarrow.from_numpy_dtype(self.dtype)
         schema = pyarrow.schema([("node", pyarrow.int64()), *((name, kind) for name in names)])
         with parquet.ParquetWriter(self._partial, schema) as writer:
-            for start, rows in self.blocks(block_bytes):
-                columns = rows.reshape(len(rows), -1).T
-                ids = _ids(nodes, start, len(rows))
-                writer.write_table(pyarrow.table([ids, *map(np.ascontiguousarray, columns)], schema=schema))
+            for records in self._blocks(block_bytes):
+                columns = (records["node"], *records["row"].reshape(len(records), -1).T)
+                writer.write_table(pyarrow.table([*map(np.ascontiguousarray, columns)], schema=schema))
 
     def close(self) -> None:
         """Remove what is not finished."""
@@ -185,7 +191,3 @@ class RowsFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _ids(nodes: Ids | None, start: int, count: int) -> Ids:
-    return np.arange(start, start + count, dtype=np.int64) if nodes is None else nodes[start : start + count]

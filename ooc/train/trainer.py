@@ -329,11 +329,11 @@ class Trainer:
         force: bool = False,
     ) -> Tensor | None:
         """Logits, labels or embeddings with the model as it is (averaged weights, where there are such), exactly and
-        within the same budgets, by the ids that nodes had before conversion.
+        within the same budgets, by the ids that nodes have in the source.
 
-        ``layer`` counts hidden layers, for embeddings; ``nodes`` are the ids wanted, by default all of them, in
-        order. With ``out`` they go to that file, by its ending ``.npy``, ``.zarr``, ``.parquet`` or ``.csv``
-        (``force``: one that exists is replaced), otherwise they are returned, [n, columns] or [n].
+        ``layer`` counts hidden layers, for embeddings; ``nodes`` are the ids wanted, by default all of them, as
+        ``store.ids`` has them. With ``out`` they go to that file, by its ending ``.npy``, ``.zarr``, ``.parquet`` or
+        ``.csv`` (``force``: one that exists is replaced), otherwise they are returned, [n, columns] or [n].
         """
         self._session.close()  # its memory is needed
         with (

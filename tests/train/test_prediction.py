@@ -180,6 +180,42 @@ def test_files(store: Store, tmp_path: Path, ending: str, nodes: list[int] | Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.ooc", target.name, "spill"]
 
 
+@pytest.mark.parametrize("order", ["none", "hop"])
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_ids_are_those_of_the_source(tmp_path: Path, order: str, ending: str) -> None:
+    """In files, in what is asked for, and in ``store.ids``, whatever the order of rows; row numbers are none."""
+    rng = np.random.default_rng(0)
+    called = rng.choice(10**12, 300, replace=False) + 300
+    edges = called[DATA.edge_index.numpy()]
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    (folder / "edges.csv").write_text("source,target\n" + "".join(f"{a},{b}\n" for a, b in edges.T.tolist()))
+    rows = zip(called.tolist(), DATA.y.tolist(), rng.standard_normal(300).tolist(), strict=True)
+    lines = [f"{node},{max(0, y)},{x},train\n" for node, y, x in rows]
+    (folder / "nodes.csv").write_text("node,label,x,split\n" + "".join(lines))
+    store = ooc.convert(folder, tmp_path / "tables.ooc", order=order)
+    assert store.ids is not None and store.ids.tolist() == called.tolist()
+    model = ModelCase(kind="gcn", layers=2).build(store.num_features, store.num_classes, dtype=torch.float32)
+    options: dict[str, Any] = {"spill_dir": tmp_path, "tile_rows": 8, "threads": 1}
+    with ooc.Trainer(model, store, gpu_budget="8M", host_budget="8M", **options) as trainer:
+        logits = trainer.predict()
+        trainer.predict(out=tmp_path / f"all{ending}")
+        wanted = called[[250, 3, 17]]
+        some = trainer.predict(nodes=wanted)
+        trainer.predict(nodes=wanted, out=tmp_path / f"some{ending}")
+        with pytest.raises(OptionError, match=r"there is no node 3; .* has 300 nodes, by their ids in its source"):
+            trainer.predict(nodes=[3])
+    assert logits is not None and some is not None and torch.allclose(some, logits[[250, 3, 17]], rtol=1e-5, atol=1e-6)
+    for name, expected, ids in (("all", logits, called), ("some", some, wanted)):
+        table, found = read_back(tmp_path / f"{name}{ending}")
+        assert found is not None and found.tolist() == ids.tolist()
+        np.testing.assert_array_equal(table.astype(np.float32), expected.numpy())
+
+
+def test_without_ids_of_its_own_a_source_has_none(store: Store) -> None:
+    assert store.ids is None
+
+
 @pytest.mark.parametrize("ending", [".npy", ".zarr", ".csv", ".parquet"])
 def test_a_failure_leaves_nothing(store: Store, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a disk that fills up while rows come, nor one that does when the table is whole; an old file stays."""
