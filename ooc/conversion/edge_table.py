@@ -14,9 +14,9 @@ from ooc.conversion.edge_options import (
     asked_columns,
     asks_for_edge_data,
 )
+from ooc.conversion.lines import whole_ids
 from ooc.conversion.node_tables import chosen_column, column_note
 from ooc.conversion.reading import Reader, Request
-from ooc.conversion.snap import whole_ids
 from ooc.conversion.source import EdgeBlock, EdgeData, Source
 from ooc.conversion.tables import TABLE_SUFFIXES, Cells, Table, is_table, open_table
 from ooc.errors import SourceError

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ooc.conversion.bare_graph import NODE_OPTIONS, BareGraph, bare_source
-from ooc.conversion.lines import Kind, line_blocks, plain_suffix, rows_of_numbers, text_block_bytes
+from ooc.conversion.lines import Kind, line_blocks, plain_suffix, rows_of_numbers, text_block_bytes, whole_ids
 from ooc.conversion.reading import Reader, Request
-from ooc.conversion.snap import whole_ids
 from ooc.conversion.source import EdgeBlock, EdgeData, Source, ranges
 from ooc.errors import SourceError
 

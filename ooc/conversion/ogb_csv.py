@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ooc.conversion.csv_rows import CsvForm, csv_columns, csv_rows
 from ooc.conversion.edge_values import with_data
+from ooc.conversion.lines import CsvForm, csv_columns, csv_rows
 from ooc.conversion.ogb_files import OgbFiles
 from ooc.conversion.reading import Request
 from ooc.conversion.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges

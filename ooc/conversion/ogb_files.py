@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc.conversion.csv_rows import CsvForm, csv_rows
+from ooc.conversion.lines import CsvForm, csv_rows
 from ooc.conversion.reading import Request
 from ooc.conversion.source import fingerprint_of
 from ooc.conversion.splits import IndexSplits

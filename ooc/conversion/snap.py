@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """SNAP's edge lists (https://snap.stanford.edu/data): two ids a line, tab or spaces, comments with ``#``.
 
-More numbers on a line are data of
-the edge, in columns counted from 0. The ids are sparse; the comments at the start say how many nodes and edges there
-are and whether the graph is undirected, in which case each edge is listed once.
+More numbers on a line are data of the edge, in columns counted from 0. The ids are sparse; the comments at the start
+say how many nodes and edges there are and whether the graph is undirected, in which case each edge is listed once.
 """
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
 
 from ooc.conversion.bare_graph import NODE_OPTIONS, BareGraph, bare_source
 from ooc.conversion.edge_options import (
@@ -20,7 +17,7 @@ from ooc.conversion.edge_options import (
     asked_columns,
     asks_for_edge_data,
 )
-from ooc.conversion.lines import Kind, leading_comments, plain_suffix, rows_of_numbers, text_block_bytes
+from ooc.conversion.lines import Kind, leading_comments, plain_suffix, rows_of_numbers, text_block_bytes, whole_ids
 from ooc.conversion.reading import Reader, Request
 from ooc.conversion.source import EdgeBlock, EdgeData, Source, ranges
 from ooc.errors import SourceError
@@ -30,7 +27,6 @@ _SUFFIXES = (".txt", ".el", ".edges", ".edgelist")
 _COUNTS = re.compile(r"\b(nodes|edges):\s*(\d+)", re.IGNORECASE)
 _MOST_COLUMNS = 8
 _LEAST_LINE_BYTES = 4
-_MOST_REAL_ID = 2**53  # From there on float64 holds no more every whole number.
 _REAL = frozenset(Kind.REAL.value.decode("ascii"))
 
 
@@ -88,20 +84,6 @@ def _data(rows: AnyArray, carried: EdgeColumns) -> EdgeData | None:
         weight=rows[:, int(carried.weight)] if carried.weight is not None else None,
         features=rows[:, [int(name) for name in carried.features]] if carried.features else None,
     )
-
-
-def whole_ids(column: AnyArray, path: Path) -> AnyArray:
-    """The ids in ``column`` as int64; SourceError where one is not 0 or more, or no whole number."""
-    if column.dtype.kind == "f":
-        large = column >= _MOST_REAL_ID
-        if large.any():
-            raise SourceError(f"{path}: {column[int(large.argmax())]:.0f} is too large an id: they are below 2^53 here")
-        wrong = (column != np.trunc(column)) | (column < 0)
-    else:
-        wrong = column < 0
-    if wrong.any():
-        raise SourceError(f"{path}: {column[int(wrong.argmax())]} is no id: ids are whole numbers, 0 or more")
-    return column.astype(np.int64)
 
 
 def _recognises(path: Path) -> bool:

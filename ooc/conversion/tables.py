@@ -16,8 +16,7 @@ from typing import Any, Protocol, assert_never
 
 import numpy as np
 
-from ooc.conversion.lines import line_blocks, plain_suffix, text_block_bytes
-from ooc.conversion.optional import optional
+from ooc.conversion.lines import line_blocks, optional, plain_suffix, text_block_bytes
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
 

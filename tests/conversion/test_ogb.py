@@ -225,7 +225,7 @@ def test_nothing_in_a_split_dictionary_is_run(tmp_path: Path, legacy: bool) -> N
         ("raw/edge.csv.gz", "0,1\n", "has 1 rows, 1000 were expected"),
         ("raw/edge.csv.gz", "0,1\n" * 1001, "has more than the 1000 rows"),
         ("raw/edge.csv.gz", "0,1\n" * 999 + "0,900\n", r"edge 999 \(0 → 900\) leaves the graph"),
-        ("raw/edge.csv.gz", "0,1\n" * 999 + "0,99999999999999999999\n", "leaves the graph"),
+        ("raw/edge.csv.gz", "0,1\n" * 999 + "0,99999999999999999999\n", "is no whole number"),
         ("raw/node-feat.csv.gz", "", "is empty"),
         ("raw/node-feat.csv.gz", "1,2\n" * 150 + "1,\n" + "1,2\n" * 49, "line 151: '' is no number"),
         ("raw/node-feat.csv.gz", "1,2\n" * 199 + "1,nan\n", "feature 1 of node 199 is nan"),

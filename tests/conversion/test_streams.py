@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.conversion.csv_rows import CsvForm, csv_columns, csv_rows
+from ooc.conversion.lines import CsvForm, csv_columns, csv_rows
 from ooc.conversion.npy_stream import read_header, value_blocks
 from ooc.conversion.streams import Checked, FileBlob, ForwardBlob, Inflated, Limited, MemoryBlob, Stream, read_whole
 from ooc.conversion.torch_files import read_torch_dict
