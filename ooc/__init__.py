@@ -1,44 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact full-graph GNN training on graphs larger than memory.
 
-``ooc.convert(source, out)`` makes a store, ``ooc.dataset(name)`` finds a published source for that,
-``ooc.open(path)`` opens a store, ``ooc.Trainer`` trains on it.
-Names are loaded when first used, so that ``import ooc`` alone imports neither torch nor numpy.
+    store = ooc.convert(source, "graph.ooc")         a graph becomes a store on disk (ooc.dataset: a published one)
+    store = ooc.open("graph.ooc")                    an ooc.Store that is there already
+    with ooc.Trainer(model, store) as trainer:       a store, its path, or PyG's Data
+        trainer.fit(epochs=100)
+        trainer.predict("labels")
+    features, graph = ooc.remote_backend(store)      a store for PyG's own loaders
+
+All errors that are the user's to act upon are an ooc.OocError: OptionError, SourceError, StoreError, BudgetError,
+ModelError, HardwareError, SpillError, TrainingError, RunError. Names are loaded when first used: ``import ooc`` alone
+imports neither torch nor numpy. ``help(ooc.Trainer)`` and ``help(ooc.convert)`` say more.
 """
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from ooc.version import __version__
+from ooc.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ooc.conversion.conversion import convert
-    from ooc.conversion.names import dataset
-    from ooc.remote import remote_backend
-    from ooc.storage.store import open_store as open
-    from ooc.train.trainer import Trainer
+    from ooc.conversion.conversion import convert as convert
+    from ooc.conversion.names import dataset as dataset
+    from ooc.errors import BudgetError as BudgetError
+    from ooc.errors import HardwareError as HardwareError
+    from ooc.errors import ModelError as ModelError
+    from ooc.errors import OocError as OocError
+    from ooc.errors import OptionError as OptionError
+    from ooc.errors import RunError as RunError
+    from ooc.errors import SourceError as SourceError
+    from ooc.errors import SpillError as SpillError
+    from ooc.errors import StoreError as StoreError
+    from ooc.errors import TrainingError as TrainingError
+    from ooc.remote import remote_backend as remote_backend
+    from ooc.storage.store import Store as Store
+    from ooc.storage.store import open_store as open  # noqa: F401
+    from ooc.train.trainer import Trainer as Trainer
 
-__all__ = ["Trainer", "__version__", "convert", "dataset", "open", "remote_backend"]
+_ERRORS = (
+    *("BudgetError", "HardwareError", "ModelError", "OocError", "OptionError"),
+    *("RunError", "SourceError", "SpillError", "StoreError", "TrainingError"),
+)
+_HOMES = {
+    "Store": ("ooc.storage.store", "Store"),
+    "Trainer": ("ooc.train.trainer", "Trainer"),
+    "convert": ("ooc.conversion.conversion", "convert"),
+    "dataset": ("ooc.conversion.names", "dataset"),
+    "open": ("ooc.storage.store", "open_store"),
+    "remote_backend": ("ooc.remote", "remote_backend"),
+    **{name: ("ooc.errors", name) for name in _ERRORS},
+}
+# There is no __all__: a star would hide the builtin open, and help() would print every class in full.
 
 
-def __getattr__(name: str) -> Any:
-    if name == "convert":
-        from ooc.conversion.conversion import convert
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ooc' has no attribute {name!r}")
+    module, its_name = _HOMES[name]
+    return getattr(import_module(module), its_name)
 
-        return convert
-    if name == "dataset":
-        from ooc.conversion.names import dataset
 
-        return dataset
-    if name == "open":
-        from ooc.storage.store import open_store
-
-        return open_store
-    if name == "remote_backend":
-        from ooc.remote import remote_backend
-
-        return remote_backend
-    if name == "Trainer":
-        from ooc.train.trainer import Trainer
-
-        return Trainer
-    raise AttributeError(f"module 'ooc' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, "__version__"])

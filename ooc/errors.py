@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one error tree. The command line prints any of these as one line and exits with code 2.
 
+Messages speak of Python's arguments: ``give host_budget='2.1G'``, ``force=True``, ``another spill_dir=``. ``ooc.cli``
+writes those that are options of the command that runs as such: ``--host-budget 2.1G``, ``--force``.
+
 OocError
 ├── OptionError    an option's value makes no sense
 ├── SourceError    what is to be converted is missing, damaged or inconsistent

@@ -7,8 +7,10 @@ Every error that is the user's to act upon ends here as one line and exit code 2
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -20,6 +22,8 @@ from ooc.interruption import interruptible
 COMMANDS = ("convert", "reorder", "info", "verify", "plan", "train", "predict", "export", "profile", "doctor")
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+_ARGUMENT = re.compile(r"\b([a-z]+(?:_[a-z]+)*)=('[^']*'|[\w.]+)?")
+_OF_ANOTHER_NAME = {"download=True": "--yes", "drop_duplicates=False": "--duplicates keep"}
 
 
 class _Commands(click.Group):
@@ -34,6 +38,14 @@ class _Commands(click.Group):
         command = importlib.import_module(f"ooc.cli.{name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except OocError as error:
+            name = context.invoked_subcommand
+            command = None if name is None else self.get_command(context, name)
+            raise click.ClickException(in_options(str(error), command)) from error
 
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,8 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("ooc: interrupted", err=True)
         return EXIT_INTERRUPTED
-    except OocError as error:
-        return _fail(str(error))
     except BrokenPipeError:
         # The reader of our output has gone, as in `ooc info STORE | head -1`. Flushing at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -73,6 +83,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _fail("out of memory; give smaller budgets")
     return code if isinstance(code, int) else 0
+
+
+def in_options(message: str, command: click.Command | None) -> str:
+    """An error's message with Python's arguments as the options of ``command``, where it has such."""
+    names = set() if command is None else {parameter.name for parameter in command.params}
+
+    def option(found: re.Match[str]) -> str:
+        if found[0] in _OF_ANOTHER_NAME:
+            return _OF_ANOTHER_NAME[found[0]]
+        name, value = found[1], found[2]
+        if name not in names:
+            return found[0]
+        return "--" + name.replace("_", "-") + ("" if value in (None, "True") else " " + value.strip("'"))
+
+    return _ARGUMENT.sub(option, message)
 
 
 def describe_os_error(error: OSError) -> str:

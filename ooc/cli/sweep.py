@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
+import click
 from rich import box
 from rich.table import Table
 
+from ooc.cli import in_options
 from ooc.cli.outlook import Outlook
 from ooc.cli.progress import format_duration
 from ooc.errors import BudgetError, OptionError
@@ -74,7 +76,7 @@ def _cell(gpu: int, host: int, plan: Callable[[int, int], Outlook]) -> Cell:
     try:
         outlook = plan(gpu, host)
     except BudgetError as error:
-        return Cell(gpu, host, reason=str(error))
+        return Cell(gpu, host, reason=in_options(str(error), click.get_current_context().command))
     bottleneck = outlook.timeline.bottleneck.value
     return Cell(gpu, host, outlook.epoch_s, outlook.ssd_read_bytes, outlook.ssd_write_bytes, bottleneck)
 

@@ -234,7 +234,7 @@ def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -
         for split, names in _SPLIT_NAMES.items()
     }
     if not found["train"]:
-        remedy = "give train_mask or train_idx, or --split random (split='random')"
+        remedy = "give train_mask or train_idx, or split='random'"
         raise SourceError(f"{options.name} has no split: {remedy}")
     columns = {
         split: _agreeing({name: _membership(arrays[name], name, nodes, options) for name in names}, options)

@@ -99,7 +99,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         text = request.option(part) or (str(path) if path is not None else None)
         if text is None:
             raise SourceError(
-                f"{graph.name} has no {part} of its own; give --{part} FILE (npy, CSV, Parquet) or {example}"
+                f"{graph.name} has no {part} of its own; give {part}=FILE (npy, CSV, Parquet) or {example}"
             )
         texts[part] = text
     tables = NodeTables(request)
@@ -238,7 +238,7 @@ class _Joined:
         if need > self.budget_bytes // 2:
             raise BudgetError(
                 f"the ids of {self.graph.name} take {format_size(need)} to number, half of the host budget of "
-                f"{format_size(self.budget_bytes)} is for that; give --host-budget {-(-2 * need // 1_000_000)}M"
+                f"{format_size(self.budget_bytes)} is for that; give host_budget='{-(-2 * need // 1_000_000)}M'"
             )
         ids: Ids = np.load(folder / _IDS)
         if counts["ids"] == "edges":
@@ -269,7 +269,7 @@ class _Joined:
             return "nodes are the row numbers of the files of features and labels, from 0 on"
         return (
             f"nodes are the row numbers of {table.path}, from 0 on, since it has no column called "
-            f"{' or '.join(ID_NAMES)}; if one of {', '.join(table.columns[:20])} holds ids, name it with --id-column"
+            f"{' or '.join(ID_NAMES)}; if one of {', '.join(table.columns[:20])} holds ids, name it with id_column="
         )
 
 

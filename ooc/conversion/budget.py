@@ -106,7 +106,7 @@ def _divide(
         held = f", {format_size(resident_bytes)} of it to hold {resident}" * (resident_bytes > 0)
         raise BudgetError(
             f"{work} needs {format_size(least)}{held}, the host budget is "
-            f"{format_size(budget_bytes)}; give --host-budget {-(-least // 1_000_000)}M"
+            f"{format_size(budget_bytes)}; give host_budget='{-(-least // 1_000_000)}M'"
         )
     free = budget_bytes - resident_bytes
     workers = cores()

@@ -13,8 +13,8 @@ from ooc.errors import OptionError, SourceError
 
 EDGE_OPTIONS = frozenset({"edge_weight", "edge_features"})
 EDGE_COLUMNS_REMEDY = (
-    "say with --edge-weight and --edge-features which of that is to be kept, or give --drop-edge-data "
-    "(drop_edge_data=True) to convert without"
+    "say with edge_weight= and edge_features= which of that is to be kept, or give drop_edge_data=True to convert "
+    "without"
 )
 
 
@@ -111,7 +111,7 @@ def edge_files(weight_path: Path | None, features_path: Path | None, num_edges: 
 def _asked(request: Request, option: str) -> str | None:
     text = request.option(option)
     if text is not None and request.drop_edge_data:
-        raise OptionError(f"--drop-edge-data leaves out what --{option.replace('_', '-')} asks for; give one of them")
+        raise OptionError(f"drop_edge_data=True leaves out what {option}= asks for; give one of them")
     return text
 
 

@@ -111,7 +111,7 @@ def _narrowed(keys: Keys, sums: npt.NDArray[np.float64], form: ValueForm, keys_f
         ends = sorted((int(keys_form.rows(at)[0]), int(keys_form.columns(at)[0])))
         raise SourceError(
             f"the edges between the nodes {ends[0]} and {ends[1]} have data whose sum cannot be stored; "
-            f"give --duplicates keep, or a --dtype that holds more"
+            "give drop_duplicates=False, or a dtype= that holds more"
         )
     return Run(keys, values)
 

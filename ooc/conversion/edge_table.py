@@ -54,7 +54,7 @@ def _graph(
     if not source or not target or source == target:
         columns = ", ".join(table.columns[:20])
         raise SourceError(
-            f"{table.path} has the columns {columns}; say with --source-column and --target-column which edges are in"
+            f"{table.path} has the columns {columns}; say with source_column= and target_column= which edges are in"
         )
     other = tuple(column for column in table.columns if column not in (source, target))
     carried = asked_columns(request, other, str(table.path))

@@ -140,7 +140,7 @@ class _Metadata:
             names = ", ".join(str(entry.get("name")) for entry in found)
             raise SourceError(
                 f"{self.path} has the features {names} for edges; one, or one called feat, is wanted; "
-                f"give --drop-edge-data (drop_edge_data=True) to convert without"
+                f"give drop_edge_data=True to convert without"
             )
         weight, features_file = (self._numpy(entries[0]) if entries else None for entries in (weights, features))
         return edge_files(weight, features_file, edges)
@@ -228,8 +228,8 @@ class _Labels:
         if count * _LABELLED_BYTES > budget_bytes // 2:
             raise BudgetError(
                 f"the splits' {count} nodes take {format_size(count * _LABELLED_BYTES)}, half of the host budget of "
-                f"{format_size(budget_bytes)} is for them; give --host-budget "
-                f"{-(-2 * count * _LABELLED_BYTES // 1_000_000)}M"
+                f"{format_size(budget_bytes)} is for them; give "
+                f"host_budget='{-(-2 * count * _LABELLED_BYTES // 1_000_000)}M'"
             )
         ids, labels = {}, {}
         for split, (seeds, values) in files.items():

@@ -46,7 +46,7 @@ class LabelForm:
             at, column = np.argwhere(~known)[0]
             raise SourceError(
                 f"{self.name}: label {column} of node {row + at} is {y[at, column]}, neither 0 nor 1; "
-                f"give --task values if these are values"
+                "give task='values' if these are values"
             )
         return y.astype(np.int8)
 

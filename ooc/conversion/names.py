@@ -188,7 +188,7 @@ def obtain(dataset: Dataset, root: Path, *, confirm: Callable[[str], bool], list
     if found is not None:
         return found
     missing = [file for file in dataset.files if not (root / file.path).exists()]
-    by_hand = f"put {', '.join(file.path for file in missing)} into {root}, or say with --root where it is"
+    by_hand = f"put {', '.join(file.path for file in missing)} into {root}, or give root=FOLDER, where it is"
     try:
         served = [probe(file.url) for file in missing]
     except SourceError as error:
@@ -197,7 +197,7 @@ def obtain(dataset: Dataset, root: Path, *, confirm: Callable[[str], bool], list
         size, host = sum(answer.size for answer in served), missing[0].url.split("/")[2]
         if not confirm(f"download {dataset.name}, {format_size(size)}, from {host} to {root}"):
             what = f"{dataset.name} is not under {root}; it takes a download of {format_size(size)} from {host}"
-            raise OptionError(f"{what}: give --yes (in Python download=True), or {by_hand}")
+            raise OptionError(f"{what}: give download=True, or {by_hand}")
         _check_room(dataset, missing, size, root)
     _fetch(dataset, missing, served, root, listener)
     found = dataset.find(root)

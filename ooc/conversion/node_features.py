@@ -47,11 +47,11 @@ def random_parameters(text: str, option: str) -> tuple[int, int]:
     """``(number, seed)`` of ``random:NUMBER[:SEED]``."""
     number, _, seed = text.removeprefix(RANDOM).partition(":")
     if not (number.isdecimal() and (seed == "" or seed.isdecimal()) and number.strip("0")):
-        raise OptionError(f"--{option} {text!r} is not random:NUMBER[:SEED]")
+        raise OptionError(f"{option}={text!r} is not random:NUMBER[:SEED]")
     if len(number) > _MOST_DIGITS or int(number) > _MOST_COLUMNS:
-        raise OptionError(f"--{option} random:{number[:_MOST_DIGITS]} is too large; the most is {_MOST_COLUMNS}")
+        raise OptionError(f"{option}='random:{number[:_MOST_DIGITS]}' is too large; the most is {_MOST_COLUMNS}")
     if len(seed) > _MOST_DIGITS:
-        raise OptionError(f"--{option}: the seed has {len(seed)} digits; the most are {_MOST_DIGITS}")
+        raise OptionError(f"{option}=: the seed has {len(seed)} digits; the most are {_MOST_DIGITS}")
     return int(number), int(seed or 0)
 
 

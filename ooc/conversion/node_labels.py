@@ -65,7 +65,7 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
     if len(array.shape) > 2:
         raise SourceError(f"{path} has the shape {array.shape}, not one label or row of labels for each node")
     if request.split is None:
-        raise SourceError(f"{path} says nothing of splits; give --split random, or a table with a column split")
+        raise SourceError(f"{path} says nothing of splits; give split='random', or a table with a column split")
 
     def found(nodes: int, size: int) -> _Found:
         check_rows(path, array.shape[0], nodes)
@@ -84,8 +84,8 @@ def _of_table(name: str, table: Table, tables: NodeTables, request: Request) -> 
     columns = tables.split(table)
     if columns is None and request.split is None:
         raise SourceError(
-            f"{table.path} has no column split; name one with --split-column, or one each of true and false for train, "
-            f"valid and test, or give --split random"
+            f"{table.path} has no column split; name one with split_column=, or one each of true and false for train, "
+            f"valid and test, or give split='random'"
         )
     # Cells of a table are of no type: several columns are answers unless something else is asked for.
     shape, answers = (0, len(names)), np.dtype(np.int8)

@@ -86,7 +86,7 @@ class NodeTables:
         """The columns of labels; SourceError where there is none."""
         found = self._labels(table)
         if not found:
-            raise SourceError(f"{table.path} has no column label or y; name the one of labels with --label-column")
+            raise SourceError(f"{table.path} has no column label or y; name the one of labels with label_column=")
         self._take(table, found, "labels")
         return found
 
@@ -106,8 +106,8 @@ class NodeTables:
             if wrong is not None:
                 raise SourceError(
                     f"{table.path}: the column {wrong} holds {kinds[wrong].value}, which make no feature; name the "
-                    f"columns of features with --feature-columns (feature_columns=), or what it is with "
-                    f"--id-column, --label-column or --split-column"
+                    f"columns of features with feature_columns=, or what it is with "
+                    f"id_column=, label_column= or split_column="
                 )
         if not found:
             raise SourceError(f"{table.path} has no column of features, only {', '.join(table.columns[:_SHOWN])}")
@@ -159,7 +159,7 @@ def _split_columns(table: Table, names: tuple[str, ...]) -> SplitColumns:
         return SplitColumns(None, dict(zip(SPLITS, names, strict=False)))
     if len(members) < len(names):
         raise SourceError(
-            f"{table.path} says more than once what the splits are: {', '.join(names)}; name with --split-column the "
+            f"{table.path} says more than once what the splits are: {', '.join(names)}; name with split_column= the "
             f"one that counts, or one each for train, valid and test"
         )
     return SplitColumns(None, members)
@@ -172,8 +172,7 @@ def chosen_column(table: Table, request: Request, option: str, usual: tuple[str,
         return listed_columns(table, asked, most=1)[0]
     found = [name for name in table.columns if name.lower() in usual]
     if len(found) > 1:
-        flag = f"--{option.replace('_', '-')}"
-        raise SourceError(f"{table.path} has the columns {' and '.join(found)}; say with {flag} which one is meant")
+        raise SourceError(f"{table.path} has the columns {' and '.join(found)}; say with {option}= which one is meant")
     return found[0] if found else None
 
 

@@ -128,4 +128,4 @@ class OgbFiles:
 def refuse_edge_data(what: str, request: Request) -> None:
     """SourceError, unless the caller asked to convert without what edges have besides their ends."""
     if not request.drop_edge_data:
-        raise SourceError(f"{what}, which cannot be used yet; give --drop-edge-data to convert without it")
+        raise SourceError(f"{what}, which cannot be used yet; give drop_edge_data=True to convert without it")

@@ -53,9 +53,9 @@ def check_target(target: Path, *, force: bool) -> None:
     if not os.path.lexists(target):
         return
     if not force:
-        raise SourceError(f"{target} exists; give --force to replace it, or another output")
+        raise SourceError(f"{target} exists; give force=True to replace it, or another output")
     if not (target / METADATA_FILE).is_file() and not (target.is_dir() and not any(target.iterdir())):
-        raise SourceError(f"{target} exists and is no store; it is not replaced even with --force")
+        raise SourceError(f"{target} exists and is no store; it is not replaced even with force=True")
 
 
 class Workplace:

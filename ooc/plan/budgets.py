@@ -97,10 +97,10 @@ class Room:
             least = work.fixed_host_bytes
             line = (
                 f"row offsets and scalings need {format_size(least)} on the host, the host budget is "
-                f"{format_size(limits.host_bytes)}; give --host-budget {budget_of(least)}"
+                f"{format_size(limits.host_bytes)}; give host_budget='{budget_of(least)}'"
             )
             if need > limits.device_bytes:
-                line += f" and --gpu-budget {budget_of(need)}"
+                line += f" and gpu_budget='{budget_of(need)}'"
             return line
         spare = limits.host_bytes - work.fixed_host_bytes
 
@@ -113,12 +113,12 @@ class Room:
             # Both together would do: what the arena is not for may not be taken from the host budget.
             return (
                 f"parameters and what layers compute in need {format_size(least)} of the gpu budget alone, which is "
-                f"{format_size(limits.device_bytes)}; give --gpu-budget {budget_of(least)}"
+                f"{format_size(limits.device_bytes)}; give gpu_budget='{budget_of(least)}'"
             )
         return (
             f"the leanest plan needs {format_size(need + work.fixed_host_bytes)}{_largest(layout, work)}; the gpu "
             f"budget is {format_size(limits.device_bytes)} and the host budget {format_size(limits.host_bytes)}; "
-            f"give --gpu-budget {budget_of(least)}"
+            f"give gpu_budget='{budget_of(least)}'"
         )
 
     def _shortage_of_tiers(self, leanest: Sequence[Layout]) -> str:
@@ -133,13 +133,13 @@ class Room:
                 f"the host needs {format_size(host)}, {format_size(work.fixed_host_bytes)} of it for row offsets and "
                 f"scalings and {ring} for two blocks on their way, and its budget is {format_size(limits.host_bytes)}"
             )
-            remedies.append(f"--host-budget {budget_of(host)}")
+            remedies.append(f"host_budget='{budget_of(host)}'")
         if device > limits.device_bytes:
             lines.append(
                 f"the leanest plan needs {format_size(device)} on the device{_largest(layout, work)}, and its budget "
                 f"is {format_size(limits.device_bytes)}"
             )
-            remedies.append(f"--gpu-budget {budget_of(device)}")
+            remedies.append(f"gpu_budget='{budget_of(device)}'")
         return f"{'; '.join(lines)}; give {' and '.join(remedies)}"
 
 

@@ -114,7 +114,7 @@ def _excess(plan: Plan, limit: int) -> str:
     return (
         f"the plan that writes least writes {format_size(plan.ssd_write_bytes)} an epoch to the SSD, of which "
         f"{format_size(written[most])} are {most}, and the limit is {format_size(limit)}; "
-        f"give --max-ssd-writes {budget_of(plan.ssd_write_bytes)}, or a larger --host-budget"
+        f"give max_ssd_writes='{budget_of(plan.ssd_write_bytes)}', or a larger host_budget="
     )
 
 

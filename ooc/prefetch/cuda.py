@@ -75,7 +75,7 @@ class Cuda(Device):
             self.close()
             raise BudgetError(
                 f"{self.name} refuses an arena of {format_size(arena_bytes)}; end other programs that use it, or give "
-                "a smaller --gpu-budget"
+                "a smaller gpu_budget="
             ) from None
         self._streams = {way: _cuda.Stream(self.place) for way in Way}
         self._arena = arena
@@ -125,7 +125,7 @@ class Cuda(Device):
         if code:
             raise BudgetError(
                 f"CUDA does not lock {format_size(memory.nbytes)} of host memory (error {code}); give a smaller "
-                "--host-budget, or a higher limit of locked memory (ulimit -l)"
+                "host_budget=, or a higher limit of locked memory (ulimit -l)"
             )
         self._pinned.append(memory)
 

@@ -29,7 +29,7 @@ def find_device(name: str | Device) -> Device | None:
     if name != "cuda":
         return None
     if not torch.cuda.is_available():
-        raise OptionError("device cuda is not available on this machine; use --device cpu")
+        raise OptionError("device cuda is not available on this machine; use device='cpu'")
     if find_spec("triton") is None:
         raise OptionError("device cuda sums neighbours by triton, which is not installed; pip install triton")
     return Cuda(torch.cuda.current_device())  # kernels of Triton are launched there, wherever their tensors are

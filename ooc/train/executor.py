@@ -249,7 +249,7 @@ class Executor:
             self._settle(slabs)
             raise BudgetError(
                 f"the device's memory is used up, within its budget of {format_size(self.plan.device_limit_bytes)}: "
-                f"{' '.join(str(error).split())[:200]}; give a larger --gpu-budget"
+                f"{' '.join(str(error).split())[:200]}; give a larger gpu_budget="
             ) from None
         except BaseException:
             self._settle(slabs)

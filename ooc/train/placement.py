@@ -30,7 +30,7 @@ class Placement:
         try:
             self._move(self._place)
         except torch.OutOfMemoryError:
-            raise BudgetError("the device has no room left for the model; give a larger --gpu-budget") from None
+            raise BudgetError("the device has no room left for the model; give a larger gpu_budget=") from None
 
     def leave(self) -> None:
         """Back to the CPU."""

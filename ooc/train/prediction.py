@@ -208,7 +208,7 @@ def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
     if needed > limits.host_bytes:
         raise BudgetError(
             f"finding what reaches {len(ids):,} nodes needs {format_size(needed)} on the host, the host budget is "
-            f"{format_size(limits.host_bytes)}; give --host-budget {-(-needed // 1000)}K"
+            f"{format_size(limits.host_bytes)}; give host_budget='{-(-needed // 1000)}K'"
         )
     ids = ids.astype(np.int64)
     order = np.argsort(ids, kind="stable")

@@ -54,9 +54,9 @@ def check_target(path: Path, *, force: bool) -> Format:
     """The format of a file that can be written to ``path``; OptionError where none can."""
     form = format_of(path)
     if path.exists() and not force:
-        raise OptionError(f"{path} exists; give another --out, or --force to replace it")
+        raise OptionError(f"{path} exists; give another file, or force=True to replace it")
     if path.is_dir() and not (form is Format.ZARR and (path / METADATA_FILE).is_file()):
-        raise OptionError(f"{path} is a folder, and no Zarr array to be replaced; give another --out")
+        raise OptionError(f"{path} is a folder, and no Zarr array to be replaced; give another file")
     if not path.absolute().parent.is_dir():
         raise OptionError(f"the folder of {path} does not exist")
     return form

@@ -67,9 +67,9 @@ class RunFolder:
         """A new run at ``path``. Raises RunError when something is there already."""
         path = Path(path)
         if holds_run(path):
-            raise RunError(f"{path} holds a run already; go on with it by --resume, or give another --out")
+            raise RunError(f"{path} holds a run already; go on with it by resume=True, or give another folder")
         if _is_occupied(path):
-            raise RunError(f"{path} exists and is no run; give another --out")
+            raise RunError(f"{path} exists and is no run; give another folder")
         return cls(path, dict(config), resumed=False)
 
     @classmethod
@@ -124,7 +124,7 @@ class RunFolder:
         self._lock = _locked(self.path)
         try:
             if not (self.resumed or self._written) and holds_run(self.path):  # another process was faster
-                raise RunError(f"{self.path} holds a run already; add --resume to go on with it")
+                raise RunError(f"{self.path} holds a run already; give resume=True to go on with it")
             text = json.dumps(self.config, indent=2, allow_nan=False) + "\n"
             self._written = True
             _replace(self.path / CONFIG, lambda file: file.write(text.encode()))

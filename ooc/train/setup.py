@@ -263,7 +263,7 @@ def admit_rows(network: Network, store: Store, limits: Limits, *, on_device: boo
     if fixed > limits.host_bytes:
         raise BudgetError(
             f"row offsets, scalings and scores of {store.num_nodes:,} nodes need {format_size(fixed)} on the host, "
-            f"the host budget is {format_size(limits.host_bytes)}; give --host-budget {-(-fixed // 1000)}K"
+            f"the host budget is {format_size(limits.host_bytes)}; give host_budget='{-(-fixed // 1000)}K'"
         )
     return fixed
 

@@ -387,9 +387,9 @@ class Trainer:
 
     def _check_evaluated(self, eval_every: int, patience: int) -> None:
         if patience and not eval_every:
-            raise OptionError("patience counts evaluations; give --eval-every (eval_every) as well")
+            raise OptionError("patience counts evaluations; give eval_every=1 as well")
         if self._schedules.needs_scores and not eval_every:
-            raise OptionError("a plateau schedule goes by the validation score; give --eval-every (eval_every) as well")
+            raise OptionError("a plateau schedule goes by the validation score; give eval_every=1 as well")
         if self._schedules.needs_scores and not self.store.split_sizes["valid"]:
             raise OptionError(f"a plateau schedule goes by the validation score; {self.store.path} has no such split")
 

@@ -74,7 +74,7 @@ def export_weights(state: State, path: Path, *, metadata: dict[str, str], force:
         case _:
             raise OptionError(f"{path} must end in .safetensors or .pt")
     if path.exists() and not force:
-        raise OptionError(f"{path} exists; give another name, or --force to replace it")
+        raise OptionError(f"{path} exists; give another name, or force=True to replace it")
     if not path.absolute().parent.is_dir():
         raise OptionError(f"the folder of {path} does not exist")
     temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")

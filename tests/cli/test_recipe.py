@@ -126,7 +126,7 @@ def test_runs_of_before_these_options_go_on(run: RunCommand, graph: Path, here: 
         (["--loss", "mse"], "MSELoss takes a row of targets a node, the store's task is 'classes'"),
         (["--loss", "bce", "--class-weights", "balanced"], "--class-weights are of cross-entropy"),
         (["--metric", "mae"], "metric mae is not for a store of the task classes"),
-        (["--schedule", "plateau", "--eval-every", "0"], "give --eval-every (eval_every) as well"),
+        (["--schedule", "plateau", "--eval-every", "0"], "give --eval-every 1 as well"),
         (["--schedule", "cosine", "--warmup", "9", "--epochs", "9"], "leaves nothing of the schedule's 9 epochs"),
         (["--clip", "0"], "--clip"),
         (["--lr-factor", "1"], "--lr-factor"),

@@ -25,7 +25,7 @@ _SYNTHETIC = "synthetic:nodes=5000,edges=20000,features=40,classes=4"
 
 def test_a_budget_too_small_says_the_least_that_does(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", **random_arrays(nodes=5000, edges=60000, features=300))
-    with pytest.raises(BudgetError, match=r"needs .* to hold the source.* give --host-budget \d+M") as caught:
+    with pytest.raises(BudgetError, match=r"needs .* to hold the source.* give host_budget='\d+M") as caught:
         ooc.convert(tmp_path / "g.npz", tmp_path / "g.ooc", host_budget="10M")
     least = str(caught.value).split()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["g.npz"]
@@ -169,7 +169,7 @@ def test_two_conversions_to_one_place_do_not_meet(tmp_path: Path) -> None:
 
 def test_an_existing_store_is_replaced_only_by_force(tmp_path: Path) -> None:
     ooc.convert(random_arrays(), tmp_path / "g.ooc")
-    with pytest.raises(SourceError, match="exists; give --force"):
+    with pytest.raises(SourceError, match="exists; give force=True"):
         ooc.convert(_SYNTHETIC, tmp_path / "g.ooc")
     with pytest.raises(SourceError, match="no file or folder"):
         ooc.convert(tmp_path / "none", tmp_path / "g.ooc", force=True)

@@ -99,5 +99,5 @@ def test_splits_too_large_for_the_budget_are_refused(tmp_path: Path) -> None:
     made = _made("graphbolt", tmp_path)
     for part in ("seeds", "labels"):
         np.save(made.source / "set" / f"train-{part}.npy", np.zeros(2_000_000, dtype=np.int64))
-    with pytest.raises(BudgetError, match="give --host-budget 9"):
+    with pytest.raises(BudgetError, match="give host_budget='9"):
         ooc.convert(made.source, tmp_path / "g.ooc", host_budget="50M")

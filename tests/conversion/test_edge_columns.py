@@ -77,11 +77,11 @@ def test_files_with_a_row_for_each_edge(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"edges with data \(w, f, g\); say with --edge-weight and --edge-features which"),
+        ({}, r"edges with data \(w, f, g\); say with edge_weight= and edge_features= which"),
         ({"edge_weight": "v"}, "has no column 'v' beside its edges; it has w, f, g"),
         ({"edge_weight": "w,f"}, "one column is wanted"),
         ({"edge_weight": "w", "edge_features": "w"}, "name a column twice"),
-        ({"edge_weight": "w", "drop_edge_data": True}, "--drop-edge-data leaves out what --edge-weight asks for"),
+        ({"edge_weight": "w", "drop_edge_data": True}, "drop_edge_data=True leaves out what edge_weight= asks for"),
         ({"edge_weight": "none.npy"}, "none.npy is missing"),
         ({"edge_weight": "e"}, "the column e holds 'x', not numbers"),
     ],

@@ -259,7 +259,7 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
     least = budget.least_budget_bytes(num_features=1, resident_bytes=0, edge_numbers=10_000)
     assert least == 4 * 16 * 10_000 * 128
     wide = random_arrays(nodes=3, edges=2) | {"edge_attr": np.ones((2, 10_000))}
-    with pytest.raises(BudgetError, match="give --host-budget 82M"):
+    with pytest.raises(BudgetError, match="give host_budget='82M"):
         ooc.convert(wide, tmp_path / "wide.ooc", host_budget="60M")
 
 

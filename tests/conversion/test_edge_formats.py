@@ -80,19 +80,19 @@ def test_an_undirected_list_is_made_symmetric_unless_asked_not_to(tmp_path: Path
         ("# Nodes: 2 Edges: 2\n0 1\n", _MADE_UP, "says that it has 2 edges, 1 are in it"),
         ("# nothing\n", _MADE_UP, "of no known format"),
         ("# nothing\n", _MADE_UP | {"format": "snap"}, "no edge|cannot be converted"),
-        ("0 1 5\n", _MADE_UP, "3 numbers a line, counted from 0: edges with data; say with --edge-weight"),
-        ("0 1 0.5\n", _MADE_UP, "3 numbers a line, counted from 0: edges with data; say with --edge-weight"),
-        ("0 1 5\n1 2 0.5\n", _MADE_UP, "3 numbers a line, counted from 0: edges with data; say with --edge-weight"),
+        ("0 1 5\n", _MADE_UP, "3 numbers a line, counted from 0: edges with data; say with edge_weight="),
+        ("0 1 0.5\n", _MADE_UP, "3 numbers a line, counted from 0: edges with data; say with edge_weight="),
+        ("0 1 5\n1 2 0.5\n", _MADE_UP, "3 numbers a line, counted from 0: edges with data; say with edge_weight="),
         ("0 1\n1 2 0.5\n", _MADE_UP, "line 2: '1 2 0.5' where 2 whole numbers are wanted"),
         ("0 1 5\n", _MADE_UP | {"edge_weight": "0"}, "has no column '0' beside its edges; it has 2$"),
         ("0 1\n", _MADE_UP | {"edge_weight": "2"}, "has no column '2' beside its edges; there are none$"),
         ("0 99999999999999999999\n", _MADE_UP, "line 1: 99999999999999999999 is too large: ids have at most 18"),
         ("0 1152921504606846976 5\n", _MADE_UP | {"edge_weight": "2"}, "1152921504606846976 is too large an id"),
-        ("0 1\n", _MADE_UP | {"features": "random:999999999"}, "random:999999999 is too large; the most is 1048576"),
+        ("0 1\n", _MADE_UP | {"features": "random:999999999"}, "random:999999999' is too large; the most is 1048576"),
         ("0 1\n", _MADE_UP | {"features": "random:" + "9" * 5000}, "is too large; the most is 1048576"),
         ("0 1\n", _MADE_UP | {"features": "random:3:" + "9" * 5000}, "the seed has 5000 digits"),
-        ("0 1\n", {"labels": "random:3"}, "no features of its own; give --features FILE"),
-        ("0 1\n", {"features": "random:3"}, "no labels of its own; give --labels FILE"),
+        ("0 1\n", {"labels": "random:3"}, "no features of its own; give features=FILE"),
+        ("0 1\n", {"features": "random:3"}, "no labels of its own; give labels=FILE"),
         ("0 1\n", _MADE_UP | {"features": "random:0"}, "not random:NUMBER"),
         ("0 1\n", _MADE_UP | {"features": "random:x"}, "not random:NUMBER"),
         ("0 1\n", _MADE_UP | {"features": "nothing.npy"}, "nothing.npy is missing"),
@@ -131,7 +131,7 @@ def test_edges_must_stay_among_the_rows_of_the_files(tmp_path: Path) -> None:
     np.save(tmp_path / "y.npy", np.arange(6) % 2)
     with pytest.raises(SourceError, match=r"different numbers of nodes: \[5, 6\]"):
         ooc.convert(path, tmp_path / "g.ooc", **files)
-    with pytest.raises(SourceError, match="says nothing of splits; give --split random"):
+    with pytest.raises(SourceError, match="says nothing of splits; give split='random'"):
         ooc.convert(path, tmp_path / "g.ooc", features="random:3", labels=tmp_path / "y.npy")
 
 
@@ -184,7 +184,7 @@ def test_several_columns_of_labels_are_answers_or_values(tmp_path: Path, values:
     ("edges", "nodes", "options", "message"),
     [
         ("source,target,w\n10,20,1\n", _NODES, {}, r"edges with data \(w\)"),
-        ("from,to,w\n10,20,1\n", _NODES, {}, "say with --source-column and --target-column"),
+        ("from,to,w\n10,20,1\n", _NODES, {}, "say with source_column= and target_column="),
         ("source,target\n10,20\n10\n", _NODES, {}, "line 3: 1 cells for 2 columns"),
         ("source,target\n10,x\n", _NODES, {}, "line 2: the column target holds 'x', not whole numbers"),
         ("source,target\n10,-20\n", _NODES, {}, "-20 is no id"),

@@ -99,7 +99,9 @@ def test_what_is_not_there_is_downloaded_after_a_question(
         asked.append(question)
         return False
 
-    with pytest.raises(OptionError, match=r"takes a download of 1.00 KB from .*: give --yes .*, or put arxiv.zip into"):
+    with pytest.raises(
+        OptionError, match=r"takes a download of 1.00 KB from .*: give download=True, or put arxiv.zip into"
+    ):
         obtain(dataset, tmp_path / "data", confirm=no, listener=ignore)
     assert asked == [f"download ogbn-arxiv, 1.00 KB, from {web.url[7:]} to {tmp_path / 'data'}"]
     assert not (tmp_path / "data").exists()
@@ -129,7 +131,7 @@ def test_without_a_network_one_line_says_what_to_put_where(tmp_path: Path, monke
         obtain(nowhere, tmp_path, confirm=_no, listener=ignore)
     line = str(caught.value)
     assert "\n" not in line and "Connection refused" in line
-    assert f"put papers100M-bin.zip into {tmp_path}, or say with --root" in line
+    assert f"put papers100M-bin.zip into {tmp_path}, or give root=" in line
 
 
 def _packed(path: Path, members: dict[str, bytes]) -> Path:
@@ -219,7 +221,7 @@ def test_the_command_downloads_and_converts_a_name(
     monkeypatch.chdir(tmp_path)
     made = _served(web, monkeypatch, tmp_path)
     assert cli.main(["convert", "ogbn-products", "--quiet"]) == 2
-    assert "give --yes (in Python download=True), or put products.zip into data" in capfd.readouterr().err
+    assert "give --yes, or put products.zip into data" in capfd.readouterr().err
     assert not (tmp_path / "data").exists()
     assert cli.main(["convert", "OGBN-Products", "--yes", "--root", "there", "--quiet"]) == 0
     store = open_store(tmp_path / "ogbn-products.ooc")

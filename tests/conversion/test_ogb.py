@@ -113,7 +113,7 @@ def test_edges_once_unpacked_are_not_unpacked_again(tmp_path: Path) -> None:
         ({"node_feat": np.asfortranarray(np.zeros((200, 4), np.float32))}, "lies column by column"),
         ({"node_feat": np.full((200, 4), None)}, "holds an array of Python objects"),
         ({"edge_feat": np.zeros((999, 2))}, r"has the shape \[999, 2\], not \[1000 edges, features\]"),
-        ({"edge_reltype": np.zeros((1000, 1))}, "has edge_reltype, which cannot be used yet; give --drop-edge-data"),
+        ({"edge_reltype": np.zeros((1000, 1))}, "has edge_reltype, which cannot be used yet; give drop_edge_data=True"),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, Any], message: str) -> None:

@@ -220,7 +220,7 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 def test_budgets_too_small_say_the_least_that_does(tmp_path: Path) -> None:
     store = ooc.convert(random_arrays(nodes=5000, edges=60000), tmp_path / "g.ooc")
     with pytest.raises(
-        BudgetError, match=r"ordering the rows of g needs .* to hold the order.* --host-budget \d+M"
+        BudgetError, match=r"ordering the rows of g needs .* to hold the order.* host_budget='\d+M"
     ) as error:
         reorder(store, tmp_path / "h.ooc", host_budget="10M")
     assert reorder(store, tmp_path / "h.ooc", host_budget=str(error.value).split()[-1]).num_nodes == 5000
@@ -237,7 +237,7 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
             reorder(store, order=order)
     with pytest.raises(OptionError, match="'degree' is not one of none, hop"):
         ooc.convert(random_arrays(), tmp_path / "h.ooc", order="degree")
-    with pytest.raises(SourceError, match="exists; give --force"):
+    with pytest.raises(SourceError, match="exists; give force=True"):
         reorder(store, store.path)
     with pytest.raises(StoreError, match="no store"):
         reorder(tmp_path / "none.ooc")

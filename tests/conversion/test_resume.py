@@ -121,7 +121,7 @@ def test_killed_while_the_store_gets_its_name(tmp_path: Path, force: bool) -> No
         try:
             run(_SMALL, folder / "g.ooc", 0, options)
         except RuntimeError as error:
-            assert "exists; give --force" in str(error)
+            assert "exists; give force=True" in str(error)
         assert _same(folder / "g.ooc", out)
         assert [path.name for path in folder.iterdir()] == ["g.ooc"]
 
@@ -185,7 +185,7 @@ def test_refusals_before_the_work_leave_what_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "g.ooc"
     ooc.convert(random_arrays(), out)
     _cancelled(_SMALL, out, "writing in-edges", force=True)
-    with pytest.raises(SourceError, match="exists; give --force"):
+    with pytest.raises(SourceError, match="exists; give force=True"):
         ooc.convert(_SMALL, out)
     notes, tasks = _events(_SMALL, out, force=True)
     assert notes[0].startswith("going on") and "writing in-edges" not in tasks

@@ -117,7 +117,7 @@ def test_what_should_hardly_be_a_feature_is_refused(
     source = _folder(tmp_path, form, _NODES | _WORDS | {name: cells})
     with pytest.raises(SourceError, match=f"the column {name} holds ({what}), which make no feature; name the") as told:
         ooc.convert(source, tmp_path / "g.ooc")
-    assert "--feature-columns" in str(told.value) and "\n" not in str(told.value)
+    assert "feature_columns=" in str(told.value) and "\n" not in str(told.value)
     store = ooc.convert(source, tmp_path / "g.ooc", feature_columns="f")
     assert store.num_features == 1
 
@@ -149,23 +149,23 @@ def test_ids_of_another_name_are_asked_for(tmp_path: Path) -> None:
     source = _folder(tmp_path, "csv", nodes)
     with pytest.raises(SourceError, match=r"edge 0 \(70 → 10\) has an end that is no node: nodes are the row") as told:
         ooc.convert(source, tmp_path / "g.ooc")
-    assert "if one of who, f, label, split holds ids, name it with --id-column" in str(told.value)
+    assert "if one of who, f, label, split holds ids, name it with id_column=" in str(told.value)
     assert ooc.convert(source, tmp_path / "g.ooc", id_column="who").num_features == 1
-    with pytest.raises(SourceError, match="has the columns node and nid; say with --id-column which one is meant"):
+    with pytest.raises(SourceError, match="has the columns node and nid; say with id_column= which one is meant"):
         ooc.convert(_folder(tmp_path, "csv", nodes | {"node": [0] * 4, "nid": [0] * 4}), tmp_path / "h.ooc")
 
 
 def test_two_columns_of_labels_are_told_apart(tmp_path: Path) -> None:
     """The one that is not chosen would give the answer away as a feature."""
     source = _folder(tmp_path, "csv", _NODES | _WORDS | {"y": [1, 0, 1, 0]})
-    with pytest.raises(SourceError, match="has the columns label and y; say with --label-column which one is meant"):
+    with pytest.raises(SourceError, match="has the columns label and y; say with label_column= which one is meant"):
         ooc.convert(source, tmp_path / "g.ooc")
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_mask_that_is_none_is_named(tmp_path: Path, form: str) -> None:
     source = _folder(tmp_path, form, _NODES | _MASKS | {"val": [0.0, 0.7, 1.0, 0.0]})
-    with pytest.raises(SourceError, match=r"the column val holds .*, not true or false .* with --feature-columns"):
+    with pytest.raises(SourceError, match=r"the column val holds .*, not true or false .* with feature_columns="):
         ooc.convert(source, tmp_path / "g.ooc")
 
 

@@ -150,7 +150,7 @@ def test_wrong_properties_are_refused(tmp_path: Path, old: str, new: str, messag
 
 def test_what_is_missing_or_too_large_is_refused(tmp_path: Path) -> None:
     made = _made("webgraph", tmp_path)
-    with pytest.raises(SourceError, match=r"no features of its own; give --features FILE .* or random:COLUMNS"):
+    with pytest.raises(SourceError, match=r"no features of its own; give features=FILE .* or random:COLUMNS"):
         ooc.convert(made.source, tmp_path / "g.ooc")
     with pytest.raises(SourceError, match="no labels of its own"):
         ooc.convert(made.source, tmp_path / "g.ooc", features="random:3")

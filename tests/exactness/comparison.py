@@ -101,8 +101,8 @@ def least_budgets(build: Callable[[str, str], Trainer]) -> tuple[int, int]:
         try:
             build(gpu, host).close()
         except BudgetError as error:
-            needed_gpu = re.search(r"--gpu-budget (\d+[KMG]?)", str(error))
-            needed_host = re.search(r"--host-budget (\d+[KMG]?)", str(error))
+            needed_gpu = re.search(r"gpu_budget='(\d+[KMG]?)", str(error))
+            needed_host = re.search(r"host_budget='(\d+[KMG]?)", str(error))
             assert needed_gpu or needed_host, f"no remedy in: {error}"
             gpu = needed_gpu[1] if needed_gpu else gpu
             host = needed_host[1] if needed_host else host

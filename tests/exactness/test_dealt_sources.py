@@ -162,9 +162,9 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tm
         source="a test",
     )
     prospect = Prospect(model, graph, resources)
-    with pytest.raises(BudgetError, match="--gpu-budget") as caught:
+    with pytest.raises(BudgetError, match="gpu_budget=") as caught:
         prospect.plan(Limits(1000, 50_000), UNMEASURED)
-    named = parse_size(str(caught.value).rsplit("--gpu-budget ", 1)[1])
+    named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
     _, other = prospect.plan(Limits(named, 50_000), UNMEASURED)
     assert other.deals and all(deal.nbytes >= WHOLE_BYTES for deal in other.deals.values())
 
@@ -255,9 +255,9 @@ def test_predictions(store: Store, tmp_path: Path) -> None:
         finally:
             prediction.close()
 
-    with pytest.raises(BudgetError, match="--gpu-budget") as caught:
+    with pytest.raises(BudgetError, match="gpu_budget=") as caught:
         predicted(1000, 60_000)
-    named = parse_size(str(caught.value).rsplit("--gpu-budget ", 1)[1])
+    named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
     (expected, whole), (found, dealt) = predicted(10**8, 10**8), predicted(named, 60_000)
     assert dealt and not whole
     assert torch.equal(found, expected)

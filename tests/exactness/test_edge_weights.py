@@ -231,7 +231,7 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
     data = random_data(ROUGH)
     store = store_of(data, tmp_path)
     sage = GraphSAGE(ROUGH.features, H, 2, ROUGH.classes).double()
-    with pytest.raises(ModelError, match="of which model GraphSAGE takes none; give --ignore-edge-data weight"):
+    with pytest.raises(ModelError, match="of which model GraphSAGE takes none; give ignore_edge_data='weight'"):
         ooc.Trainer(sage, store)
     ooc.Trainer(sage, store, ignore_edge_data="weight").close()
     with pytest.raises(OptionError, match="'some', is not one of none, weight, features, all"):

@@ -228,11 +228,11 @@ def test_what_does_not_fit_is_refused_with_the_bytes_needed(tmp_path: Path) -> N
     graph = GraphCase(nodes=4000, edges=9000, features=4)
     store = store_of(random_data(graph), tmp_path)
     case = CustomCase(make=twice(lambda i, o: MlpMessages(i, o)))
-    with pytest.raises(BudgetError, match=r"--gpu-budget \d+"):
+    with pytest.raises(BudgetError, match=r"gpu_budget='\d+"):
         make_trainer(case, store, tmp_path, gpu_budget="100K", host_budget="1M", tile_rows=64)
     budgets = least(case, store, tmp_path, tile_rows=64)
     assert sum(budgets.values()) > 10**5
-    with pytest.raises(BudgetError, match=r"--gpu-budget \d+"):
+    with pytest.raises(BudgetError, match=r"gpu_budget='\d+"):
         make_trainer(case, store, tmp_path, tile_rows=64, **budgets | {"gpu_budget": int(0.98 * budgets["gpu_budget"])})
 
 

@@ -126,9 +126,9 @@ def test_they_are_planned_without_training(store: Store, tmp_path: Path) -> None
         source="a test",
     )
     prospect = Prospect(model, graph, resources)
-    with pytest.raises(BudgetError, match="--gpu-budget") as caught:
+    with pytest.raises(BudgetError, match="gpu_budget=") as caught:
         prospect.plan(Limits(1000, 50_000), UNMEASURED)
-    named = parse_size(str(caught.value).rsplit("--gpu-budget ", 1)[1])
+    named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
     _, other = prospect.plan(Limits(named, 50_000), UNMEASURED)
     assert other.runs["dm2"].nbytes >= expected.runs["dm2"].nbytes
 

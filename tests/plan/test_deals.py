@@ -124,7 +124,7 @@ def test_the_least_budget_does_and_less_does_not() -> None:
     """The one that the error names."""
     scarce = least_bytes(dealable_workload())
     assert planned(scarce).device_peak_bytes <= scarce
-    with pytest.raises(BudgetError, match="--gpu-budget"):
+    with pytest.raises(BudgetError, match="gpu_budget="):
         planned(int(0.98 * scarce))
 
 
@@ -159,7 +159,7 @@ def test_a_limit_on_writes_counts_them() -> None:
     """Where they would pass it, the error names what would do."""
     work = dealable_workload()
     limits = Limits(device_bytes=least_bytes(work), host_bytes=1_000_000, ssd_write_bytes=0)
-    with pytest.raises(BudgetError, match=r"of which .* are (m2 dealt|dm2), .*--max-ssd-writes"):
+    with pytest.raises(BudgetError, match=r"of which .* are (m2 dealt|dm2), .*max_ssd_writes="):
         make_plan(work, limits, UNMEASURED)
 
 

@@ -30,7 +30,7 @@ def scarcest(machine: Hardware) -> Plan:
     host = 10**8 if machine.has_device_memory else WORK.fixed_host_bytes
     with pytest.raises(BudgetError) as error:
         make_plan(WORK, Limits(1, host), machine)
-    named = re.search(r"--gpu-budget (\w+)", str(error.value))
+    named = re.search(r"gpu_budget='(\w+)", str(error.value))
     assert named is not None
     return make_plan(WORK, Limits(parse_size(named[1]), host), machine)
 

@@ -78,14 +78,14 @@ def test_passes_of_a_layer_say_so_and_take_one_tile_at_a_time() -> None:
 
 def test_what_a_layer_makes_of_its_edges_is_named_where_it_does_not_fit() -> None:
     """It is most of the memory then, and the error says of which pass."""
-    with pytest.raises(BudgetError, match=r"are what a layer makes of edges in .*general path; .* give --gpu-budget"):
+    with pytest.raises(BudgetError, match=r"are what a layer makes of edges in .*general path; .* give gpu_budget="):
         make_plan(general_workload(100_000), Limits(device_bytes=10_000_000, host_bytes=10_000_000))
 
 
 def test_matrices_that_are_too_large_are_refused_with_the_bytes_that_would_do() -> None:
     """Source and sums of one layer; the budget that is named is enough."""
-    with pytest.raises(BudgetError, match="--gpu-budget") as caught:
+    with pytest.raises(BudgetError, match="gpu_budget=") as caught:
         planned(1_000_000, 1_000_000)
-    named = parse_size(str(caught.value).rsplit("--gpu-budget ", 1)[1])
+    named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
     assert named >= 2 * WHOLE_BYTES
     assert planned(named, 1_000_000).device_peak_bytes <= named

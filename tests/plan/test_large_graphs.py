@@ -63,7 +63,7 @@ def test_where_memory_is_scarcest_blocks_are_lower_again() -> None:
     work = large_gcn(rows, 10 * rows, 32, 8, hidden=32)
     with pytest.raises(BudgetError) as error:
         make_plan(work, Limits(1, 10**9), WITH_DEVICE_MEMORY)
-    named = re.search(r"--gpu-budget (\w+)", str(error.value))
+    named = re.search(r"gpu_budget='(\w+)", str(error.value))
     assert named is not None
     made = make_plan(work, Limits(parse_size(named[1]), 10**9), WITH_DEVICE_MEMORY)
     assert FEW_STEPS < rows / made.step_rows <= MOST_STEPS

@@ -30,7 +30,7 @@ def least() -> tuple[int, int]:
     """The least budgets, as the error states them."""
     with pytest.raises(BudgetError) as error:
         plan(1, 1)
-    device, host = re.findall(r"--(?:gpu|host)-budget (\w+)", str(error.value))[::-1]
+    device, host = re.findall(r"(?:gpu|host)_budget='(\w+)", str(error.value))[::-1]
     return parse_size(device), parse_size(host)
 
 

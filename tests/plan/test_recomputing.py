@@ -129,7 +129,7 @@ def test_what_may_not_be_written_is_computed_again(matrices: float) -> None:
     """Where the least that keeping everything writes is more than the limit; and no less will do than is named."""
     with pytest.raises(BudgetError) as error:
         plan_layout(gcn(), limits(matrices, writes=0), UNMEASURED)
-    assert "give --max-ssd-writes" in str(error.value)
+    assert "give max_ssd_writes=" in str(error.value)
     chosen = choose_workload(gcn, limits(matrices, writes=0), UNMEASURED)
     assert chosen.recomputed
     assert chosen.plan.ssd_write_bytes == 0
@@ -137,9 +137,9 @@ def test_what_may_not_be_written_is_computed_again(matrices: float) -> None:
 
 
 def test_a_limit_that_nothing_keeps_is_refused_with_the_least_that_would_do() -> None:
-    with pytest.raises(BudgetError, match="give --max-ssd-writes") as error:
+    with pytest.raises(BudgetError, match="give max_ssd_writes=") as error:
         choose_workload(gcn, limits(0.5, writes=0), UNMEASURED)
-    named = str(error.value).split("--max-ssd-writes ")[1].split(",")[0]
+    named = str(error.value).split("max_ssd_writes='")[1].split("'")[0]
     least = int(float(named[:-1]) * {"K": 1e3, "M": 1e6, "G": 1e9}[named[-1]])
     chosen = choose_workload(gcn, limits(0.5, writes=least), UNMEASURED)
     assert 0 < chosen.plan.ssd_write_bytes <= least
@@ -149,7 +149,7 @@ def test_a_limit_that_nothing_keeps_is_refused_with_the_least_that_would_do() ->
 
 def test_too_little_memory_is_refused_as_ever() -> None:
     for writes in (None, 0):
-        with pytest.raises(BudgetError, match="give --gpu-budget"):
+        with pytest.raises(BudgetError, match="give gpu_budget="):
             choose_workload(gcn, Limits(1000, 200_000, ssd_write_bytes=writes), UNMEASURED)
 
 

@@ -38,9 +38,9 @@ def planned(device_bytes: int, hardware: Hardware = UNMEASURED, *, writes: int |
 
 def least_bytes(work: Workload, hardware: Hardware = UNMEASURED) -> int:
     """The least device budget that the planner names."""
-    with pytest.raises(BudgetError, match="--gpu-budget") as caught:
+    with pytest.raises(BudgetError, match="gpu_budget=") as caught:
         make_plan(work, Limits(device_bytes=20_000, host_bytes=1_000_000), hardware)
-    return parse_size(str(caught.value).rsplit("--gpu-budget ", 1)[1])
+    return parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
 
 
 @given(
@@ -141,7 +141,7 @@ def test_their_bytes_are_the_plans_and_the_simulators() -> None:
 def test_a_limit_on_writes_counts_them() -> None:
     """Where they would pass it, the error names what is written."""
     scarce = least_bytes(spillable_workload())
-    with pytest.raises(BudgetError, match=r"are dm2, .*--max-ssd-writes"):
+    with pytest.raises(BudgetError, match=r"are dm2, .*max_ssd_writes="):
         planned(scarce, writes=0)
     named = planned(scarce).ssd_write_bytes
     assert planned(scarce, writes=named).ssd_write_bytes <= named

@@ -237,7 +237,7 @@ def least(device: int, host: int, work: Workload = WORK) -> tuple[int, int]:
     """The budgets named where those given do not do."""
     with pytest.raises(BudgetError) as error:
         plan(device, host, work)
-    named = dict(re.findall(r"--(gpu|host)-budget (\w+)", str(error.value)))
+    named = dict(re.findall(r"(gpu|host)_budget='(\w+)", str(error.value)))
     return parse_size(named.get("gpu", device)), parse_size(named.get("host", host))
 
 
@@ -261,7 +261,7 @@ def test_the_least_writes_named_do_plan_and_a_hundredth_less_does_not(hardware) 
     assert free.ssd_write_bytes > 0
     with pytest.raises(BudgetError, match=r"the plan that writes least writes .* of which .* are") as error:
         make_plan(WORK, Limits(12_000_000, 8_000_000, ssd_write_bytes=0), hardware)
-    named = re.search(r"--max-ssd-writes (\w+)", str(error.value))
+    named = re.search(r"max_ssd_writes='(\w+)", str(error.value))
     assert named is not None
     limit = parse_size(named[1])
     made = make_plan(WORK, Limits(12_000_000, 8_000_000, ssd_write_bytes=limit), hardware)

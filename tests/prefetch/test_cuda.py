@@ -143,7 +143,7 @@ def test_events_are_timed_where_somebody_wants_to_know(notes: Notes) -> None:
 
 def test_memory_that_cannot_be_had_is_one_line(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
     notes.refuses_to_lock = 2
-    with pytest.raises(BudgetError, match=r"does not lock 64 B of host memory \(error 2\).*--host-budget"):
+    with pytest.raises(BudgetError, match=r"does not lock 64 B of host memory \(error 2\).*host_budget="):
         opened()
     notes.refuses_to_lock = 0
 
@@ -151,6 +151,6 @@ def test_memory_that_cannot_be_had_is_one_line(notes: Notes, monkeypatch: pytest
         raise torch.OutOfMemoryError("no")
 
     monkeypatch.setattr(torch, "empty", refuse)
-    with pytest.raises(BudgetError, match=r"a GPU refuses an arena of 64 B.*--gpu-budget"):
+    with pytest.raises(BudgetError, match=r"a GPU refuses an arena of 64 B.*gpu_budget="):
         opened()
     assert notes.taken[-3:] == [*[("host", "unlocked")] * 2, ("memory", "at most", 1.0)]

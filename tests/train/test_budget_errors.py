@@ -38,7 +38,7 @@ def test_too_small_is_one_line_and_leaves_nothing(gpu: str, host: str, store: St
         make_trainer(MODEL, store, tmp_path, dtype=torch.float32, out=tmp_path / "run", **budgets)
     message = str(caught.value)
     assert "\n" not in message and "budget" in message
-    assert ("--gpu-budget" in message) or ("--host-budget" in message)
+    assert ("gpu_budget=" in message) or ("host_budget=" in message)
     assert contents(tmp_path) == before
 
 

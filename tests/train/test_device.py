@@ -520,7 +520,7 @@ def test_what_the_device_takes_beside_is_admitted(
     build = on_device(MODELS["gcn"], store, tmp_path)
     gpu, host = least("gcn")
     device.overhead_bytes = 50_000_000
-    with pytest.raises(BudgetError, match=r"--gpu-budget"):
+    with pytest.raises(BudgetError, match=r"gpu_budget="):
         build(gpu, host)
     build(gpu + 51_000_000, host).close()
 
@@ -595,7 +595,7 @@ def test_without_cuda_the_device_is_refused_in_one_line(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(OptionError, match="device cuda is not available on this machine; use --device cpu"):
+    with pytest.raises(OptionError, match="device cuda is not available on this machine; use device='cpu'"):
         Trainer(GraphSAGE(20, 8, 2, 4), store, spill_dir=tmp_path, device="cuda")
 
 
@@ -692,7 +692,7 @@ def test_memory_used_up_within_the_budget_is_one_line(
     with on_device(MODELS["gcn"], store, tmp_path)() as trainer:
         refusing = replace(BY_DEVICE["cpu"](), sums=refuse)
         monkeypatch.setitem(BY_DEVICE, device.place.type, lambda: device.pulls(refusing))
-        with pytest.raises(BudgetError, match=r"used up, within its budget of .*Tried to allocate.*--gpu-budget"):
+        with pytest.raises(BudgetError, match=r"used up, within its budget of .*Tried to allocate.*gpu_budget="):
             trainer.fit(epochs=1)
 
 

@@ -165,7 +165,7 @@ def test_scores_that_are_held_count_against_the_budget(tmp_path: Path) -> None:
     budget = 9000
     with ooc.Trainer(model, store, "64M", budget, metric="micro-f1", spill_dir=tmp_path, tile_rows=8) as trainer:
         trainer.fit(1)
-    with pytest.raises(BudgetError, match="give --host-budget"):
+    with pytest.raises(BudgetError, match="give host_budget="):
         ooc.Trainer(model, store, "64M", budget, metric="roc-auc", spill_dir=tmp_path, tile_rows=8)
 
 

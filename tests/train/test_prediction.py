@@ -265,8 +265,8 @@ def test_several_labels_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"nodes": [4, 2, 4]}, "node 4 is given twice"),
         ({"nodes": [0.5]}, "list of node ids"),
         ({"nodes": []}, "an empty list"),
-        ({"gpu_budget": "1K"}, "give --gpu-budget"),
-        ({"host_budget": "1K"}, "give --host-budget"),
+        ({"gpu_budget": "1K"}, "give gpu_budget="),
+        ({"host_budget": "1K"}, "give host_budget="),
         ({"host_budget": "10K", "nodes": [1]}, "finding what reaches 1 nodes"),
     ],
 )

@@ -146,9 +146,9 @@ def test_a_graph_that_is_not_here_reads_and_writes_nothing(tmp_path: Path, monke
     prospect = Prospect(GCN(16, 8, 2, 4), graph, resources())
     _, plan = prospect.plan(Limits(10**8, 10**8), UNMEASURED)
     assert plan.ssd_write_bytes == 0
-    with pytest.raises(BudgetError, match=r"give --gpu-budget"):
+    with pytest.raises(BudgetError, match=r"give gpu_budget="):
         prospect.plan(Limits(1000, 10**8), UNMEASURED)
-    with pytest.raises(BudgetError, match=r"50,000 nodes need .* give --host-budget"):
+    with pytest.raises(BudgetError, match=r"50,000 nodes need .* give host_budget="):
         prospect.plan(Limits(10**8, 1000), UNMEASURED)
     assert list(tmp_path.iterdir()) == []
 

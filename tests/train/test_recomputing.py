@@ -75,5 +75,5 @@ def test_what_may_not_be_written_is_computed_again(store: Store, tmp_path: Path)
 
 def test_a_limit_on_writes_that_nothing_keeps_is_refused(store: Store, tmp_path: Path) -> None:
     options = {"gpu_budget": "900K", "host_budget": "200K", "block_rows": TILE_ROWS, "layers": 3}
-    with pytest.raises(BudgetError, match="give --max-ssd-writes"):
+    with pytest.raises(BudgetError, match="give max_ssd_writes="):
         run(store, tmp_path, max_ssd_writes=0, **options)

@@ -46,7 +46,7 @@ def in_fixed_order(place: torch.device, where: str) -> Iterator[None]:
             raise
         operator = str(error).split(maxsplit=1)[0]
         raise ModelError(
-            f"{where}: {operator} gives other bits every time, and torch has no deterministic one; use --device cpu"
+            f"{where}: {operator} gives other bits every time, and torch has no deterministic one; use device='cpu'"
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])

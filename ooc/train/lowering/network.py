@@ -278,7 +278,7 @@ def _check_edge_data(model: nn.Module, left_out: Collection[EdgeData]) -> None:
             what = "weights" if data is EdgeData.WEIGHT else "features"
             raise ModelError(
                 f"the store's edges carry {what}, of which model {type(model).__name__} takes none; give "
-                f"--ignore-edge-data {data.value} (in Python ignore_edge_data={data.value!r}) to train without, or a "
+                f"ignore_edge_data={data.value!r} to train without, or a "
                 f"model that gives {ARGUMENTS[data]} to its convolutions"
             )
 

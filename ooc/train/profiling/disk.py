@@ -52,7 +52,7 @@ def measure_disk(folder: Path) -> DiskTimes:
     if free < 2 * FILE_BYTES:
         raise BudgetError(
             f"measuring the disk of {folder} needs a file of {format_size(FILE_BYTES)}, where {format_size(free)} are "
-            "free; give another --spill-dir"
+            "free; give another spill_dir="
         )
     with _probe(folder, FILE_BYTES) as probe:
         return probe.run()

@@ -187,7 +187,7 @@ class _Attention:
                 kind, brought, query = SCALAR.value, channels + 1, 1
                 slope = function.negative_slope
             case _:
-                raise ModelError(f"{type(function).__name__} has no program for a GPU; use --device cpu")
+                raise ModelError(f"{type(function).__name__} has no program for a GPU; use device='cpu'")
         key, threshold, scale = dropped_below(heads.dropout)
         numbers = (heads.heads.start, key, threshold)
         has_dropout, count = heads.dropout is not None, len(heads.heads)
