@@ -7,7 +7,6 @@ the disk, the rows asked for and nothing else. The edges are handed over whole, 
 E edges, n rows asked for.
 """
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch_geometric.data.graph_store import EdgeLayout
 
 from ooc.errors import StoreError
 from ooc.storage.array import AnyArray, Array
+from ooc.storage.row_runs import read_rows
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store
 
 ATTRIBUTES = {
@@ -30,8 +30,6 @@ ATTRIBUTES = {
 """The tensors of nodes, and the arrays of the store that they are."""
 EDGE_ATTRIBUTES = {"edge_weight": EDGE_WEIGHT, "edge_attr": EDGE_FEATURES}
 """The tensors of edges that there may be."""
-_GAP_BYTES = 1 << 16  # Rows nearer than this are read in one go: about what a disk reads in the time of a request.
-_READ_BYTES = 4 << 20
 _BLOCK_EDGES = 1 << 16
 
 
@@ -54,8 +52,8 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]
 
     def __init__(self, store: Store, places: AnyArray | None) -> None:
         super().__init__()
-        self.__dict__["_store"] = store
-        self.__dict__["_places"] = places
+        self._store = store
+        self._places = places
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         return [TensorAttr(group_name=None, attr_name=name) for name in ATTRIBUTES]
@@ -99,8 +97,8 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
 
     def __init__(self, store: Store, places: AnyArray | None) -> None:
         super().__init__()
-        self.__dict__["_store"] = store
-        self.__dict__["_places"] = places
+        self._store = store
+        self._places = places
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
         nodes = self._store.num_nodes
@@ -117,21 +115,6 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
 
     def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
         raise _unchanging(self._store)
-
-
-def read_rows(array: Array, rows: AnyArray) -> AnyArray:
-    """``rows`` [n] of ``array``, in that order, repeated where they are; neighbouring ones in one read."""
-    wanted, where = np.unique(rows, return_inverse=True)
-    out = np.empty((len(wanted), *array.shape[1:]), dtype=array.dtype)
-    # A read ends before a gap worth skipping, and at each multiple of what may be read at once.
-    near, most = (max(1, size // array.row_bytes) for size in (_GAP_BYTES, _READ_BYTES))
-    apart = (np.diff(wanted) > near) | (np.diff(wanted // most) != 0)
-    edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)]
-    for first, last in pairwise(edges):
-        if first < last:
-            run = wanted[first:last]
-            out[first:last] = array.read(int(run[0]), int(run[-1]) + 1)[run - run[0]]
-    return out[where]
 
 
 def _places(store: Store) -> AnyArray | None:

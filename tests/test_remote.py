@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
@@ -17,10 +15,9 @@ from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 import ooc
 from ooc.errors import StoreError
-from ooc.remote import StoreFeatures, StoreGraph, read_rows
+from ooc.remote import StoreFeatures, StoreGraph
 from ooc.storage.store import Store
 from tests.conversion.arrays import in_order, open_descriptors, random_arrays
-from tests.examples import examples
 
 _ARRAYS = random_arrays(nodes=3000, edges=20_000, features=33)
 Backend = tuple[StoreFeatures, StoreGraph]
@@ -61,29 +58,6 @@ def test_rows_are_asked_for_in_every_way(backend: Backend, kind: str) -> None:
     }[kind]
     wanted = _ARRAYS["x"][index if kind == "slice" else index.numpy()]
     np.testing.assert_array_equal(features.get_tensor(None, "x", index).numpy(), wanted)
-
-
-@settings(deadline=None, max_examples=examples(40))
-@given(st.lists(st.integers(0, 2999), max_size=60), st.integers(1, 5000))
-def test_rows_read_together_are_the_rows_read_alone(rows: list[int], gap_bytes: int) -> None:
-    array = _shared_store().array("x")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ooc.remote._GAP_BYTES", gap_bytes)
-        patch.setattr("ooc.remote._READ_BYTES", 7 * array.row_bytes)
-        found = read_rows(array, np.array(rows, dtype=np.int64))
-    np.testing.assert_array_equal(found, _ARRAYS["x"][rows])
-
-
-_STORES: list[Store] = []
-
-
-def _shared_store() -> Store:
-    return _STORES[0]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _plain_store(tmp_path_factory: pytest.TempPathFactory) -> None:
-    _STORES[:] = [ooc.convert(_ARRAYS, tmp_path_factory.mktemp("plain") / "g.ooc")]
 
 
 def test_edges_are_those_of_the_source(backend: Backend) -> None:

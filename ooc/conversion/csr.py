@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ooc.conversion.edge_runs import KeyForm, Run
 from ooc.conversion.edge_values import ValueForm
-from ooc.storage.array import create_array, resume_array
+from ooc.storage.writer import ArrayWriter
 
 _WINDOW_ROWS = 1 << 18
 _TOPOLOGY = ("indptr", "indices", "self_loops")
@@ -49,9 +49,7 @@ class CsrWriter:
         self.edges, self.self_loops = (int(state[name]) for name in _STATE[3:])
         self.only_ones = bool(progress["only_ones"]) if progress is not None else True
         self._writers = {
-            name: create_array(store, f"{direction}/{name}", shape, dtype)
-            if progress is None
-            else resume_array(store, f"{direction}/{name}", shape, dtype, progress[name])
+            name: ArrayWriter(store, f"{direction}/{name}", shape, dtype, progress=progress and progress[name])
             for name, (shape, dtype) in shapes.items()
         }
         self._indptr, self._indices, self._loops = (self._writers[name] for name in _TOPOLOGY)

@@ -15,7 +15,8 @@ from ooc.conversion.journal import Journal
 from ooc.conversion.source import Source
 from ooc.errors import SourceError
 from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
-from ooc.storage.array import AnyArray, create_array, resume_array
+from ooc.storage.array import AnyArray
+from ooc.storage.writer import ArrayWriter
 
 _STAGE = "features"
 _SCAN = "least feature"
@@ -44,9 +45,7 @@ def write_features(
     shape, progress = (source.num_nodes, source.num_features), journal.progress(_STAGE)
     if progress is None:
         rmtree(store / "x", ignore_errors=True)
-        writer = create_array(store, "x", shape, wanted)
-    else:
-        writer = resume_array(store, "x", shape, wanted, progress)
+    writer = ArrayWriter(store, "x", shape, wanted, progress=progress)
     task = "writing features"
     listener(TaskStarted(task, source.num_nodes, "nodes"))
     with writer:

@@ -12,8 +12,8 @@ import numpy as np
 from ooc.conversion.journal import Journal, flush_all
 from ooc.conversion.source import LabelBlock, Source
 from ooc.errors import SourceError
-from ooc.storage.array import create_array
 from ooc.storage.store import SPLITS, Task
+from ooc.storage.writer import ArrayWriter
 
 _STAGE = "labels"
 _WRITTEN = ("y", "perm", "split")
@@ -46,11 +46,9 @@ def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journ
     largest = -1
     shape = (nodes,) if task is Task.CLASSES else (nodes, source.num_classes or 0)
     with ExitStack() as stack:
-        y = stack.enter_context(create_array(store, "y", shape, task.dtype))
-        perm = stack.enter_context(create_array(store, "perm", (nodes,), np.int64))
-        splits = {
-            name: stack.enter_context(create_array(store, f"split/{name}", (nodes,), np.bool_)) for name in SPLITS
-        }
+        y = stack.enter_context(ArrayWriter(store, "y", shape, task.dtype))
+        perm = stack.enter_context(ArrayWriter(store, "perm", (nodes,), np.int64))
+        splits = {name: stack.enter_context(ArrayWriter(store, f"split/{name}", (nodes,), np.bool_)) for name in SPLITS}
         for row, block in _checked(source, block_rows):
             y.append(block.y.astype(task.dtype, copy=False))
             perm.append(np.arange(row, row + len(block.y), dtype=np.int64))
@@ -73,7 +71,7 @@ def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journ
 def _write_ids(source: Source, store: Path, block_rows: int) -> None:
     """Write ``ids`` [N], what the source calls each node, where that is not its number."""
     if source.ids is not None:
-        with create_array(store, "ids", (source.num_nodes,), np.int64) as writer:
+        with ArrayWriter(store, "ids", (source.num_nodes,), np.int64) as writer:
             for ids in source.ids(block_rows):
                 writer.append(ids)
 

@@ -36,8 +36,8 @@ from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted, ignore
 from ooc.sizes import parse_size
 from ooc.storage.array import METADATA_FILE, Array
 from ooc.storage.reach import check_range
-from ooc.storage.scatter import RowScatter
 from ooc.storage.store import SPLITS, Store, open_store, write_group
+from ooc.storage.writer import RowScatter
 from ooc.version import __version__
 
 _WINDOW_ROWS = 1 << 17
@@ -247,7 +247,7 @@ def _write_rows(
     progress = journal.progress(stage)
     if progress is None:
         rmtree(folder / array.name, ignore_errors=True)
-    scatter = RowScatter(folder, array.name, array.shape, array.dtype, progress and progress["scatter"])
+    scatter = RowScatter(folder, array.name, array.shape, array.dtype, progress=progress and progress["scatter"])
     first = progress["rows"] if progress else 0
     listener(TaskStarted(task, array.shape[0], "nodes"))
     for start, stop in ranges(array.shape[0], block_rows, first):

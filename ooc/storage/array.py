@@ -12,8 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
@@ -23,7 +22,6 @@ from ooc.errors import StoreError
 
 if TYPE_CHECKING:
     import zarr
-    from zarr.core.buffer import Buffer
 
 AnyArray = npt.NDArray[Any]
 
@@ -159,158 +157,6 @@ class Array:
             os.close(descriptor)
 
 
-class ArrayWriter:
-    """Writes an array's rows in order, straight into its chunk files; holds no row in memory.
-
-    ``append`` any number of rows, then ``close``. Raises StoreError where the disk refuses.
-    """
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-        self.rows = 0
-        self._checksums: list[int] = []
-        self._descriptor: int | None = None
-        self._crc = 0
-        self._unflushed: set[Path] = set()
-
-    def progress(self) -> dict[str, Any]:
-        """How far it has come, as JSON: what :func:`resume_array` goes on from, once :meth:`flush` was called."""
-        return {"rows": self.rows, "checksums": self._checksums, "crc": self._crc}
-
-    def flush(self) -> None:
-        """Have all rows so far on the disk, and the metadata once it is closed."""
-        flush_within(self.array, self._unflushed)
-
-    def append(self, rows: AnyArray) -> None:
-        """Add ``rows`` ``[n, columns]`` (or ``[n]``), of the array's dtype exactly."""
-        array = self.array
-        if rows.dtype != array.dtype or rows.shape[1:] != array.shape[1:]:
-            raise ValueError(f"{array.name}: {rows.dtype}{rows.shape} appended to {array!r}")
-        if self.rows + len(rows) > array.shape[0]:
-            raise ValueError(f"{array.name}: more than {array.shape[0]} rows appended")
-        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-        height, done = array.chunks[0], 0
-        while done < len(rows):
-            take = min(height - self.rows % height, len(rows) - done)
-            self._write(data[done * array.row_bytes : (done + take) * array.row_bytes])
-            self.rows += take
-            done += take
-            if self.rows % height == 0:
-                self._finish_chunk()
-
-    def close(self, *, shrink: bool = False) -> Array:
-        """Pad the last chunk with zeros, write checksums and metadata.
-
-        All rows must be there; with ``shrink`` fewer will do, and the array is then that much shorter.
-        """
-        if shrink:
-            shape = (self.rows, *self.array.shape[1:])
-            self.array = Array(self.array.name, self.array.path, shape, self.array.chunks, self.array.dtype.str)
-        array = self.array
-        if self.rows != array.shape[0]:
-            self.abandon()
-            raise ValueError(f"{array.name}: {self.rows} rows appended of {array.shape[0]}")
-        if self._descriptor is not None:
-            self._write(np.zeros((array.padded_rows - self.rows) * array.row_bytes, dtype=np.uint8))
-            self._finish_chunk()
-        self._unflushed |= write_metadata(array, np.array(self._checksums, dtype="<u4"))
-        return array
-
-    def abandon(self) -> None:
-        """Close the open chunk file and leave the array unfinished."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
-
-    def _go_on(self, progress: dict[str, Any]) -> None:
-        """Take up after the rows that ``progress`` tells of; whatever was written after them is cut off."""
-        self.rows = int(progress["rows"])
-        self._checksums = [int(checksum) for checksum in progress["checksums"]]
-        self._crc = int(progress["crc"])
-        height, row_bytes = self.array.chunks[0], self.array.row_bytes
-        path = self.array.chunk_path(len(self._checksums))
-        begun_bytes = (self.rows - len(self._checksums) * height) * row_bytes
-        if not begun_bytes:
-            return
-        try:
-            if path.stat().st_size < begun_bytes:
-                raise StoreError(f"{path} is shorter than it was when the work on it was interrupted")
-            self._descriptor = os.open(path, os.O_WRONLY)
-            os.truncate(self._descriptor, begun_bytes)
-            os.lseek(self._descriptor, begun_bytes, os.SEEK_SET)
-        except OSError as error:
-            raise refused(path, error) from error
-
-    def _write(self, data: npt.NDArray[np.uint8]) -> None:
-        path = self.array.chunk_path(len(self._checksums))
-        try:
-            if self._descriptor is None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-                self._crc = 0
-            self._unflushed.add(path)
-            self._crc = google_crc32c.extend(self._crc, data)
-            done = 0
-            while done < len(data):
-                done += os.write(self._descriptor, data[done:].data)
-        except OSError as error:
-            raise refused(path, error) from error
-
-    def _finish_chunk(self) -> None:
-        self.abandon()
-        self._checksums.append(self._crc)
-
-
-def create_array(
-    group_path: Path,
-    name: str,
-    shape: tuple[int, ...],
-    dtype: npt.DTypeLike,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> ArrayWriter:
-    """A writer for a new array ``name`` (``"x"``, ``"in/indices"``) of the group at ``group_path``."""
-    writer = ArrayWriter(_new_array(group_path, name, shape, dtype, chunk_bytes))
-    try:
-        writer.array.path.mkdir(parents=True)
-    except OSError as error:
-        raise refused(writer.array.path, error) from error
-    return writer
-
-
-def resume_array(
-    group_path: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, progress: dict[str, Any]
-) -> ArrayWriter:
-    """The writer that another process had come to ``progress`` with; the other arguments as it was created with.
-
-    StoreError where less of its files is there than it tells.
-    """
-    writer = ArrayWriter(_new_array(group_path, name, shape, dtype, CHUNK_BYTES))
-    writer.array.path.mkdir(parents=True, exist_ok=True)
-    writer._go_on(progress)
-    return writer
-
-
-def _new_array(group_path: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, chunk_bytes: int) -> Array:
-    kind = np.dtype(dtype)
-    if kind.name not in DTYPES or len(shape) not in (1, 2) or min(shape) < 0 or 0 in shape[1:]:
-        raise ValueError(f"{name}: no array of shape {shape} and dtype {kind} can be made")
-    row_bytes = math.prod(shape[1:]) * kind.itemsize
-    chunks = (chunk_rows(shape[0], row_bytes, chunk_bytes=chunk_bytes), *shape[1:])
-    return Array(name, group_path / name, shape, chunks, kind.newbyteorder("<").str)
-
-
 def open_array(group_path: Path, name: str) -> Array:
     """The array ``name`` of the group at ``group_path``, from its metadata alone."""
     import zarr
@@ -342,43 +188,6 @@ def _is_raw(found: "zarr.Array[Any]", array: Array) -> bool:
         and found.serializer in (BytesCodec(endian="little"), BytesCodec(endian=None))
         and array.chunk_bytes % PAGE_BYTES == 0
     )
-
-
-def write_metadata(array: Array, checksums: npt.NDArray[np.uint32]) -> set[Path]:
-    """Make ``array``, whose chunk files are complete, one that can be opened; the files that this takes.
-
-    StoreError where the disk refuses.
-    """
-    import zarr
-
-    made: dict[str, Buffer] = {}
-    zarr.create_array(
-        made, shape=array.shape, chunks=array.chunks, dtype=array.dtype, filters=None, compressors=None, zarr_format=3
-    )
-    contents = {
-        array.path / CHECKSUM_FILE: checksums.astype("<u4").tobytes(),
-        array.path / METADATA_FILE: made[METADATA_FILE].to_bytes(),
-    }
-    try:
-        for path, data in contents.items():
-            path.write_bytes(data)
-    except OSError as error:
-        raise refused(array.path, error) from error
-    return set(contents)
-
-
-def flush_within(array: Array, files: set[Path]) -> None:
-    """Have ``files`` of ``array`` on the disk, those that are still there, and the folders; empties the set."""
-    folders = {path.parent for path in files}
-    for path in (*files, *folders, array.path, *list(array.path.parents)[:2]):
-        if path.exists():
-            flush(path)
-    files.clear()
-
-
-def refused(path: Path, error: OSError) -> StoreError:
-    """The error that says that ``path`` cannot be written."""
-    return StoreError(f"{path} cannot be written: {error.strerror or error}")
 
 
 def damaged(path: Path, error: Exception) -> StoreError:

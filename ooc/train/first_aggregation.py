@@ -18,8 +18,9 @@ import torch
 
 from ooc.errors import StoreError
 from ooc.prefetch.spill import free_bytes
-from ooc.storage.array import Array, create_array, flush, open_array
+from ooc.storage.array import Array, flush, open_array
 from ooc.storage.store import EDGE_WEIGHT, Store, write_group
+from ooc.storage.writer import ArrayWriter
 from ooc.train.executor import Executor
 from ooc.train.graph import Scaling
 
@@ -56,7 +57,7 @@ def keep_aggregation(store: Store, scaling: Scaling, executor: Executor, matrix:
         stamp = _stamp(store, scaling)
         store.check_unreplaced()
         write_group(store.path / GROUP, {})
-        with create_array(store.path, temporary, (rows, columns), str(dtype).removeprefix("torch.")) as writer:
+        with ArrayWriter(store.path, temporary, (rows, columns), str(dtype).removeprefix("torch.")) as writer:
             for block in executor.read_rows(matrix):
                 writer.append(np.ascontiguousarray(block.numpy()))
         (store.path / temporary / _STAMP).write_text(json.dumps(stamp))

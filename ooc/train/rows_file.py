@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from enum import Enum
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -21,7 +20,9 @@ import numpy.typing as npt
 
 from ooc.errors import OptionError, StoreError
 from ooc.sizes import format_size
-from ooc.storage.array import METADATA_FILE, create_array, flush
+from ooc.storage.array import METADATA_FILE, flush
+from ooc.storage.row_runs import runs
+from ooc.storage.writer import ArrayWriter
 
 AnyArray = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
@@ -103,11 +104,9 @@ class RowsFile:
         if self._has_ids:
             records["node"] = ids[order]
         places, data = places[order], records.view(np.uint8)
-        borders = (np.flatnonzero(np.diff(places) != 1) + 1).tolist()
-        for first, last in pairwise([0, *borders, len(places)]):
-            if first < last:
-                offset = self._start + int(places[first]) * self._row_bytes
-                self._write(data[first * self._row_bytes : last * self._row_bytes], offset)
+        for first, last in runs(places):
+            offset = self._start + int(places[first]) * self._row_bytes
+            self._write(data[first * self._row_bytes : last * self._row_bytes], offset)
 
     def _write(self, data: npt.NDArray[np.uint8], offset: int) -> None:
         done = 0
@@ -148,7 +147,7 @@ class RowsFile:
 
     def _write_zarr(self, block_bytes: int) -> None:
         try:
-            with create_array(self._partial.parent, self._partial.name, self.shape, self.dtype) as writer:
+            with ArrayWriter(self._partial.parent, self._partial.name, self.shape, self.dtype) as writer:
                 for records in self._blocks(block_bytes):
                     writer.append(records["row"])
         except StoreError as error:

@@ -24,9 +24,9 @@ from ooc.conversion.reorder import reorder
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Event, TaskAdvanced, TaskFinished, TaskStarted, ignore
 from ooc.storage.reach import distances, reach
-from ooc.storage.scatter import RowScatter
 from ooc.storage.store import SPLITS, Store
 from ooc.storage.verification import verify
+from ooc.storage.writer import RowScatter
 from tests.conversion.arrays import Arrays, edges_of, files_of, in_order, open_descriptors, random_arrays
 from tests.examples import examples
 
@@ -308,7 +308,7 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
     source = "synthetic:nodes=300000,edges=6000000,features=100,classes=5,labelled=0.01"
     store = ooc.convert(source, tmp_path / "g.ooc")
     code = (
-        "import sys, ooc, ooc.conversion.reorder, numpy.random\n"
+        "import sys, ooc, ooc.conversion.reorder, numpy.random, zarr\n"
         "def peak():\n"
         "    lines = open('/proc/self/status').read().splitlines()\n"
         "    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith('VmHWM'))\n"

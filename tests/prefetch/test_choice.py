@@ -217,4 +217,4 @@ def test_kvikio_not_installed_is_said_without_starting_anything(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
-    assert probe(tmp_path).reason == "kvikio is not installed (pip install ooc[gpu])"
+    assert probe(tmp_path).reason == "kvikio is not installed (pip install kvikio-cu13)"

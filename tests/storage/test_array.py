@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.errors import StoreError
-from ooc.storage.array import DTYPES, Array, chunk_rows, create_array, open_array, resume_array
+from ooc.storage.array import DTYPES, Array, chunk_rows, open_array
 from ooc.storage.store import write_group
+from ooc.storage.writer import ArrayWriter
 from tests.examples import examples
 
 
 def _write(folder: Path, rows: np.ndarray, *, chunk_bytes: int = 1 << 14, step: int = 700) -> Array:
     write_group(folder, {})
-    with create_array(folder, "a", rows.shape, rows.dtype, chunk_bytes=chunk_bytes) as writer:
+    with ArrayWriter(folder, "a", rows.shape, rows.dtype, chunk_bytes=chunk_bytes) as writer:
         for start in range(0, len(rows), step):
             writer.append(rows[start : start + step])
     return open_array(folder, "a")
@@ -78,7 +79,7 @@ def test_chunk_heights_follow_the_target_but_stay_aligned() -> None:
 
 def test_shrinking_keeps_the_rows_written(tmp_path: Path) -> None:
     write_group(tmp_path, {})
-    writer = create_array(tmp_path, "a", (5000,), np.int32)
+    writer = ArrayWriter(tmp_path, "a", (5000,), np.int32)
     writer.append(np.arange(1200, dtype=np.int32))
     writer.close(shrink=True)
     np.testing.assert_array_equal(zarr.open(tmp_path, mode="r")["a"][...], np.arange(1200))
@@ -106,7 +107,7 @@ def test_a_refused_write_is_an_error_that_names_the_file(tmp_path: Path, monkeyp
     def full(descriptor: int, data: object) -> int:
         raise OSError(28, "No space left on device")
 
-    writer = create_array(tmp_path, "a", (100,), np.int64)
+    writer = ArrayWriter(tmp_path, "a", (100,), np.int64)
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(StoreError, match=r"/a/c/0 cannot be written: No space left"), writer:
         writer.append(np.zeros(100, dtype=np.int64))
@@ -174,7 +175,7 @@ def test_chunks_in_another_form_are_refused(tmp_path: Path, change: dict[str, ob
 
 
 def test_misuse_of_a_writer_is_refused(tmp_path: Path) -> None:
-    writer = create_array(tmp_path, "a", (3,), np.int64)
+    writer = ArrayWriter(tmp_path, "a", (3,), np.int64)
     with pytest.raises(ValueError):
         writer.append(np.zeros(3, dtype=np.int32))
     with pytest.raises(ValueError):
@@ -183,7 +184,7 @@ def test_misuse_of_a_writer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         writer.close()
     with pytest.raises(StoreError, match="cannot be written"):
-        create_array(tmp_path, "a", (3,), np.int64)
+        ArrayWriter(tmp_path, "a", (3,), np.int64)
 
 
 @given(
@@ -201,15 +202,15 @@ def test_a_writer_goes_on_where_another_had_flushed(
     values = np.arange(rows * (columns or 1), dtype=np.int32).reshape(shape)
     first, folder = int(marked * rows), tmp_path_factory.mktemp("writer")
     second = first + int(later * (rows - first))
-    with create_array(folder, "whole", shape, np.int32) as whole:
+    with ArrayWriter(folder, "whole", shape, np.int32) as whole:
         whole.append(values)
-    killed = create_array(folder, "a", shape, np.int32)
+    killed = ArrayWriter(folder, "a", shape, np.int32)
     killed.append(values[:first])
     killed.flush()
     progress = json.loads(json.dumps(killed.progress()))
     killed.append(values[first:second])
     killed.abandon()
-    with resume_array(folder, "a", shape, np.int32, progress) as writer:
+    with ArrayWriter(folder, "a", shape, np.int32, progress=progress) as writer:
         assert writer.rows == first
         writer.append(values[first:])
     writer.flush()
@@ -225,9 +226,9 @@ def test_a_writer_goes_on_where_another_had_flushed(
 
 
 def test_a_writer_does_not_go_on_after_rows_that_are_lost(tmp_path: Path) -> None:
-    writer = create_array(tmp_path, "a", (5000,), np.int32)
+    writer = ArrayWriter(tmp_path, "a", (5000,), np.int32)
     writer.append(np.arange(100, dtype=np.int32))
     writer.abandon()
     os.truncate(writer.array.chunk_path(0), 399)
     with pytest.raises(StoreError, match="shorter than it was when the work on it was interrupted"):
-        resume_array(tmp_path, "a", (5000,), np.int32, writer.progress())
+        ArrayWriter(tmp_path, "a", (5000,), np.int32, progress=writer.progress())

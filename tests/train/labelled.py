@@ -14,8 +14,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from ooc.storage.array import create_array, open_array
+from ooc.storage.array import open_array
 from ooc.storage.store import Store
+from ooc.storage.writer import ArrayWriter
 from tests.exactness.comparison import store_of
 from tests.exactness.reference import Epoch
 
@@ -26,7 +27,7 @@ def labelled(data: Data, y: Tensor, folder: Path) -> Store:
     task = {torch.int8: "multilabel", torch.float32: "values"}[y.dtype]
     attributes = {**store.attributes, "task": task, "num_classes": y.shape[1]}
     shutil.rmtree(store.path / "y")
-    with create_array(store.path, "y", tuple(y.shape), y.numpy().dtype) as writer:
+    with ArrayWriter(store.path, "y", tuple(y.shape), y.numpy().dtype) as writer:
         writer.append(y.numpy()[store.array("perm").read()])
     metadata = json.loads((store.path / "zarr.json").read_text())
     (store.path / "zarr.json").write_text(json.dumps({**metadata, "attributes": attributes}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUDirect Storage through KvikIO (extra ``ooc[gpu]``): file to GPU memory without passing through the host's.
+"""GPUDirect Storage through KvikIO (package kvikio-cu13): file to GPU memory without passing through the host's.
 
 KvikIO has its own threads and takes any offset and length, in host and device memory alike; where GPUDirect is
 missing it reads into a bounce buffer. It imports on machines where nothing of it works (no libcuda), and where
@@ -78,7 +78,7 @@ class Probe:
 def probe(folder: Path, *, timeout_s: float = PROBE_TIMEOUT_S, python: str = sys.executable) -> Probe:
     """Write and read a file in ``folder`` through KvikIO, in a process that may hang or crash for all we care."""
     if importlib.util.find_spec("kvikio") is None:
-        return Probe(False, "kvikio is not installed (pip install ooc[gpu])")
+        return Probe(False, "kvikio is not installed (pip install kvikio-cu13)")
     child = subprocess.Popen(
         [python, "-c", _PROBE, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes an array's rows straight into its chunk files, in order or to any places; holds no row in memory.
+
+An array is one once its writer is closed: its metadata are written last. Errors of the disk are StoreErrors.
+"""
+
+import math
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from ooc.errors import StoreError
+from ooc.storage.array import (
+    CHECKSUM_FILE,
+    CHUNK_BYTES,
+    DTYPES,
+    METADATA_FILE,
+    AnyArray,
+    Array,
+    chunk_rows,
+    flush,
+)
+from ooc.storage.row_runs import runs
+
+if TYPE_CHECKING:
+    from zarr.core.buffer import Buffer
+
+
+class _Writer:
+    """A new array ``name`` (``"x"``, ``"in/indices"``) of the group at ``group_path``, and what of it is on the disk.
+
+    ``begun``: whether another process had made its folder.
+    """
+
+    def __init__(
+        self,
+        group_path: Path,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        *,
+        chunk_bytes: int,
+        begun: bool,
+    ) -> None:
+        kind = np.dtype(dtype)
+        if kind.name not in DTYPES or len(shape) not in (1, 2) or min(shape) < 0 or 0 in shape[1:]:
+            raise ValueError(f"{name}: no array of shape {shape} and dtype {kind} can be made")
+        height = chunk_rows(shape[0], math.prod(shape[1:]) * kind.itemsize, chunk_bytes=chunk_bytes)
+        chunks = (height, *shape[1:])
+        self.array = Array(name, group_path / name, shape, chunks, kind.newbyteorder("<").str)
+        self._unflushed: set[Path] = set()
+        try:
+            self.array.path.mkdir(parents=True, exist_ok=begun)
+        except OSError as error:
+            raise _refused(self.array.path, error) from error
+
+    def flush(self) -> None:
+        """Have all rows so far on the disk, and the metadata once it is closed."""
+        array = self.array
+        folders = {path.parent for path in self._unflushed}
+        for path in (*self._unflushed, *folders, array.path, *list(array.path.parents)[:2]):
+            if path.exists():
+                flush(path)
+        self._unflushed.clear()
+
+    def _complete(self, checksums: list[int]) -> Array:
+        """Write checksums and metadata, these by way of memory: of a killed zarr temporary files would be left."""
+        import zarr
+
+        array = self.array
+        made: dict[str, Buffer] = {}
+        zarr.create_array(
+            made,
+            shape=array.shape,
+            chunks=array.chunks,
+            dtype=array.dtype,
+            filters=None,
+            compressors=None,
+            zarr_format=3,
+        )
+        contents = {
+            array.path / CHECKSUM_FILE: np.array(checksums, dtype="<u4").tobytes(),
+            array.path / METADATA_FILE: made[METADATA_FILE].to_bytes(),
+        }
+        try:
+            for path, data in contents.items():
+                path.write_bytes(data)
+        except OSError as error:
+            raise _refused(array.path, error) from error
+        self._unflushed |= contents.keys()
+        return array
+
+    def _bytes_of(self, rows: AnyArray) -> npt.NDArray[np.uint8]:
+        """``rows`` [n, columns] (or [n]) of the array's dtype exactly, as they are stored."""
+        array = self.array
+        if rows.dtype != array.dtype or rows.shape[1:] != array.shape[1:]:
+            raise ValueError(f"{array.name}: {rows.dtype}{rows.shape} written to {array!r}")
+        return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+
+
+class ArrayWriter(_Writer):
+    """Writes rows in order: ``append`` any number of them, then ``close``, or use it as a context manager.
+
+    ``progress``: what another process had flushed, to go on from with the same other arguments; StoreError where less
+    of its files is there than it tells. ``rows``: how many there are so far.
+    """
+
+    def __init__(
+        self,
+        group_path: Path,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        progress: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(group_path, name, shape, dtype, chunk_bytes=chunk_bytes, begun=progress is not None)
+        self.rows = 0
+        self._checksums: list[int] = []
+        self._descriptor: int | None = None
+        self._crc = 0
+        if progress is not None:
+            self._go_on(progress)
+
+    def progress(self) -> dict[str, Any]:
+        """How far it has come, as JSON, once :meth:`flush` was called."""
+        return {"rows": self.rows, "checksums": self._checksums, "crc": self._crc}
+
+    def append(self, rows: AnyArray) -> None:
+        """Add ``rows`` ``[n, columns]`` (or ``[n]``), of the array's dtype exactly."""
+        array = self.array
+        if self.rows + len(rows) > array.shape[0]:
+            raise ValueError(f"{array.name}: more than {array.shape[0]} rows appended")
+        data = self._bytes_of(rows)
+        height, done = array.chunks[0], 0
+        while done < len(rows):
+            take = min(height - self.rows % height, len(rows) - done)
+            self._write(data[done * array.row_bytes : (done + take) * array.row_bytes])
+            self.rows += take
+            done += take
+            if self.rows % height == 0:
+                self._finish_chunk()
+
+    def close(self, *, shrink: bool = False) -> Array:
+        """Pad the last chunk with zeros, write checksums and metadata.
+
+        All rows must be there; with ``shrink`` fewer will do, and the array is then that much shorter.
+        """
+        array = self.array
+        if shrink:
+            shape = (self.rows, *array.shape[1:])
+            self.array = array = Array(array.name, array.path, shape, array.chunks, array.dtype.str)
+        if self.rows != array.shape[0]:
+            self.abandon()
+            raise ValueError(f"{array.name}: {self.rows} rows appended of {array.shape[0]}")
+        if self._descriptor is not None:
+            self._write(np.zeros((array.padded_rows - self.rows) * array.row_bytes, dtype=np.uint8))
+            self._finish_chunk()
+        return self._complete(self._checksums)
+
+    def abandon(self) -> None:
+        """Close the open chunk file and leave the array unfinished."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def _go_on(self, progress: dict[str, Any]) -> None:
+        """Take up after the rows that ``progress`` tells of; whatever was written after them is cut off."""
+        self.rows = int(progress["rows"])
+        self._checksums = [int(checksum) for checksum in progress["checksums"]]
+        self._crc = int(progress["crc"])
+        height, row_bytes = self.array.chunks[0], self.array.row_bytes
+        path = self.array.chunk_path(len(self._checksums))
+        begun_bytes = (self.rows - len(self._checksums) * height) * row_bytes
+        if not begun_bytes:
+            return
+        try:
+            if path.stat().st_size < begun_bytes:
+                raise StoreError(f"{path} is shorter than it was when the work on it was interrupted")
+            self._descriptor = os.open(path, os.O_WRONLY)
+            os.truncate(self._descriptor, begun_bytes)
+            os.lseek(self._descriptor, begun_bytes, os.SEEK_SET)
+        except OSError as error:
+            raise _refused(path, error) from error
+
+    def _write(self, data: npt.NDArray[np.uint8]) -> None:
+        path = self.array.chunk_path(len(self._checksums))
+        try:
+            if self._descriptor is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+                self._crc = 0
+            self._unflushed.add(path)
+            self._crc = google_crc32c.extend(self._crc, data)
+            done = 0
+            while done < len(data):
+                done += os.write(self._descriptor, data[done:].data)
+        except OSError as error:
+            raise _refused(path, error) from error
+
+    def _finish_chunk(self) -> None:
+        self.abandon()
+        self._checksums.append(self._crc)
+
+
+class RowScatter(_Writer):
+    """Writes rows in any order, each once: ``put`` them, then ``close``. Holds no file open.
+
+    Rows that come in long runs are written in long pieces, so a stable partition of an array into few groups is done
+    in one sequential reading and as many sequential writings as there are groups. ``progress``: another process's to
+    go on from; rows that were put after it are put again.
+    """
+
+    def __init__(
+        self,
+        group_path: Path,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        *,
+        progress: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(group_path, name, shape, dtype, chunk_bytes=CHUNK_BYTES, begun=progress is not None)
+        height = self.array.chunks[0]
+        missing = [min(height, shape[0] - start) for start in range(0, shape[0], height)]
+        begun = progress or {"missing": missing, "checksums": [0] * self.array.num_chunks}
+        self._missing = [int(rows) for rows in begun["missing"]]
+        self._checksums = [int(checksum) for checksum in begun["checksums"]]
+
+    def progress(self) -> dict[str, Any]:
+        """How far it has come, as JSON, once :meth:`flush` was called."""
+        return {"missing": self._missing, "checksums": self._checksums}
+
+    def put(self, places: npt.NDArray[np.int64], rows: AnyArray) -> None:
+        """Write ``rows`` ``[n, columns]`` (or ``[n]``), of the array's dtype, to the ascending ``places`` ``[n]``."""
+        if len(places) != len(rows):
+            raise ValueError(f"{self.array.name}: {len(rows)} rows put to {len(places)} places")
+        data, row_bytes, height = self._bytes_of(rows), self.array.row_bytes, self.array.chunks[0]
+        for start, stop in runs(places, border=height):
+            chunk, first = divmod(int(places[start]), height)
+            self._write(chunk, first * row_bytes, data[start * row_bytes : stop * row_bytes])
+            self._missing[chunk] -= stop - start
+            if not self._missing[chunk]:
+                self._finish_chunk(chunk)
+
+    def close(self) -> Array:
+        """Write checksums and metadata. All rows must be there."""
+        if any(self._missing):
+            raise ValueError(f"{self.array.name}: {sum(self._missing)} rows were not put of {self.array.shape[0]}")
+        return self._complete(self._checksums)
+
+    def _write(self, chunk: int, offset: int, data: npt.NDArray[np.uint8]) -> None:
+        path = self.array.chunk_path(chunk)
+        self._unflushed.add(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+            try:
+                done = 0
+                while done < len(data):
+                    done += os.pwrite(descriptor, data[done:].data, offset + done)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _refused(path, error) from error
+
+    def _finish_chunk(self, chunk: int) -> None:
+        """Pad a chunk that has all its rows, and read it for its checksum while the system has it cached."""
+        path = self.array.chunk_path(chunk)
+        try:
+            os.truncate(path, self.array.chunk_bytes)
+        except OSError as error:
+            raise _refused(path, error) from error
+        self._checksums[chunk] = self.array.checksum_of(chunk)
+
+
+def _refused(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path} cannot be written: {error.strerror or error}")
