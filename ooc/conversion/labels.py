@@ -85,9 +85,9 @@ def _checked(source: Source, block_rows: int) -> Iterator[tuple[int, LabelBlock]
     for block in source.labels(block_rows):
         if row + len(block.y) > source.num_nodes:
             raise SourceError(f"{source.name} has labels of more than its {source.num_nodes} nodes")
-        sound = task.sound(block.y, most)
-        if not sound.all():
-            at = int(sound.argmin())
+        valid = task.valid(block.y, most)
+        if not valid.all():
+            at = int(valid.argmin())
             reason = " (where they are counted, as many as nodes or 65,536 at the most)" * counted
             raise SourceError(f"node {row + at} has the label {block.y[at]}; {task.meaning(most)}{reason}")
         labelled = task.labelled(block.y)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from ooc.errors import OptionError
 from ooc.events import Listener
-from ooc.storage.reach import farthest_of, nearest
 from ooc.storage.store import SPLITS, Store
+from ooc.storage.traversal import farthest_of, nearest
 
 MOST_HOPS = 126
 """Rows further away than this count as never reached; for deeper models than that, all rows are active."""

@@ -35,8 +35,8 @@ from ooc.errors import OptionError
 from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted, ignore
 from ooc.sizes import parse_size
 from ooc.storage.array import METADATA_FILE, Array
-from ooc.storage.reach import check_range
 from ooc.storage.store import SPLITS, Store, open_store, write_group
+from ooc.storage.traversal import check_range
 from ooc.storage.writer import RowScatter
 from ooc.version import __version__
 

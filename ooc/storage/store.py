@@ -51,7 +51,7 @@ class Task(Enum):
                 assert_never(self)
 
     def labelled(self, y: AnyArray) -> npt.NDArray[np.bool_]:
-        """Which rows of ``y`` [n] or [n, L] have a label, [n]; for rows that are :meth:`sound`."""
+        """Which rows of ``y`` [n] or [n, L] have a label, [n]; for rows that are :meth:`valid`."""
         match self:
             case Task.CLASSES:
                 return np.asarray(y >= 0)
@@ -62,7 +62,7 @@ class Task(Enum):
             case _:
                 assert_never(self)
 
-    def sound(self, y: AnyArray, num_classes: int) -> npt.NDArray[np.bool_]:
+    def valid(self, y: AnyArray, num_classes: int) -> npt.NDArray[np.bool_]:
         """Which rows of ``y`` [n] or [n, L] are a label or none, as this task has them, [n]."""
         match self:
             case Task.CLASSES:
@@ -75,7 +75,7 @@ class Task(Enum):
                 assert_never(self)
 
     def meaning(self, num_classes: int) -> str:
-        """What a sound label is, for messages."""
+        """What a valid label is, for messages."""
         match self:
             case Task.CLASSES:
                 return f"the classes are 0 to {num_classes - 1}, -1 for none"

@@ -16,12 +16,13 @@ _ROWS = 1 << 14
 _EDGES = 1 << 18
 _BLOCK_BYTES = 8 << 20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_SEEDS = np.uint64(0xD1B54A32D192ED03), np.uint64(0x8CB92BA72F3D8DD7)
 
 Ids = npt.NDArray[np.int64]
 
 
 def verify(store: Store, listener: Listener = ignore) -> list[str]:
-    """What is wrong with ``store``, a line each; empty when it is sound.
+    """What is wrong with ``store``, a line each; empty when it is intact.
 
     Checks checksums and completeness of all arrays, labels, splits and original ids, finite features, and
     of each direction: row offsets, sorted indices in range, finite edge data, self-loop counts, and that the two
@@ -66,12 +67,12 @@ def _chunks(store: Store, listener: Listener) -> list[str]:
 def _nodes(store: Store, listener: Listener) -> list[str]:
     found: dict[str, str] = {}
     sizes = dict.fromkeys(SPLITS, 0)
-    ids, wanted = _EdgeSum(), _EdgeSum()
+    ids, wanted = _PairSums(), _PairSums()
     task = "checking nodes"
     listener(TaskStarted(task, store.num_nodes, "nodes"))
     for start, y in store.array("y").blocks(max(1, _EDGES // store.array("y").columns)):
         stop = start + len(y)
-        if not store.task.sound(y, store.num_classes).all():
+        if not store.task.valid(y, store.num_classes).all():
             found.setdefault("y", f"y: there are labels outside their task: {store.task.meaning(store.num_classes)}")
         unlabelled = ~store.task.labelled(y)
         member = np.zeros(len(y), dtype=np.int8)
@@ -111,20 +112,18 @@ def _features(store: Store, listener: Listener) -> list[str]:
 
 
 @dataclass
-class _EdgeSum:
+class _PairSums:
     """Two 64-bit sums over hashes of pairs: equal for equal multisets, whatever their order."""
 
-    first: int = 0
-    second: int = 0
+    totals: tuple[int, ...] = (0, 0)
 
     def add(self, left: AnyArray, right: AnyArray, carried: npt.NDArray[np.uint64] | None = None) -> None:
         """Add pairs; ``carried``: a hash of what each has besides."""
         mixed = _mixed(left.astype(np.uint64) * _GOLDEN) + right.astype(np.uint64)
         if carried is not None:
             mixed = _mixed(mixed * _GOLDEN) + carried
-        for name, seed in (("first", 0xD1B54A32D192ED03), ("second", 0x8CB92BA72F3D8DD7)):
-            total = int(_mixed(mixed ^ np.uint64(seed)).sum(dtype=np.uint64))
-            setattr(self, name, (getattr(self, name) + total) % 2**64)
+        sums = (int(_mixed(mixed ^ seed).sum(dtype=np.uint64)) for seed in _SEEDS)
+        self.totals = tuple((total + more) % 2**64 for total, more in zip(self.totals, sums, strict=True))
 
 
 def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -139,8 +138,8 @@ class _Direction:
     """What one direction's arrays came to: sums over (row, column) and over (column, row)."""
 
     problems: list[str] = field(default_factory=list)
-    edges: _EdgeSum = field(default_factory=_EdgeSum)
-    reversed_edges: _EdgeSum = field(default_factory=_EdgeSum)
+    edges: _PairSums = field(default_factory=_PairSums)
+    reversed_edges: _PairSums = field(default_factory=_PairSums)
 
 
 def _direction(store: Store, side: str, listener: Listener) -> _Direction:

@@ -22,8 +22,8 @@ from ooc.plan import Limits
 from ooc.plan.workload import EdgeData
 from ooc.sizes import format_size
 from ooc.storage.array import Array
-from ooc.storage.reach import distances
 from ooc.storage.store import Store, Task
+from ooc.storage.traversal import distances
 from ooc.train.evaluation import make_scorer
 from ooc.train.first_aggregation import find_aggregation
 from ooc.train.graph import ActiveRows

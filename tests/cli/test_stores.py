@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ooc.storage.reach import reach
 from ooc.storage.store import open_store
+from ooc.storage.traversal import distances
 from tests.cli.conftest import RunCommand
 
 SOURCE = "synthetic:nodes=3000,edges=20000,features=8,classes=4"
@@ -137,7 +137,8 @@ def test_what_each_layer_works_on(run: RunCommand, here: Path) -> None:
     layers = json.loads(run("info", "b.ooc", "--layers", "3", "--hidden", "16", "--json")[1])["layers"]
     for use, splits in (("train", ["train"]), ("evaluate", ["train", "valid", "test"])):
         seeds = np.logical_or.reduce([store.array(f"split/{split}").read() for split in splits])
-        reached = [int(np.flatnonzero(mask)[-1]) + 1 for mask in reach(store, seeds, 3)]
+        hops = distances(store, seeds, 3)
+        reached = [int(np.flatnonzero(hops <= hop)[-1]) + 1 for hop in range(4)]
         for layer in layers:
             nodes, sources = reached[3 - layer["layer"]], reached[4 - layer["layer"]]
             width = 8 if layer["layer"] == 1 else 16

@@ -23,8 +23,8 @@ from ooc.conversion.order import hop_order
 from ooc.conversion.reorder import reorder
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Event, TaskAdvanced, TaskFinished, TaskStarted, ignore
-from ooc.storage.reach import distances, reach
 from ooc.storage.store import SPLITS, Store
+from ooc.storage.traversal import distances
 from ooc.storage.verification import verify
 from ooc.storage.writer import RowScatter
 from tests.conversion.arrays import Arrays, edges_of, files_of, in_order, open_descriptors, random_arrays
@@ -65,9 +65,10 @@ def _check_prefixes(store: Store, hops: list[int], train_hops: list[int]) -> Non
     depth = max(len(hops), len(train_hops)) + 1
     scoring, training = ([counts[min(d, len(counts) - 1)] for d in range(depth + 1)] for counts in (hops, train_hops))
     assert training[0] == store.split_sizes["train"] and scoring[0] == sum(store.split_sizes.values())
-    sets = reach(store, _seeds(store, SPLITS), depth), reach(store, _seeds(store, SPLITS[:1]), depth)
+    from_scored, from_trained = (distances(store, _seeds(store, splits), depth) for splits in (SPLITS, SPLITS[:1]))
     sources, targets = edges_of(store)
-    for d, (scored, trained) in enumerate(zip(*sets, strict=True)):
+    for d in range(depth + 1):
+        scored, trained = from_scored <= d, from_trained <= d
         assert scored[: scoring[d]].all() and not scored[scoring[d] :].any()
         assert not trained[training[d] :].any() and training[d] <= scoring[d]
         for prefixes in (scoring, training):

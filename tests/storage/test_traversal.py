@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import ooc
 from ooc.events import Event, TaskAdvanced, TaskFinished, TaskStarted
-from ooc.storage import reach as reach_module
+from ooc.storage import traversal
 from ooc.storage.array import Array
-from ooc.storage.reach import distances, farthest_of, nearest, reach
 from ooc.storage.store import Store
+from ooc.storage.traversal import distances, farthest_of, nearest
 from tests.conversion.arrays import edges_of, random_arrays
 from tests.examples import examples
 
@@ -56,12 +56,10 @@ def test_the_sets_are_those_of_a_plain_search(
     before = seeds.copy()
     with pytest.MonkeyPatch.context() as patch:
         for name, size in zip(("_ROWS", "_EDGES", "_GAP_EDGES"), sizes, strict=True):
-            patch.setattr(reach_module, name, size)
-        sets = reach(store, seeds, depth)
-    assert len(sets) == depth + 1
-    for found, wanted in zip(sets, _searched(edges_of(store), seeds, depth), strict=True):
-        assert found.dtype == np.bool_
-        np.testing.assert_array_equal(found, wanted)
+            patch.setattr(traversal, name, size)
+        hops = distances(store, seeds, depth)
+    for hop, wanted in enumerate(_searched(edges_of(store), seeds, depth)):
+        np.testing.assert_array_equal(hops <= hop, wanted)
     np.testing.assert_array_equal(seeds, before)
 
 
@@ -100,13 +98,13 @@ def test_more_steps_than_a_byte_counts(tmp_path: Path) -> None:
 
 def test_the_search_stops_where_nothing_is_new(tmp_path: Path) -> None:
     store = _path(tmp_path, 10)
-    sets = reach(store, np.arange(10) == 2, 2**20)
-    assert len(sets) == 2**20 + 1 and len({id(found) for found in sets}) == 3
-    assert sets[-1].tolist() == [True] * 3 + [False] * 7
+    hops = distances(store, np.arange(10) == 2, 2**20)
+    assert farthest_of(hops) == 2
+    assert hops[:3].tolist() == [2, 1, 0] and (hops[3:] == np.iinfo(hops.dtype).max).all()
 
 
 def test_only_the_edges_of_newly_reached_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach_module, "_GAP_EDGES", 0)
+    monkeypatch.setattr(traversal, "_GAP_EDGES", 0)
     store = ooc.convert(random_arrays(nodes=300, edges=400), tmp_path / "g.ooc")
     seeds = np.arange(300) % 50 == 0
     read, entries = Array.read, []
@@ -118,18 +116,18 @@ def test_only_the_edges_of_newly_reached_rows_are_read(tmp_path: Path, monkeypat
         return found
 
     monkeypatch.setattr(Array, "read", counting)
-    sets = reach(store, seeds, 3)
+    hops = distances(store, seeds, 3)
     monkeypatch.undo()
     degrees = np.diff(store.array("in/indptr").read())
-    assert sum(entries) == degrees[sets[2]].sum() < degrees.sum()
+    assert sum(entries) == degrees[hops <= 2].sum() < degrees.sum()
 
 
 def test_wrong_seeds_are_refused_and_progress_is_told(tmp_path: Path) -> None:
     store = _path(tmp_path, 10)
     with pytest.raises(ValueError, match="seeds"):
-        reach(store, np.zeros(9, dtype=np.bool_), 2)
+        distances(store, np.zeros(9, dtype=np.bool_), 2)
     events: list[Event] = []
-    reach(store, np.arange(10) == 9, 4, events.append)
+    distances(store, np.arange(10) == 9, 4, events.append)
     assert isinstance(events[0], TaskStarted) and isinstance(events[-1], TaskFinished)
     done = [event.done for event in events if isinstance(event, TaskAdvanced)]
     assert done == sorted(done) and done[-1] == 9

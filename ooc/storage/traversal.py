@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From which rows can a row be reached? Breadth first, backwards over in-edges, the edges left on disk.
+"""Breadth-first search from rows backwards over in-edges, the edges left on disk.
 
 Layer K of a GNN computes the rows that are scored, layer K-1 their in-neighbours too, and so on: what
 lies further away cannot reach the loss. Each row's in-edges are read at most once, when it is newly
-reached; memory is a byte a node besides a few megabytes (and a byte a node for each set handed out).
+reached; memory is a byte a node besides a few megabytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,17 +25,6 @@ _ROWS = 1 << 17
 _EDGES = 1 << 19
 _GAP_EDGES = 1 << 15
 """Edges of rows not wanted that are read along rather than skipped: a read costs about as much as 128 KiB."""
-
-
-def reach(store: Store, seeds: Mask, depth: int, listener: Listener = ignore) -> list[Mask]:
-    """Element d, ``[N]``: the rows within d steps backwards over in-edges of the ``seeds`` ``[N]``, these included.
-
-    ``depth + 1`` elements; where nothing is new any more, the last set is repeated (the same array).
-    """
-    hops = distances(store, seeds, depth, listener)
-    farthest = farthest_of(hops)
-    sets = [hops <= hop for hop in range(min(depth, farthest) + 1)]
-    return sets + sets[-1:] * (depth - farthest)
 
 
 def distances(store: Store, seeds: Mask, most: int, listener: Listener = ignore) -> Hops:
