@@ -8,8 +8,7 @@ from html import escape
 from pathlib import Path
 
 from ooc.errors import OptionError
-from ooc.plan.timeline import MemoryUse, Resource, Stretch, Timeline, stretches
-from ooc.plan.trace import trace
+from ooc.plan.timeline import MemoryUse, Resource, Stretch, Timeline, stretches, trace
 from ooc.sizes import format_size
 
 _COLOURS = {

@@ -8,7 +8,7 @@ Reading order: ``workload`` (what is to be done), ``hardware`` (on what) and ``c
 run).
 """
 
-from ooc.plan.budgets import Limits
+from ooc.plan.capacity import Limits
 from ooc.plan.hardware import UNMEASURED, UNMEASURED_DEVICE, Hardware
 from ooc.plan.matrices import MatrixPlan
 from ooc.plan.passes import ColumnPass, RowPass

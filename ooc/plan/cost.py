@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What things cost on a machine, and which of two ways costs less."""
+"""How long computing and moving take on a machine, and which of two ways takes less: of a step, for the simulator, and
+of a whole pass, for forecasts of layouts.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from ooc.plan.hardware import Hardware
+from ooc.plan.matrices import MatrixPlan
+from ooc.plan.passes import ColumnPass, Pass, RowPass, sweeps_of
+from ooc.plan.workload import PerEdge, Workload
 
 MULTIPLIES_PER_PULL = 32
 """Multiply-adds of a dense product that take as long as pulling one value of one neighbour. Measured on two AVX-512
@@ -86,3 +94,129 @@ def aggregating_first_pays(
     transform_first = rows_before * product + pulled_value * out_columns
     aggregate_first = rows_after * product + pulled_value * in_columns
     return aggregate_first < transform_first
+
+
+_TIMES_STREAMED = 8
+"""How often a stage whose work has not been counted reads or writes a value for each that it loads or stores: what the
+counted stages of GCN and GraphSAGE come to."""
+_PULL_OPERATORS = 8
+"""Of a pull besides the sum itself: offsets cut out, made relative and converted, edges taken from their frames."""
+_PROGRAM_OPERATORS = 10
+"""On a device besides: two programs of Triton, each taken to be launched in the time of four operators of torch, and
+the list of the parts of long rows that comes with the offsets."""
+_SLAB_OPERATORS = 18
+"""On a device besides where something is made of every edge, slab by slab: some columns of a row's own, and the result
+put where it belongs. Over a device that does nothing such a pull of GAT took the host as long as 40 to 58 operators;
+with these it is 36, times 1.2 (docs/gpu-executor.md). Pulled whole, it took no longer than a sum."""
+_BUSY_BY_TASK = 5 / 3
+"""Threads of the CPU that a step's task keeps busy: tasks of two steps are under way at most, and the first has to be
+over before the third step's begin. Of GraphSAGE with two threads: these were at work for 78 to 82 % of the time that
+the SSD was not waited for with a task a step, for 96 % and more with two."""
+_TIMES_PUT = 2
+"""How often a value that a column pass has pulled is read or written until it lies in its frame."""
+
+
+class Computing(NamedTuple):
+    """Seconds: ``shared_s`` of what all threads of the CPU, or the cores of a device, do together; ``alone_s`` of what
+    one thread after the other does, which launches. ``tasks`` are those of a step, for the CPU's threads."""
+
+    shared_s: float
+    alone_s: float
+    tasks: float
+
+    def together_s(self, workload: Workload, hardware: Hardware) -> float:
+        """On the CPU an operator is computed by the thread that calls it; a device computes while the host calls the
+        next ones, so that the longer of the two counts."""
+        if hardware.has_device_memory:
+            return max(self.shared_s, self.alone_s)
+        return self.shared_s * max(1.0, hardware.threads / workload.threads) + self.alone_s
+
+    def in_short_steps_s(self, workload: Workload, hardware: Hardware) -> float:
+        """The same of a whole pass, in which threads of the CPU wait for tasks; the simulator sees that for itself."""
+        together = self.together_s(workload, hardware)
+        if hardware.has_device_memory or not tasks_are_few(self.tasks, workload.threads):
+            return together
+        return self.alone_s + (together - self.alone_s) * workload.threads / (_BUSY_BY_TASK * self.tasks)
+
+
+def tasks_are_few(tasks: float, threads: int) -> bool:
+    """Whether so many a step leave some of the CPU's threads idle."""
+    return _BUSY_BY_TASK * tasks < threads
+
+
+def computing_of(
+    item: Pass,
+    workload: Workload,
+    matrices: Mapping[str, MatrixPlan],
+    hardware: Hardware,
+    *,
+    rows: int,
+    edges: int,
+    columns: int,
+    slab_columns: int,
+    steps: int,
+) -> Computing:
+    """To compute ``rows`` rows of a pass in ``steps`` steps, the SSD aside.
+
+    ``edges``: of these rows; ``columns`` are pulled over them, ``slab_columns`` at a time.
+    """
+    at_once = item.rows_at_once if isinstance(item, ColumnPass) else workload.tile_rows
+    processor, tiles = hardware.processor, -(-rows // at_once)
+    slabs = -(-columns // slab_columns) if item.pull is not None else 1
+    shared = alone = 0.0
+    if item.pull is not None:
+        source = matrices[item.pull.source]
+        shared += pull_seconds(
+            hardware,
+            edges,
+            columns,
+            slab_columns,
+            source.region_itemsize,
+            rows=rows,
+            source_rows=source.matrix.rows,
+        )
+        operators, kind = float(_PULL_OPERATORS), item.pull.per_edge
+        if kind is not None:
+            groups, in_slab = (kind.groups * some // source.matrix.columns for some in (columns, slab_columns))
+            nbytes = _edge_work_bytes(kind, rows=rows, edges=edges, groups=groups, slab_groups=in_slab)
+            shared += nbytes / processor.stream_bytes_per_s
+            if kind.work is not None:
+                calls = max(tiles, edges // kind.edges_at_once) if kind.general else tiles
+                operators += kind.work.operators * calls / tiles
+        if hardware.has_device_memory:
+            operators += _PROGRAM_OPERATORS
+            operators += _SLAB_OPERATORS * (kind is not None and sweeps_of(item) is not None)
+        alone += tiles * slabs * operators * processor.seconds_per_operator
+    if isinstance(item, RowPass):
+        stage = item.stage
+        shared += local_seconds(
+            hardware,
+            moved_bytes=rows * _streamed_bytes(item, matrices, workload),
+            multiplies=rows * stage.multiplies_per_row,
+            dtype=workload.dtype,
+        )
+        alone += tiles * (processor.seconds_per_tile + stage.operators * processor.seconds_per_operator)
+    else:
+        shared += _TIMES_PUT * rows * columns * workload.pulled_itemsize / processor.stream_bytes_per_s
+        alone += tiles * slabs * processor.seconds_per_tile
+    alone += steps * processor.seconds_per_step
+    return Computing(shared, alone, tiles * slabs / steps)
+
+
+def _edge_work_bytes(kind: PerEdge, *, rows: int, edges: int, groups: int, slab_groups: int) -> float:
+    """Bytes of element-wise work that take as long as what is computed for edges, of ``groups`` groups in slabs."""
+    slabs, rest = divmod(groups, slab_groups)
+    heads = slabs * kind.heads(slab_groups) + kind.heads(rest)
+    work = kind.work
+    if work is None:
+        return edges * kind.bytes_per_edge * heads / kind.heads(kind.groups)
+    of_edges = (slabs + (rest > 0)) * work.bytes_per_edge + heads * work.bytes_per_edge_and_head
+    return edges * of_edges + rows * work.bytes_per_row * groups / kind.groups
+
+
+def _streamed_bytes(item: RowPass, matrices: Mapping[str, MatrixPlan], workload: Workload) -> int:
+    """Bytes of memory a row that the pass's element-wise work reads and writes."""
+    if item.stage.streamed_bytes_per_row:
+        return item.stage.streamed_bytes_per_row
+    columns = sum(matrices[name].matrix.columns for name in (*item.loads, *item.stores))
+    return _TIMES_STREAMED * columns * workload.pulled_itemsize

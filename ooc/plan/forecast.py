@@ -9,20 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc.plan.computing import computing_of
-from ooc.plan.cost import ssd_seconds, together_seconds, wire_seconds
+from ooc.plan.capacity import capacity_of
+from ooc.plan.cost import computing_of, ssd_seconds, together_seconds, wire_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Layout, free_frames
 from ooc.plan.lifetimes import edges_of
-from ooc.plan.occupancy import capacity_of
-from ooc.plan.passes import ColumnPass, Pass, streamed_read_bytes, streamed_write_bytes, sweeps_of
+from ooc.plan.passes import ColumnPass, Pass, pulled_columns, streamed_read_bytes, streamed_write_bytes, sweeps_of
 from ooc.plan.program import blocks_to_write, found_in_memory
 from ooc.plan.replacement import Uses, belady
 from ooc.plan.schedule import block_table, lasting_blocks
-from ooc.plan.sequence import BlockTable, Span, Use
-from ooc.plan.slabs import pulled_columns
+from ooc.plan.sequence import BlockTable, Span, Use, uses_of
 from ooc.plan.staging import room_between_uses
-from ooc.plan.uses import uses_of
 from ooc.plan.workload import Workload
 
 _STEPS = 24
@@ -40,17 +37,6 @@ class Traffic(NamedTuple):
     ssd_write_bytes: int
     to_device_bytes: int
     to_host_bytes: int
-
-
-def forecast_seconds(
-    workload: Workload, layout: Layout, hardware: Hardware, *, frames: int, host_frames: int | None = None
-) -> float:
-    """Seconds of one training epoch in an arena of ``frames`` frames; an estimate, to compare layouts by.
-
-    ``host_frames``: of a second arena in host memory; None where both budgets are of one memory.
-    """
-    traffic = forecast_traffic(workload, layout, frames=frames, host_frames=host_frames)
-    return seconds_of(workload, layout, hardware, traffic)
 
 
 def seconds_of(workload: Workload, layout: Layout, hardware: Hardware, traffic: Sequence[Traffic]) -> float:

@@ -11,29 +11,27 @@ from dataclasses import dataclass, field, replace
 from ooc.plan.dealing import deal_passes
 from ooc.plan.grid import Grid, align_up, block_height
 from ooc.plan.matrices import MatrixPlan
-from ooc.plan.passes import ColumnPass, Pass, RowPass, passes_using, streaming_memory
-from ooc.plan.plan import Region
+from ooc.plan.passes import ColumnPass, Pass, RowPass, direct_slabs, passes_using, streaming_memory
 from ooc.plan.runs import cut_runs
-from ooc.plan.slabs import direct_slabs
 from ooc.plan.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
 from ooc.plan.workload import Kind, Matrix, PerEdge, Pull, Stage, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SlabChoice:
     """How a pulled matrix is held: ``columns`` at a time (0: whole), in ``buffers`` slab buffers.
 
     ``direct``: the first slabs are computed right into the buffers, which are then taken from that pass on. Otherwise
     they go by way of blocks like the others, and the buffers are there for the pull alone.
 
-    ``last_beside``: the last slab is pulled by the pass that reads what is pulled, beside its other work. Its sums are
+    ``overlap_last``: the last slab is pulled by the pass that reads what is pulled, beside its other work. Its sums are
     then neither written nor read, and its buffer is taken in that pass, too.
     """
 
     columns: int
     buffers: int
     direct: bool = True
-    last_beside: bool = False
+    overlap_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,25 @@ class Choice:
     little as they can)."""
 
     step_rows: int
-    cuts: dict[str, Cut] = field(default_factory=dict)
+    cuts: dict[str, SlabChoice] = field(default_factory=dict)
     spare_writes: bool = False
     spilled_sums: frozenset[str] = frozenset()
     bucketed: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """``count`` frames from ``frame`` on that hold ``matrix`` from pass ``first`` to pass ``last``, both included."""
+
+    matrix: str
+    frame: int
+    count: int
+    first: int
+    last: int
+
+    @property
+    def stop(self) -> int:
+        return self.frame + self.count
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,7 @@ def lays_out_as(choice: Choice, workload: Workload) -> Hashable:
         if cut.columns:
             width = _width(matrix, choice, groupings.get(name))
             slabs, direct = -(-matrix.columns // width), cut.direct
-        cuts.append((name, width, min(cut.buffers, slabs), direct, cut.last_beside and slabs > 1))
+        cuts.append((name, width, min(cut.buffers, slabs), direct, cut.overlap_last and slabs > 1))
     bucketed = tuple(sorted(choice.bucketed.items()))
     return choice.step_rows, tuple(cuts), choice.spare_writes, choice.spilled_sums, bucketed
 
@@ -233,7 +246,7 @@ def _passes(
         return [*dealing, RowPass(index + len(dealing), stage, loads, stage.pull, spills, name)]
     cut, grid = choice.cuts[stage.pull.source], source.grid
     buffers = min(cut.buffers, grid.slabs)
-    beside = cut.last_beside and grid.slabs > 1
+    beside = cut.overlap_last and grid.slabs > 1
     if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
         beside = False
     pulled = _pulled_matrix(stage, stage.pull, source, matrices, workload, beside=beside)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 from ooc.plan.dealing import dealable, leaner_dealt
-from ooc.plan.layout import Choice, Cut, Layout, lay_out
+from ooc.plan.layout import Choice, Layout, SlabChoice, lay_out
 from ooc.plan.problem import WHOLE, Goal, Problem
 
 BLOCK_BYTES = 4 << 20
@@ -61,7 +61,7 @@ class Moves:
     def cuts(self, choice: Choice, group: list[str]) -> list[Choice]:
         """Other ways to hold the sources of ``group``: whole, or in more and more slabs."""
         held = choice.cuts[group[0]]
-        ways = [replace(way, direct=held.direct, last_beside=held.last_beside) for way in self._ways(group[0])]
+        ways = [replace(way, direct=held.direct, overlap_last=held.overlap_last) for way in self._ways(group[0])]
         return [_held(choice, group, way) for way in ways]
 
     def direct(self, choice: Choice, group: list[str]) -> list[Choice]:
@@ -71,10 +71,10 @@ class Moves:
             return []
         return [_held(choice, group, replace(cut, direct=not cut.direct))]
 
-    def last_beside(self, choice: Choice, group: list[str]) -> list[Choice]:
+    def overlap_last(self, choice: Choice, group: list[str]) -> list[Choice]:
         """The last slab pulled by the row pass, or not."""
         cut = choice.cuts[group[0]]
-        return [_held(choice, group, replace(cut, last_beside=not cut.last_beside))] if cut.columns else []
+        return [_held(choice, group, replace(cut, overlap_last=not cut.overlap_last))] if cut.columns else []
 
     def spills(self, choice: Choice) -> list[Choice]:
         """The sums of one matrix more, or one less, spilled."""
@@ -108,7 +108,7 @@ class Moves:
         """All sources in slabs of the same width."""
         widest = max(self.sources.values(), default=1)
         for parts, buffers, direct in product((2, 3, 4, 6, 8), (1, 2), (True, False)):
-            cut = Cut(-(-widest // parts), buffers, direct, last_beside=True)
+            cut = SlabChoice(-(-widest // parts), buffers, direct, overlap_last=True)
             cuts = {name: replace(cut, columns=min(columns, cut.columns)) for name, columns in self.sources.items()}
             yield replace(like, cuts=cuts)
 
@@ -122,7 +122,7 @@ class Moves:
         choices = [
             Choice(
                 height,
-                {name: Cut(min(columns, width), 1, direct) for name, columns in self.sources.items()},
+                {name: SlabChoice(min(columns, width), 1, direct) for name, columns in self.sources.items()},
                 spare_writes,
                 bucketed=dict.fromkeys(bucketed, 0),
             )
@@ -137,7 +137,7 @@ class Moves:
             passes = (item for program in layout.programs.values() for item in program)
             smaller = replace(choice, bucketed=dict.fromkeys(leaner_dealt(passes, layout.matrices), 0))
             layouts.append((smaller, lay_out(self.workload, smaller)))
-        return min(layouts, key=lambda tried: self.problem.room.needed_bytes(tried[1]))
+        return min(layouts, key=lambda tried: self.problem.capacity.needed_bytes(tried[1]))
 
     def heights(self, most_steps: int, row_bytes: int = 0) -> Iterator[int]:
         """Heights of a step to try, tallest first: tiles times powers of two with which a row pass has so many steps at
@@ -155,16 +155,16 @@ class Moves:
             yield height
             height //= 2
 
-    def _ways(self, name: str) -> Iterator[Cut]:
+    def _ways(self, name: str) -> Iterator[SlabChoice]:
         columns = self.sources[name]
         if self.limits.slab_columns is not None:
             for buffers in (1, 2):
-                yield Cut(min(columns, self.limits.slab_columns), buffers)
+                yield SlabChoice(min(columns, self.limits.slab_columns), buffers)
             return
         yield WHOLE
         for width in self._widths(name):
             for buffers in range(1, min(3, -(-columns // width)) + 1):
-                yield Cut(width, buffers)
+                yield SlabChoice(width, buffers)
 
     def _widths(self, name: str) -> list[int]:
         """Of slabs, from the widest to the narrowest: columns in equal parts, rounded up to whole cache lines; on a
@@ -177,6 +177,6 @@ class Moves:
         return sorted((width for width in tried if width >= min(columns, NARROW_COLUMNS)), reverse=True)
 
 
-def _held(choice: Choice, group: list[str], cut: Cut) -> Choice:
+def _held(choice: Choice, group: list[str], cut: SlabChoice) -> Choice:
     """The same, but for how the sources of ``group`` are held."""
     return replace(choice, cuts={**choice.cuts, **dict.fromkeys(group, cut)})

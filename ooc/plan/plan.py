@@ -10,33 +10,50 @@ wait goes on to the SSD. ``ooc.plan.staging`` says which, when.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple, Self
 
 from ooc.plan.deals import Deal
+from ooc.plan.layout import Region
 from ooc.plan.matrices import MatrixPlan, edges_name, streamed_in
-from ooc.plan.passes import Pass, streamed_read_bytes, streamed_write_bytes
+from ooc.plan.passes import Pass, pulled_columns, streamed_read_bytes, streamed_write_bytes
 from ooc.plan.program import Program, found_in_memory
 from ooc.plan.runs import Runs
 from ooc.plan.sequence import BlockTable, Use
-from ooc.plan.shares import ALL_AGAIN, ALL_BELOW, Shares
-from ooc.plan.slabs import pulled_columns
 from ooc.plan.staging import Staging
-from ooc.plan.workload import Direction, Kind, Matrix, Topology
+from ooc.plan.workload import Direction, Fate, Kind, Matrix, Topology
 from ooc.sizes import format_size
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """``count`` frames from ``frame`` on that hold ``matrix`` from pass ``first`` to pass ``last``, both included."""
+class Shares(NamedTuple):
+    """Where what is read of a matrix waits until then, or that it is computed again, in per cent; together 100."""
 
-    matrix: str
-    frame: int
-    count: int
-    first: int
-    last: int
+    device: int
+    host: int
+    ssd: int
+    recompute: int = 0
+
+    def beside(self, again_bytes: int, *, of: int) -> Self:
+        """The same where these are of ``of`` bytes, and ``again_bytes`` are computed again besides."""
+        again = 100 * again_bytes // (of + again_bytes)
+        waiting = [share * (100 - again) // 100 for share in (self.device, self.host, self.ssd)]
+        waiting[waiting.index(max(waiting))] += 100 - again - sum(waiting)
+        device, host, ssd = waiting
+        return self._replace(device=device, host=host, ssd=ssd, recompute=again)
 
     @property
-    def stop(self) -> int:
-        return self.frame + self.count
+    def fate(self) -> str:
+        """The tiers that hold some of it: ``host``, ``host + ssd``, …; and whether it is computed again."""
+        tiers = (
+            (Fate.DEVICE, self.device),
+            (Fate.HOST, self.host),
+            (Fate.SSD, self.ssd),
+            (Fate.RECOMPUTE, self.recompute),
+        )
+        return " + ".join(fate.value for fate, share in tiers if share)
+
+
+ALL_BELOW = Shares(0, 0, 100)
+ALL_AGAIN = Shares(0, 0, 0, 100)
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, combinations
 
 from ooc.errors import BudgetError
-from ooc.plan.budgets import Limits, budget_of
+from ooc.plan.capacity import Limits, budget_of
 from ooc.plan.forecast import TIE
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.matrices import streamed_in

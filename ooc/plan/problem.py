@@ -9,7 +9,7 @@ from step to step is no part of it: for given frames, Belady's rule (``ooc.plan.
 
 *Cost.* Forecast seconds of the epoch (``ooc.plan.forecast``), behind bytes written to the SSD where they count.
 
-*Constraint.* Every pass fits the arenas that the budgets leave (``ooc.plan.budgets``).
+*Constraint.* Every pass fits the arenas that the budgets leave (``ooc.plan.capacity``).
 
 *Bound.* An epoch takes no less than it computes with all that is gathered whole in memory. So recomputing a set of
 stages pays at most if that adds less to the bound than the epoch waits for data without.
@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from ooc.plan.budgets import Limits, Room
+from ooc.plan.capacity import Capacity, Limits
 from ooc.plan.forecast import forecast_traffic, seconds_of, seconds_of_computing
 from ooc.plan.hardware import Hardware
-from ooc.plan.layout import Choice, Cut, Layout, lay_out, lays_out_as, pulled_sources
+from ooc.plan.layout import Choice, Layout, SlabChoice, lay_out, lays_out_as, pulled_sources
 from ooc.plan.workload import Workload
 
 Recomputed = frozenset[int]
@@ -32,7 +32,7 @@ Variants = Callable[[Recomputed], Workload]
 """The workload in which these stages are recomputed."""
 Score = tuple[float, float]
 """Bytes written that should not be, and seconds: smaller is better."""
-WHOLE = Cut(0, 0)
+WHOLE = SlabChoice(0, 0)
 
 
 class Goal(Enum):
@@ -64,7 +64,7 @@ class Problem:
 
     def __init__(self, workload: Workload, limits: Limits, hardware: Hardware, goal: Goal = Goal.SECONDS) -> None:
         self.workload, self.limits, self.hardware, self.goal = workload, limits, hardware, goal
-        self.room = Room(workload, limits, hardware)
+        self.capacity = Capacity(workload, limits, hardware)
         self.sources = pulled_sources(workload)
         self._known: dict[Hashable, Candidate | None] = {}
 
@@ -73,7 +73,7 @@ class Problem:
         same = lays_out_as(choice, self.workload)  # of widths in whole heads many come to the same
         if same not in self._known:
             layout = lay_out(self.workload, choice)
-            fits = self.room.fits(layout)
+            fits = self.capacity.fits(layout)
             self._known[same] = Candidate(choice, layout, self.score(layout)) if fits else None
         known = self._known[same]
         return None if known is None else replace(known, choice=choice)
@@ -84,7 +84,7 @@ class Problem:
 
     def score(self, layout: Layout) -> Score:
         """The cost."""
-        frames, host_frames = self.room.frames(layout), self.room.host_frames(layout)
+        frames, host_frames = self.capacity.frames(layout), self.capacity.host_frames(layout)
         traffic = forecast_traffic(self.workload, layout, frames=frames, host_frames=host_frames)
         seconds = seconds_of(self.workload, layout, self.hardware, traffic)
         written = sum(moved.ssd_write_bytes for moved in traffic)

@@ -6,7 +6,7 @@ step before it is done; a step begins when the last but one is done; writes leav
 with the reads; a pass ends when all its steps are done.
 """
 
-from ooc.plan.computing import Computing, computing_of
+from ooc.plan.cost import Computing, computing_of
 from ooc.plan.deals import Deal
 from ooc.plan.hardware import Hardware
 from ooc.plan.link import disk_link

@@ -4,15 +4,14 @@
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
+from ooc.plan.capacity import capacity_of
 from ooc.plan.layout import Layout, free_frames
 from ooc.plan.matrices import edges_name
-from ooc.plan.occupancy import capacity_of
 from ooc.plan.plan import Plan
 from ooc.plan.program import Program, unroll
 from ooc.plan.replacement import Uses
-from ooc.plan.sequence import BlockTable, edge_grid
+from ooc.plan.sequence import BlockTable, edge_grid, uses_of
 from ooc.plan.staging import IN_TRANSFER, Staging, stage_below
-from ooc.plan.uses import uses_of
 from ooc.plan.workload import Direction, Topology, Workload
 
 

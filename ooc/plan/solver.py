@@ -7,7 +7,8 @@ CPU once more with taller steps, as long as steps have too few tiles for all thr
 for, with slabs of one width.
 
 How long a plan takes to make goes by the number of blocks, so blocks are as tall as memory allows: where it does not,
-the first slabs of what is gathered go by way of blocks like the others (``Cut.direct``) before blocks become lower.
+the first slabs of what is gathered go by way of blocks like the others (``SlabChoice.direct``) before blocks
+become lower.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ooc.errors import BudgetError
-from ooc.plan.computing import tasks_are_few
+from ooc.plan.capacity import frames_needed
+from ooc.plan.cost import tasks_are_few
 from ooc.plan.forecast import TIE
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Choice, Layout
 from ooc.plan.moves import FEW_STEPS, Moves
-from ooc.plan.occupancy import frames_needed
 from ooc.plan.plan import Plan
 from ooc.plan.problem import Candidate, Problem
 from ooc.plan.schedule import build_plan
@@ -72,8 +73,8 @@ class PlannedLayout:
         return build_plan(
             problem.workload,
             self.layout,
-            frames=problem.room.frames(self.layout),
-            host_frames=problem.room.host_frames(self.layout),
+            frames=problem.capacity.frames(self.layout),
+            host_frames=problem.capacity.host_frames(self.layout),
             device_limit_bytes=problem.limits.device_bytes,
             host_limit_bytes=problem.limits.host_bytes,
         )
@@ -104,7 +105,7 @@ class _Solver:
     def run(self) -> PlannedLayout:
         least = self._least_memory()
         # Not on the CPU, which computes longer than it moves blocks: there epochs became no shorter.
-        best = self._descend(least, last_beside=self.on_device)
+        best = self._descend(least, overlap_last=self.on_device)
         for taller in self._taller(least):
             best = min(best, self._descend(taller), key=lambda one: one.score)
         return self._planned(best)
@@ -112,7 +113,7 @@ class _Solver:
     def run_from_one_width(self, like: Choice) -> PlannedLayout | None:
         tried = [self.problem.candidate(choice) for choice in self.moves.of_one_width(like)]
         best = min((one for one in tried if one is not None), key=lambda one: one.score, default=None)
-        return None if best is None else self._planned(self._descend(best, last_beside=True))
+        return None if best is None else self._planned(self._descend(best, overlap_last=True))
 
     def _planned(self, best: Candidate) -> PlannedLayout:
         # Elsewhere forecasts decide alone.
@@ -130,8 +131,8 @@ class _Solver:
 
     # ---- descent -------------------------------------------------------------------------------------------
 
-    def _descend(self, best: Candidate, *, last_beside: bool = False) -> Candidate:
-        """The best that single steps from ``best`` lead to; with ``last_beside``, in how last slabs are pulled, too."""
+    def _descend(self, best: Candidate, *, overlap_last: bool = False) -> Candidate:
+        """The best that single steps from ``best`` lead to; ``overlap_last``: in how last slabs are pulled, too."""
         moves = self.moves
         in_memory = moves.in_memory(best.choice)
         if best.score > (0, 0):
@@ -142,8 +143,8 @@ class _Solver:
             for group in moves.groups():
                 best = self._better(best, moves.cuts(best.choice, group))
                 best = self._better(best, moves.direct(best.choice, group))
-                if last_beside:
-                    best = self._clearly_better(best, moves.last_beside(best.choice, group))
+                if overlap_last:
+                    best = self._clearly_better(best, moves.overlap_last(best.choice, group))
             best = self._better(best, moves.spills(best.choice))
             best = self._better(best, moves.buckets(best.choice))
             best = self._better(best, moves.step_heights(best.choice, best.layout))
@@ -174,10 +175,10 @@ class _Solver:
         if not fitting and self.moves.bucketable:  # what goes to buckets has to be counted first
             fitting = self._fitting(too_large, self.moves.bucketable)
         if not fitting:
-            raise BudgetError(self.problem.room.shortage(too_large))
-        room = self.problem.room
-        roomy = [c for c in fitting if 4 * self._arena_needed(c[1]) <= room.arena_bytes(c[1])]
-        choice, _ = (roomy or fitting[-1:])[0]
+            raise BudgetError(self.problem.capacity.shortage(too_large))
+        capacity = self.problem.capacity
+        ample = [c for c in fitting if 4 * self._arena_needed(c[1]) <= capacity.arena_bytes(c[1])]
+        choice, _ = (ample or fitting[-1:])[0]
         found = self.problem.candidate(choice)
         assert found is not None, "it fits"
         return found
@@ -187,7 +188,7 @@ class _Solver:
         for most_steps, direct in _BEGINNINGS:
             heights = self.moves.heights(most_steps)
             tried = [self.moves.minimum_memory(height, bucketed, direct=direct) for height in heights]
-            fitting = [(choice, layout) for choice, layout in tried if self.problem.room.fits(layout)]
+            fitting = [(choice, layout) for choice, layout in tried if self.problem.capacity.fits(layout)]
             if fitting:
                 return fitting if most_steps == FEW_STEPS else fitting[:1]
             too_large += [layout for _, layout in tried]
@@ -205,7 +206,7 @@ class _Solver:
         while tasks_are_few(height // workload.tile_rows, workload.threads) and height < workload.rows:
             height *= 2
             choice, layout = self.moves.minimum_memory(height, frozenset(least.choice.bucketed), direct=True)
-            found = self.problem.candidate(choice) if self.problem.room.fits(layout) else None
+            found = self.problem.candidate(choice) if self.problem.capacity.fits(layout) else None
             if found is None:
                 return
             yield found

@@ -7,8 +7,7 @@ from operator import sub
 
 from ooc.plan.grid import Grid
 from ooc.plan.matrices import MatrixPlan
-from ooc.plan.passes import ColumnPass, Pass
-from ooc.plan.slabs import column_step_rows, pulled_columns
+from ooc.plan.passes import ColumnPass, Pass, column_step_rows, pulled_columns
 from ooc.plan.workload import EdgeData, Pull, Topology, Workload
 
 PULL_TILE_ROWS = 2048

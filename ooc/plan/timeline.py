@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a program does what on a machine, as plain data: for tables, for drawings, for comparing with a real run."""
+"""When a program does what on a machine, as plain data: for tables, for drawings, for comparing with a real run; and in
+Chrome's trace event format, for Perfetto (ui.perfetto.dev).
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Resource(Enum):
@@ -111,3 +113,33 @@ def stretches(events: Iterable[Event], shortest_s: float, longest_s: float) -> I
         held = Stretch(event.start_s, event.end_s, busy, event.at, event.nbytes)
     if held is not None:
         yield held
+
+
+def trace(timeline: Timeline) -> dict[str, Any]:
+    """One thread a resource, one for passes, memory as counters."""
+    events: list[dict[str, Any]] = [_named("process_name", 0, f"ooc {timeline.program}")]
+    threads = {resource: number for number, resource in enumerate(Resource, start=1)}
+    events.append(_named("thread_name", 0, "passes"))
+    events += [_named("thread_name", threads[resource], resource.value) for resource in timeline.busy_s]
+    for item in timeline.passes:
+        extra = {"waited_s": item.waited_s, "bound": item.bound.value}
+        events.append(_complete(item.title, 0, item.start_s, item.end_s, extra))
+    titles = {item.at: item.title for item in timeline.passes}
+    for event in timeline.events:
+        extra = {"bytes": event.nbytes} if event.nbytes else {}
+        events.append(_complete(titles[event.at], threads[event.resource], event.start_s, event.end_s, extra))
+    for use in timeline.memory:
+        events += [
+            {"name": use.tier, "ph": "C", "pid": 1, "ts": time_s * 1e6, "args": {"bytes": nbytes}}
+            for time_s, nbytes in use.samples
+        ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _named(kind: str, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": 1, "tid": thread, "args": {"name": name}}
+
+
+def _complete(name: str, thread: int, start_s: float, end_s: float, args: dict[str, Any]) -> dict[str, Any]:
+    micros = start_s * 1e6, (end_s - start_s) * 1e6
+    return {"name": name, "ph": "X", "pid": 1, "tid": thread, "ts": micros[0], "dur": micros[1], "args": args}

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 
-from ooc.plan.passes import ColumnPass, DealPass, RowPass, streaming_memory, sweeps_of
-from ooc.plan.plan import Plan, Region
+from ooc.plan.layout import Region
+from ooc.plan.passes import ColumnPass, DealPass, RowPass, direct_slabs, streaming_memory, sweeps_of
+from ooc.plan.plan import Plan
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
-from ooc.plan.slabs import direct_slabs
 from ooc.plan.staging import Staging, Way
 from ooc.plan.workload import Kind
 

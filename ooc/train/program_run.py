@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ooc.interruption import stop_if_asked
+from ooc.plan.layout import Region
 from ooc.plan.passes import ColumnPass, RowPass
-from ooc.plan.plan import Region
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
 from ooc.plan.workload import Kind, Pull

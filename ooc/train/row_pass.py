@@ -7,9 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ooc.plan.passes import ColumnPass, RowPass
+from ooc.plan.passes import ColumnPass, RowPass, direct_slabs, loaded_slabs, stored_slabs
 from ooc.plan.sequence import Step as PlannedStep
-from ooc.plan.slabs import direct_slabs, loaded_slabs, stored_slabs
 from ooc.plan.workload import Pull
 from ooc.train.committing import Committing
 from ooc.train.edge_sweep import EdgeSweep

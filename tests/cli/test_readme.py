@@ -125,8 +125,9 @@ def test_the_python_example_runs(here: Path, capfd: pytest.CaptureFixture[str]) 
 
 def test_the_example_of_replacement_is_what_comes_out() -> None:
     """docs/memory.md: which blocks are kept, what is read and written, and what LRU would do instead."""
-    from ooc.plan.replacement import Policy, Uses, belady, count_hits
+    from ooc.plan.replacement import Uses, belady
     from ooc.plan.sequence import Span, Use
+    from tests.plan.policies import Policy, count_hits
 
     page = PAGES["docs/memory.md"]
     uses: list[Span] = []

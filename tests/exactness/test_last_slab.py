@@ -10,9 +10,8 @@ import torch
 
 from ooc.plan import planner
 from ooc.plan.layout import Choice, Layout, lay_out
-from ooc.plan.passes import ColumnPass, RowPass
+from ooc.plan.passes import ColumnPass, RowPass, direct_slabs
 from ooc.plan.plan import Plan
-from ooc.plan.slabs import direct_slabs
 from ooc.plan.workload import Workload
 from ooc.storage.store import Store
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
@@ -34,12 +33,12 @@ CASES: dict[str, tuple[ModelCase, int, dict[str, Any]]] = {
 }
 
 
-def hold(patch: pytest.MonkeyPatch, *, direct: bool, buffers: int, last_beside: bool) -> None:
+def hold(patch: pytest.MonkeyPatch, *, direct: bool, buffers: int, overlap_last: bool) -> None:
     """Let everything that is cut be held like this, whatever the search would rather have."""
 
     def laid_out(workload: Workload, choice: Choice) -> Layout:
         cuts = {
-            name: replace(cut, direct=direct, buffers=buffers, last_beside=last_beside) if cut.columns else cut
+            name: replace(cut, direct=direct, buffers=buffers, overlap_last=overlap_last) if cut.columns else cut
             for name, cut in choice.cuts.items()
         }
         return lay_out(workload, replace(choice, cuts=cuts))
@@ -65,7 +64,7 @@ def test_results_do_not_depend_on_who_pulls_the_last_slab(name: str, store: Stor
     expected = None
     for direct, buffers, last in WAYS:
         with pytest.MonkeyPatch.context() as patch:
-            hold(patch, direct=direct, buffers=buffers, last_beside=last)
+            hold(patch, direct=direct, buffers=buffers, overlap_last=last)
             gpu, host = least_budgets(
                 lambda gpu=1, host="64M": make_trainer(
                     case, store, tmp_path, gpu_budget=gpu, host_budget=host, **options
@@ -90,6 +89,6 @@ def test_results_do_not_depend_on_who_pulls_the_last_slab(name: str, store: Stor
 
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gat"])
 def test_gradients_are_pygs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold(monkeypatch, direct=True, buffers=1, last_beside=True)
+    hold(monkeypatch, direct=True, buffers=1, overlap_last=True)
     case = ModelCase(kind=kind, layers=3, hidden=24, options={"heads": 4} if kind == "gat" else {})
     assert_agrees(case, random_data(GRAPH), tmp_path, slab_columns=12, epochs=3)

@@ -8,21 +8,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ooc.plan import UNMEASURED, Hardware, Limits, Workload
-from ooc.plan.budgets import Room
-from ooc.plan.layout import Choice, Cut, lay_out, lays_out_as, pulled_sources
+from ooc.plan.capacity import Capacity
+from ooc.plan.layout import Choice, SlabChoice, lay_out, lays_out_as, pulled_sources
 from ooc.plan.problem import Problem
 from ooc.plan.solver import PlannedLayout
 from ooc.plan.verifier import verify_plan
 from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, keeping, workload
 
-CUTS = st.builds(Cut, st.sampled_from([0, 8, 16, 24, 32, 64]), st.integers(1, 2), st.booleans(), st.booleans())
+CUTS = st.builds(SlabChoice, st.sampled_from([0, 8, 16, 24, 32, 64]), st.integers(1, 2), st.booleans(), st.booleans())
 BLOCK_IN_USE_BETWEEN_PASSES = (
-    Cut(64, 2, direct=False),
-    Cut(24, 2),
-    Cut(64, 1),
-    Cut(24, 2, last_beside=True),
-    Cut(0, 1),
+    SlabChoice(64, 2, direct=False),
+    SlabChoice(24, 2),
+    SlabChoice(64, 1),
+    SlabChoice(24, 2, overlap_last=True),
+    SlabChoice(0, 1),
 )
 """Of m1, m2, m3, dp3 and dp2: a pass once read more ahead for the next one than that has frames for."""
 
@@ -50,15 +50,15 @@ def also_loading(work: Workload, loaded: bool) -> Workload:
 )
 @example(cuts=BLOCK_IN_USE_BETWEEN_PASSES, rows=24_000, height=1024, loaded=True, kept=False, share=1.534488108718917)
 def test_what_fits_can_run(
-    machine: Hardware, cuts: tuple[Cut, ...], rows: int, height: int, loaded: bool, kept: bool, share: float
+    machine: Hardware, cuts: tuple[SlabChoice, ...], rows: int, height: int, loaded: bool, kept: bool, share: float
 ) -> None:
     work = also_loading(workload(rows=rows, width=64), loaded)
     work = keeping(work) if kept else work
     choice = Choice(height, dict(zip(pulled_sources(work), cuts, strict=True)))
     layout = lay_out(work, choice)
-    needed = Room(work, Limits(1, 1), machine).needed_bytes(layout)
+    needed = Capacity(work, Limits(1, 1), machine).needed_bytes(layout)
     limits = Limits(int(share * needed), 10**9 if machine.has_device_memory else work.fixed_host_bytes)
-    assert Room(work, limits, machine).fits(layout)
+    assert Capacity(work, limits, machine).fits(layout)
     verify_plan(PlannedLayout(Problem(work, limits, machine), choice, layout, 0.0).plan)
 
 
@@ -70,11 +70,11 @@ def test_what_fits_can_run(
     kept=st.booleans(),
 )
 def test_choices_that_come_to_the_same_are_laid_out_alike(
-    cuts: list[Cut], groups: int, beside: bool, kept: bool
+    cuts: list[SlabChoice], groups: int, beside: bool, kept: bool
 ) -> None:
     """And others are not: of every two choices the one is known by the other, or they differ."""
     work = in_groups(keeping(workload(rows=12_000)) if kept else workload(rows=12_000), groups)
-    choices = [Choice(1024, dict.fromkeys(pulled_sources(work), replace(cut, last_beside=beside))) for cut in cuts]
+    choices = [Choice(1024, dict.fromkeys(pulled_sources(work), replace(cut, overlap_last=beside))) for cut in cuts]
     keys, layouts = zip(*[(lays_out_as(choice, work), lay_out(work, choice)) for choice in choices], strict=True)
     assert keys[0] != keys[1] or layouts[0] == layouts[1]
     assert layouts[0] != layouts[1] or keys[0] == keys[1]

@@ -8,11 +8,10 @@ import pytest
 
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, make_plan
-from ooc.plan.layout import Choice, Cut, Layout, lay_out
-from ooc.plan.occupancy import frames_needed
-from ooc.plan.passes import ColumnPass
+from ooc.plan.capacity import frames_needed
+from ooc.plan.layout import Choice, Layout, SlabChoice, lay_out
+from ooc.plan.passes import ColumnPass, direct_slabs
 from ooc.plan.sequence import Use
-from ooc.plan.slabs import direct_slabs
 from ooc.plan.verifier import verify_plan
 from ooc.sizes import parse_size
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
@@ -22,7 +21,7 @@ MACHINES = pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], 
 
 
 def laid_out(*, direct: bool) -> Layout:
-    return lay_out(WORK, Choice(1024, dict.fromkeys(["m1", "m2", "m3", "dp2", "dp3"], Cut(64, 1, direct))))
+    return lay_out(WORK, Choice(1024, dict.fromkeys(["m1", "m2", "m3", "dp2", "dp3"], SlabChoice(64, 1, direct))))
 
 
 def scarcest(machine: Hardware) -> Plan:
@@ -47,7 +46,7 @@ def test_slab_buffers_are_taken_for_the_pull_alone() -> None:
 def test_the_least_memory_holds_no_plan_with_the_first_slabs_computed_in_place(machine: Hardware) -> None:
     made = scarcest(machine)
     verify_plan(made)
-    cuts = {name: Cut(m.grid.slab_columns, 1) for name, m in made.matrices.items() if name[0] in "md"}
+    cuts = {name: SlabChoice(m.grid.slab_columns, 1) for name, m in made.matrices.items() if name[0] in "md"}
     in_place = lay_out(WORK, Choice(made.step_rows, cuts))
     assert frames_needed(in_place, WORK) > made.frames
 

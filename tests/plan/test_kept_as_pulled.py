@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload
-from ooc.plan.layout import Cut
+from ooc.plan.layout import SlabChoice
 from ooc.plan.passes import ColumnPass, RowPass
 from ooc.plan.planner import plan_layout
 from ooc.plan.sequence import Use
@@ -19,7 +19,7 @@ WORK = keeping(workload(rows=ROWS, width=WIDTH))
 MACHINES = pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], ids=lambda machine: machine.name)
 
 
-def made(work: Workload, machine: Hardware, m2: Cut) -> Plan:
+def made(work: Workload, machine: Hardware, m2: SlabChoice) -> Plan:
     """A plan in which m2 is pulled like this and kept in z3, and everything else is in memory whole."""
     return held(work, machine, 50_000_000, {"m2": m2})
 
@@ -32,9 +32,9 @@ def used(plan: Plan, name: str, at: int, use: Use) -> int:
 
 
 @MACHINES
-@pytest.mark.parametrize(("last_beside", "slabs"), [(False, 4), (True, 3)])
-def test_every_slab_is_written_once_by_whoever_pulls_it(machine: Hardware, last_beside: bool, slabs: int) -> None:
-    plan = made(WORK, machine, Cut(16, 1, last_beside=last_beside))
+@pytest.mark.parametrize(("overlap_last", "slabs"), [(False, 4), (True, 3)])
+def test_every_slab_is_written_once_by_whoever_pulls_it(machine: Hardware, overlap_last: bool, slabs: int) -> None:
+    plan = made(WORK, machine, SlabChoice(16, 1, overlap_last=overlap_last))
     assert "p2" not in plan.matrices
     sweeps, stage = plan.programs["train"][2:4]
     assert isinstance(sweeps, ColumnPass)
@@ -43,12 +43,12 @@ def test_every_slab_is_written_once_by_whoever_pulls_it(machine: Hardware, last_
     assert used(plan, "z3", sweeps.index, Use.WRITE) == NBYTES * slabs // 4
     assert used(plan, "z3", stage.index, Use.READ) == NBYTES * slabs // 4
     assert used(plan, "z3", stage.index, Use.WRITE) == NBYTES * (4 - slabs) // 4
-    assert ("z3" in stage.stores) == last_beside
+    assert ("z3" in stage.stores) == overlap_last
 
 
 @MACHINES
 def test_what_is_pulled_whole_is_stored_by_the_stage(machine: Hardware) -> None:
-    plan = made(WORK, machine, Cut(0, 0))
+    plan = made(WORK, machine, SlabChoice(0, 0))
     (stage,) = [item for item in plan.programs["train"] if "z3" in item.stores]
     assert isinstance(stage, RowPass)
     assert stage.pulled is None
@@ -56,11 +56,11 @@ def test_what_is_pulled_whole_is_stored_by_the_stage(machine: Hardware) -> None:
 
 
 @MACHINES
-@pytest.mark.parametrize("last_beside", [False, True])
-def test_values_that_are_kept_narrower_are_pulled_elsewhere(machine: Hardware, last_beside: bool) -> None:
+@pytest.mark.parametrize("overlap_last", [False, True])
+def test_values_that_are_kept_narrower_are_pulled_elsewhere(machine: Hardware, overlap_last: bool) -> None:
     """The stage goes by what it has pulled, in full; what it keeps is rounded."""
     narrow = replace(WORK, matrices=WORK.matrices | {"z3": replace(WORK.matrices["z3"], itemsize=2)})
-    plan = made(narrow, machine, Cut(16, 1, last_beside=last_beside))
+    plan = made(narrow, machine, SlabChoice(16, 1, overlap_last=overlap_last))
     sweeps, stage = plan.programs["train"][2:4]
     assert isinstance(sweeps, ColumnPass)
     assert sweeps.output == "p2"
@@ -70,8 +70,8 @@ def test_values_that_are_kept_narrower_are_pulled_elsewhere(machine: Hardware, l
 def test_a_stage_of_more_rows_than_are_kept_has_them_all() -> None:
     """Of z3 the backward pass needs half the rows only; what the stage goes by is in it as well."""
     half = replace(WORK, matrices=WORK.matrices | {"z3": replace(WORK.matrices["z3"], rows=ROWS // 2)})
-    assert made(half, UNMEASURED, Cut(0, 0)).matrices["z3"].matrix.rows == ROWS // 2
-    assert made(half, UNMEASURED, Cut(16, 1)).matrices["z3"].matrix.rows == ROWS
+    assert made(half, UNMEASURED, SlabChoice(0, 0)).matrices["z3"].matrix.rows == ROWS // 2
+    assert made(half, UNMEASURED, SlabChoice(16, 1)).matrices["z3"].matrix.rows == ROWS
 
 
 @MACHINES
@@ -84,7 +84,7 @@ def test_less_is_written_where_memory_is_short(machine: Hardware) -> None:
 
 @MACHINES
 def test_a_pass_that_stores_again_what_it_reads_is_found(machine: Hardware) -> None:
-    plan = made(WORK, machine, Cut(16, 1, last_beside=True))
+    plan = made(WORK, machine, SlabChoice(16, 1, overlap_last=True))
     passes = plan.programs["train"]
     other = [
         replace(item, rest=None, loads=("m3",)) if isinstance(item, RowPass) and item.rest else item for item in passes

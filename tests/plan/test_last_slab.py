@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, Hardware, Plan
-from ooc.plan.layout import Choice, Cut, lay_out
+from ooc.plan.layout import Choice, SlabChoice, lay_out
 from ooc.plan.passes import ColumnPass, RowPass
 from ooc.plan.simulator import simulate
 from ooc.plan.verifier import verify_plan
@@ -17,15 +17,15 @@ WORK = workload(rows=ROWS, width=WIDTH)
 MACHINES = pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], ids=lambda machine: machine.name)
 
 
-def made(machine: Hardware, *, last_beside: bool, columns: int = 32, of: str = "m2", buffers: int = 1) -> Plan:
+def made(machine: Hardware, *, overlap_last: bool, columns: int = 32, of: str = "m2", buffers: int = 1) -> Plan:
     """A plan in which one matrix is pulled in slabs, in memory for nothing else."""
-    return held(WORK, machine, 40_000_000, {of: Cut(columns, buffers, last_beside=last_beside)})
+    return held(WORK, machine, 40_000_000, {of: SlabChoice(columns, buffers, overlap_last=overlap_last)})
 
 
 @MACHINES
 def test_its_sums_are_neither_written_nor_read(machine: Hardware) -> None:
     """One slab of two, 32 columns of 40,000 rows each way."""
-    beside, apart = made(machine, last_beside=True), made(machine, last_beside=False)
+    beside, apart = made(machine, overlap_last=True), made(machine, overlap_last=False)
     assert beside.matrices["p2"].matrix.columns == WIDTH // 2 == apart.matrices["p2"].matrix.columns // 2
     assert bytes_of("p2", beside) == bytes_of("p2", apart) / 2 == ROWS * 4 * WIDTH
 
@@ -39,7 +39,7 @@ def bytes_of(name: str, plan: Plan) -> int:
 @MACHINES
 @pytest.mark.parametrize("buffers", [1, 2])
 def test_every_slab_is_pulled_once_and_lies_in_its_buffer(machine: Hardware, buffers: int) -> None:
-    plan = made(machine, last_beside=True, columns=24, buffers=buffers)
+    plan = made(machine, overlap_last=True, columns=24, buffers=buffers)
     sweeps, beside = plan.programs["train"][2:4]
     assert isinstance(sweeps, ColumnPass)
     assert isinstance(beside, RowPass)
@@ -61,14 +61,14 @@ def test_a_source_that_is_read_as_it_arrives_is_pulled_as_ever(machine: Hardware
     )
     work = replace(WORK, programs=WORK.programs | {"train": stages})
     for buffers, left in ((1, False), (2, True)):
-        layout = lay_out(work, Choice(1024, dict.fromkeys(WORK.matrices, Cut(24, buffers, last_beside=True))))
+        layout = lay_out(work, Choice(1024, dict.fromkeys(WORK.matrices, SlabChoice(24, buffers, overlap_last=True))))
         (item,) = [item for item in layout.programs["train"] if isinstance(item, RowPass) and "m2" in item.loads]
         assert (item.rest is not None) == left
 
 
 @MACHINES
 def test_a_slab_that_is_pulled_twice_or_never_is_found(machine: Hardware) -> None:
-    plan = made(machine, last_beside=True)
+    plan = made(machine, overlap_last=True)
     passes = plan.programs["train"]
     alone = [replace(item, rest=None, pull=None) if isinstance(item, RowPass) else item for item in passes]
     twice = [replace(item, slabs=2) if isinstance(item, ColumnPass) else item for item in passes]
@@ -78,10 +78,10 @@ def test_a_slab_that_is_pulled_twice_or_never_is_found(machine: Hardware) -> Non
 
 
 @MACHINES
-@pytest.mark.parametrize("last_beside", [True, False])
-def test_a_slab_that_is_not_in_its_buffer_is_found(machine: Hardware, last_beside: bool) -> None:
+@pytest.mark.parametrize("overlap_last", [True, False])
+def test_a_slab_that_is_not_in_its_buffer_is_found(machine: Hardware, overlap_last: bool) -> None:
     """A block that is left out, one that comes a step too late, and one that comes while the slab before is pulled."""
-    plan = made(machine, last_beside=last_beside, columns=24)
+    plan = made(machine, overlap_last=overlap_last, columns=24)
     unrolled = plan.unrolled["train"]
     (begins, *_), blocks = sorted(unrolled.fill), unrolled.fill[min(unrolled.fill)]
     wrong = [{begins: blocks[1:]}, {begins: blocks[1:], begins + 1: blocks[:1]}]

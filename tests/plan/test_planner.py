@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from ooc.errors import BudgetError
 from ooc.plan import Limits, Plan, Workload, make_plan
 from ooc.plan.program import Program
-from ooc.plan.replacement import Policy, count_hits
 from ooc.plan.sequence import Use
 from ooc.plan.verifier import verify_plan
 from ooc.sizes import parse_size
 from tests.examples import examples
+from tests.plan.policies import Policy, count_hits
 from tests.plan.workloads import workload
 
 WORK = workload()

@@ -12,8 +12,8 @@ from ooc.plan.layout import Layout
 from ooc.plan.planner import plan_layout
 from ooc.plan.replacement import Uses
 from ooc.plan.schedule import block_table
+from ooc.plan.sequence import uses_of
 from ooc.plan.solver import MOST_STEPS, PlannedLayout
-from ooc.plan.uses import uses_of
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, workload
 
 IGB260M = (269_346_174, 3_995_777_033, 1024, 19)

@@ -4,7 +4,7 @@
 from dataclasses import replace
 
 from ooc.plan import UNMEASURED, Limits, Workload, make_plan
-from ooc.plan.layout import Choice, Cut, lay_out
+from ooc.plan.layout import Choice, SlabChoice, lay_out
 from ooc.plan.matrices import MatrixPlan
 from ooc.plan.workload import PerEdge
 from tests.plan.workloads import workload
@@ -18,7 +18,7 @@ def kept_in_half(work: Workload, *, sums_as_kept: bool) -> Workload:
 
 def planned(work: Workload, name: str) -> MatrixPlan:
     pulled = {s.pull.source for stages in work.programs.values() for s in stages if s.pull}
-    return lay_out(work, Choice(1024, dict.fromkeys(pulled, Cut(16, 2)))).matrices[name]
+    return lay_out(work, Choice(1024, dict.fromkeys(pulled, SlabChoice(16, 2)))).matrices[name]
 
 
 def test_what_is_summed_lies_there_as_it_is_kept() -> None:

@@ -6,9 +6,10 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.plan.replacement import Kept, Policy, Uses, belady, count_hits, next_spans
+from ooc.plan.replacement import Kept, Uses, belady, next_spans
 from ooc.plan.sequence import Span, Use
 from tests.examples import examples
+from tests.plan.policies import Policy, count_hits
 
 
 def uses_of(blocks: list[int], capacity: list[int], *, cyclic: bool = False) -> Uses:

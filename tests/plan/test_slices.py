@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED
-from ooc.plan.computing import computing_of
-from ooc.plan.layout import Choice, Cut, lay_out, pulled_sources
+from ooc.plan.cost import computing_of
+from ooc.plan.layout import Choice, SlabChoice, lay_out, pulled_sources
 from ooc.plan.passes import ColumnPass
 from ooc.plan.temporaries import most_edges, scratch_nbytes
 from ooc.plan.workload import EdgeWork, Stage, Workload
@@ -32,7 +32,7 @@ def sliced(**changed: object) -> Workload:
 
 def pulling(work: Workload, columns: int) -> tuple[ColumnPass, dict[str, object], int]:
     """A column pass whose slabs are to be so wide, the matrices it is laid out with, and the bytes of a frame."""
-    layout = lay_out(work, Choice(1024, dict.fromkeys(pulled_sources(work), Cut(columns, 1))))
+    layout = lay_out(work, Choice(1024, dict.fromkeys(pulled_sources(work), SlabChoice(columns, 1))))
     item = next(item for item in layout.programs["train"] if isinstance(item, ColumnPass))
     return item, layout.matrices, layout.frame_bytes
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, Limits, make_plan
-from ooc.plan.passes import ColumnPass, Pass
-from ooc.plan.slabs import column_step_rows, pulled_columns
+from ooc.plan.passes import ColumnPass, Pass, column_step_rows, pulled_columns
 from ooc.plan.temporaries import PULL_TILE_ROWS, scratch_nbytes
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import Parts, PerEdge, Workload

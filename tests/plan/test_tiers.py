@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Direction, Limits, Plan, Workload, make_plan
 from ooc.plan.forecast import Traffic, forecast_traffic
-from ooc.plan.layout import Choice, Cut, lay_out
+from ooc.plan.layout import Choice, SlabChoice, lay_out
 from ooc.plan.program import Program, found_in_memory
-from ooc.plan.replacement import Policy, count_hits
 from ooc.plan.sequence import Use
 from ooc.plan.simulator import simulate
 from ooc.plan.staging import Staging, Way
@@ -22,6 +21,7 @@ from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import Parts
 from ooc.sizes import parse_size
 from tests.examples import examples
+from tests.plan.policies import Policy, count_hits
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
 WORK = workload()
@@ -71,7 +71,7 @@ def test_what_the_host_holds_never_touches_the_disk() -> None:
 
 def test_where_the_host_holds_all_forecasts_need_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to go, epoch after epoch: the same as where every block is followed, which they are with less."""
-    cuts = {name: Cut(0, 0) for name in ("m1", "m2", "m3", "dp3")} | {"dp2": Cut(24, 1)}
+    cuts = {name: SlabChoice(0, 0) for name in ("m1", "m2", "m3", "dp3")} | {"dp2": SlabChoice(24, 1)}
     layout = lay_out(WORK, Choice(1024, cuts))
 
     def traffic(host_frames: int) -> list[Traffic]:
@@ -248,7 +248,7 @@ def test_the_budgets_named_do_plan_and_a_hundredth_less_does_not(device: int, ho
     needed_device, needed_host = least(device, host, work)
     verify_plan(plan(needed_device, needed_host, work))
     if device == 1:
-        with pytest.raises(BudgetError, match=r"of which .* hold 8 columns of m1|of which .* are blocks of"):
+        with pytest.raises(BudgetError, match=r"are messages that .* gathers, 8 columns \(m1\)|are blocks of"):
             plan(needed_device * 99 // 100, needed_host, work)
     if host == 1:
         with pytest.raises(BudgetError, match="two blocks on their way"):

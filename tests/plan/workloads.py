@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import overload
 
 from ooc.plan import UNMEASURED, Direction, Hardware, Kind, Limits, Matrix, Plan, Pull, Stage, Topology, Workload
-from ooc.plan.budgets import Room
+from ooc.plan.capacity import Capacity
 from ooc.plan.hardware import Wire
-from ooc.plan.layout import Choice, Cut, lay_out, pulled_sources
+from ooc.plan.layout import Choice, SlabChoice, lay_out, pulled_sources
 from ooc.plan.problem import Problem
 from ooc.plan.solver import PlannedLayout
 from ooc.plan.verifier import verify_plan
@@ -76,13 +76,13 @@ def in_groups(work: Workload, groups: int) -> Workload:
     return replace(work, programs={name: tuple(map(grouped, stages)) for name, stages in work.programs.items()})
 
 
-def held(work: Workload, machine: Hardware, device_bytes: int, cuts: dict[str, Cut]) -> Plan:
+def held(work: Workload, machine: Hardware, device_bytes: int, cuts: dict[str, SlabChoice]) -> Plan:
     """The verified plan in which some pulled matrices are held like this, and all others whole."""
-    whole = {name: Cut(0, 0) for name in pulled_sources(work)}
+    whole = {name: SlabChoice(0, 0) for name in pulled_sources(work)}
     choice = Choice(1024, whole | cuts)
     layout = lay_out(work, choice)
     limits = Limits(device_bytes, 10**9 if machine.has_device_memory else work.fixed_host_bytes)
-    assert Room(work, limits, machine).fits(layout)
+    assert Capacity(work, limits, machine).fits(layout)
     plan = PlannedLayout(Problem(work, limits, machine), choice, layout, 0.0).plan
     verify_plan(plan)
     return plan

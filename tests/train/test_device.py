@@ -218,7 +218,7 @@ def test_results_are_the_cpus_to_the_bit(
     assert moved == {(True, True), (True, False), (False, False)}, "all three tiers had their part"
 
 
-@pytest.mark.parametrize("last_beside", [False, True])
+@pytest.mark.parametrize("overlap_last", [False, True])
 @pytest.mark.parametrize("buffers", [1, 2])
 @pytest.mark.parametrize(
     ("name", "slab_columns"), [("gcn", 3), ("gcn", 5), ("gat", 5), ("gatv2", 5), ("sage of maxima", 5)]
@@ -227,7 +227,7 @@ def test_slabs_come_over_the_wire(
     name: str,
     slab_columns: int,
     buffers: int,
-    last_beside: bool,
+    overlap_last: bool,
     store: Store,
     tmp_path: Path,
     device: FakeDevice,
@@ -235,14 +235,14 @@ def test_slabs_come_over_the_wire(
 ) -> None:
     """Column passes, whose slab buffers are filled from below while others are pulled: of attention head by head. The
     last slab may be pulled with the rows that its sums are for."""
-    hold(monkeypatch, direct=True, buffers=buffers, last_beside=last_beside)
+    hold(monkeypatch, direct=True, buffers=buffers, overlap_last=overlap_last)
     model = MODELS[name]
     expected = outcome(builder(model, store, tmp_path, threads=1)())
     build = on_device(model, store, tmp_path, slab_columns=slab_columns)
     gpu, host = least_budgets(build)
     trainer = build(int(1.1 * gpu), int(1.1 * host))
     assert any(program.fill for program in trainer.plan.unrolled.values())
-    assert bool(left(trainer.plan)) == last_beside
+    assert bool(left(trainer.plan)) == overlap_last
     assert_same(outcome(trainer), expected)
 
 

@@ -22,8 +22,7 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 from ooc.events import Event as Told
 from ooc.events import TaskAdvanced
 from ooc.plan.staging import Way
-from ooc.plan.timeline import Event, PassTime, Resource, Timeline
-from ooc.plan.trace import trace
+from ooc.plan.timeline import Event, PassTime, Resource, Timeline, trace
 from ooc.prefetch import device
 from ooc.prefetch.arena import Bytes
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The budgets: what they leave for arenas, whether a layout fits, and what to say when none does."""
+"""What budgets leave for arenas and what passes need of them: whether a layout fits, and what to say when none does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout import Layout
-from ooc.plan.occupancy import ahead_frames, blocks_at_once, frames_needed
-from ooc.plan.passes import Pass, RowPass
+from ooc.plan.matrices import MatrixPlan
+from ooc.plan.passes import ColumnPass, Pass, RowPass, column_step_rows, loaded_slabs, slabs_beside, stored_slabs
+from ooc.plan.sequence import edge_grid
 from ooc.plan.staging import IN_TRANSFER, frames_to_hold
+from ooc.plan.temporaries import most_edges
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
@@ -27,7 +29,7 @@ class Limits:
     ssd_write_bytes: int | None = None
 
 
-class Room:
+class Capacity:
     """What ``limits`` leave for the arenas of layouts of ``workload``.
 
     On the CPU both budgets are of one memory, and the one arena may take from either; where the device has memory of
@@ -74,26 +76,26 @@ class Room:
     # ---- what is needed ------------------------------------------------------------------------------------
 
     def needed_bytes(self, layout: Layout) -> int:
-        """What the leanest run of ``layout`` takes where it is computed, the temporaries and parameters included."""
+        """The least that a run of ``layout`` takes where it is computed, temporaries and parameters included."""
         return self._beside_device(layout) + frames_needed(layout, self.workload) * layout.frame_bytes
 
     def needed_host_bytes(self, layout: Layout) -> int:
-        """What the leanest run takes of host memory, where that is not the memory that is computed in."""
+        """The least that it takes of host memory, where that is not the memory that is computed in."""
         ring = IN_TRANSFER * layout.frame_bytes if self.has_tiers else 0
         return self.workload.fixed_host_bytes + ring
 
     def _beside_device(self, layout: Layout) -> int:
         return self.workload.fixed_device_bytes + layout.scratch_bytes
 
-    def shortage(self, leanest: Sequence[Layout]) -> str:
-        """Why none of ``leanest``, the leanest layout of every block height, fits: who needs how much, what there is,
-        and the least budgets that would do."""
-        return self._shortage_of_tiers(leanest) if self.has_tiers else self._shortage_of_one(leanest)
+    def shortage(self, smallest: Sequence[Layout]) -> str:
+        """Why none of ``smallest``, the layouts of least memory of every block height, fits: who needs how much, what
+        there is, and the least budgets that would do."""
+        return self._shortage_of_tiers(smallest) if self.has_tiers else self._shortage_of_one(smallest)
 
-    def _shortage_of_one(self, leanest: Sequence[Layout]) -> str:
+    def _shortage_of_one(self, smallest: Sequence[Layout]) -> str:
         work, limits = self.workload, self.limits
         if work.fixed_host_bytes > limits.host_bytes:
-            need = min(self.needed_bytes(one) for one in leanest)
+            need = min(self.needed_bytes(one) for one in smallest)
             least = work.fixed_host_bytes
             line = (
                 f"row offsets and scalings need {format_size(least)} on the host, the host budget is "
@@ -107,7 +109,7 @@ class Room:
         def least_device(one: Layout) -> int:
             return max(self._beside_device(one), self.needed_bytes(one) - spare)
 
-        layout = min(leanest, key=least_device)
+        layout = min(smallest, key=least_device)
         need, least = self.needed_bytes(layout), least_device(layout)
         if need - spare <= limits.device_bytes:
             # Both together would do: what the arena is not for may not be taken from the host budget.
@@ -116,15 +118,15 @@ class Room:
                 f"{format_size(limits.device_bytes)}; give gpu_budget='{budget_of(least)}'"
             )
         return (
-            f"the leanest plan needs {format_size(need + work.fixed_host_bytes)}{_largest(layout, work)}; the gpu "
+            f"the smallest plan needs {format_size(need + work.fixed_host_bytes)}{_largest(layout, work)}; the gpu "
             f"budget is {format_size(limits.device_bytes)} and the host budget {format_size(limits.host_bytes)}; "
             f"give gpu_budget='{budget_of(least)}'"
         )
 
-    def _shortage_of_tiers(self, leanest: Sequence[Layout]) -> str:
+    def _shortage_of_tiers(self, smallest: Sequence[Layout]) -> str:
         work, limits = self.workload, self.limits
-        fitting = [one for one in leanest if self.needed_bytes(one) <= limits.device_bytes]
-        layout = min(fitting, key=self.needed_host_bytes) if fitting else min(leanest, key=self.needed_bytes)
+        fitting = [one for one in smallest if self.needed_bytes(one) <= limits.device_bytes]
+        layout = min(fitting, key=self.needed_host_bytes) if fitting else min(smallest, key=self.needed_bytes)
         device, host = self.needed_bytes(layout), self.needed_host_bytes(layout)
         lines, remedies = [], []
         if host > limits.host_bytes:
@@ -136,7 +138,7 @@ class Room:
             remedies.append(f"host_budget='{budget_of(host)}'")
         if device > limits.device_bytes:
             lines.append(
-                f"the leanest plan needs {format_size(device)} on the device{_largest(layout, work)}, and its budget "
+                f"the smallest plan needs {format_size(device)} on the device{_largest(layout, work)}, and its budget "
                 f"is {format_size(limits.device_bytes)}"
             )
             remedies.append(f"gpu_budget='{budget_of(device)}'")
@@ -158,8 +160,8 @@ def _at_once(layout: Layout, workload: Workload) -> list[tuple[Pass, int]]:
 
 
 def _largest(layout: Layout, workload: Workload) -> str:
-    """What takes most of the leanest arena: the narrowest slab of a matrix, or the blocks that one pass works in; or
-    more than either, what a layer of unknown insides makes of its edges."""
+    """What takes most of the smallest arena: the narrowest slab of a matrix, or the blocks that one pass works in; or
+    more than either, what an opaque layer makes of its edges."""
     slab = max((r for regions in layout.regions.values() for r in regions), key=lambda r: r.count, default=None)
     item, frames = max(_at_once(layout, workload), key=lambda counted: counted[1])
     heaviest, largest = layout.heaviest, max(frames, 0 if slab is None else slab.count) * layout.frame_bytes
@@ -167,17 +169,29 @@ def _largest(layout: Layout, workload: Workload) -> str:
     if heaviest is not None and is_general and layout.scratch_bytes > largest:
         return f", of which {format_size(layout.scratch_bytes)} are what a layer makes of edges in {heaviest.title}"
     if slab is not None and (slab.count >= frames or not isinstance(item, RowPass)):
-        planned = layout.matrices[slab.matrix]
-        if planned.runs is not None:
-            return f", of which {format_size(slab.count * layout.frame_bytes)} are for runs of {slab.matrix}"
-        if planned.deal is not None:
-            return f", of which {format_size(slab.count * layout.frame_bytes)} are for buckets of {slab.matrix}"
-        width = planned.grid.slab_columns
-        return f", of which {format_size(slab.count * layout.frame_bytes)} hold {width} columns of {slab.matrix}"
+        nbytes = format_size(slab.count * layout.frame_bytes)
+        return f", of which {nbytes} are {_held(layout.matrices[slab.matrix], workload)}"
     if not isinstance(item, RowPass):
         return ""
     names = ", ".join(dict.fromkeys((*item.reads, *item.stores)))
     return f", of which {format_size(frames * layout.frame_bytes)} are blocks of {names} in {item.stage.name}"
+
+
+def _held(planned: MatrixPlan, workload: Workload) -> str:
+    """What a region of ``planned`` holds, for people to read."""
+    name = planned.matrix.name
+    if planned.runs is not None:
+        return f"for partial sums of {name}"
+    if planned.deal is not None:
+        return f"for buckets of {name}"
+    width = planned.grid.slab_columns
+    columns = f"{width} column{'s' * (width > 1)} ({name})"
+    for stages in workload.programs.values():
+        loss = next((at for at, stage in enumerate(stages) if stage.reverse), len(stages))
+        for at, stage in enumerate(stages):
+            if stage.pull is not None and stage.pull.source == name:
+                return f"{'gradients' if at > loss else 'messages'} that {stage.name} gathers, {columns}"
+    raise AssertionError("a region holds what some stage gathers")
 
 
 def budget_of(nbytes: int) -> str:
@@ -186,3 +200,76 @@ def budget_of(nbytes: int) -> str:
         if nbytes >= 100 * scale:
             return f"{-(-nbytes // scale)}{unit}"
     return str(nbytes)
+
+
+def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Sequence[Pass]) -> int:
+    """A bound on the frames in use while two neighbouring steps of a pass are computed."""
+    count = 0
+    if isinstance(item, ColumnPass):
+        count += 2
+        height = column_step_rows(item, layout.matrices)
+        for name in item.pull.own:
+            planned = layout.matrices[name]
+            source = layout.matrices[item.pull.source].grid
+            slabs = max(len(slabs_beside(source, planned.grid, slab)) for slab in range(item.slabs))
+            count += 0 if planned.whole else 2 * slabs
+    else:
+        height = layout.step_rows
+        for name in item.loads:
+            planned = layout.matrices[name]
+            count += 2 * len(loaded_slabs(name, item, planned.grid)) if planned.in_frames else 0
+        for name in item.stores:
+            planned = layout.matrices[name]
+            slabs = len(stored_slabs(name, item.index, layout.matrices, passes))
+            count += 2 * slabs if planned.in_frames else 0
+    if item.pull is not None:
+        topology = workload.topologies[item.pull.direction]
+        most = most_edges(topology, workload.tile_rows, item.rows, height)
+        for data in (None, *item.pull.edge_data):
+            grid = edge_grid(topology.arrays[data], topology.edges, layout.frame_bytes)
+            count += 2 * (-(-most // grid.block_rows) + 1)
+    return count
+
+
+def ahead_frames(at_once: int) -> int:
+    """Frames worth having beyond those in use, so that reads and writes go on while a step is computed."""
+    return max(4, at_once // 2)
+
+
+def frames_needed(layout: Layout, workload: Workload) -> int:
+    """The fewest frames that every pass can run in, reading nothing ahead."""
+    most = 0
+    for name, passes in layout.programs.items():
+        for item in passes:
+            taken = max((r.stop for r in layout.regions[name] if r.first <= item.index <= r.last), default=0)
+            most = max(most, taken + blocks_at_once(item, layout, workload, passes))
+    return most
+
+
+def capacity_of(
+    passes: Sequence[Pass],
+    layout: Layout,
+    workload: Workload,
+    bounds: Sequence[tuple[int, int]],
+    available: Sequence[Sequence[range]],
+    *,
+    cyclic: bool,
+    coarseness: int = 1,
+) -> list[int]:
+    """By step: frames left for blocks that wait, beside those that a pass works in and reads ahead into.
+
+    ``bounds`` may be those of a program with blocks ``coarseness`` times as tall as the layout's.
+    """
+    room = []
+    for item, pieces in zip(passes, available, strict=True):
+        at_once = blocks_at_once(item, layout, workload, passes)
+        free = sum(map(len, pieces)) - at_once
+        room.append(max(0, free - ahead_frames(at_once)) // coarseness)
+    capacity: list[int] = []
+    for p, (first, stop) in enumerate(bounds):
+        capacity += [room[p]] * (stop - first)
+        if stop > first:
+            then = p + 1 if p + 1 < len(bounds) else 0
+            if p + 1 < len(bounds) or cyclic:
+                capacity[-1] = min(room[p], room[then])
+    return capacity
