@@ -114,10 +114,11 @@ class Problem:
 
     @cached_property
     def kept_bytes(self) -> dict[int, int]:
-        """By stage that could be recomputed: bytes of what it keeps for the backward pass."""
+        """By stage that could be recomputed: bytes of what it keeps for the backward pass. None of a prediction's, which
+        has no backward pass and keeps nothing."""
         matrices = self.workload.matrices
         return {
             kept.stage: sum(matrices[name].nbytes for name in kept.matrices)
             for kept in self.workload.kept
-            if kept.repeatable
+            if kept.repeatable and matrices.keys() >= {*kept.matrices}
         }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ooc.plan import planner
+from ooc.plan import moves, problem
 from ooc.plan.layout import Choice, Layout, lay_out
 from ooc.plan.passes import ColumnPass, RowPass, direct_slabs
 from ooc.plan.plan import Plan
@@ -43,7 +43,8 @@ def hold(patch: pytest.MonkeyPatch, *, direct: bool, buffers: int, overlap_last:
         }
         return lay_out(workload, replace(choice, cuts=cuts))
 
-    patch.setattr(planner, "lay_out", laid_out)
+    for module in (problem, moves):
+        patch.setattr(module, "lay_out", laid_out)
 
 
 def left(plan: Plan) -> list[str]:

@@ -124,6 +124,20 @@ def test_what_cannot_be_run_again_is_kept() -> None:
     assert choose_workload(variants, limits(3), SLOW_DISK).recomputed == NOTHING
 
 
+def test_what_a_prediction_does_not_keep_is_not_recomputed() -> None:
+    """Its workload names the stages that training would keep something of, but has no such matrices."""
+    work = gcn()
+    forward = tuple(replace(stage, stores=stage.stores[-1:]) for stage in work.programs["train"] if not stage.reverse)
+    matrices = {name: matrix for name, matrix in work.matrices.items() if name[0] in "xm"}
+    work = replace(work, matrices=matrices, programs={"prepare": (), "train": forward})
+
+    def variants(recomputed: Recomputed) -> Workload:
+        assert not recomputed
+        return work
+
+    assert choose_workload(variants, limits(1.0), SLOW_DISK).recomputed == NOTHING
+
+
 @pytest.mark.parametrize("matrices", [3.0, 4.0])
 def test_what_may_not_be_written_is_computed_again(matrices: float) -> None:
     """Where the least that keeping everything writes is more than the limit; and no less will do than is named."""
