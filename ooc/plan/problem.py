@@ -114,7 +114,7 @@ class Problem:
 
     @cached_property
     def kept_bytes(self) -> dict[int, int]:
-        """By stage that could be recomputed: bytes of what it keeps for the backward pass. None of a prediction's, which
+        """By stage that could be recomputed: bytes of what it keeps for the backward pass. None of a prediction's: it
         has no backward pass and keeps nothing."""
         matrices = self.workload.matrices
         return {
