@@ -21,7 +21,7 @@ import psutil
 from ooc.cli.settings import CPU_DEVICE_SHARE_OF_FREE, HOST_SHARE_OF_FREE
 from ooc.memory import available_memory_bytes
 from ooc.prefetch.engines import kvikio
-from ooc.prefetch.engines.choice import BY_WAY_OF_HOST, STRAIGHT, choose_engine, filesystem_of, probe_direct
+from ooc.prefetch.engines.choice import BY_GPUDIRECT, BY_WAY_OF_HOST, choose_engine, filesystem_of, probe_direct
 from ooc.prefetch.engines.kernel_queue import KernelQueue
 from ooc.sizes import format_size
 
@@ -103,7 +103,7 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
         "o_direct": {True: "works", False: "refused", None: "could not be tried"}[probe.works],
         "io_submit": io_submit,
         "io_uring": f"{io_uring} (not needed)",
-        "to_a_gpu": STRAIGHT if found.reaches_gpu else BY_WAY_OF_HOST,
+        "to_a_gpu": BY_GPUDIRECT if found.reaches_gpu else BY_WAY_OF_HOST,
         "gpudirect": not lacks,
         "gpudirect_lacks": lacks,
     }

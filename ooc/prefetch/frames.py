@@ -1,110 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frames of an arena at run time: which block each holds, what is on its way in, and on its way out.
+"""The memory that is computed in: frames that blocks are read into ahead of time and written out of behind it.
 
-Follows instructions and decides nothing. A frame may be given to its next block while the last one is still being
-written out of it: the read into it is sent off when that write has ended (``advance``), and only who needs the frame
-now waits (``await_frame``, ``await_read``). Every wait ends with its request, and a failed one raises SpillError.
+There are two kinds. On the CPU the arena is host memory, blocks come from the SSD right into it, and whoever waits for
+one waits on the host. Where the device has memory of its own, the arena is the device's; a wait is then an order to the
+device, and the host goes on (``ooc.prefetch.device_frames``). Programs and passes are run alike in both.
+
+Workspaces follow instructions and decide nothing. One thread uses them; ``matrix`` may be called by any.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from ooc.prefetch.arena import Arena, Bytes
+import torch
+from torch import Tensor
+
+from ooc.plan.program import Program
+from ooc.plan.staging import Staging
+from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine, Span, Ticket
 
+Locate = Callable[[int], tuple[Sequence[Span], int]]
+"""Where a block lies on the SSD, and its bytes."""
+Nbytes = Callable[[int], int]
+"""The bytes of a block."""
 
-class Frames:
-    """Frames of ``frame_bytes`` in ``arena``, used by one thread; ``view`` may be called by any."""
 
-    def __init__(self, arena: Arena, frame_bytes: int, engine: Engine) -> None:
-        self._arena = arena
-        self._frame_bytes = frame_bytes
-        self._engine = engine
-        self._where: dict[int, int] = {}
-        self._content: dict[int, int] = {}
-        self._arriving: dict[int, Ticket] = {}
-        self._postponed: dict[int, tuple[Sequence[Span], int]] = {}  # reads by block, in order
-        self._leaving: dict[int, Ticket] = {}  # by frame
-        self._on_their_way: dict[int, Ticket] = {}  # writes by block
+class Transfer(Protocol):
+    """Bytes under way: a request of the SSD, or a copy to or from a device."""
+
+    def settle(self) -> None:
+        """Return when it has ended, whatever the result."""
+
+
+T = TypeVar("T", bound=Transfer)
+
+
+class FrameTable(ABC, Generic[T]):
+    """Which block each frame holds, and what is under way into it."""
+
+    def __init__(self) -> None:
+        self._where: dict[int, int] = {}  # block → frame
+        self._content: dict[int, int] = {}  # frame → block
+        self._arriving: dict[int, T] = {}  # by block
 
     def holds(self, block: int, frame: int) -> bool:
-        """Whether ``block`` is in ``frame``, or being read into it."""
+        """Whether ``block`` is in ``frame``, or on its way into it."""
         return self._where.get(block) == frame
 
-    def acquire(self, block: int, frame: int) -> None:
-        """Give ``frame`` to ``block``; what was in it is forgotten, though it may still be on its way to the SSD."""
+    @abstractmethod
+    def await_read(self, block: int) -> None:
+        """From here on what is read of ``block`` is there."""
+
+    def _give(self, block: int, frame: int) -> None:
+        """``frame`` is the frame of ``block``; what was in it is forgotten, though it may still be on its way out."""
         self._forget(frame)
         self._where[block] = frame
         self._content[frame] = block
-
-    def await_frame(self, block: int) -> None:
-        """Return when nothing is written out of the frame of ``block`` any more: it may be filled."""
-        self._await_left(self._where[block])
-
-    def read(self, block: int, spans: Sequence[Span], nbytes: int) -> None:
-        """Start reading ``block`` into its frame, or see to it that ``advance`` does."""
-        self._postponed[block] = (spans, nbytes)
-        self._start(block)
-
-    def advance(self) -> None:
-        """Start the reads that had to wait for a write which has ended meanwhile."""
-        for block in list(self._postponed):
-            self._start(block)
-
-    def _start(self, block: int) -> None:
-        """Read ``block`` unless a write of it, or out of its frame, is under way."""
-        writes = self._leaving.get(self._where[block]), self._on_their_way.get(block)
-        if all(write is None or write.ended for write in writes):
-            self._start_now(block)
-
-    def _start_now(self, block: int) -> None:
-        spans, nbytes = self._postponed.pop(block)
-        self.await_frame(block)
-        self.await_written(block)
-        self._arriving[block] = self._engine.read(spans, self.view(block, nbytes))
-
-    def await_read(self, block: int) -> None:
-        """Return when what is read of ``block`` has arrived."""
-        if block in self._postponed:
-            self._start_now(block)
-        ticket = self._arriving.pop(block, None)
-        if ticket is not None:
-            ticket.wait()
-
-    def write(self, block: int, spans: Sequence[Span], nbytes: int) -> None:
-        """Start writing ``block`` out of its frame; two writes of one block never overtake one another."""
-        self.await_written(block)
-        ticket = self._engine.write(spans, self.view(block, nbytes))
-        self._leaving[self._where[block]] = ticket
-        self._on_their_way[block] = ticket
-
-    def await_written(self, block: int) -> None:
-        """Return when the SSD has ``block`` as it was last written."""
-        ticket = self._on_their_way.pop(block, None)
-        if ticket is not None:
-            ticket.wait()
-
-    def view(self, block: int, nbytes: int) -> Bytes:
-        """The memory of ``block``."""
-        return self._arena.view(self._where[block] * self._frame_bytes, nbytes)
-
-    def region(self, frame: int, nbytes: int) -> Bytes:
-        """``nbytes`` of contiguous memory from ``frame`` on."""
-        return self._arena.view(frame * self._frame_bytes, nbytes)
-
-    def move(self, block: int, target: int, nbytes: int) -> None:
-        """Copy ``block`` to the frame ``target``."""
-        self.await_read(block)
-        source = self.view(block, nbytes)
-        del self._content[self._where[block]]
-        self.acquire(block, target)
-        self.await_frame(block)
-        self.view(block, nbytes)[:] = source
-
-    def clear(self, first: int, count: int) -> None:
-        """Forget what ``count`` frames from ``first`` on hold: they are about to become a region."""
-        for frame in range(first, first + count):
-            self._forget(frame)
-            self._await_left(frame)
 
     def _forget(self, frame: int) -> None:
         block = self._content.pop(frame, None)
@@ -112,18 +64,187 @@ class Frames:
             self.await_read(block)
             del self._where[block]
 
+
+class Workspace(FrameTable[T]):
+    """``place`` is where its tensors are."""
+
+    place: torch.device
+
+    def __init__(self, nbytes: Nbytes) -> None:
+        super().__init__()
+        self._nbytes = nbytes
+        self._leaving: dict[int, T] = {}  # by frame
+
+    @abstractmethod
+    def hold(self, transfer: T) -> None:
+        """From here on, for what is computed, ``transfer`` has ended."""
+
+    # ---- programs and passes -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def begin(self, program: Program, staging: Staging | None) -> None:
+        """Have in their frames the blocks that the run before has left there; the first run reads them."""
+
+    def move(self, block: int, target: int) -> None:
+        """Copy ``block`` to the frame ``target``."""
+        self.await_read(block)
+        source = self._memory(block)
+        del self._content[self._where[block]]
+        self._give(block, target)
+        self.await_frame(block)
+        self._memory(block).copy_(source)
+
+    def clear(self, first: int, count: int) -> None:
+        """Forget what ``count`` frames from ``first`` on hold: they are about to become a region."""
+        for frame in range(first, first + count):
+            self._forget(frame)
+            self._await_left(frame)
+
+    def entered(self) -> None:
+        """Moves and regions of a pass are done: its steps begin."""
+
+    def finish(self) -> None:
+        """After the last step of the program, and the moves behind it."""
+
+    # ---- steps ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def vacate(self, step: int) -> None:
+        """Frames that were last used in ``step`` are given away from now on."""
+
+    @abstractmethod
+    def acquire(self, block: int, frame: int, *, load: bool) -> None:
+        """Give ``frame`` to ``block``; ``load``: and start reading it from below."""
+
+    def await_read(self, block: int) -> None:
+        transfer = self._arriving.pop(block, None)
+        if transfer is not None:
+            self.hold(transfer)
+
+    def await_frame(self, block: int) -> None:
+        """From here on the frame of ``block`` may be filled."""
+        self._await_left(self._where[block])
+
+    @abstractmethod
+    def fill(self, block: int, memory: Tensor) -> T:
+        """Start reading ``block`` from below into ``memory``, uint8, of a region."""
+
+    def launched(self, step: int) -> None:
+        """All tiles of ``step`` have been put out, and on a device with memory of its own, launched."""
+
+    @abstractmethod
+    def write(self, block: int, step: int) -> None:
+        """Start writing ``block``, as ``step`` has left it, to what lies below."""
+
+    # ---- memory --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def matrix(self, block: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+        """The memory of ``block`` as [rows, columns] of ``dtype``."""
+
+    @abstractmethod
+    def region(self, frame: int, nbytes: int) -> Tensor:
+        """``nbytes`` of contiguous memory from ``frame`` on, uint8."""
+
+    @abstractmethod
+    def await_written(self, block: int) -> None:
+        """Return when the SSD has ``block`` as it was last written."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let everything under way end, whatever its result, and forget what is where."""
+
+    def _memory(self, block: int) -> Tensor:
+        return self.region(self._where[block], self._nbytes(block))
+
     def _await_left(self, frame: int) -> None:
-        ticket = self._leaving.pop(frame, None)
+        transfer = self._leaving.pop(frame, None)
+        if transfer is not None:
+            self.hold(transfer)
+
+
+class HostWorkspace(Workspace[Ticket]):
+    """Frames of ``frame_bytes`` in ``arena``, host memory with the SSD right below it.
+
+    A frame may be given to its next block while the last one is still being written out of it: the read into it is sent
+    off when that write has ended (``vacate``), and only who needs the frame now waits (``await_frame``,
+    ``await_read``). Every wait ends with its request, and a failed one raises SpillError.
+    """
+
+    place = torch.device("cpu")
+
+    def __init__(self, arena: Arena, frame_bytes: int, engine: Engine, locate: Locate, nbytes: Nbytes) -> None:
+        super().__init__(nbytes)
+        self._arena = arena
+        self._frame_bytes = frame_bytes
+        self._engine = engine
+        self._locate = locate
+        self._postponed: dict[int, None] = {}  # blocks to be read, in order
+        self._on_their_way: dict[int, Ticket] = {}  # writes by block
+
+    def hold(self, transfer: Ticket) -> None:
+        transfer.wait()
+
+    def begin(self, program: Program, staging: Staging | None) -> None:
+        for block, frame in program.warm:
+            if not self.holds(block, frame):
+                self.acquire(block, frame, load=True)
+
+    def vacate(self, step: int) -> None:
+        for block in list(self._postponed):
+            self._read(block)
+
+    def acquire(self, block: int, frame: int, *, load: bool) -> None:
+        self._give(block, frame)
+        if load:
+            self._postponed[block] = None
+            self._read(block)
+
+    def _read(self, block: int) -> None:
+        """Start reading ``block`` unless a write of it, or out of its frame, is under way."""
+        writes = self._leaving.get(self._where[block]), self._on_their_way.get(block)
+        if all(write is None or write.ended for write in writes):
+            self._read_now(block)
+
+    def _read_now(self, block: int) -> None:
+        del self._postponed[block]
+        self.await_frame(block)
+        self.await_written(block)
+        spans, nbytes = self._locate(block)
+        memory = self._arena.view(self._where[block] * self._frame_bytes, nbytes)
+        self._arriving[block] = self._engine.read(spans, memory)
+
+    def await_read(self, block: int) -> None:
+        if block in self._postponed:
+            self._read_now(block)
+        super().await_read(block)
+
+    def fill(self, block: int, memory: Tensor) -> Ticket:
+        self.await_written(block)
+        return self._engine.read(self._locate(block)[0], memory.numpy(), bulk=True)
+
+    def write(self, block: int, step: int) -> None:
+        self.await_written(block)  # two writes of one block never overtake one another
+        spans, nbytes = self._locate(block)
+        frame = self._where[block]
+        ticket = self._engine.write(spans, self._arena.view(frame * self._frame_bytes, nbytes))
+        self._leaving[frame] = self._on_their_way[block] = ticket
+
+    def matrix(self, block: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+        return self.region(self._where[block], rows * columns * dtype.itemsize).view(dtype).view(rows, columns)
+
+    def region(self, frame: int, nbytes: int) -> Tensor:
+        return torch.from_numpy(self._arena.view(frame * self._frame_bytes, nbytes))
+
+    def await_written(self, block: int) -> None:
+        ticket = self._on_their_way.pop(block, None)
         if ticket is not None:
             ticket.wait()
 
     def settle(self) -> None:
-        """Let everything under way end, whatever its result."""
-        for ticket in (*self._arriving.values(), *self._leaving.values(), *self._on_their_way.values()):
-            ticket.settle()
-        self._arriving.clear()
-        self._postponed.clear()
-        self._leaving.clear()
-        self._on_their_way.clear()
-        self._where.clear()
-        self._content.clear()
+        for known in (self._arriving, self._leaving, self._on_their_way):
+            for ticket in known.values():
+                ticket.settle()
+            known.clear()
+        for table in (self._postponed, self._where, self._content):
+            table.clear()

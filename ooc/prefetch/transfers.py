@@ -5,8 +5,8 @@ Follows ``ooc.plan.staging`` and decides nothing: transfers are asked for in the
 its host frames their blocks first, and reads from the SSD set off for later ones. The host waits in two cases only: for
 a block that has not come from the SSD yet, and for what still moves through a host frame that the SSD is to read into.
 
-Where an engine reads and writes the device's own memory (``straight``: GPUDirect), blocks that would only pass through
-their host frame come and go without it. Such a request is no event of a stream: before it the host waits for what has
+Where an engine reads and writes the device's own memory (GPUDirect), blocks that would only pass through their host
+frame come and go without it. Such a request is no event of a stream: before it the host waits for what has
 used the device's frame last, two steps ago or more, or slab buffer, one step ago; and after it for the block, or for
 the frame, when somebody needs it.
 """
@@ -21,17 +21,14 @@ from ooc.plan.program import Program
 from ooc.plan.staging import PassingThrough, Staging, Way, passing_through
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device, Event
-from ooc.prefetch.engine import Engine, Span, Ticket
-
-Locate = Callable[[int], tuple[Sequence[Span], int]]
-"""Where a block lies on the SSD, and its bytes."""
-
+from ooc.prefetch.engine import Engine, Ticket
+from ooc.prefetch.frames import FrameTable, Locate
 
 _NOTHING = PassingThrough(frozenset(), frozenset())
 
 
-class Passage(Event):
-    """The end of a request of the SSD for the device's memory."""
+class DirectTransfer(Event):
+    """The end of a GPUDirect read or write: a request of the SSD for the device's memory."""
 
     of_stream = False
 
@@ -49,7 +46,7 @@ class Passage(Event):
         self._ticket.settle()
 
 
-class Transfers:
+class Transfers(FrameTable[Ticket]):
     """Frames of ``frame_bytes`` in ``memory`` between a device and the SSD, used by one thread.
 
     The program calls frames by names that are swapped at its end (``Staging``); here frames are where they lie.
@@ -62,16 +59,17 @@ class Transfers:
         frame_bytes: int,
         engine: Engine,
         locate: Locate,
-        straight: Engine | None = None,
+        gpudirect: Engine | None = None,
         slab_of: Callable[[int], int] = lambda block: -1,
     ) -> None:
+        super().__init__()
         self.bytes_moved = dict.fromkeys(Way, 0)
         """So far, each way."""
-        self._straight = straight
+        self._gpudirect = gpudirect
         self._slab_of = slab_of
         self._passing_through = _NOTHING
-        self._to_land: set[int] = set()  # blocks that come without their host frames
-        self._passages: list[Passage] = []
+        self._to_read_directly: set[int] = set()  # blocks that come without their host frames
+        self._direct: list[DirectTransfer] = []
         self._sent: Event | None = None  # the last copy to the device
         self._device = device
         self._memory, self._tensor = memory, torch.from_numpy(memory)
@@ -79,9 +77,6 @@ class Transfers:
         self._engine = engine
         self._locate = locate
         self._frame_of_name = list(range(memory.nbytes // frame_bytes))
-        self._where: dict[int, int] = {}  # block → frame
-        self._content: dict[int, int] = {}
-        self._arriving: dict[int, Ticket] = {}  # block → its read
         self._passing: dict[int, Event] = {}  # frame → the last copy out of it or into it
         self._unsaved: dict[int, tuple[Event, int]] = {}  # block → the end of its copy, and its frame; in order
         self._leaving: dict[int, int] = {}  # frame → the block that is to be written out of it
@@ -96,11 +91,11 @@ class Transfers:
         """Have in their host frames the blocks that the run before has left there; the first run reads them.
         ``upper``: the device's program."""
         self._staging, self._next = staging, 0
-        if self._straight is not None:
+        if self._gpudirect is not None:
             self._passing_through = passing_through(staging, upper, self._slab_of)
-            self._to_land = set()
+            self._to_read_directly = set()
         for block, name in staging.program.warm:
-            if self._where.get(block) != self._frame_of_name[name]:
+            if not self.holds(block, self._frame_of_name[name]):
                 self._take(block, name)
                 self._read(block)
 
@@ -113,17 +108,17 @@ class Transfers:
         self._next += 1
         self._save_what_has_come()
         for taken, name, load in program.acquire[index]:
-            lands = load and (index, taken) in self._passing_through.reads
+            direct = load and (index, taken) in self._passing_through.reads
             self._take(taken, name)
-            if lands:
-                self._to_land.add(taken)
+            if direct:
+                self._to_read_directly.add(taken)
             elif load:
                 self._read(taken)
-        if block in self._to_land:
-            self._to_land.remove(block)
-            return self._land(block, memory, after)
+        if block in self._to_read_directly:
+            self._to_read_directly.remove(block)
+            return self._read_directly(block, memory, after)
         if index in self._passing_through.writes:
-            return self._lift(block, memory, after)
+            return self._write_directly(block, memory, after)
         done = self._copy(block, way, memory, after)
         for stored in program.store[index]:
             assert stored == block and way is Way.TO_HOST and block not in self._unsaved
@@ -164,12 +159,12 @@ class Transfers:
         """Let everything under way end, whatever its result."""
         for event in self._passing.values():
             event.wait()
-        for passage in self._passages:
-            passage.settle()
+        for transfer in self._direct:
+            transfer.settle()
         for ticket in (*self._arriving.values(), *self._written.values()):
             ticket.settle()
-        self._passages.clear()
-        self._to_land.clear()
+        self._direct.clear()
+        self._to_read_directly.clear()
         for known in (
             *(self._where, self._content, self._arriving, self._passing, self._unsaved, self._leaving, self._written),
         ):
@@ -180,7 +175,7 @@ class Transfers:
     def _copy(self, block: int, way: Way, memory: Tensor, after: Sequence[Event]) -> Event:
         """Send off a copy, behind what still moves through the host frame. For what is of no stream the host waits."""
         frame = self._where[block]
-        self._await_read(block)
+        self.await_read(block)
         if way is Way.TO_HOST and frame in self._leaving:
             self.await_saved(self._leaving.pop(frame))
         start = frame * self._frame_bytes
@@ -197,41 +192,35 @@ class Transfers:
         self.bytes_moved[way] += memory.nbytes
         return done
 
-    def _land(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
+    def _read_directly(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
         """Start reading ``block`` from the SSD into ``memory``, which nothing on the device uses any more."""
-        assert self._straight is not None
+        assert self._gpudirect is not None
         self.await_saved(block)
         for event in after if self._sent is None else (*after, self._sent):
             event.wait()
         spans, _ = self._locate(block)
-        return self._passage(self._straight.read(spans, cast(Bytes, memory)), memory.nbytes, Way.TO_DEVICE)
+        return self._requested(self._gpudirect.read(spans, cast(Bytes, memory)), memory.nbytes, Way.TO_DEVICE)
 
-    def _lift(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
+    def _write_directly(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
         """Start writing ``block`` to the SSD out of ``memory``, which the device has finished."""
-        assert self._straight is not None
+        assert self._gpudirect is not None
         self.await_saved(block)
         for event in after:
             event.wait()
         spans, _ = self._locate(block)
-        self._written[block] = ticket = self._straight.write(spans, cast(Bytes, memory))
-        return self._passage(ticket, memory.nbytes, Way.TO_HOST)
+        self._written[block] = ticket = self._gpudirect.write(spans, cast(Bytes, memory))
+        return self._requested(ticket, memory.nbytes, Way.TO_HOST)
 
-    def _passage(self, ticket: Ticket, nbytes: int, way: Way) -> Passage:
+    def _requested(self, ticket: Ticket, nbytes: int, way: Way) -> DirectTransfer:
         """Kept until it has happened, in case that everything has to end."""
-        passage = Passage(ticket)
-        self._passages = [one for one in self._passages if not one.happened] + [passage]
+        transfer = DirectTransfer(ticket)
+        self._direct = [one for one in self._direct if not one.happened] + [transfer]
         self.bytes_moved[way] += nbytes
-        return passage
+        return transfer
 
     def _take(self, block: int, name: int) -> None:
         """Give a frame to ``block``. Copies may still move through it, behind which others wait by themselves."""
-        frame = self._frame_of_name[name]
-        before = self._content.pop(frame, None)
-        if before is not None and self._where.get(before) == frame:
-            self._await_read(before)
-            del self._where[before]
-        self._where[block] = frame
-        self._content[frame] = block
+        self._give(block, self._frame_of_name[name])
 
     def _read(self, block: int) -> None:
         """Start reading ``block`` from the SSD into its frame, when nothing moves through it any more."""
@@ -245,7 +234,7 @@ class Transfers:
         spans, nbytes = self._locate(block)
         self._arriving[block] = self._engine.read(spans, self._view(frame, nbytes))
 
-    def _await_read(self, block: int) -> None:
+    def await_read(self, block: int) -> None:
         ticket = self._arriving.pop(block, None)
         if ticket is not None:
             ticket.wait()

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ooc.plan.deals import Deal
 from ooc.plan.passes import DealPass
-from ooc.plan.sequence import Step as PlannedStep
+from ooc.plan.sequence import Step
 from ooc.train.dealt_rows import Dealt
 from ooc.train.edge_sweep import EdgeSweep
 from ooc.train.kernels.edges import TileEdges, highest_row
 from ooc.train.operands import Input
+from ooc.train.pass_run import PassRun
 from ooc.train.program_run import ProgramRun
-from ooc.train.team import Flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,51 +27,38 @@ class _DealtTile:
     dealt: list[Dealt]
 
 
-class DealPassRun:
+class DealPassRun(PassRun):
     """One execution of a dealing pass, from the first row to the last, so that every bucket gets its rows ascending."""
 
     def __init__(self, run: ProgramRun, item: DealPass) -> None:
         assert item.pull is not None
-        self.program, self.item, self.executor = run, item, run.executor
-        file = run.executor.dealt[item.pull.output]
-        self.deal = file.deal
-        self.dealer = file.dealer(run.streaming_memory(item.pull.output, item.index, file.deal.writing_nbytes))
-        source = run.executor.matrices[item.pull.source]
-        self.source = Input(source, run.workspace, whole=None, dtype=file.dtype)
-        self.edges = EdgeSweep(run.executor, item.pull)
+        super().__init__(run, item)
+        self.file = file = self.runtime.dealt[item.pull.output]
+        self.memory = run.streaming_memory(item.pull.output, item.index, file.deal.writing_nbytes)
+        self.source = Input(self.runtime.matrices[item.pull.source], run.workspace, whole=None, dtype=file.dtype)
+        self.edges = EdgeSweep(self.runtime, item.pull)
 
-    def run(self) -> None:
-        program, workspace = self.program, self.program.workspace
-        first, stop = program.program.bounds[self.item.index]
-        with Flow(self.executor.team, self._compute, self._commit) as flow:
-            for step in range(first, stop):
-                if step - 2 >= first:
-                    flow.finish(step - 2)
-                    program.end(step - 2)
-                program.begin(step)
-                for rows in self._open(program.program.steps[step]):
-                    flow.put(step, rows)
-                workspace.launched(step)
-            flow.drain()
-        self.dealer.finish()
-        for step in range(max(first, stop - 2), stop):
-            program.end(step)
+    def begin_sweep(self, step: Step) -> None:
+        self.dealer = self.file.dealer(self.memory)
 
-    def _open(self, step: PlannedStep) -> Iterator[tuple[int, int]]:
+    def open(self, number: int, step: Step) -> Iterator[tuple[int, int]]:
         """The tiles of a step."""
         self.source.open(step.start, step.stop)
         self.edges.open(step.start, step.stop)
-        height = self.executor.plan.tile_rows
+        height = self.runtime.plan.tile_rows
         for start in range(step.start, step.stop, height):
             yield start, min(step.stop, start + height)
 
-    def _compute(self, rows: tuple[int, int]) -> _DealtTile:
-        """Who gets which rows of a tile, on any thread."""
-        edges = self.edges.take(*rows)
-        return _DealtTile(rows[0], self.source.tile(*rows), deal_tile(self.deal, edges))
+    def compute(self, task: tuple[int, int]) -> _DealtTile:
+        """Who gets which rows of a tile."""
+        edges = self.edges.take(*task)
+        return _DealtTile(task[0], self.source.tile(*task), deal_tile(self.file.deal, edges))
 
-    def _commit(self, tile: _DealtTile) -> None:
-        self.dealer.add(tile.start, tile.values_RC, tile.dealt)
+    def reduce(self, result: _DealtTile) -> None:
+        self.dealer.add(result.start, result.values_RC, result.dealt)
+
+    def finish(self) -> None:
+        self.dealer.finish()
 
 
 def deal_tile(deal: Deal, edges: TileEdges) -> list[Dealt]:

@@ -2,7 +2,6 @@
 """The edges of a pull, in the order of the rows."""
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +12,7 @@ from ooc.plan.matrices import edges_name
 from ooc.plan.workload import EdgeData, Pull
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.operands import Edges
-
-if TYPE_CHECKING:
-    from ooc.train.executor import Executor
-
+from ooc.train.runtime import Runtime
 
 CPU = torch.device("cpu")
 _NUMPY_TYPES = {torch.int32: np.int32, torch.int64: np.int64}
@@ -43,13 +39,13 @@ def relative_offsets(
 class EdgeSweep:
     """The edges of a pull's direction with what they carry for it, for one sweep over the rows."""
 
-    def __init__(self, executor: "Executor", pull: Pull) -> None:
-        self._offsets = executor.rows.offsets[pull.direction]
-        self._parts_P2 = executor.rows.parts.get(pull.direction)
-        self._nodes = executor.plan.rows
-        self._doubts = executor.doubts.get(pull.direction)
+    def __init__(self, runtime: Runtime, pull: Pull) -> None:
+        self._offsets = runtime.rows.offsets[pull.direction]
+        self._parts_P2 = runtime.rows.parts.get(pull.direction)
+        self._nodes = runtime.plan.rows
+        self._doubts = runtime.doubts.get(pull.direction)
         self._arrays: dict[EdgeData | None, Edges] = {
-            data: Edges(executor.matrices[edges_name(pull.direction, data)], executor.workspace)
+            data: Edges(runtime.matrices[edges_name(pull.direction, data)], runtime.workspace)
             for data in (None, *pull.edge_data)
         }
 

@@ -21,8 +21,8 @@ from ooc.prefetch.spill import free_bytes
 from ooc.storage.array import Array, flush, open_array
 from ooc.storage.store import EDGE_WEIGHT, Store, write_group
 from ooc.storage.writer import ArrayWriter
-from ooc.train.executor import Executor
 from ooc.train.graph import Scaling
+from ooc.train.runtime import Runtime
 
 GROUP = "agg"
 _STAMP = "stamp.json"
@@ -44,9 +44,9 @@ def find_aggregation(store: Store, scaling: Scaling, dtype: torch.dtype) -> Arra
         return None
 
 
-def keep_aggregation(store: Store, scaling: Scaling, executor: Executor, matrix: str) -> bool:
-    """Write ``matrix`` of the executor, just computed, to the store. False where there is no room or no right to."""
-    dtype = executor.dtype
+def keep_aggregation(store: Store, scaling: Scaling, runtime: Runtime, matrix: str) -> bool:
+    """Write ``matrix`` of the run, just computed, to the store. False where there is no room or no right to."""
+    dtype = runtime.dtype
     name = _name(scaling, dtype)
     rows, columns = store.num_nodes, store.num_features
     if free_bytes(store.path) < _FREE_SHARE * rows * columns * dtype.itemsize:
@@ -58,7 +58,7 @@ def keep_aggregation(store: Store, scaling: Scaling, executor: Executor, matrix:
         store.check_unreplaced()
         write_group(store.path / GROUP, {})
         with ArrayWriter(store.path, temporary, (rows, columns), str(dtype).removeprefix("torch.")) as writer:
-            for block in executor.read_rows(matrix):
+            for block in runtime.read_rows(matrix):
                 writer.append(np.ascontiguousarray(block.numpy()))
         (store.path / temporary / _STAMP).write_text(json.dumps(stamp))
         if find_aggregation(store, scaling, dtype) is not None:

@@ -6,15 +6,15 @@ is called when a step begins, on the one thread that moves blocks; ``tile``, ``p
 """
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from ooc.plan.grid import Grid
+from ooc.prefetch.frames import Workspace
 from ooc.train.residency import BlockedMatrix
 from ooc.train.tensors import first_rows, typed
-from ooc.train.workspace import Workspace
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Input:
     def __init__(
         self,
         matrix: BlockedMatrix,
-        workspace: Workspace,
+        workspace: Workspace[Any],
         *,
         whole: Tensor | None,
         dtype: torch.dtype | None,
@@ -76,7 +76,7 @@ class Output:
     def __init__(
         self,
         matrix: BlockedMatrix,
-        workspace: Workspace,
+        workspace: Workspace[Any],
         *,
         whole: Tensor | None,
         direct: Sequence[Tensor],
@@ -140,7 +140,7 @@ class Sums:
 class Edges:
     """An array of the edges of one direction, their indices or what they carry, for one sweep over the rows."""
 
-    def __init__(self, matrix: BlockedMatrix, workspace: Workspace) -> None:
+    def __init__(self, matrix: BlockedMatrix, workspace: Workspace[Any]) -> None:
         self._matrix = matrix
         self._workspace = workspace
         self._blocks: OpenBlocks[Tensor] = OpenBlocks()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of a program: what happens between the steps of its passes, whatever memory they work in."""
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from ooc.interruption import stop_if_asked
@@ -14,19 +12,17 @@ from ooc.plan.workload import Kind, Pull
 from ooc.train.dealt_rows import DealtSource
 from ooc.train.operands import Sums
 from ooc.train.residency import as_matrix
+from ooc.train.runtime import Runtime
 from ooc.train.spilled_sums import RunWriter, SummedRows
-
-if TYPE_CHECKING:
-    from ooc.train.executor import Executor
 
 
 class ProgramRun:
     """One run of a program: what happens between the steps of its passes."""
 
-    def __init__(self, executor: "Executor", name: str) -> None:
-        self.executor = executor
-        self.workspace = executor.workspace
-        self.plan = executor.plan
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self.runtime = runtime
+        self.workspace = runtime.workspace
+        self.plan = runtime.plan
         self.name = name
         self.program: Program = self.plan.unrolled[name]
         self.passes = self.plan.programs[name]
@@ -85,7 +81,7 @@ class ProgramRun:
         """A matrix that is in memory whole; None if it is not."""
         if name not in self.plan.matrices or not self.plan.matrices[name].whole:
             return None
-        matrix = self.executor.matrices[name]
+        matrix = self.runtime.matrices[name]
         memory = self.workspace.region(self.region(name, index).frame, self.plan.matrices[name].region_nbytes)
         return as_matrix(memory, matrix.region_dtype, matrix.grid.rows, matrix.grid.columns)
 
@@ -93,7 +89,7 @@ class ProgramRun:
         """The matrix that pass ``index`` scatters to, if its pull does."""
         if pull is None or pull.scattered is None:
             return None
-        spilled = self.executor.spilled_sums.get(pull.scattered)
+        spilled = self.runtime.spilled_sums.get(pull.scattered)
         if spilled is not None:
             return spilled.writer(self.streaming_memory(pull.scattered, index, spilled.runs.writing_nbytes))
         whole = self.whole(pull.scattered, index)
@@ -102,7 +98,7 @@ class ProgramRun:
 
     def summed_rows(self, name: str, item: RowPass) -> SummedRows | None:
         """The rows of matrix ``name``, which a pass loads, if these are sums that have been spilled."""
-        spilled = self.executor.spilled_sums.get(name)
+        spilled = self.runtime.spilled_sums.get(name)
         if spilled is None:
             return None
         memory = self.streaming_memory(name, item.index, spilled.runs.reading_nbytes)
@@ -112,7 +108,7 @@ class ProgramRun:
         """What a pass gathers from, if that has been dealt out."""
         if item.dealt is None:
             return None
-        file = self.executor.dealt[item.dealt]
+        file = self.runtime.dealt[item.dealt]
         memory = self.streaming_memory(item.dealt, item.index, file.deal.reading_nbytes)
         return file.reader(memory, targets=item.rows, reverse=item.stage.reverse)
 
@@ -134,7 +130,7 @@ class ProgramRun:
         grid = planned.grid
         region = self.region(item.pull.source, item.index)
         stride = planned.slab_stride()
-        dtype = self.executor.matrices[item.pull.source].region_dtype
+        dtype = self.runtime.matrices[item.pull.source].region_dtype
         memory = self.workspace.region(region.frame, item.slab_buffers * stride)
         return [as_matrix(memory[k * stride :], dtype, grid.rows, grid.width(k)) for k in range(item.slab_buffers)]
 

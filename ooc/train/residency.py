@@ -3,14 +3,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ooc.plan.grid import Grid
 from ooc.prefetch.engine import ChunkFile, OpenFile, Span
+from ooc.prefetch.frames import Workspace
 from ooc.storage.array import Array
-from ooc.train.workspace import Workspace
 
 
 def as_matrix(memory: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
@@ -46,7 +47,7 @@ class BlockedMatrix:
         assert self.file is not None
         return [Span(self.file, grid.block_offset(slab, block), grid.block_nbytes(slab, block), self.name)]
 
-    def rows(self, workspace: Workspace, slab: int, block: int) -> Tensor:
+    def rows(self, workspace: Workspace[Any], slab: int, block: int) -> Tensor:
         """The block where ``workspace`` has it, [height, width]."""
         grid = self.grid
         return workspace.matrix(self.number(slab, block), self.dtype, grid.height(block), grid.width(slab))

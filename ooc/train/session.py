@@ -12,10 +12,11 @@ from ooc.plan.staging import Way
 from ooc.prefetch.spill import free_bytes
 from ooc.sizes import format_size
 from ooc.storage.store import Store
-from ooc.train.executor import Executor
+from ooc.train.executor import run_program
 from ooc.train.first_aggregation import keep_aggregation
 from ooc.train.placement import Placement
 from ooc.train.record import PassRecord
+from ooc.train.runtime import Runtime
 from ooc.train.setup import Resources, Setup, spill_dtype
 
 
@@ -31,20 +32,21 @@ class Session:
         self._threads = resources.threads
         self._device = resources.device
         self._listener = resources.listener
-        self._executor: Executor | None = None
+        self._runtime: Runtime | None = None
+        self._passes: tuple[PassRecord, ...] = ()
 
     @property
     def started(self) -> bool:
         """Whether ``start`` has been called since the last ``close``."""
-        return self._executor is not None
+        return self._runtime is not None
 
     def start(self) -> None:
         """Arenas, files and the first aggregation, unless they are there already."""
-        if self._executor is not None:
+        if self._runtime is not None:
             return
         setup = self._setup
         _keep_freed_memory()
-        self._executor = Executor(
+        self._runtime = Runtime(
             setup.plan,
             self._store,
             setup.arrays,
@@ -57,7 +59,7 @@ class Session:
         )
         try:
             self._placement.enter()
-            self._prepare(self._executor)
+            self._prepare(self._runtime)
         except BaseException:
             self.close()
             raise
@@ -76,7 +78,7 @@ class Session:
         except OSError as error:
             raise OptionError(f"spill folder {self._spill_dir}: {error.strerror or error}") from error
 
-    def _prepare(self, executor: Executor) -> None:
+    def _prepare(self, runtime: Runtime) -> None:
         """Compute the first aggregation, and keep it in the store for later runs."""
         if not self._setup.steps["prepare"]:
             return
@@ -84,7 +86,7 @@ class Session:
         network = self._setup.network
         for scaling in network.aggregated_once:
             name = network.first_aggregation(scaling)
-            if name not in self._setup.arrays and keep_aggregation(self._store, scaling, executor, name):
+            if name not in self._setup.arrays and keep_aggregation(self._store, scaling, runtime, name):
                 self._listener(Note(f"the first aggregation is kept in {self._store.path} for later runs"))
 
     @torch.no_grad()
@@ -95,13 +97,14 @@ class Session:
         read, and what was computed of two stores belongs to neither.
         """
         self._store.check_unreplaced()
-        executor, setup = self._running(), self._setup
+        runtime, setup = self._running(), self._setup
         self._listener(TaskStarted(task, len(setup.plan.programs[program]), "passes"))
         intra_op_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         setup.network.forget_weights()
         try:
-            executor.run(
+            self._passes = run_program(
+                runtime,
                 program,
                 setup.steps[program],
                 setup.builder.commit,
@@ -121,7 +124,7 @@ class Session:
 
     def passes(self) -> tuple[PassRecord, ...]:
         """What each pass of the program that ran last has taken."""
-        return tuple(self._running().passes)
+        return self._passes
 
     def ssd_way(self) -> str:
         """What reads and writes the SSD."""
@@ -134,29 +137,29 @@ class Session:
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""
         self._setup.network.forget_weights()
-        if self._executor is not None:
+        if self._runtime is not None:
             try:
                 self._placement.leave()
             finally:
-                self._executor.close()
-                self._executor = None
+                self._runtime.close()
+                self._runtime = None
 
-    def _running(self) -> Executor:
-        assert self._executor is not None, "start comes first"
-        return self._executor
+    def _running(self) -> Runtime:
+        assert self._runtime is not None, "start comes first"
+        return self._runtime
 
 
 class Snapshot:
-    """The counters of the engine and the wire at one moment."""
+    """The counters of the engine and of PCIe at one moment."""
 
-    def __init__(self, executor: Executor) -> None:
-        counters = executor.counters
+    def __init__(self, runtime: Runtime) -> None:
+        counters = runtime.counters
         self.read_bytes = counters.read_bytes
         self.write_bytes = counters.write_bytes
         self.wait_s = counters.wait_s
         self.busy_s = counters.busy_seconds()
-        self.to_device_bytes = executor.wire_bytes(Way.TO_DEVICE)
-        self.to_host_bytes = executor.wire_bytes(Way.TO_HOST)
+        self.to_device_bytes = runtime.pcie_bytes(Way.TO_DEVICE)
+        self.to_host_bytes = runtime.pcie_bytes(Way.TO_HOST)
 
 
 def _keep_freed_memory() -> None:

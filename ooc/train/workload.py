@@ -16,7 +16,7 @@ from ooc.train.kernels.cuda import memory
 from ooc.train.lowering import Network
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.task import label_columns
-from ooc.train.team import results_at_once
+from ooc.train.workers import results_at_once
 
 TileEdges = Callable[[Direction, int], Sequence[int]]
 """By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""

@@ -16,7 +16,7 @@ import ooc
 from ooc.plan.workload import Kind
 from ooc.prefetch.arena import Arena
 from ooc.storage.store import Store
-from ooc.train import executor
+from ooc.train import runtime
 from ooc.train.trainer import Saving
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, make_trainer, train_epoch
 from tests.exactness.models import MODELS, Branches, Predicted, Residual
@@ -158,7 +158,7 @@ def test_what_is_read_as_numbers_anyway_has_no_bits(tmp_path: Path) -> None:
 
 def test_what_memory_holds_before_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that training leaves out and evaluation does not are whatever bytes lie there, NaN for one."""
-    monkeypatch.setattr(executor, "Arena", _NotANumber)
+    monkeypatch.setattr(runtime, "Arena", _NotANumber)
     graph = GraphCase(nodes=1500, edges=3000, unlabelled=1400, train=0.2, seed=3)
     store, data = in_hop_order(random_data(graph), tmp_path)
     for kind in ("sage", "gcn", "gat"):

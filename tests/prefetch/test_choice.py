@@ -13,7 +13,7 @@ import pytest
 
 from ooc.prefetch.engine import Counters
 from ooc.prefetch.engines import choice, kvikio
-from ooc.prefetch.engines.choice import choose_engine, choose_straight, filesystem_of, probe_direct
+from ooc.prefetch.engines.choice import choose_engine, choose_gpudirect, filesystem_of, probe_direct
 from ooc.prefetch.engines.direct import DEPTH
 from ooc.prefetch.engines.kvikio import probe
 from tests.prefetch.fake_kvikio import fake_kvikio
@@ -153,7 +153,7 @@ def test_blocks_come_straight_only_where_gpudirect_has_brought_some(
     with ThreadPoolExecutor(1) as pool:
         monkeypatch.setitem(sys.modules, "kvikio", fake_kvikio(pool))
         monkeypatch.setattr(kvikio, "probe", lambda folder: found)
-        engine = choose_straight(tmp_path, device=device, counters=counters)
+        engine = choose_gpudirect(tmp_path, device=device, counters=counters)
         assert (engine is not None) == is_straight
         if engine is not None:
             assert engine.name == "kvikio" and engine.counters is counters

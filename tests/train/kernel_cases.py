@@ -14,7 +14,7 @@ from torch import Tensor
 from ooc.plan.workload import Direction
 from ooc.train.kernels import edge_function, edges, maximum
 from ooc.train.kernels.edges import SelfLoops, TileEdges
-from ooc.train.team import Flow, Team
+from ooc.train.workers import OrderedPipeline, WorkerPool
 
 HEIGHTS = st.sampled_from([1, 3, 12])
 """Rows of a tile."""
@@ -78,14 +78,14 @@ def small_pieces(edges_per_piece: int) -> Iterator[None]:
 def by_tiles(tiles: Iterator[Cut], compute: Callable[..., tuple[Tensor, ...]], *, workers: int = 1) -> Any:
     """Results of ``compute(rows, edges, tile)`` for all tiles, one below the other, computed by so many threads."""
     parts: list[tuple[Tensor, ...]] = []
-    team = Team(workers)
+    pool = WorkerPool(workers)
     try:
-        with torch.no_grad(), Flow(team, lambda tile: compute(*tile), parts.append) as flow:
+        with torch.no_grad(), OrderedPipeline(pool, lambda tile: compute(*tile), parts.append) as flow:
             for tile in tiles:
                 flow.put(0, tile)
             flow.drain()
     finally:
-        team.close()
+        pool.close()
     return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
 
 

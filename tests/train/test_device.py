@@ -24,6 +24,7 @@ from ooc.errors import BudgetError, OptionError, SpillError, StoreError
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
 from ooc.plan.passes import ColumnPass
 from ooc.plan.temporaries import PULL_TILE_ROWS
+from ooc.prefetch.device_frames import DeviceWorkspace
 from ooc.prefetch.engine import Counters, Engine
 from ooc.prefetch.engines.choice import choose_engine
 from ooc.prefetch.engines.kvikio import KvikioEngine
@@ -31,7 +32,6 @@ from ooc.prefetch.engines.plain import SystemCalls
 from ooc.sizes import format_size
 from ooc.storage.store import Store
 from ooc.train import dropout
-from ooc.train.device_workspace import DeviceWorkspace
 from ooc.train.kernels import inner_dropout, neighbourhood
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
 from ooc.train.prospect import Prospect
@@ -157,7 +157,7 @@ def use(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, engine: Callable[[], 
         return WatchedEngine(inner, fake), "a test"
 
     monkeypatch.setattr("ooc.train.setup.find_device", lambda name: fake if name == "cuda" else None)
-    monkeypatch.setattr("ooc.train.executor.choose_engine", watched)
+    monkeypatch.setattr("ooc.train.runtime.choose_engine", watched)
     monkeypatch.setitem(BY_DEVICE, fake.place.type, lambda: fake.pulls(BY_DEVICE["cpu"]()))
     for drawing in (dropout, inner_dropout):
         monkeypatch.setitem(drawing.BY_DEVICE, fake.place.type, fake.kernel(drawing.BY_DEVICE["cpu"]))
@@ -300,7 +300,7 @@ def test_blocks_come_and_go_straight(
         return engines[-1]
 
     fake = device
-    monkeypatch.setattr("ooc.train.executor.choose_straight", straight)
+    monkeypatch.setattr("ooc.train.runtime.choose_gpudirect", straight)
     model = MODELS[name]
     expected = outcome(builder(model, store, tmp_path, threads=1)())
     gpu, host = least(name)

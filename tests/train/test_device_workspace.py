@@ -24,11 +24,11 @@ from ooc.plan.sequence import Use
 from ooc.plan.staging import PassingThrough, Way, passing_through
 from ooc.plan.verifier import verify_plan
 from ooc.prefetch.arena import Bytes
+from ooc.prefetch.device import Event
+from ooc.prefetch.device_frames import DeviceWorkspace
 from ooc.prefetch.engine import Counters, Engine
-from ooc.prefetch.transfers import Passage, Transfers
-from ooc.train.device_workspace import DeviceWorkspace, _Copy
+from ooc.prefetch.transfers import DirectTransfer, Transfers
 from ooc.train.program_run import ProgramRun
-from ooc.train.workspace import Filling
 from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 from tests.train.fake_device import Extent, FakeDevice, FakeEvent, Race, WatchedTicket
@@ -208,7 +208,7 @@ class Run:
 
     def _fill(self, run: Any, item: Any, step: int) -> None:
         """Slab buffers, for this sweep or a later one."""
-        filling: list[Filling] = []
+        filling: list[Event] = []
         for block, in_frame in run.program.fill.get(step, ()):
             sweeps = sweeps_of(item)
             assert sweeps is not None
@@ -222,7 +222,7 @@ class Run:
                 filling.append(self.workspace.fill(block, memory))
             self.buffered.setdefault((sweeps.index, slab), []).append((block, memory))
         for block_under_way in filling:
-            block_under_way.wait()
+            self.workspace.hold(block_under_way)
 
     def _buffer(self, run: Any, item: ColumnPass, slab: int) -> Tensor:
         """The buffer of a slab."""
@@ -376,7 +376,7 @@ def test_slab_buffers_are_filled_straight_for_later_sweeps_only(scarcer: Plan) -
     ("owner", "method", "forgetful"),
     [
         (FakeEvent, "wait", lambda self: None),
-        (Passage, "wait", lambda self: None),
+        (DirectTransfer, "wait", lambda self: None),
         (Transfers, "await_saved", lambda self, block: None),
         (DeviceWorkspace, "_await_left", lambda self, frame: None),
         (DeviceWorkspace, "_behind", lambda self, frame: []),
@@ -419,8 +419,8 @@ def without_passing(self: Transfers, *arguments: Any, **named: Any) -> None:
     self._passing = Forgetful()
 
 
-def fill_at_once(self: DeviceWorkspace, block: int, memory: Tensor) -> Filling:
-    return _Copy(self._device, self._transfers.send(block, Way.TO_DEVICE, memory, []))
+def fill_at_once(self: DeviceWorkspace, block: int, memory: Tensor) -> Event:
+    return self._transfers.send(block, Way.TO_DEVICE, memory, [])
 
 
 def write_at_once(self: DeviceWorkspace, block: int, step: int) -> None:
@@ -436,7 +436,7 @@ BROKEN = {
     "copies into slab buffers for kernels": (DeviceWorkspace, "fill", fill_at_once),
     "copies out of frames for kernels": (DeviceWorkspace, "write", write_at_once),
     "whoever uses a host frame for copies through it": (Transfers, "__init__", without_passing),
-    "copies for what the SSD reads": (Transfers, "_await_read", lambda self, block: None),
+    "copies for what the SSD reads": (Transfers, "await_read", lambda self, block: None),
     "frames and reads for what the SSD writes": (Transfers, "await_saved", lambda self, block: None),
     "the end for what is to be saved": (Transfers, "_save_what_has_come", lambda self: self._unsaved.clear()),
 }

@@ -16,7 +16,7 @@ from torch_geometric.nn.models import GCN
 import ooc
 from ooc.errors import ModelError, StoreError
 from ooc.storage.store import Store, Task, open_store
-from ooc.train import executor
+from ooc.train import runtime
 from ooc.train.loss import resolve_loss
 from tests.exactness.comparison import store_of, train_epoch
 from tests.exactness.reference import disagreement
@@ -32,7 +32,7 @@ LABEL_WEIGHTS = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
 @pytest.fixture(autouse=True)
 def int8_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several labels a node are int8."""
-    monkeypatch.setitem(executor._TORCH, "int8", torch.int8)
+    monkeypatch.setitem(runtime._TORCH, "int8", torch.int8)
 
 
 def by_row(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch_geometric.nn.models import GCN
 import ooc
 from ooc.errors import BudgetError, OptionError
 from ooc.storage.store import SPLITS, Store
-from ooc.train import executor
+from ooc.train import runtime
 from ooc.train.metrics import Metric, average_precision, roc_auc, tally
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
@@ -30,7 +30,7 @@ TWO = random_data(GraphCase(nodes=200, edges=700, classes=2, unlabelled=20))
 @pytest.fixture(autouse=True)
 def int8_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several labels a node are int8."""
-    monkeypatch.setitem(executor._TORCH, "int8", torch.int8)
+    monkeypatch.setitem(runtime._TORCH, "int8", torch.int8)
 
 
 # ---- definitions ------------------------------------------------------------------------------------------

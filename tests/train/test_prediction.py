@@ -19,7 +19,7 @@ import ooc
 from ooc.errors import BudgetError, ModelError, OocError, OptionError
 from ooc.plan import ColumnPass
 from ooc.storage.store import Store
-from ooc.train import executor, rows_file
+from ooc.train import rows_file, runtime
 from ooc.train.prediction import Prediction
 from ooc.train.setup import Resources
 from tests.exactness.comparison import make_trainer, store_of
@@ -242,7 +242,7 @@ def test_a_failure_leaves_nothing(store: Store, tmp_path: Path, ending: str, mon
 
 def test_several_labels_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Yes or no for each label; values are logits, and have no labels."""
-    monkeypatch.setitem(executor._TORCH, "int8", torch.int8)
+    monkeypatch.setitem(runtime._TORCH, "int8", torch.int8)
     case = ModelCase(kind="gcn", layers=2)
     store = labelled(DATA, random_labels(DATA, 3), tmp_path)
     with make_trainer(case, store, tmp_path) as trainer:

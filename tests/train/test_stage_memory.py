@@ -69,7 +69,7 @@ class Taken:
 @contextmanager
 def watched(monkeypatch: pytest.MonkeyPatch, trainer: ooc.Trainer) -> Iterator[Taken]:
     """What whole tiles take, until the end of the block."""
-    taken, compute = Taken(), RowPassRun._compute
+    taken, compute = Taken(), RowPassRun.compute
     workload = trainer._session._setup.workload
 
     def watching(self: RowPassRun, tile: Tile) -> Tile:
@@ -84,7 +84,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, trainer: ooc.Trainer) -> Iterator[T
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(RowPassRun, "_compute", watching)
+        patch.setattr(RowPassRun, "compute", watching)
         yield taken
 
 

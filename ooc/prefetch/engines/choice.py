@@ -15,7 +15,7 @@ from ooc.prefetch.engines.plain import BufferedEngine
 from ooc.prefetch.spill import open_nameless
 
 BY_WAY_OF_HOST = "by way of host memory"
-STRAIGHT = "straight to the GPU and back by GPUDirect where nothing waits in host memory"
+BY_GPUDIRECT = "straight to the GPU and back by GPUDirect where nothing waits in host memory"
 """How blocks get from the SSD to a GPU, and back."""
 
 _PROBE_BYTES = 2 * PAGE_BYTES
@@ -43,7 +43,7 @@ def choose_engine(path: Path, *more: Path) -> tuple[Engine, str]:
     return engine, f"{chosen.reason}; {engine.how}"
 
 
-def choose_straight(path: Path, *, device: str, counters: Counters) -> Engine | None:
+def choose_gpudirect(path: Path, *, device: str, counters: Counters) -> Engine | None:
     """What reads files in ``path`` into a GPU's own memory and writes them out of it, counting with ``counters``:
     KvikIO, where GPUDirect has been seen to bring bytes there and back. None otherwise: KvikIO's bounce buffers are
     host memory too, and do not read ahead.

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from ooc.train.team import Flow, Team
+from ooc.train.workers import OrderedPipeline, WorkerPool
 
 _ROUNDS, _MOST_ROUNDS = 5, 15
 _ALIKE = 0.03
@@ -61,7 +61,7 @@ class Bench:
         self.device = device
         self.threads = threads
         self.cores = max(1, min(threads, len(os.sched_getaffinity(0))))
-        self._team = Team(threads)
+        self._pool = WorkerPool(threads)
 
     def seconds(self, compute: Task, tasks: int) -> float:
         """Of ``compute(0)`` to ``compute(tasks - 1)``: the median of a few rounds, after one that warms up."""
@@ -80,7 +80,7 @@ class Bench:
 
     def _on_threads(self, compute: Task, tasks: int) -> Round:
         clock, cpu, waited = perf_counter(), process_time(), _waited_s()
-        with Flow(self._team, compute, lambda _: None) as flow:
+        with OrderedPipeline(self._pool, compute, lambda _: None) as flow:
             for task in range(tasks):
                 flow.put(0, task)
             flow.drain()
@@ -106,7 +106,7 @@ class Bench:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         torch.set_num_threads(self._intra_op_threads)
-        self._team.close()
+        self._pool.close()
 
 
 def _waited_s() -> float:

@@ -18,9 +18,10 @@ from typing import Any, Self
 import torch
 
 from ooc.plan import Kind, Limits, Matrix, Plan, Stage, Workload, make_plan
-from ooc.train.executor import Executor
+from ooc.train.executor import run_program
 from ooc.train.graph import GraphRows
 from ooc.train.profiling.bench import Round, settled
+from ooc.train.runtime import Runtime
 from ooc.train.stages import Step, Tile
 
 _TILE_ROWS = 1024
@@ -124,7 +125,7 @@ class _Epoch:
         self.blocks = (plan.ssd_read_bytes + plan.ssd_write_bytes) // plan.frame_bytes
         self.rounds: list[Round] = []
         self._steps = [Step(stage, compute(stage.stores)) for stage in stages]
-        self._executor = _executor(plan, folder, threads)
+        self._runtime = _runtime(plan, folder, threads)
 
     @property
     def least(self) -> Round:
@@ -138,20 +139,20 @@ class _Epoch:
         self.rounds.append(Round(perf_counter() - clock, process_time() - cpu))
 
     def _once(self) -> None:
-        self._executor.run("train", self._steps, lambda _: None, lambda _: None)
+        run_program(self._runtime, "train", self._steps, lambda _: None, lambda _: None)
 
     def __enter__(self) -> Self:
         try:
             self._once()  # fills the memory
         except BaseException:
-            self._executor.close()
+            self._runtime.close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._executor.close()
+        self._runtime.close()
 
 
 def _matrices(columns: int) -> dict[str, Matrix]:
@@ -172,8 +173,8 @@ def _workload(matrices: dict[str, Matrix], stages: tuple[Stage, ...], threads: i
     )
 
 
-def _executor(plan: Plan, folder: Path, threads: int) -> Executor:
+def _runtime(plan: Plan, folder: Path, threads: int) -> Runtime:
     """Of a program without edges and without matrices of a store: the store is asked for nothing but its folder."""
     no_store: Any = SimpleNamespace(path=folder, held=nullcontext)
     no_rows = GraphRows()
-    return Executor(plan, no_store, {}, no_rows, torch.float32, folder, threads=threads)
+    return Runtime(plan, no_store, {}, no_rows, torch.float32, folder, threads=threads)

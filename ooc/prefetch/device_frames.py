@@ -3,7 +3,7 @@
 
 Three streams touch the arena: kernels, copies to the device, copies to the host. What keeps them apart:
 
-- a kernel is held until the copies of what it reads have come (``await_read``, ``Filling.wait``), and the copies out of
+- a kernel is held until the copies of what it reads have come (``await_read``, ``hold``), and the copies out of
   what it overwrites have gone (``await_frame``, ``move``, ``clear``);
 - a copy into a frame goes behind the kernels of the step in which the frame was last used (``vacate``), of all before
   it, and behind the copy out of it, if there is one;
@@ -11,8 +11,7 @@ Three streams touch the arena: kernels, copies to the device, copies to the host
 - a copy out of a frame goes behind the kernels of the step that has filled it (``write``).
 
 Copies of one way are in one stream, hence in order. Nothing here blocks the host but ``Transfers``, for host frames,
-and what the SSD reads straight into the device's arena or writes out of it, for which the host waits instead of a
-kernel.
+and requests of GPUDirect, which are of no stream: for these the host waits instead of a kernel.
 """
 
 from collections.abc import Sequence
@@ -23,31 +22,34 @@ from torch import Tensor
 from ooc.plan.program import Program
 from ooc.plan.staging import Staging, Way
 from ooc.prefetch.device import Device, Event
+from ooc.prefetch.frames import Nbytes, Workspace
 from ooc.prefetch.transfers import Transfers
-from ooc.train.workspace import Filling, Nbytes, Workspace
 
 _STEPS_KNOWN = 4
 """Steps whose ends are kept: what a step leaves is written, and its frames are given away, two steps later."""
 
 
-class DeviceWorkspace(Workspace):
+class DeviceWorkspace(Workspace[Event]):
     """Frames of ``frame_bytes`` in ``arena``, uint8, of ``device``, with host frames and the SSD below them."""
 
     def __init__(self, device: Device, arena: Tensor, frame_bytes: int, transfers: Transfers, nbytes: Nbytes) -> None:
+        super().__init__(nbytes)
         self.place = device.place
         self._device = device
         self._arena = arena
         self._typed: dict[torch.dtype, Tensor] = {}
         self._frame_bytes = frame_bytes
         self._transfers = transfers
-        self._nbytes = nbytes
-        self._where: dict[int, int] = {}
-        self._content: dict[int, int] = {}
-        self._arriving: dict[int, Event] = {}  # block → the end of its copy
-        self._leaving: dict[int, Event] = {}  # frame → the end of the copy out of it
         self._launched: dict[int, Event] = {}  # step of this pass → the end of its kernels
         self._vacant: Event = device.record()
         """The end of the kernels that have used frames given away now."""
+
+    def hold(self, transfer: Event) -> None:
+        """Let no kernel begin before it; where a stream cannot wait for it, the host does."""
+        if transfer.of_stream:
+            self._device.hold(transfer)
+        else:
+            transfer.wait()
 
     # ---- programs and passes -------------------------------------------------------------------------------
 
@@ -56,23 +58,10 @@ class DeviceWorkspace(Workspace):
         self._device.begin()
         self._vacant = self._device.record()
         for block, frame in program.warm:
-            if self._where.get(block) != frame:
+            if not self.holds(block, frame):
                 self._give(block, frame)
                 self._arriving[block] = self._transfers.fetch(block, self._memory(block), self._behind(frame))
         self._transfers.begin(staging, program)
-
-    def move(self, block: int, target: int) -> None:
-        self.await_read(block)
-        source = self._memory(block)
-        del self._content[self._where[block]]
-        self._give(block, target)
-        self.await_frame(block)
-        self._memory(block).copy_(source)
-
-    def clear(self, first: int, count: int) -> None:
-        for frame in range(first, first + count):
-            self._forget(frame)
-            self._await_left(frame)
 
     def entered(self) -> None:
         self._launched.clear()
@@ -92,16 +81,8 @@ class DeviceWorkspace(Workspace):
             behind = self._behind(frame)
             self._arriving[block] = self._transfers.send(block, Way.TO_DEVICE, self._memory(block), behind)
 
-    def await_read(self, block: int) -> None:
-        event = self._arriving.pop(block, None)
-        if event is not None:
-            _hold(self._device, event)
-
-    def await_frame(self, block: int) -> None:
-        self._await_left(self._where[block])
-
-    def fill(self, block: int, memory: Tensor) -> Filling:
-        return _Copy(self._device, self._transfers.send(block, Way.TO_DEVICE, memory, [self._device.record()]))
+    def fill(self, block: int, memory: Tensor) -> Event:
+        return self._transfers.send(block, Way.TO_DEVICE, memory, [self._device.record()])
 
     def launched(self, step: int) -> None:
         self._launched[step] = self._device.record()
@@ -141,49 +122,7 @@ class DeviceWorkspace(Workspace):
             found = self._typed[dtype] = self._arena[:whole].view(dtype)
         return found
 
-    def _memory(self, block: int) -> Tensor:
-        return self.region(self._where[block], self._nbytes(block))
-
     def _behind(self, frame: int) -> Sequence[Event]:
         """What a copy into ``frame`` has to wait for."""
         leaving = self._leaving.pop(frame, None)
         return [self._vacant] if leaving is None else [self._vacant, leaving]
-
-    def _give(self, block: int, frame: int) -> None:
-        """``frame`` is the frame of ``block``; what was in it is forgotten, though it may still be on its way out."""
-        self._forget(frame)
-        self._where[block] = frame
-        self._content[frame] = block
-
-    def _forget(self, frame: int) -> None:
-        block = self._content.pop(frame, None)
-        if block is not None and self._where.get(block) == frame:
-            self.await_read(block)
-            del self._where[block]
-
-    def _await_left(self, frame: int) -> None:
-        event = self._leaving.pop(frame, None)
-        if event is not None:
-            _hold(self._device, event)
-
-
-class _Copy(Filling):
-    """Over the wire into the buffer."""
-
-    def __init__(self, device: Device, event: Event) -> None:
-        self._device = device
-        self._event = event
-
-    def wait(self) -> None:
-        _hold(self._device, self._event)
-
-    def settle(self) -> None:
-        self._event.settle()
-
-
-def _hold(device: Device, event: Event) -> None:
-    """Let no kernel begin before ``event``; where a stream cannot wait for it, the host does."""
-    if event.of_stream:
-        device.hold(event)
-    else:
-        event.wait()

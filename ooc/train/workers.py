@@ -30,11 +30,11 @@ R = TypeVar("R")
 
 
 def results_at_once(workers: int) -> int:
-    """The most results of a ``Flow`` that are there at one time."""
+    """The most results of a ``OrderedPipeline`` that are there at one time."""
     return 1 if workers == 1 else _AHEAD * workers + 1
 
 
-class Team:
+class WorkerPool:
     """``workers`` threads for tiles."""
 
     def __init__(self, workers: int) -> None:
@@ -78,45 +78,45 @@ class Team:
             del task  # what it gave is not this thread's to keep
 
 
-class Flow(Generic[T, R]):
-    """Tasks put one after the other, computed on any thread of a team, committed on this one in order.
+class OrderedPipeline(Generic[T, R]):
+    """Tasks put one after the other, computed on any thread of a pool, reduced on this one in order.
 
     Every task belongs to a ``step``, and steps only grow. At most three results a worker wait for their turn. A
     context manager: after an error it leaves when no task is being computed any more.
     """
 
-    def __init__(self, team: Team, compute: Callable[[T], R], commit: Callable[[R], None]) -> None:
-        self._team = team
+    def __init__(self, pool: WorkerPool, compute: Callable[[T], R], reduce: Callable[[R], None]) -> None:
+        self._pool = pool
         self._compute = compute
-        self._commit = commit
+        self._reduce = reduce
         self._pending: deque[_Task[R]] = deque()
 
     def put(self, step: int, task: T) -> None:
-        """Have ``task`` computed, and commit what is ready to make room."""
+        """Have ``task`` computed, and reduce what is ready to make room."""
         compute = partial(self._compute, task)
-        if self._team.tasks is None:
-            self._commit(self._team.timed(compute))
+        if self._pool.tasks is None:
+            self._reduce(self._pool.timed(compute))
             return
         handed = _Task(step, compute)
         self._pending.append(handed)
-        self._team.tasks.put(handed)
-        if len(self._pending) > _AHEAD * self._team.workers:
-            self._commit_first(self._team.workers)
+        self._pool.tasks.put(handed)
+        if len(self._pending) > _AHEAD * self._pool.workers:
+            self._reduce_first(self._pool.workers)
 
     def finish(self, step: int) -> None:
-        """Return when all tasks of steps up to ``step`` are committed."""
-        self._commit_first(sum(task.step <= step for task in self._pending))
+        """Return when all tasks of steps up to ``step`` are reduced."""
+        self._reduce_first(sum(task.step <= step for task in self._pending))
 
     def drain(self) -> None:
-        """Return when everything is committed."""
-        self._commit_first(len(self._pending))
+        """Return when everything is reduced."""
+        self._reduce_first(len(self._pending))
 
-    def _commit_first(self, count: int) -> None:
+    def _reduce_first(self, count: int) -> None:
         """Wait for the last of the first ``count`` tasks to begin with: the others are done by then, or nearly."""
         if count:
             self._pending[count - 1].wait()
         for _ in range(count):
-            self._commit(self._pending.popleft().result())
+            self._reduce(self._pending.popleft().result())
 
     def __enter__(self) -> Self:
         return self
@@ -146,7 +146,7 @@ class _Task(Generic[R]):
         self._done.acquire()
 
     def run(self) -> None:
-        """On a thread of the team, once."""
+        """On a thread of the pool, once."""
         compute, self._compute = self._compute, None
         try:
             if compute is not None and not self.left_out:
