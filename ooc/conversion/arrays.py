@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ooc.conversion.label_form import LabelForm, label_form, only_answers
-from ooc.conversion.shuffle import Shuffle
+from ooc.conversion.reading import Request
 from ooc.conversion.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges
 from ooc.conversion.sparse_rows import SparseRows
+from ooc.conversion.splits import TASK_OPTION, LabelForm, NodeList, Split, label_form, only_answers, random_split
 from ooc.conversion.streams import check_truth_values
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
@@ -39,7 +39,6 @@ ARRAY_NAMES = (
     *("train_mask", "valid_mask", "val_mask", "test_mask", "train_idx", "valid_idx", "val_idx", "test_idx"),
 )
 _SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
-_RANDOM_TRAIN, _RANDOM_VALID = 0.6, 0.2
 _SCANNED_ROWS = 1 << 16
 
 
@@ -49,28 +48,32 @@ def nothing() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayOptions:
-    """How arrays become a source: names for messages, defaults of the format, the caller's choices.
+    """How arrays become a source: what the caller asks, names for messages, what is usual for the format.
 
-    ``split``: None (as given; column 0 of two-dimensional masks), a column, ``"random"`` or
-    ``"random:SEED"``. ``task``: what the labels are, where their type does not tell. ``release`` is called
-    after each block: mapped files let go of their pages.
+    ``usual_split``: that of a request for none; None: as given, column 0 of two-dimensional masks. ``release`` is
+    called after each block: mapped files let go of their pages.
     """
+
+    request: Request
 
     name: str
     format: str
     symmetrize: bool = False
     drop_self_loops: bool = False
-    split: int | str | None = None
-    drop_edge_data: bool = False
-    task: str | None = None
+    usual_split: str | None = None
     resident_bytes: int = 0
     release: Callable[[], None] = nothing
     fingerprint: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def split(self) -> int | str | None:
+        """Of the request, or else what is usual."""
+        return self.usual_split if self.request.split is None else self.request.split
+
 
 def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Source:
     """A source of ``arrays``; SourceError where they are missing or do not fit one another."""
-    if options.drop_edge_data:
+    if options.request.drop_edge_data:
         arrays = {name: array for name, array in arrays.items() if name not in EDGE_DATA_NAMES}
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
@@ -199,7 +202,11 @@ def _labels(
     if y.ndim not in (1, 2) or y.shape[0] != nodes or 0 in y.shape:
         raise SourceError(f"{options.name}: y has the shape {y.shape}, one label for each of {nodes} nodes wanted")
     form = label_form(
-        options.name, y.shape, y.dtype, asked=options.task, scan=lambda: only_answers(_pieces(y, options))
+        options.name,
+        y.shape,
+        y.dtype,
+        asked=options.request.option(TASK_OPTION),
+        scan=lambda: only_answers(_pieces(y, options)),
     )
     split, note = _splits(arrays, nodes, options)
 
@@ -223,10 +230,7 @@ def _pieces(array: AnyArray, options: ArrayOptions) -> Iterator[AnyArray]:
         options.release()
 
 
-_Split = Callable[[int, int], tuple[Mask, ...]]
-
-
-def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -> tuple[_Split, str | None]:
+def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -> tuple[Split, str | None]:
     if isinstance(options.split, str):
         return random_split(nodes, options.split)
     found = {
@@ -267,19 +271,9 @@ def _agreeing(ways: Mapping[str, Callable[[int, int], Mask]], options: ArrayOpti
 def _membership(array: AnyArray, name: str, nodes: int, options: ArrayOptions) -> Callable[[int, int], Mask]:
     where = f"{options.name}: {name}"
     if name.endswith("_idx"):
-        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        if array.ndim != 1:
             raise SourceError(f"{where} is no list of node ids")
-        ids = np.unique(array.astype(np.int64))
-        if len(ids) and not (ids[0] >= 0 and ids[-1] < nodes):
-            raise SourceError(f"{where} names the node {ids[0] if ids[0] < 0 else ids[-1]} of {nodes}")
-
-        def listed(start: int, stop: int) -> Mask:
-            mask = np.zeros(stop - start, dtype=np.bool_)
-            first, last = np.searchsorted(ids, (start, stop))
-            mask[ids[first:last] - start] = True
-            return mask
-
-        return listed
+        return NodeList(array, nodes=nodes, name=where).mask
     if array.ndim not in (1, 2) or array.shape[0] != nodes:
         raise SourceError(f"{where} has the shape {array.shape}, one entry for each of {nodes} nodes wanted")
     if array.ndim == 2:
@@ -296,19 +290,3 @@ def _membership(array: AnyArray, name: str, nodes: int, options: ArrayOptions) -
         return part.astype(np.bool_)
 
     return masked
-
-
-def random_split(nodes: int, text: str) -> tuple[_Split, str]:
-    """60/20/20 at random by ``"random"`` or ``"random:SEED"``, and how to say so."""
-    word, _, number = text.partition(":")
-    if word != "random" or not (number == "" or number.isdecimal()):
-        raise SourceError(f"split {text!r} is neither a column of masks nor random[:SEED]")
-    seed = int(number or 0)
-    shuffle = Shuffle(nodes, seed)
-    train, valid = round(_RANDOM_TRAIN * nodes), round((_RANDOM_TRAIN + _RANDOM_VALID) * nodes)
-
-    def members(start: int, stop: int) -> tuple[Mask, ...]:
-        place: Any = shuffle.place_of(np.arange(start, stop, dtype=np.int64))
-        return place < train, (place >= train) & (place < valid), place >= valid
-
-    return members, f"random 60/20/20, seed {seed}"

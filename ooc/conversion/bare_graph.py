@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from ooc.conversion.edge_options import EdgeFiles, asked_files
-from ooc.conversion.node_features import RANDOM, NodeFeatures, node_features
+from ooc.conversion.node_data import RANDOM, NodeFeatures, NodeLabels, node_features, node_labels
 from ooc.conversion.node_ids import Numbering, Same, collect, numbering, sorted_with_rows, write_ids
-from ooc.conversion.node_labels import NodeLabels, node_labels
 from ooc.conversion.node_tables import ID_NAMES, NodeTables
 from ooc.conversion.npy_files import NpyFile
 from ooc.conversion.reading import SPLIT, Request

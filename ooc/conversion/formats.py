@@ -23,7 +23,6 @@ from ooc.conversion import (
     webgraph,
 )
 from ooc.conversion.arrays import ARRAY_NAMES, ArrayOptions, array_source
-from ooc.conversion.label_form import TASK_OPTION
 from ooc.conversion.pyg_data import is_pyg_data, pyg_source
 from ooc.conversion.reading import READING_OPTIONS, Reader, Request
 from ooc.conversion.source import Source
@@ -80,16 +79,7 @@ def open_source(source: Any, *, format: str | None, request: Request) -> Source:
             raise OptionError(f"there is no option {name!r}")
     if isinstance(source, Mapping):
         arrays = {name: np.asarray(array) for name, array in source.items() if name in ARRAY_NAMES}
-        return array_source(
-            arrays,
-            ArrayOptions(
-                name="arrays",
-                format="arrays",
-                split=request.split,
-                drop_edge_data=request.drop_edge_data,
-                task=request.option(TASK_OPTION),
-            ),
-        )
+        return array_source(arrays, ArrayOptions(request=request, name="arrays", format="arrays"))
     if is_pyg_data(source):
         return pyg_source(source, request)
     if not isinstance(source, str | Path):

@@ -131,11 +131,6 @@ def numbering(ids: Ids, *, rows: Ids | None = None) -> Numbering:
     return Sorted(ids, rows)
 
 
-def numbering_bytes(count: int, span: int) -> int:
-    """What :func:`numbering` of ``count`` ids below ``span`` holds in memory, unless it has ``rows``."""
-    return 0 if span == count else min(table_bytes(span), 8 * count)
-
-
 def table_bytes(span: int) -> int:
     """What a rank table over so many ids takes."""
     return _WORD_BYTES * -(-span // _WORD_BITS)

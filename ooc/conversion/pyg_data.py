@@ -7,7 +7,6 @@ The only module of conversion that knows torch, and only when used.
 from typing import Any
 
 from ooc.conversion.arrays import EDGE_DATA_NAMES, ArrayOptions, array_source
-from ooc.conversion.label_form import TASK_OPTION
 from ooc.conversion.reading import Request
 from ooc.conversion.source import Source
 from ooc.errors import SourceError
@@ -43,14 +42,7 @@ def pyg_source(data: Any, request: Request) -> Source:
         tensor = getattr(data, name, None)
         if tensor is not None:
             arrays[name] = _array(tensor, name)
-    options = ArrayOptions(
-        name="the PyG Data",
-        format="pyg",
-        split=request.split,
-        drop_edge_data=request.drop_edge_data,
-        task=request.option(TASK_OPTION),
-    )
-    return array_source(arrays, options)
+    return array_source(arrays, ArrayOptions(request=request, name="the PyG Data", format="pyg"))
 
 
 def _array(tensor: Any, name: str) -> AnyArray:
