@@ -10,11 +10,10 @@ from rich.table import Table
 
 from ooc.cli.progress import format_duration
 from ooc.conversion.budget import check_folder
-from ooc.conversion.forecast import Chosen, Forecast, Subject, forecast, subject_of, subject_of_dataset
+from ooc.conversion.forecast import Chosen, Forecast, Subject, forecast, measure, subject_of, subject_of_dataset
 from ooc.conversion.formats import open_source
 from ooc.conversion.names import named
 from ooc.conversion.output import check_target, resolved
-from ooc.conversion.rates import measure
 from ooc.conversion.reading import Request
 from ooc.sizes import format_size
 

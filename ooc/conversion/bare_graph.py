@@ -18,7 +18,7 @@ from ooc.conversion.edge_options import EdgeFiles, asked_files
 from ooc.conversion.node_data import RANDOM, NodeFeatures, NodeLabels, node_features, node_labels
 from ooc.conversion.node_ids import Numbering, Same, collect, numbering, sorted_with_rows, write_ids
 from ooc.conversion.node_tables import ID_NAMES, NodeTables
-from ooc.conversion.npy_files import NpyFile
+from ooc.conversion.npy import NpyFile
 from ooc.conversion.reading import SPLIT, Request
 from ooc.conversion.source import EdgeBlock, Ids, LabelBlock, Source, fingerprint_of
 from ooc.conversion.tables import Cells, Table

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ooc.conversion.budget import Shares, check_disk, check_folder, default_budget_bytes, divide, divide_for_order
-from ooc.conversion.edge_values import ValueForm
+from ooc.conversion.edges import ValueForm
 from ooc.conversion.features import write_features
 from ooc.conversion.formats import open_source
 from ooc.conversion.journal import Journal

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ooc.conversion.edge_runs import KeyForm, Run
-from ooc.conversion.edge_values import ValueForm
+from ooc.conversion.edges import KeyForm, Run, ValueForm
 from ooc.storage.writer import ArrayWriter
 
 _WINDOW_ROWS = 1 << 18

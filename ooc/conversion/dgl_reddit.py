@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ooc.conversion.packed_arrays import PackedArray
+from ooc.conversion.npy import PackedArray
 from ooc.conversion.reading import Reader, Request
 from ooc.conversion.source import EdgeBlock, LabelBlock, Source, fingerprint_of
 from ooc.conversion.splits import whole_labels
@@ -38,8 +38,8 @@ def _open(path: Path, request: Request) -> Source:
     if len(sources.shape) != 1 or sources.shape != targets.shape:
         raise SourceError(f"{sources.name} and {targets.name} are not of one length")
     for array in (sources, targets, kinds):
-        if array.header.dtype.kind not in "iu":
-            raise SourceError(f"{array.name} holds {array.header.dtype}, not whole numbers")
+        if array.dtype.kind not in "iu":
+            raise SourceError(f"{array.name} holds {array.dtype}, not whole numbers")
     _check_shape(graph, nodes, path)
 
     def edges(size: int) -> Iterator[EdgeBlock]:
@@ -63,7 +63,7 @@ def _open(path: Path, request: Request) -> Source:
         num_features=features,
         num_classes=None,
         edges=edges,
-        features=x.rows,
+        features=x.row_blocks,
         labels=labels,
         fingerprint=fingerprint_of(*files),
     )

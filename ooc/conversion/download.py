@@ -1,29 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files from the web: in parallel ranges, resumed after any interruption, checked against size and checksum.
+"""Files from the web: in parallel ranges, resumed after any interruption, checked against size and checksum; and what
+they hold where they are tar archives, which must be unpacked.
+
+Connections, redirects and proxies are those of ``requests``. Ranges side by side that outlive the process are ours: no
+package that torch-geometric brings along has them.
 
 Beside ``FILE.part``, which is as long as the file from the start, ``FILE.part.json`` says which server file it is
-of (by size, ETag and date) and how far each range has come. A range is only counted when it has been flushed, so
-what is counted is there. A server without ranges is read from the beginning each time.
+of (by size, ETag and date) and which ranges have come. A range is only recorded when it has been flushed, so what is
+recorded is there. A server without ranges is read from the beginning each time.
 """
 
 import fcntl
 import hashlib
-import http.client
 import json
 import os
-import queue
 import shutil
 import socket
+import tarfile
 import threading
 import time
-import urllib.error
-import urllib.request
+import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import IO, TypeVar
+
+import requests
+from urllib3.exceptions import HTTPError  # Of a connection that breaks while its answer is read.
 
 from ooc.errors import BudgetError, SourceError
 from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
@@ -31,22 +36,16 @@ from ooc.sizes import format_size
 
 Result = TypeVar("Result")
 
-CONNECTIONS = 4
-_RANGE_BYTES = 64 << 20
+_CONNECTIONS = 4
+_RANGE_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
-_FLUSH_BYTES = 16 << 20
 _TIMEOUT_S = 30.0
 _FAREWELL_S = 1.0
 _TRIES = 6
 _FIRST_PAUSE_S = 0.5
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
-_FAULTS = (OSError, http.client.HTTPException)  # urllib's own errors are among the first.
-
-
-class _Response(Protocol):
-    status: int
-
-    def read(self, size: int) -> bytes: ...
+_HEADERS = {"User-Agent": "ooc", "Accept-Encoding": "identity"}
+_BROKEN_TAR = (EOFError, ValueError, zlib.error, tarfile.TarError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,39 +65,34 @@ def probe(url: str) -> Served:
     """Ask for the first byte of ``url``. SourceError where there is no such file, or no way to it."""
 
     def ask() -> Served:
-        with _get(url, 0, 0) as response:
-            headers = response.headers
-            version = f"{headers.get('ETag', '')} {headers.get('Last-Modified', '')}"
-            total = str(headers.get("Content-Range", "")).rpartition("/")[2]
-            ranged = response.status == 206 and total.isdecimal()
-            length = total if ranged else str(headers.get("Content-Length", ""))
+        with requests.Session() as session, _get(session, url, (0, 1)) as response:
+            total = response.headers.get("Content-Range", "").rpartition("/")[2]
+            ranged = response.status_code == 206 and total.isdecimal()
+            length = total if ranged else response.headers.get("Content-Length", "")
             if not length.isdecimal():
                 raise SourceError(f"{url} cannot be downloaded: the server does not say how large it is")
-            return Served(size=int(length), ranges=ranged, version=version)
+            return Served(size=int(length), ranges=ranged, version=_version(response))
 
     return _tried(url, ask)
 
 
-def download(
-    url: str, target: Path, *, md5: str | None, served: Served, listener: Listener, connections: int = CONNECTIONS
-) -> None:
+def download(url: str, target: Path, *, md5: str | None, served: Served, listener: Listener) -> None:
     """Fetch ``url``, of which ``served`` was said, to ``target``; goes on with what an earlier call left.
 
     ``md5``: the published checksum, if there is one. SourceError when the server fails for good or the file is not
     the published one, BudgetError when the disk has no room; what was fetched stays for the next call.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    task = f"downloading {target.name}"
     with _alone_in(target.parent):
-        part = _Part(target, url, served)
-        missing = served.size - part.done
+        part = _Part(target, url, served, lambda done: listener(TaskAdvanced(task, done)))
+        missing = served.size - part.received
         if missing > (free := shutil.disk_usage(target.parent).free):
             need = f"{target} needs {format_size(missing)} more of disk"
             raise BudgetError(f"{need}, {format_size(free)} are free in {target.parent}")
-        task = f"downloading {target.name}"
         listener(TaskStarted(task, served.size, "bytes"))
-        part.on_progress = lambda done: listener(TaskAdvanced(task, done))
         try:
-            _fetch_all(url, part, served, connections)
+            _fetch_all(part)
         except _Changed:
             part.forget()
             raise SourceError(f"{url} has changed on the server while it was downloaded; try again") from None
@@ -123,64 +117,54 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-@dataclass(kw_only=True)
-class _Range:
-    """The bytes ``start`` to ``stop`` of the file; the first ``done`` of them are there."""
-
-    start: int
-    stop: int
-    done: int = 0
-
-
 class _Part:
-    """The file that is being downloaded, and the record of what is there of it."""
+    """The file that is being downloaded, and the record of the ranges that are there, by where they start."""
 
-    def __init__(self, target: Path, url: str, served: Served) -> None:
+    def __init__(self, target: Path, url: str, served: Served, on_progress: Callable[[int], None]) -> None:
         self.path = target.with_name(target.name + ".part")
+        self.url, self.served = url, served
         self._target, self._record = target, target.with_name(target.name + ".part.json")
-        self._key = {"url": url, **asdict(served)}
+        self._on_progress = on_progress
         self._lock = threading.Lock()
-        self.on_progress: Callable[[int], None] = lambda done: None
-        step = _RANGE_BYTES if served.ranges else max(1, served.size)
-        fresh = [_Range(start=at, stop=min(at + step, served.size)) for at in range(0, served.size, step)]
-        self.ranges = self._left_before(served) or fresh
-        if self.ranges is fresh:
+        self._step = _RANGE_BYTES if served.ranges else max(1, served.size)
+        self._key = {"url": url, **asdict(served), "step": self._step}
+        self._there = self._left_before()
+        if not self._there:
             self._record.unlink(missing_ok=True)  # First: the record never speaks of a file that is not there.
             with self.path.open("wb") as file:
                 file.truncate(served.size)
-            self._write_record()
+        self.received = sum(stop - start for start, stop in self._ranges() if start in self._there)
 
-    @property
-    def done(self) -> int:
-        """Bytes that are there."""
-        return sum(piece.done for piece in self.ranges)
+    def missing(self) -> list[tuple[int, int]]:
+        """``(start, stop)`` of the ranges that are to be fetched."""
+        return [(start, stop) for start, stop in self._ranges() if start not in self._there]
 
-    def _left_before(self, served: Served) -> list[_Range] | None:
-        """The ranges of an earlier download of the same file, if it can go on."""
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        for start in range(0, self.served.size, self._step):
+            yield start, min(start + self._step, self.served.size)
+
+    def _left_before(self) -> set[int]:
+        """What an earlier download of the same file recorded, if this one can go on with it."""
         try:
             record = json.loads(self._record.read_text())
-            whole = self.path.stat().st_size == served.size
-            if not served.ranges or not whole or record["file"] != self._key:
-                return None
-            found = [_Range(**piece) for piece in record["ranges"]]
+            whole = self.path.stat().st_size == self.served.size
+            return set(record["there"]) if whole and self.served.ranges and record["file"] == self._key else set()
         except (OSError, ValueError, KeyError, TypeError):
-            return None
-        joined = all(a.stop == b.start for a, b in pairwise(found))
-        sound = all(0 <= piece.done <= piece.stop - piece.start for piece in found)
-        return found if joined and sound and found and (found[0].start, found[-1].stop) == (0, served.size) else None
+            return set()
 
-    def advanced(self, piece: _Range, size: int) -> None:
-        """``size`` more bytes of ``piece`` are on the disk."""
+    def advance(self, size: int) -> None:
+        """``size`` more bytes have come; less than none where they are to come again."""
         with self._lock:
-            piece.done += size
-            self._write_record()
-            self.on_progress(self.done)
+            self.received += size
+            self._on_progress(self.received)
 
-    def restart(self, piece: _Range) -> None:
-        """Nothing of ``piece`` counts any more."""
+    def complete(self, start: int) -> None:
+        """The range from ``start`` on is on the disk."""
         with self._lock:
-            piece.done = 0
-            self._write_record()
+            self._there.add(start)
+            partial = self._record.with_name(self._record.name + ".new")
+            partial.write_text(json.dumps({"file": self._key, "there": sorted(self._there)}))
+            partial.replace(self._record)
 
     def forget(self) -> None:
         """Remove what is there."""
@@ -192,34 +176,26 @@ class _Part:
         self.path.replace(self._target)
         self._record.unlink(missing_ok=True)
 
-    def _write_record(self) -> None:
-        record = {"file": self._key, "ranges": [asdict(piece) for piece in self.ranges]}
-        partial = self._record.with_name(self._record.name + ".new")
-        partial.write_text(json.dumps(record))
-        partial.replace(self._record)
 
-
-def _fetch_all(url: str, part: _Part, served: Served, connections: int) -> None:
+def _fetch_all(part: _Part) -> None:
     """Fetch what is missing, a range a connection; raises the first error once all connections are closed."""
-    waiting: queue.SimpleQueue[_Range] = queue.SimpleQueue()
-    for piece in part.ranges:
-        if piece.done < piece.stop - piece.start:
-            waiting.put(piece)
-    connections = min(connections, waiting.qsize())
+    waiting = deque(part.missing())
     stopped = threading.Event()
     errors: list[BaseException] = []
 
     def work() -> None:
-        try:
-            while not stopped.is_set():
-                _fetch_range(url, part, waiting.get_nowait(), served, stopped)
-        except queue.Empty:
-            return
-        except BaseException as error:
-            errors.append(error)
-            stopped.set()
+        with requests.Session() as session:
+            try:
+                while waiting and not stopped.is_set():
+                    _fetch_range(session, part, *waiting.popleft(), stopped)
+            except IndexError:  # Another connection took the last one.
+                return
+            except BaseException as error:
+                errors.append(error)
+                stopped.set()
 
-    threads = [threading.Thread(target=work, name="ooc-download", daemon=True) for _ in range(connections)]
+    count = min(_CONNECTIONS, len(waiting))
+    threads = [threading.Thread(target=work, name="ooc-download", daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
     try:
@@ -234,75 +210,57 @@ def _fetch_all(url: str, part: _Part, served: Served, connections: int) -> None:
         raise errors[0]
 
 
-def _fetch_range(url: str, part: _Part, piece: _Range, served: Served, stopped: threading.Event) -> None:
-    def go_on() -> None:
-        if not served.ranges:
-            part.restart(piece)
-        start = piece.start + piece.done
-        with _get(url, start, piece.stop - 1, ranged=served.ranges) as response:
-            _check_answer(response, start, served)
-            _write(response, part, piece, stopped)
-        if not stopped.is_set() and piece.done < piece.stop - piece.start:
-            raise http.client.IncompleteRead(b"")
+def _fetch_range(session: requests.Session, part: _Part, start: int, stop: int, stopped: threading.Event) -> None:
+    """Bytes ``start`` to ``stop``; what has come before a connection breaks is not asked for again."""
+    at, ranges = start, part.served.ranges
 
-    _tried(url, go_on, progress=lambda: piece.done)
+    def go_on(file: IO[bytes]) -> None:
+        nonlocal at
+        if not ranges:
+            part.advance(start - at)
+            at = start
+        with _get(session, part.url, (at, stop) if ranges else None) as response:
+            _check_answer(response, at, part.served)
+            while at < stop and not stopped.is_set() and (data := response.raw.read(min(_PIECE_BYTES, stop - at))):
+                try:
+                    file.seek(at)
+                    file.write(data)
+                except OSError as error:  # Not the network's: no use in trying again.
+                    raise BudgetError(f"{part.path} cannot be written: {error.strerror}") from error
+                at += len(data)
+                part.advance(len(data))
+        if at < stop and not stopped.is_set():
+            raise requests.ConnectionError("the connection was closed too early")
+
+    with part.path.open("r+b", buffering=0) as file:
+        _tried(part.url, lambda: go_on(file), progress=lambda: at)
+        if at == stop:
+            os.fdatasync(file.fileno())
+            part.complete(start)
 
 
-def _check_answer(response: Any, start: int, served: Served) -> None:
-    if not served.ranges:
-        if response.status != 200 or response.headers.get("Content-Length") != str(served.size):
-            raise _Changed
-        return
-    version = f"{response.headers.get('ETag', '')} {response.headers.get('Last-Modified', '')}"
-    expected = (f"bytes {start}-", f"/{served.size}")
-    given = str(response.headers.get("Content-Range", ""))
-    if response.status != 206 or version != served.version:
+def _check_answer(response: requests.Response, start: int, served: Served) -> None:
+    if served.ranges:
+        given = response.headers.get("Content-Range", "")
+        fits = given.startswith(f"bytes {start}-") and given.endswith(f"/{served.size}")
+        same = response.status_code == 206 and fits and _version(response) == served.version
+    else:
+        same = response.status_code == 200 and response.headers.get("Content-Length") == str(served.size)
+    if not same:
         raise _Changed
-    if not (given.startswith(expected[0]) and given.endswith(expected[1])):
-        raise _Changed
 
 
-def _write(response: _Response, part: _Part, piece: _Range, stopped: threading.Event) -> None:
-    """The rest of ``piece`` from ``response``; counts what has been flushed, whatever happens then."""
-    descriptor = os.open(part.path, os.O_WRONLY)
-    unflushed = 0
-    try:
-        while not stopped.is_set():
-            left = piece.stop - piece.start - piece.done - unflushed
-            data = response.read(min(_PIECE_BYTES, left)) if left else b""
-            if not data:
-                return
-            at = piece.start + piece.done + unflushed
-            _put(descriptor, data, at, part.path)
-            unflushed += len(data)
-            if unflushed >= _FLUSH_BYTES:
-                os.fdatasync(descriptor)
-                part.advanced(piece, unflushed)
-                unflushed = 0
-    finally:
-        if unflushed:
-            os.fdatasync(descriptor)
-            part.advanced(piece, unflushed)
-        os.close(descriptor)
+def _version(response: requests.Response) -> str:
+    return f"{response.headers.get('ETag', '')} {response.headers.get('Last-Modified', '')}"
 
 
-def _put(descriptor: int, data: bytes, at: int, path: Path) -> None:
-    view = memoryview(data)
-    try:
-        while view:
-            written = os.pwrite(descriptor, view, at)
-            view, at = view[written:], at + written
-    except OSError as error:  # Not the network's: no use in trying again.
-        raise BudgetError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _get(url: str, start: int, last: int, *, ranged: bool = True) -> Any:
-    headers = {"User-Agent": "ooc", "Accept-Encoding": "identity"}
-    if ranged:
-        headers["Range"] = f"bytes={start}-{last}"
+def _get(session: requests.Session, url: str, span: tuple[int, int] | None) -> requests.Response:
     if not url.startswith(("http://", "https://")):
         raise SourceError(f"{url} is no address on the web")
-    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S)
+    headers = _HEADERS | ({"Range": f"bytes={span[0]}-{span[1] - 1}"} if span is not None else {})
+    response = session.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S)
+    response.raise_for_status()
+    return response
 
 
 def _tried(url: str, action: Callable[[], Result], *, progress: Callable[[], int] = lambda: 0) -> Result:
@@ -311,11 +269,8 @@ def _tried(url: str, action: Callable[[], Result], *, progress: Callable[[], int
     while True:
         try:
             return action()
-        except urllib.error.HTTPError as error:
-            reason, passing = f"the server says {error.code} {error.reason}", error.code in _PASSING
-            error.close()
-        except _FAULTS as error:
-            reason, passing = _reason(error), not _no_way(error)
+        except (requests.RequestException, HTTPError, OSError) as error:
+            reason, passing = _reason(error)
         if progress() > before:
             tries, pause_s, before = _TRIES, _FIRST_PAUSE_S, progress()
         tries -= 1
@@ -325,19 +280,20 @@ def _tried(url: str, action: Callable[[], Result], *, progress: Callable[[], int
         pause_s *= 2
 
 
-def _no_way(error: BaseException) -> bool:
-    """Whether trying again is of no use: the name is not known, or nobody listens."""
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    return isinstance(cause, socket.gaierror | ConnectionRefusedError)
-
-
-def _reason(error: BaseException) -> str:
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(cause, OSError):
-        return cause.strerror or str(cause) or type(cause).__name__
-    if isinstance(cause, http.client.IncompleteRead):
-        return "the connection was closed too early"
-    return str(cause) or type(cause).__name__
+def _reason(error: BaseException) -> tuple[str, bool]:
+    """What went wrong in a few words, and whether it may pass: not where a name is unknown or nobody listens."""
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        answer = error.response
+        answer.close()
+        return f"the server says {answer.status_code} {answer.reason}", answer.status_code in _PASSING
+    text, passing = str(error) or type(error).__name__, True
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            text = cause.strerror
+        passing = passing and not isinstance(cause, socket.gaierror | ConnectionRefusedError)
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(text.split()), passing
 
 
 def _md5(path: Path, listener: Listener) -> str:
@@ -352,3 +308,51 @@ def _md5(path: Path, listener: Listener) -> str:
             listener(TaskAdvanced(task, done))
     listener(TaskFinished(task))
     return digest.hexdigest()
+
+
+def unpack(archive: Path, folder: Path, *, listener: Listener) -> None:
+    """Unpack the tar ``archive``, compressed or not, to ``folder``, which must not exist.
+
+    A folder in the archive that is called as ``folder`` is ``folder`` itself. SourceError for a damaged archive, for
+    links, and for names that lead elsewhere, BudgetError when the disk has no room; then nothing is left.
+    """
+    partial = folder.with_name(folder.name + ".unpacking")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        _unpack(archive, partial, folder.name, listener)
+        partial.replace(folder)
+    except _BROKEN_TAR as error:
+        raise SourceError(f"{archive} cannot be unpacked, it is damaged or incomplete: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _unpack(archive: Path, partial: Path, top: str, listener: Listener) -> None:
+    task = f"unpacking {archive.name}"
+    listener(TaskStarted(task, archive.stat().st_size, "bytes"))
+    with archive.open("rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as stream:
+        for member in stream:
+            if member.isdir():
+                continue
+            content = stream.extractfile(member) if member.isreg() else None
+            if content is None:
+                raise SourceError(f"{archive} holds {member.name}, which is no plain file")
+            target = partial.joinpath(*_inside(member.name, archive, top))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if member.size > (free := shutil.disk_usage(target.parent).free):
+                need = format_size(member.size)
+                raise BudgetError(f"{target} needs {need} of disk, {format_size(free)} are free")
+            with content, target.open("xb") as file:
+                shutil.copyfileobj(content, file, _PIECE_BYTES)
+            listener(TaskAdvanced(task, raw.tell()))
+    listener(TaskFinished(task))
+
+
+def _inside(name: str, archive: Path, top: str) -> tuple[str, ...]:
+    """``name`` as parts of a path below the target, without the folder ``top`` at its start."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    parts = tuple(part for part in path.parts if part != ".")
+    if path.is_absolute() or not parts or ".." in parts or "\0" in name:
+        raise SourceError(f"{archive} holds {name!r}, which leads out of its folder")
+    return parts[1:] if parts[0] == top and len(parts) > 1 else parts

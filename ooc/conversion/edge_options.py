@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ooc.conversion.edge_values import with_data
-from ooc.conversion.npy_files import NpyFile
+from ooc.conversion.npy import NpyFile
 from ooc.conversion.reading import Request
-from ooc.conversion.source import EdgeBlock
+from ooc.conversion.source import EdgeBlock, with_data
 from ooc.errors import OptionError, SourceError
 
 EDGE_OPTIONS = frozenset({"edge_weight", "edge_features"})

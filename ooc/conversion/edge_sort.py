@@ -23,8 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ooc.conversion.edge_runs import Keys, Run
-from ooc.conversion.edge_values import Values, taken
+from ooc.conversion.edges import Keys, Run, Values, taken
 
 KEY_BYTES = 8
 _FAN_OUT = 128  # A part's number must fit a byte.

@@ -18,7 +18,7 @@ import numpy as np
 from ooc.conversion.edge_options import EdgeFiles, edge_files
 from ooc.conversion.edge_table import column_edges
 from ooc.conversion.lines import optional
-from ooc.conversion.npy_files import NpyFile
+from ooc.conversion.npy import NpyFile
 from ooc.conversion.reading import Reader, Request
 from ooc.conversion.source import EdgeBlock, Ids, LabelBlock, Source, fingerprint_of, ranges
 from ooc.conversion.splits import IndexSplits, whole_labels

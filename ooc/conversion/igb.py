@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ooc.conversion.npy_files import NpyFile
+from ooc.conversion.npy import NpyFile
 from ooc.conversion.reading import Reader, Request
 from ooc.conversion.source import Ids, LabelBlock, Source, fingerprint_of, ranges
 from ooc.conversion.splits import whole_labels

@@ -9,6 +9,7 @@ a few times ``block_bytes`` whatever the file holds.
 """
 
 import io
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -33,6 +34,7 @@ _ZSTD_WINDOW_BYTES = 128 << 20
 _MOST_DIGITS = 18
 _MOST_REAL_ID = 2**53  # From there on float64 holds no more every whole number.
 _IDS = 2
+_SIGNED_ID = re.compile(rb"^[ \t]*(?:\d+[ \t]+)?\+", re.MULTILINE)
 _CSV_BLOCK_BYTES = 1 << 20
 _CSV_CHARACTERS = b"0123456789+-.eE naNiIfFtTyY,\r\n"  # Not-a-number and infinity included.
 
@@ -181,7 +183,9 @@ def _rows(text: bytes, columns: tuple[int, ...], kind: Kind) -> AnyArray | None:
         return rows if kind is Kind.WHOLE else rows.astype(np.float64)
     # Ids are parsed as such: a digit that became a dot or an e would make another one of it.
     found = _parsed(text, [("ids", np.int64, (_IDS,)), ("values", np.float64, (width - _IDS,))])
-    return None if found is None else np.concatenate([found["ids"], found["values"]], axis=1).reshape(-1, width)
+    if found is None or (found["ids"] < 0).any() or (b"+" in text and _SIGNED_ID.search(text)):
+        return None
+    return np.concatenate([found["ids"], found["values"]], axis=1).reshape(-1, width)
 
 
 def _parsed(text: bytes, dtype: npt.DTypeLike, delimiter: str | None = None) -> AnyArray | None:

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ooc.conversion.npy_files import NpyFile
-from ooc.conversion.packed_arrays import PackedArray, unpacking
+from ooc.conversion.npy import NpyFile, PackedArray, unpacking
+from ooc.conversion.pickles import MOST_BYTES, read_torch_dict
 from ooc.conversion.reading import Reader, Request
 from ooc.conversion.source import LabelBlock, Source, fingerprint_of, ranges
 from ooc.conversion.splits import IndexSplits, whole_labels
 from ooc.conversion.streams import Blob, FileBlob
-from ooc.conversion.torch_files import MOST_BYTES, read_torch_dict
 from ooc.conversion.zip_members import Archive, names_in_zip
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
@@ -74,7 +73,7 @@ def _zip_source(path: Path) -> Source:
             raise SourceError(f"{path} has no {top}{name}")
         blobs.append(member.held(MOST_BYTES))
     source = _source(features, labels, labels.values, meta=blobs[0], split=blobs[1], num_edges=edges.num_edges())
-    return unpacking(replace(source, features=features.rows, fingerprint=fingerprint_of(path)), edges)
+    return unpacking(replace(source, features=features.row_blocks, fingerprint=fingerprint_of(path)), edges)
 
 
 def _source(

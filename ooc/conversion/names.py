@@ -11,12 +11,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ooc.conversion.download import Served, download, probe
-from ooc.conversion.unpacking import unpack
 from ooc.errors import BudgetError, OptionError, SourceError
 from ooc.events import Listener, ignore
 from ooc.sizes import format_size
+
+if TYPE_CHECKING:  # Names alone need no network.
+    from ooc.conversion.download import Served
 
 _OGB = "http://snap.stanford.edu/ogb/data/nodeproppred"
 _LSC = "https://dgl-data.s3-accelerate.amazonaws.com/dataset/OGB-LSC"
@@ -184,6 +186,8 @@ def obtain(dataset: Dataset, root: Path, *, confirm: Callable[[str], bool], list
     ``confirm`` is asked with what would be downloaded from where, in one line. SourceError where there is no way to
     the publisher: the line says which file to put where.
     """
+    from ooc.conversion.download import probe
+
     found = dataset.find(root)
     if found is not None:
         return found
@@ -214,7 +218,9 @@ def _check_room(dataset: Dataset, files: list[Published], size: int, root: Path)
         raise BudgetError(f"{dataset.name} needs {format_size(need)} of disk in {root}, {format_size(free)} are free")
 
 
-def _fetch(dataset: Dataset, files: list[Published], served: list[Served], root: Path, listener: Listener) -> None:
+def _fetch(dataset: Dataset, files: list[Published], served: "list[Served]", root: Path, listener: Listener) -> None:
+    from ooc.conversion.download import download, unpack
+
     for file, answer in zip(files, served, strict=True):
         download(file.url, root / file.path, md5=file.md5, served=answer, listener=listener)
     for file in dataset.files:

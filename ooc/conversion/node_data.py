@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ooc.conversion.node_tables import NodeTables
-from ooc.conversion.npy_files import NpyFile
+from ooc.conversion.npy import NpyFile
 from ooc.conversion.reading import Request
 from ooc.conversion.source import LabelBlock, Mask, ranges
 from ooc.conversion.splits import LabelForm, label_form, only_answers, random_split

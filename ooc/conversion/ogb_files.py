@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from ooc.conversion.lines import CsvForm, csv_rows
-from ooc.conversion.reading import Request
+from ooc.conversion.pickles import MOST_BYTES, read_torch_dict
 from ooc.conversion.source import fingerprint_of
 from ooc.conversion.splits import IndexSplits
 from ooc.conversion.streams import Blob, FileBlob, Inflated, Stream
-from ooc.conversion.torch_files import MOST_BYTES, read_torch_dict
 from ooc.conversion.zip_members import Archive, Member, names_in_zip
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
@@ -123,9 +122,3 @@ class OgbFiles:
         if not self.has(name):
             raise SourceError(f"{self.label(name)} is missing")
         return self._archive.member(self._top + name) if self._archive is not None else None
-
-
-def refuse_edge_data(what: str, request: Request) -> None:
-    """SourceError, unless the caller asked to convert without what edges have besides their ends."""
-    if not request.drop_edge_data:
-        raise SourceError(f"{what}, which cannot be used yet; give drop_edge_data=True to convert without it")

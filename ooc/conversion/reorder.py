@@ -23,9 +23,8 @@ from ooc.conversion.budget import (
     default_budget_bytes,
     divide_for_order,
 )
-from ooc.conversion.edge_runs import KeyForm, Run
 from ooc.conversion.edge_sort import Bucket, Spreader, parts_for
-from ooc.conversion.edge_values import ValueForm, Values
+from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
 from ooc.conversion.journal import Journal, flush_all
 from ooc.conversion.order import HopOrder, Order, Places, hop_order, parse_order
 from ooc.conversion.output import parse_on_cancel, resolved, workplace

@@ -4,11 +4,13 @@
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
-from ooc.conversion.edge_runs import Keys
 from ooc.conversion.source import Ids
 
 _ROUNDS = 3
+
+_Numbers = npt.NDArray[np.uint64]
 
 
 class Shuffle:
@@ -36,7 +38,7 @@ class Shuffle:
         """Where ``values`` lie in the order: the inverse of :meth:`at`."""
         return self._walk(values, self._backward)
 
-    def _forward(self, x: Keys) -> Keys:
+    def _forward(self, x: _Numbers) -> _Numbers:
         x = (x + self._added) & self._mask
         for factor in self._factors:
             x *= factor
@@ -44,7 +46,7 @@ class Shuffle:
             x ^= x >> self._half
         return x
 
-    def _backward(self, x: Keys) -> Keys:
+    def _backward(self, x: _Numbers) -> _Numbers:
         x = x.copy()
         for inverse in reversed(self._inverses):
             x ^= x >> self._half
@@ -54,7 +56,7 @@ class Shuffle:
         x &= self._mask
         return x
 
-    def _walk(self, values: Ids, step: Callable[[Keys], Keys]) -> Ids:
+    def _walk(self, values: Ids, step: Callable[[_Numbers], _Numbers]) -> Ids:
         out = step(values.astype(np.uint64))
         limit = np.uint64(self._n)
         while len(outside := np.flatnonzero(out >= limit)):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ooc.errors import SourceError
 from ooc.events import Listener
 from ooc.storage.array import AnyArray
 from ooc.storage.store import Task
@@ -126,3 +127,58 @@ def ranges(total: int, step: int, first: int = 0) -> Iterator[tuple[int, int]]:
     """``(start, stop)`` pieces of ``range(first, total)``, ``step`` long but for the last."""
     for start in range(first, total, step):
         yield start, min(start + step, total)
+
+
+def with_data(
+    edges: Iterator[EdgeBlock],
+    *,
+    weight: Iterator[AnyArray] | None = None,
+    features: Iterator[AnyArray] | None = None,
+    name: str,
+) -> Iterator[EdgeBlock]:
+    """``edges`` with weights [n] and features [n, F] that come in blocks of their own, in the same order, beside what
+    they carry already.
+
+    SourceError, saying ``name``, where there are not as many.
+    """
+    given = [_Rows(blocks, name) if blocks is not None else None for blocks in (weight, features)]
+    for block in edges:
+        done = 0
+        while done < len(block.sources):
+            take = min([len(block.sources) - done, *(rows.ready() for rows in given if rows is not None)])
+            here = slice(done, done + take)
+            own = (None if array is None else array[here] for array in block.data or EdgeData())
+            data = EdgeData(*(rows.take(take) if rows else array for rows, array in zip(given, own, strict=True)))
+            yield EdgeBlock(block.sources[here], block.targets[here], data)
+            done += take
+    for rows in given:
+        if rows is not None:
+            rows.check_end()
+
+
+class _Rows:
+    """Rows that come in blocks, taken as many at a time as is wanted."""
+
+    def __init__(self, blocks: Iterator[AnyArray], name: str) -> None:
+        self._blocks, self._name = iter(blocks), name
+        self._block: AnyArray = np.empty(0)
+        self._done = 0
+
+    def ready(self) -> int:
+        """How many can be taken at once, one at the least."""
+        while self._done == len(self._block):
+            block = next(self._blocks, None)
+            if block is None:
+                raise SourceError(f"{self._name} ends before the edges do")
+            self._block, self._done = block, 0
+        return len(self._block) - self._done
+
+    def take(self, count: int) -> AnyArray:
+        """The next ``count`` rows, of those that are ready."""
+        self._done += count
+        return self._block[self._done - count : self._done]
+
+    def check_end(self) -> None:
+        """SourceError where a row is left."""
+        if self._done < len(self._block) or any(len(block) for block in self._blocks):
+            raise SourceError(f"{self._name} has more rows than there are edges")

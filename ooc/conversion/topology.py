@@ -18,9 +18,8 @@ import numpy as np
 from ooc.conversion.ahead import ahead
 from ooc.conversion.budget import Shares
 from ooc.conversion.csr import CsrWriter
-from ooc.conversion.edge_runs import KeyForm, Keys, Run, SelfLoops, cut, distinct, merged
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
-from ooc.conversion.edge_values import ValueForm, Values, taken
+from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
 from ooc.conversion.journal import Journal, flush_all
 from ooc.conversion.source import EdgeBlock, Source
 from ooc.errors import SourceError

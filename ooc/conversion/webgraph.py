@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from ooc.conversion.bare_graph import NODE_OPTIONS, BareGraph, bare_source
-from ooc.conversion.bit_codes import Code, Family
+from ooc.conversion.bvgraph import Code, Family, Layout, Successors
 from ooc.conversion.edge_options import EDGE_OPTIONS
 from ooc.conversion.reading import Reader, Request
 from ooc.conversion.source import EdgeBlock, Source
-from ooc.conversion.successors import Layout, Successors
 from ooc.errors import SourceError
 
 _CLASS = "it.unimi.dsi.webgraph.BVGraph"

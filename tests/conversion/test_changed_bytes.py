@@ -126,7 +126,7 @@ def test_sizes_in_a_pickle_are_checked_before_anything_is_allocated(
     """Of mutable bytes that cannot be had, the interpreter may print an error besides raising it."""
     made = _made(tmp_path, "planetoid")
     (made.source / "raw" / "ind.made.graph").write_bytes(data)
-    monkeypatch.setattr(pickles._Whitelist, "load", lambda self: pytest.fail("it was loaded"))
+    monkeypatch.setattr(pickles._Unpickler, "load", lambda self: pytest.fail("it was loaded"))
     with pytest.raises(SourceError, match=f"ind.made.graph cannot be read, .*({message})"):
         pickles.read_neighbours(made.source / "raw" / "ind.made.graph")
 

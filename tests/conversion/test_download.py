@@ -24,7 +24,6 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges and pieces of a size at which a megabyte takes many of them."""
     monkeypatch.setattr(downloading, "_RANGE_BYTES", 100_000)
     monkeypatch.setattr(downloading, "_PIECE_BYTES", 7_000)
-    monkeypatch.setattr(downloading, "_FLUSH_BYTES", 20_000)
     monkeypatch.setattr(downloading, "_FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(downloading, "_TIMEOUT_S", 5.0)
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.conversion.edge_runs import KeyForm, Keys, Run, SelfLoops, cut, distinct, merged
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for, values_path
-from ooc.conversion.edge_values import ValueForm, Values
+from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged
 from ooc.errors import SourceError
 from tests.conversion.arrays import open_descriptors
 from tests.examples import examples

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 import ooc
-from ooc.conversion.forecast import Chosen, Forecast, Subject, forecast, subject_of, subject_of_dataset
+from ooc.conversion.forecast import Chosen, Forecast, Rates, Subject, forecast, measure, subject_of, subject_of_dataset
 from ooc.conversion.formats import open_source
 from ooc.conversion.names import DATASETS
-from ooc.conversion.rates import Rates, measure
 from ooc.conversion.reading import Request
 from ooc.errors import BudgetError
 from ooc.events import Event, TaskStarted

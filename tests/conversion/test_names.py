@@ -13,9 +13,9 @@ import pytest
 import ooc
 from ooc import cli
 from ooc.conversion import names
+from ooc.conversion.download import unpack
 from ooc.conversion.formats import FORMATS
 from ooc.conversion.names import DATASETS, named, obtain
-from ooc.conversion.unpacking import unpack
 from ooc.errors import BudgetError, OptionError, SourceError
 from ooc.events import ignore
 from ooc.storage.store import open_store

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.conversion.lines import CsvForm, csv_columns, csv_rows
-from ooc.conversion.npy_stream import read_header, value_blocks
+from ooc.conversion.npy import read_header, value_blocks
+from ooc.conversion.pickles import read_torch_dict
 from ooc.conversion.streams import Checked, FileBlob, ForwardBlob, Inflated, Limited, MemoryBlob, Stream, read_whole
-from ooc.conversion.torch_files import read_torch_dict
 from ooc.conversion.zip_members import Archive
 from ooc.errors import SourceError
 from tests.examples import examples

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooc
-from ooc.conversion import successors
-from ooc.conversion.bit_codes import LENGTH_BITS, TABLE_BITS, Bits, Code, Family
+from ooc.conversion import bvgraph
+from ooc.conversion.bvgraph import LENGTH_BITS, TABLE_BITS, Bits, Code, Family, Successors
 from ooc.conversion.reading import Request
-from ooc.conversion.successors import Successors
 from ooc.conversion.webgraph import READER, _read_properties
 from ooc.errors import BudgetError, SourceError
 from tests.conversion.arrays import edges_of, in_order
@@ -95,8 +94,8 @@ def _offsets(path: Path, count: int) -> list[int]:
 
 def test_a_list_longer_than_a_chunk_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 8 bytes: nearly every list is read again with a larger one; windows in place of lists."""
-    monkeypatch.setattr(successors, "_CHUNK_BYTES", 8)
-    monkeypatch.setattr(successors, "_MOST_LISTED", 64)
+    monkeypatch.setattr(bvgraph, "_CHUNK_BYTES", 8)
+    monkeypatch.setattr(bvgraph, "_MOST_LISTED", 64)
     made = _made("webgraph", tmp_path)
     store = ooc.convert(made.source, tmp_path / "g.ooc", **made.options)
     np.testing.assert_array_equal(edges_of(store), in_order(made.graph.edge_index))
