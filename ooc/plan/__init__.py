@@ -4,8 +4,8 @@
 Reading order: ``workload`` (what is to be done), ``hardware`` (on what) and ``cost`` (how long that takes), ``grid``
 (how a matrix lies on disk), ``sequence`` (which blocks are used when), ``replacement`` (which stay in memory),
 ``program`` (that unrolled to instructions), ``staging`` (the same once more below a device's memory), ``schedule``,
-``budgets`` and ``planner`` (how matrices are cut and held), ``plan`` (the result), ``verifier`` (the proof that it can
-run).
+``plan`` (the result), ``verifier`` (the proof that it can run); ``problem`` (what the planner decides, at what cost),
+``moves``, ``solver`` and ``planner`` (how it decides). ``fates`` stands by itself: the same choice for any chain.
 """
 
 from ooc.plan.capacity import Limits

@@ -11,7 +11,7 @@ from ooc.plan.matrices import MatrixPlan, deals_in, runs_in, streamed_in
 from ooc.plan.workload import Pull, Stage
 
 _GENERAL = ", general path"
-"""Of a pass that runs a layer of unknown insides: slower than the others."""
+"""Of a pass that runs an opaque layer: slower than the others."""
 _SPILLING = ", sources' gradients spilled"
 """Of one whose sums of gradients are not in memory whole: slower still."""
 _DEALT = ", sources dealt out"

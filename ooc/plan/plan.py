@@ -25,24 +25,24 @@ from ooc.sizes import format_size
 
 
 class Shares(NamedTuple):
-    """Where what is read of a matrix waits until then, or that it is computed again, in per cent; together 100."""
+    """Where what is read of a matrix waits until then, or that it is recomputed, in per cent; together 100."""
 
     device: int
     host: int
     ssd: int
     recompute: int = 0
 
-    def beside(self, again_bytes: int, *, of: int) -> Self:
-        """The same where these are of ``of`` bytes, and ``again_bytes`` are computed again besides."""
-        again = 100 * again_bytes // (of + again_bytes)
-        waiting = [share * (100 - again) // 100 for share in (self.device, self.host, self.ssd)]
-        waiting[waiting.index(max(waiting))] += 100 - again - sum(waiting)
+    def with_recomputed(self, nbytes: int, *, of: int) -> Self:
+        """The same where these are of ``of`` bytes, and ``nbytes`` are recomputed besides."""
+        recompute = 100 * nbytes // (of + nbytes)
+        waiting = [share * (100 - recompute) // 100 for share in (self.device, self.host, self.ssd)]
+        waiting[waiting.index(max(waiting))] += 100 - recompute - sum(waiting)
         device, host, ssd = waiting
-        return self._replace(device=device, host=host, ssd=ssd, recompute=again)
+        return self._replace(device=device, host=host, ssd=ssd, recompute=recompute)
 
     @property
     def fate(self) -> str:
-        """The tiers that hold some of it: ``host``, ``host + ssd``, …; and whether it is computed again."""
+        """The tiers that hold some of it: ``host``, ``host + ssd``, …; and whether it is recomputed."""
         tiers = (
             (Fate.DEVICE, self.device),
             (Fate.HOST, self.host),
@@ -52,8 +52,8 @@ class Shares(NamedTuple):
         return " + ".join(fate.value for fate, share in tiers if share)
 
 
-ALL_BELOW = Shares(0, 0, 100)
-ALL_AGAIN = Shares(0, 0, 0, 100)
+ALL_ON_SSD = Shares(0, 0, 100)
+ALL_RECOMPUTED = Shares(0, 0, 0, 100)
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,11 +99,6 @@ class Plan:
     def has_tiers(self) -> bool:
         """Whether the device has memory of its own, so that blocks go over a wire."""
         return bool(self.staged)
-
-    @property
-    def device_frames(self) -> int:
-        """Frames of the arena that is computed in."""
-        return self.frames
 
     @property
     def arena_bytes(self) -> int:
@@ -210,36 +205,36 @@ class Plan:
 
         On the CPU ``resident`` is the share of what an epoch reads of the matrix that is in memory already. With tiers
         there are three columns instead: the shares of what an epoch reads that wait on the ``device``, on the
-        ``host``, and on the ``ssd``. Where anything is computed again, ``recompute`` is the share of that.
+        ``host``, and on the ``ssd``. Where anything is recomputed, ``recompute`` is the share of that.
         """
         shares = self.shares()
         table: list[dict[str, str | int]] = []
         for name, planned in self.matrices.items():
             table.append(
-                self._line(planned.matrix, planned.matrix.rows, shares.get(name, ALL_BELOW), planned.grid.slabs)
+                self._line(planned.matrix, planned.matrix.rows, shares.get(name, ALL_ON_SSD), planned.grid.slabs)
             )
         for matrix in self.recomputed:
             if matrix.name not in self.matrices:
-                table.append(self._line(matrix, matrix.rows, ALL_AGAIN, 1))
+                table.append(self._line(matrix, matrix.rows, ALL_RECOMPUTED, 1))
         for direction, topology in self.topologies.items():
             for data, array in topology.arrays.items():
                 name = edges_name(direction, data)
                 matrix = Matrix(name, topology.edges, array.columns, array.itemsize, Kind.STORE)
-                table.append(self._line(matrix, topology.edges, shares.get(name, ALL_BELOW), 1))
+                table.append(self._line(matrix, topology.edges, shares.get(name, ALL_ON_SSD), 1))
         return table
 
     def shares(self) -> dict[str, Shares]:
-        """By matrix: where what a training epoch reads of it waits, or that it is computed again, in per cent; matrices
-        that are read only."""
+        """By matrix that is read: where what a training epoch reads of it waits, or that it is recomputed, in per
+        cent."""
         shares = self._waiting()
         used = self.unrolled["train"].bytes_used(self.blocks)
         for matrix in self.recomputed:
             if matrix.name in shares:
-                shares[matrix.name] = shares[matrix.name].beside(matrix.nbytes, of=used[matrix.name][0])
+                shares[matrix.name] = shares[matrix.name].with_recomputed(matrix.nbytes, of=used[matrix.name][0])
         return shares
 
     def _waiting(self) -> dict[str, Shares]:
-        """The same of what is not computed again."""
+        """The same of what is not recomputed."""
         used = self.unrolled["train"].bytes_used(self.blocks)
         if not self.has_tiers:
             shares = {name: 100 * found // total for name, (total, found) in used.items() if total}

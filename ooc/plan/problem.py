@@ -120,5 +120,5 @@ class Problem:
         return {
             kept.stage: sum(matrices[name].nbytes for name in kept.matrices)
             for kept in self.workload.kept
-            if kept.repeatable and matrices.keys() >= {*kept.matrices}
+            if kept.recomputable and matrices.keys() >= {*kept.matrices}
         }

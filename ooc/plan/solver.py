@@ -104,16 +104,13 @@ class _Solver:
 
     def run(self) -> PlannedLayout:
         least = self._least_memory()
-        # Not on the CPU, which computes longer than it moves blocks: there epochs became no shorter.
-        best = self._descend(least, overlap_last=self.on_device)
-        for taller in self._taller(least):
-            best = min(best, self._descend(taller), key=lambda one: one.score)
-        return self._planned(best)
+        ends = [self._descend(beginning) for beginning in (least, *self._taller(least))]
+        return self._planned(min(ends, key=lambda one: one.score))
 
     def run_from_one_width(self, like: Choice) -> PlannedLayout | None:
         tried = [self.problem.candidate(choice) for choice in self.moves.of_one_width(like)]
         best = min((one for one in tried if one is not None), key=lambda one: one.score, default=None)
-        return None if best is None else self._planned(self._descend(best, overlap_last=True))
+        return None if best is None else self._planned(self._descend(best))
 
     def _planned(self, best: Candidate) -> PlannedLayout:
         # Elsewhere forecasts decide alone.
@@ -131,8 +128,8 @@ class _Solver:
 
     # ---- descent -------------------------------------------------------------------------------------------
 
-    def _descend(self, best: Candidate, *, overlap_last: bool = False) -> Candidate:
-        """The best that single steps from ``best`` lead to; ``overlap_last``: in how last slabs are pulled, too."""
+    def _descend(self, best: Candidate) -> Candidate:
+        """The best that single steps from ``best`` lead to."""
         moves = self.moves
         in_memory = moves.in_memory(best.choice)
         if best.score > (0, 0):
@@ -143,7 +140,8 @@ class _Solver:
             for group in moves.groups():
                 best = self._better(best, moves.cuts(best.choice, group))
                 best = self._better(best, moves.direct(best.choice, group))
-                if overlap_last:
+                if self.on_device:
+                    # Not on the CPU, which computes longer than it moves blocks: there epochs became no shorter.
                     best = self._clearly_better(best, moves.overlap_last(best.choice, group))
             best = self._better(best, moves.spills(best.choice))
             best = self._better(best, moves.buckets(best.choice))

@@ -73,7 +73,7 @@ class Matrix:
 class EdgeWork:
     """What a pull that computes something for every edge takes beside fetching, by how long it takes: so many bytes of
     element-wise work for every edge of a slab, ``bytes_per_edge_and_head`` for each head in it besides, and
-    ``bytes_per_row`` of all groups together; and so many ``operators`` a tile, of a layer of unknown insides each time
+    ``bytes_per_row`` of all groups together; and so many ``operators`` a tile, of an opaque layer each time
     that it is run."""
 
     bytes_per_edge: int
@@ -90,8 +90,8 @@ class PerEdge:
     output all lie group after group, so that a slab of whole groups of the source gives one of the output, of
     ``columns`` columns in all. ``own``: the matrix of which a row needs its own row beside what it pulls; None: none,
     or that of the source, of which a slab has all rows. Temporaries of one call, all groups together, are
-    ``bytes_per_edge`` for at most ``edges_at_once`` edges and every row, and ``bytes_per_row``. ``general``: what a
-    layer of unknown insides makes of a tile's rows, all together, so that they are always cut into the same tiles;
+    ``bytes_per_edge`` for at most ``edges_at_once`` edges and every row, and ``bytes_per_row``. ``general``: what an
+    opaque layer makes of a tile's rows, all together, so that they are always cut into the same tiles;
     ``waiting_bytes_per_edge``: of what it finds for other rows, until that is added to them. ``apart``: columns of
     every group of the source, counted from the group's end, of which a pass has a copy by itself while it pulls.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
@@ -147,7 +147,7 @@ class Pull:
 
     @property
     def is_general(self) -> bool:
-        """Whether it runs a layer of unknown insides."""
+        """Whether it runs an opaque layer."""
         return self.per_edge is not None and self.per_edge.general
 
     @property
@@ -197,13 +197,13 @@ class Stage:
 class Kept:
     """What forward stage ``stage``, by number and by ``name``, keeps for the backward pass: ``matrices``.
 
-    ``repeatable``: there is a workload where the backward pass computes all of it again instead.
+    ``recomputable``: there is a workload where the backward pass recomputes all of it instead.
     """
 
     stage: int
     name: str
     matrices: tuple[str, ...]
-    repeatable: bool
+    recomputable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class Workload:
     it computes them again. Kernels take values of ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values
     as they are kept, however narrow. ``handed``: by matrix that a pull scatters to, how often something is added to a
     row of its tiles 0…i-1; without that, it can only be in memory whole. ``parts``: how plain sums are
-    made where that takes memory. ``dealing``: how what layers of unknown insides gather from can be dealt out; without
+    made where that takes memory. ``dealing``: how what opaque layers gather from can be dealt out; without
     that, it can only be in memory whole.
     """
 

@@ -352,7 +352,7 @@ class Drafts:
         kept = workload.kept
         if spill_dtype(self._resources, self._network) != self._network.dtype:
             # What is computed again comes of rounded values: then the plan would change results.
-            kept = tuple(replace(one, repeatable=False) for one in kept)
+            kept = tuple(replace(one, recomputable=False) for one in kept)
         fixed = workload.fixed_device_bytes + self._extra_device_bytes
         return Draft(builder=builder, steps=steps, workload=replace(workload, fixed_device_bytes=fixed, kept=kept))
 

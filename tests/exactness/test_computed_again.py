@@ -45,7 +45,7 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Force:
 
 
 def repeatable(workload: Workload) -> list[int]:
-    return [kept.stage for kept in workload.kept if kept.repeatable]
+    return [kept.stage for kept in workload.kept if kept.recomputable]
 
 
 def subsets(stages: list[int]) -> Iterator[Recomputed]:
