@@ -36,7 +36,7 @@ _BLOCK_EDGES = 1 << 16
 def remote_backend(store: Store) -> tuple["StoreFeatures", "StoreGraph"]:
     """``(features, graph)`` for PyG's loaders: ``NeighborLoader(data=ooc.remote_backend(store), …)``.
 
-    Holds 16 bytes a node where the rows are in hop order, nothing otherwise.
+    Holds 8 bytes a node where the rows are in hop order, nothing otherwise.
     """
     places = _places(store)
     return StoreFeatures(store, places), StoreGraph(store, places)

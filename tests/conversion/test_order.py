@@ -323,26 +323,6 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
     assert int(done.stdout) < budget
 
 
-def test_rows_are_scattered_over_chunks(tmp_path: Path) -> None:
-    """Rows in any order, from any number of pieces; a row too few or of another kind is a bug."""
-    rng = np.random.default_rng(0)
-    rows = rng.integers(0, 255, (5000, 3)).astype(np.int32)
-    places = rng.permutation(5000)
-    scatter = RowScatter(tmp_path, "x", rows.shape, rows.dtype)
-    with pytest.raises(ValueError, match="int64"):
-        scatter.put(np.arange(3), np.zeros((3, 3), dtype=np.int64))
-    for start in range(0, 5000, 1300):
-        part = np.sort(places[start : start + 1300])
-        scatter.put(part, rows[part])
-        if start == 0:
-            with pytest.raises(ValueError, match="3700 rows were not put of 5000"):
-                scatter.close()
-    array = scatter.close()
-    np.testing.assert_array_equal(array.read(), rows)
-    assert array.chunk_path(array.num_chunks - 1).stat().st_size == array.chunk_bytes
-    assert [array.checksum_of(index) for index in range(array.num_chunks)] == array.checksums().tolist()
-
-
 def test_an_order_without_edges_is_by_split(tmp_path: Path) -> None:
     arrays = _labelled(random_arrays(nodes=50, edges=0), train=4, others=6)
     order = hop_order(ooc.convert(arrays, tmp_path / "g.ooc"), ignore)

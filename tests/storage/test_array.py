@@ -77,15 +77,6 @@ def test_chunk_heights_follow_the_target_but_stay_aligned() -> None:
     assert chunk_rows(10**9, 1 << 20) == 1024
 
 
-def test_shrinking_keeps_the_rows_written(tmp_path: Path) -> None:
-    write_group(tmp_path, {})
-    writer = ArrayWriter(tmp_path, "a", (5000,), np.int32)
-    writer.append(np.arange(1200, dtype=np.int32))
-    writer.close(shrink=True)
-    np.testing.assert_array_equal(zarr.open(tmp_path, mode="r")["a"][...], np.arange(1200))
-    assert open_array(tmp_path, "a").shape == (1200,)
-
-
 def test_checksums_are_crc32c_of_the_chunk_files(tmp_path: Path) -> None:
     array = _write(tmp_path, np.arange(20000, dtype=np.int64))
     sums = [google_crc32c.value(array.chunk_path(index).read_bytes()) for index in range(array.num_chunks)]
@@ -101,16 +92,6 @@ def test_damage_is_an_error_that_names_array_and_file(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"a: chunk .*/c/1 cannot be opened"):
         array.read()
     np.testing.assert_array_equal(array.read(0, 1024), np.arange(1024))
-
-
-def test_a_refused_write_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, data: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    writer = ArrayWriter(tmp_path, "a", (100,), np.int64)
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(StoreError, match=r"/a/c/0 cannot be written: No space left"), writer:
-        writer.append(np.zeros(100, dtype=np.int64))
 
 
 def test_only_plain_arrays_are_opened(tmp_path: Path) -> None:
@@ -172,63 +153,3 @@ def test_chunks_in_another_form_are_refused(tmp_path: Path, change: dict[str, ob
     zarr.open_array(tmp_path / "a", mode="r")
     with pytest.raises(StoreError, match="not stored as raw rows"):
         open_array(tmp_path, "a")
-
-
-def test_misuse_of_a_writer_is_refused(tmp_path: Path) -> None:
-    writer = ArrayWriter(tmp_path, "a", (3,), np.int64)
-    with pytest.raises(ValueError):
-        writer.append(np.zeros(3, dtype=np.int32))
-    with pytest.raises(ValueError):
-        writer.append(np.zeros(4, dtype=np.int64))
-    writer.append(np.zeros(2, dtype=np.int64))
-    with pytest.raises(ValueError):
-        writer.close()
-    with pytest.raises(StoreError, match="cannot be written"):
-        ArrayWriter(tmp_path, "a", (3,), np.int64)
-
-
-@given(
-    rows=st.integers(0, 6000),
-    columns=st.sampled_from([None, 1, 3]),
-    marked=st.floats(0, 1),
-    later=st.floats(0, 1),
-)
-@settings(max_examples=examples(40), deadline=None)
-def test_a_writer_goes_on_where_another_had_flushed(
-    tmp_path_factory: pytest.TempPathFactory, rows: int, columns: int | None, marked: float, later: float
-) -> None:
-    """Whatever that one wrote after it told of its progress; the files are those of a writer never interrupted."""
-    shape = (rows,) if columns is None else (rows, columns)
-    values = np.arange(rows * (columns or 1), dtype=np.int32).reshape(shape)
-    first, folder = int(marked * rows), tmp_path_factory.mktemp("writer")
-    second = first + int(later * (rows - first))
-    with ArrayWriter(folder, "whole", shape, np.int32) as whole:
-        whole.append(values)
-    killed = ArrayWriter(folder, "a", shape, np.int32)
-    killed.append(values[:first])
-    killed.flush()
-    progress = json.loads(json.dumps(killed.progress()))
-    killed.append(values[first:second])
-    killed.abandon()
-    with ArrayWriter(folder, "a", shape, np.int32, progress=progress) as writer:
-        assert writer.rows == first
-        writer.append(values[first:])
-    writer.flush()
-    files = [
-        {
-            str(file.relative_to(folder / name)): file.read_bytes()
-            for file in (folder / name).rglob("*")
-            if file.is_file()
-        }
-        for name in ("whole", "a")
-    ]
-    assert files[0] == files[1]
-
-
-def test_a_writer_does_not_go_on_after_rows_that_are_lost(tmp_path: Path) -> None:
-    writer = ArrayWriter(tmp_path, "a", (5000,), np.int32)
-    writer.append(np.arange(100, dtype=np.int32))
-    writer.abandon()
-    os.truncate(writer.array.chunk_path(0), 399)
-    with pytest.raises(StoreError, match="shorter than it was when the work on it was interrupted"):
-        ArrayWriter(tmp_path, "a", (5000,), np.int32, progress=writer.progress())
