@@ -6,6 +6,9 @@ An array is one once its writer is closed: its metadata are written last. Errors
 
 import math
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,26 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import (
-    CHECKSUM_FILE,
-    CHUNK_BYTES,
-    DTYPES,
-    METADATA_FILE,
-    AnyArray,
-    Array,
-    chunk_rows,
-    flush,
-)
+from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, METADATA_FILE, AnyArray, Array, chunk_rows, flush
 from ooc.storage.row_runs import runs
 
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
 
-class _Writer:
-    """A new array ``name`` (``"x"``, ``"in/indices"``) of the group at ``group_path``, and what of it is on the disk.
+class _Writer(ABC):
+    """A new array ``name`` (``"x"``, ``"in/indices"``) of the group at ``group_path``.
 
-    ``begun``: whether another process had made its folder.
+    ``progress``: what another process had flushed, to go on from with the same other arguments.
     """
 
     def __init__(
@@ -44,8 +38,8 @@ class _Writer:
         shape: tuple[int, ...],
         dtype: npt.DTypeLike,
         *,
-        chunk_bytes: int,
-        begun: bool,
+        progress: dict[str, Any] | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         kind = np.dtype(dtype)
         if kind.name not in DTYPES or len(shape) not in (1, 2) or min(shape) < 0 or 0 in shape[1:]:
@@ -54,10 +48,13 @@ class _Writer:
         chunks = (height, *shape[1:])
         self.array = Array(name, group_path / name, shape, chunks, kind.newbyteorder("<").str)
         self._unflushed: set[Path] = set()
-        try:
-            self.array.path.mkdir(parents=True, exist_ok=begun)
-        except OSError as error:
-            raise _refused(self.array.path, error) from error
+        with _writing(self.array.path):
+            self.array.path.mkdir(parents=True, exist_ok=progress is not None)
+        self._begin(progress)
+
+    @abstractmethod
+    def _begin(self, progress: dict[str, Any] | None) -> None:
+        """Take up after the rows that ``progress`` tells of; None: there are none yet."""
 
     def flush(self) -> None:
         """Have all rows so far on the disk, and the metadata once it is closed."""
@@ -87,11 +84,9 @@ class _Writer:
             array.path / CHECKSUM_FILE: np.array(checksums, dtype="<u4").tobytes(),
             array.path / METADATA_FILE: made[METADATA_FILE].to_bytes(),
         }
-        try:
+        with _writing(array.path):
             for path, data in contents.items():
                 path.write_bytes(data)
-        except OSError as error:
-            raise _refused(array.path, error) from error
         self._unflushed |= contents.keys()
         return array
 
@@ -106,27 +101,24 @@ class _Writer:
 class ArrayWriter(_Writer):
     """Writes rows in order: ``append`` any number of them, then ``close``, or use it as a context manager.
 
-    ``progress``: what another process had flushed, to go on from with the same other arguments; StoreError where less
-    of its files is there than it tells. ``rows``: how many there are so far.
+    ``rows``: how many there are so far. What was written after an earlier process's progress is cut off; StoreError
+    where less is there than it tells.
     """
 
-    def __init__(
-        self,
-        group_path: Path,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: npt.DTypeLike,
-        *,
-        chunk_bytes: int = CHUNK_BYTES,
-        progress: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(group_path, name, shape, dtype, chunk_bytes=chunk_bytes, begun=progress is not None)
-        self.rows = 0
-        self._checksums: list[int] = []
+    def _begin(self, progress: dict[str, Any] | None) -> None:
+        begun = progress or {"rows": 0, "checksums": [], "crc": 0}
+        self.rows, self._crc = int(begun["rows"]), int(begun["crc"])
+        self._checksums = [int(checksum) for checksum in begun["checksums"]]
         self._descriptor: int | None = None
-        self._crc = 0
-        if progress is not None:
-            self._go_on(progress)
+        path = self.array.chunk_path(len(self._checksums))
+        begun_bytes = (self.rows - len(self._checksums) * self.array.chunks[0]) * self.array.row_bytes
+        if begun_bytes:
+            with _writing(path):
+                if path.stat().st_size < begun_bytes:
+                    raise StoreError(f"{path} is shorter than it was when the work on it was interrupted")
+                self._descriptor = os.open(path, os.O_WRONLY)
+                os.truncate(self._descriptor, begun_bytes)
+                os.lseek(self._descriptor, begun_bytes, os.SEEK_SET)
 
     def progress(self) -> dict[str, Any]:
         """How far it has come, as JSON, once :meth:`flush` was called."""
@@ -181,28 +173,9 @@ class ArrayWriter(_Writer):
         else:
             self.abandon()
 
-    def _go_on(self, progress: dict[str, Any]) -> None:
-        """Take up after the rows that ``progress`` tells of; whatever was written after them is cut off."""
-        self.rows = int(progress["rows"])
-        self._checksums = [int(checksum) for checksum in progress["checksums"]]
-        self._crc = int(progress["crc"])
-        height, row_bytes = self.array.chunks[0], self.array.row_bytes
-        path = self.array.chunk_path(len(self._checksums))
-        begun_bytes = (self.rows - len(self._checksums) * height) * row_bytes
-        if not begun_bytes:
-            return
-        try:
-            if path.stat().st_size < begun_bytes:
-                raise StoreError(f"{path} is shorter than it was when the work on it was interrupted")
-            self._descriptor = os.open(path, os.O_WRONLY)
-            os.truncate(self._descriptor, begun_bytes)
-            os.lseek(self._descriptor, begun_bytes, os.SEEK_SET)
-        except OSError as error:
-            raise _refused(path, error) from error
-
     def _write(self, data: npt.NDArray[np.uint8]) -> None:
         path = self.array.chunk_path(len(self._checksums))
-        try:
+        with _writing(path):
             if self._descriptor is None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -212,8 +185,6 @@ class ArrayWriter(_Writer):
             done = 0
             while done < len(data):
                 done += os.write(self._descriptor, data[done:].data)
-        except OSError as error:
-            raise _refused(path, error) from error
 
     def _finish_chunk(self) -> None:
         self.abandon()
@@ -224,22 +195,13 @@ class RowScatter(_Writer):
     """Writes rows in any order, each once: ``put`` them, then ``close``. Holds no file open.
 
     Rows that come in long runs are written in long pieces, so a stable partition of an array into few groups is done
-    in one sequential reading and as many sequential writings as there are groups. ``progress``: another process's to
-    go on from; rows that were put after it are put again.
+    in one sequential reading and as many sequential writings as there are groups. Rows that were put after an earlier
+    process's progress are put again.
     """
 
-    def __init__(
-        self,
-        group_path: Path,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: npt.DTypeLike,
-        *,
-        progress: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(group_path, name, shape, dtype, chunk_bytes=CHUNK_BYTES, begun=progress is not None)
-        height = self.array.chunks[0]
-        missing = [min(height, shape[0] - start) for start in range(0, shape[0], height)]
+    def _begin(self, progress: dict[str, Any] | None) -> None:
+        rows, height = self.array.shape[0], self.array.chunks[0]
+        missing = [min(height, rows - start) for start in range(0, rows, height)]
         begun = progress or {"missing": missing, "checksums": [0] * self.array.num_chunks}
         self._missing = [int(rows) for rows in begun["missing"]]
         self._checksums = [int(checksum) for checksum in begun["checksums"]]
@@ -269,7 +231,7 @@ class RowScatter(_Writer):
     def _write(self, chunk: int, offset: int, data: npt.NDArray[np.uint8]) -> None:
         path = self.array.chunk_path(chunk)
         self._unflushed.add(path)
-        try:
+        with _writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
             try:
@@ -278,18 +240,19 @@ class RowScatter(_Writer):
                     done += os.pwrite(descriptor, data[done:].data, offset + done)
             finally:
                 os.close(descriptor)
-        except OSError as error:
-            raise _refused(path, error) from error
 
     def _finish_chunk(self, chunk: int) -> None:
         """Pad a chunk that has all its rows, and read it for its checksum while the system has it cached."""
         path = self.array.chunk_path(chunk)
-        try:
+        with _writing(path):
             os.truncate(path, self.array.chunk_bytes)
-        except OSError as error:
-            raise _refused(path, error) from error
         self._checksums[chunk] = self.array.checksum_of(chunk)
 
 
-def _refused(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"{path} cannot be written: {error.strerror or error}")
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """StoreError that names ``path`` where the system refuses what is done to it."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
