@@ -20,7 +20,7 @@ from ooc.conversion.node_ids import Numbering, Same, collect, numbering, sorted_
 from ooc.conversion.node_tables import ID_NAMES, NodeTables
 from ooc.conversion.npy import NpyFile
 from ooc.conversion.reading import SPLIT, Request
-from ooc.conversion.source import EdgeBlock, Ids, LabelBlock, Source, fingerprint_of
+from ooc.conversion.source import EdgeBlock, Ids, Source, fingerprint_of
 from ooc.conversion.tables import Cells, Table
 from ooc.errors import BudgetError, SourceError
 from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
@@ -178,23 +178,14 @@ class _Joined:
         features, labels = self.node_features, self.node_labels
         ids = None if kept is None else NpyFile(kept).row_blocks
 
-        def feature_blocks(size: int) -> Iterator[AnyArray]:
-            return features.blocks(nodes, size, 0)
-
-        def label_blocks(size: int) -> Iterator[LabelBlock]:
-            return labels.blocks(nodes, size)
-
-        def later_features(size: int, row: int) -> Iterator[AnyArray]:
-            return features.blocks(nodes, size, row)
-
         return replace(
             source,
             num_nodes=nodes,
             num_edges=edges,
             edges=source.edges if numbers is None else lambda size: self._numbered(source.edges(size), numbers),
-            features=feature_blocks,
-            features_from=later_features if features.seeks else None,
-            labels=label_blocks,
+            features=lambda size: features.blocks(nodes, size, 0),
+            features_from=(lambda size, row: features.blocks(nodes, size, row)) if features.seeks else None,
+            labels=lambda size: labels.blocks(nodes, size),
             ids=ids,
             resident_bytes=source.resident_bytes + (numbers.nbytes if numbers is not None else 0),
             prepare=None,

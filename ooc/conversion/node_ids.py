@@ -6,16 +6,16 @@ through sorted arrays. ``span``: one more than the largest id.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ooc.conversion.source import Ids, ranges
 from ooc.errors import BudgetError, SourceError
 from ooc.sizes import format_size
-from ooc.storage.array import AnyArray, flush
+from ooc.storage.array import flush
 
 _STEP = 1 << 20
 _WORD_BITS = 64
@@ -166,12 +166,6 @@ class Sorted:
         return np.where(self._ids[at] == ids, found, -1)
 
 
-@dataclass(frozen=True)
-class _Place:
-    word: Ids
-    bit: AnyArray
-
-
 class RankTable:
     """By a bit for each possible id and, for each word of bits, how many are set before it.
 
@@ -183,9 +177,9 @@ class RankTable:
         words = -(-self._span // _WORD_BITS)
         bits = np.zeros(words, dtype=np.uint64)
         for start, stop in ranges(len(ids), _STEP):
-            place = self._place(ids[start:stop])
-            first = np.flatnonzero(np.diff(place.word, prepend=-1))
-            bits[place.word[first]] |= np.bitwise_or.reduceat(np.left_shift(np.uint64(1), place.bit), first)
+            words_of, ones = self._places(ids[start:stop])
+            first = np.flatnonzero(np.diff(words_of, prepend=-1))
+            bits[words_of[first]] |= np.bitwise_or.reduceat(ones, first)
         self._bits = bits
         counts = np.bitwise_count(bits)
         self._before = (np.cumsum(counts, dtype=np.int64) - counts).astype(np.uint32)
@@ -193,15 +187,15 @@ class RankTable:
 
     def numbers(self, ids: Ids) -> Ids:
         inside = (ids >= 0) & (ids < self._span)
-        place = self._place(np.where(inside, ids, 0))
-        bits = self._bits[place.word]
-        one = np.left_shift(np.uint64(1), place.bit)
-        rank = self._before[place.word].astype(np.int64) + np.bitwise_count(bits & (one - np.uint64(1)))
-        return np.where(inside & ((bits & one) != 0), rank, -1)
+        words, ones = self._places(np.where(inside, ids, 0))
+        bits = self._bits[words]
+        rank = self._before[words].astype(np.int64) + np.bitwise_count(bits & (ones - np.uint64(1)))
+        return np.where(inside & ((bits & ones) != 0), rank, -1)
 
     @staticmethod
-    def _place(ids: Ids) -> _Place:
-        return _Place(ids >> 6, (ids & (_WORD_BITS - 1)).astype(np.uint64))
+    def _places(ids: Ids) -> tuple[Ids, npt.NDArray[np.uint64]]:
+        """The word of each id and, as a word, its bit in that."""
+        return ids >> 6, np.left_shift(np.uint64(1), (ids & (_WORD_BITS - 1)).astype(np.uint64))
 
 
 def sorted_with_rows(ids: Ids, *, name: str) -> tuple[Ids, Ids | None]:
