@@ -16,6 +16,23 @@ def available_memory_bytes() -> int:
     return max(0, min([machine, *_group_rooms(_CGROUPS, _OWN_GROUPS)]))
 
 
+HOST_SHARE_OF_FREE = 0.5
+DEVICE_SHARE_OF_FREE = 0.9
+CPU_DEVICE_SHARE_OF_FREE = 0.25
+
+
+def default_budgets(device_free_bytes: int | None) -> tuple[int, int]:
+    """Device and host budget where none are given: shares of what is free now.
+
+    ``device_free_bytes``: what is free on a device with memory of its own; None: the CPU computes, and both budgets are
+    of the same RAM, a quarter of which is left to the rest of the machine.
+    """
+    free = available_memory_bytes()
+    on_cpu = device_free_bytes is None
+    device = CPU_DEVICE_SHARE_OF_FREE * free if on_cpu else DEVICE_SHARE_OF_FREE * device_free_bytes  # type: ignore[operator]
+    return int(device), int(HOST_SHARE_OF_FREE * free)
+
+
 def budgets_within(device_bytes: int, host_bytes: int, *, device_free_bytes: int | None) -> tuple[int, int]:
     """The two budgets cut to the memory that is there.
 

@@ -61,16 +61,16 @@ def model() -> GraphSAGE:
 def test_an_interrupted_epoch_is_as_if_it_had_not_begun(store: Store, tmp_path: Path) -> None:
     """Training can go on, with the losses that it has without."""
     with ooc.Trainer(model(), store, "64M", "64M", spill_dir=tmp_path) as trainer:
-        expected = [record.loss for record in trainer.fit(4)]
+        expected = [record.loss for record in trainer.fit(4, eval_every=0)]
     pressing = Pressing(3)
     before = threading.active_count()
     with ooc.Trainer(model(), store, "64M", "64M", spill_dir=tmp_path, listener=pressing) as trainer:
         with pytest.raises(KeyboardInterrupt):
-            trainer.fit(4)
+            trainer.fit(4, eval_every=0)
         assert pressing.unharmed
         done = trainer.epoch
         assert done < 4
-        assert [record.loss for record in trainer.fit(4 - done)] == expected[done:]
+        assert [record.loss for record in trainer.fit(4 - done, eval_every=0)] == expected[done:]
     assert threading.active_count() == before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -95,7 +95,7 @@ def test_a_handler_of_the_program_stays(store: Store, tmp_path: Path) -> None:
     heard = []
     signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     with ooc.Trainer(model(), store, "64M", "64M", spill_dir=tmp_path, listener=Pressing(2)) as trainer:
-        assert len(trainer.fit(2)) == 2
+        assert len(trainer.fit(2, eval_every=0)) == 2
     assert heard == [signal.SIGINT]
 
 
@@ -104,7 +104,7 @@ def test_other_threads_have_no_signals(store: Store, tmp_path: Path) -> None:
 
     def work() -> None:
         with ooc.Trainer(model(), store, "64M", "64M", spill_dir=tmp_path) as trainer:
-            records.extend(trainer.fit(1))
+            records.extend(trainer.fit(1, eval_every=0))
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -18,8 +18,7 @@ from typing import Any
 
 import psutil
 
-from ooc.cli.settings import CPU_DEVICE_SHARE_OF_FREE, HOST_SHARE_OF_FREE
-from ooc.memory import available_memory_bytes
+from ooc.memory import available_memory_bytes, default_budgets
 from ooc.prefetch.engines import kvikio
 from ooc.prefetch.engines.choice import BY_GPUDIRECT, BY_WAY_OF_HOST, choose_engine, filesystem_of, probe_direct
 from ooc.prefetch.engines.kernel_queue import KernelQueue
@@ -169,7 +168,7 @@ def _loads(library: str) -> bool:
 def _memory(report: Report, disk_free_bytes: int) -> dict[str, Any]:
     machine = psutil.virtual_memory()
     free = available_memory_bytes()
-    device, host = int(CPU_DEVICE_SHARE_OF_FREE * free), int(HOST_SHARE_OF_FREE * free)
+    device, host = default_budgets(None)
     huge = _first_line(_HUGE_PAGES)
     huge_pages = huge.partition("[")[2].partition("]")[0] if huge else "unknown"
     if huge_pages == "never":

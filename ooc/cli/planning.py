@@ -16,10 +16,12 @@ from ooc.memory import budgets_within
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
 from ooc.sizes import format_size
-from ooc.train.hypothetical import hypothetical_store
+from ooc.train.averaging import Averaging
+from ooc.train.hypothetical import store_of_statistics
+from ooc.train.metrics import resolve_metric
 from ooc.train.profiling import known_hardware
-from ooc.train.prospect import Prospect
-from ooc.train.setup import Resources, Saving
+from ooc.train.resources import Resources
+from ooc.train.setup import Job, Saving, prepare
 from ooc.train.task import label_columns
 
 if TYPE_CHECKING:
@@ -51,8 +53,8 @@ class Planning:
         self.hardware = known_hardware(folder, device=self._device) if hardware is None else hardware
         self._described = hardware is not None
         self._savings = savings
-        self._store = hypothetical_store(graph) if isinstance(graph, GraphStatistics) else graph
-        self._prospects: dict[str, Prospect] = {}
+        self._store = store_of_statistics(graph) if isinstance(graph, GraphStatistics) else graph
+        self._jobs: dict[str, Job] = {}
 
     @property
     def limits(self) -> Limits:
@@ -85,8 +87,8 @@ class Planning:
         """
         limits = self.limits if limits is None else limits
         hardware = self.hardware if hardware is None else hardware
-        prospect = self._prospect(NARROW if narrow else self.settings.spill_dtype, limits)
-        workload, plan = prospect.plan(limits, hardware)
+        job = self._job(NARROW if narrow else self.settings.spill_dtype, limits)
+        workload, plan = job.plan(limits, hardware)
         return Outlook.of_run(workload, plan, hardware, limits, eval_every=self.settings.eval_every)
 
     def assumptions(self) -> list[str]:
@@ -125,8 +127,8 @@ class Planning:
         sizes = f"{format_size(there[0])} for the device and {format_size(there[1])} for the host"
         return [f"more memory than is free: training here would be planned for {sizes}"]
 
-    def _prospect(self, spill_dtype: str, limits: Limits) -> Prospect:
-        if spill_dtype not in self._prospects:
+    def _job(self, spill_dtype: str, limits: Limits) -> Job:
+        if spill_dtype not in self._jobs:
             settings, store = self.settings, self._store
             admit_parameters(settings, store)
             model = outline_model(settings, store)
@@ -141,19 +143,19 @@ class Planning:
                 hardware=None if self._described else self.hardware,
                 device=self._device,
             )
-            self._prospects[spill_dtype] = Prospect(
+            self._jobs[spill_dtype] = prepare(
                 model,
                 self.graph,
                 replace(resources, hardware=self.hardware),
                 loss=build_loss(self._loss_settings(), store),
-                metric=settings.metric,
-                average=build_average(settings, model),
+                metric=resolve_metric(settings.metric, store.task, store.num_classes),
+                averaging=Averaging(model, build_average(settings, model), 1),
                 input_dropout=settings.input_dropout,
                 savings=self._savings,
                 ignore_edge_data=settings.ignore_edge_data,
                 compute_dtype=settings.dtype,
             )
-        return self._prospects[spill_dtype]
+        return self._jobs[spill_dtype]
 
     def _loss_settings(self) -> TrainSettings:
         """Weights of classes need the labels, and change no plan: those of a graph that is not here are left out."""

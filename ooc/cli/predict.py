@@ -63,9 +63,9 @@ def command(
     from ooc.cli.models import rebuild_model
     from ooc.storage.store import open_store
     from ooc.train.prediction import Prediction
+    from ooc.train.resources import Resources
     from ooc.train.rows_file import check_target
     from ooc.train.run import RunFolder
-    from ooc.train.setup import Resources
     from ooc.train.weights import Checkpoint, load_weights
 
     check_target(out, force=force)

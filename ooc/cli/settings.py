@@ -28,10 +28,6 @@ CHANGEABLE = frozenset(
 )
 """What a resumed run may be given anew: none of it changes what an epoch computes."""
 
-DEVICE_SHARE_OF_FREE_GPU = 0.9
-HOST_SHARE_OF_FREE = 0.5
-CPU_DEVICE_SHARE_OF_FREE = 0.25
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
@@ -162,17 +158,14 @@ def next_run(runs: Path, store: str, model: str) -> Path:
 def budgets(settings: TrainSettings, device: str, free_gpu_bytes: int) -> tuple[int, int]:
     """Device and host budget in bytes: as given, otherwise a share of what is free now.
 
-    ``device`` is ``"cpu"`` or ``"cuda"``, ``free_gpu_bytes`` matters for the latter only. On the CPU
-    both budgets are of the same memory, a quarter of which is left to the rest of the machine.
+    ``device`` is ``"cpu"`` or ``"cuda"``, ``free_gpu_bytes`` matters for the latter only.
     """
-    from ooc.memory import available_memory_bytes
+    from ooc.memory import default_budgets
 
     gpu, host = settings.gpu_budget, settings.host_budget
     if gpu is None or host is None:
-        free = available_memory_bytes()
-        on_device = CPU_DEVICE_SHARE_OF_FREE * free if device == "cpu" else DEVICE_SHARE_OF_FREE_GPU * free_gpu_bytes
-        gpu = int(on_device) if gpu is None else gpu
-        host = int(HOST_SHARE_OF_FREE * free) if host is None else host
+        usual = default_budgets(None if device == "cpu" else free_gpu_bytes)
+        gpu, host = (default if given is None else given for given, default in zip((gpu, host), usual, strict=True))
     return gpu, host
 
 

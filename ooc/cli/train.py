@@ -27,7 +27,7 @@ from ooc.cli.options import (
     GroupedCommand,
 )
 from ooc.cli.progress import Reporter
-from ooc.cli.settings import CHANGEABLE, TrainSettings, budgets, find_device, next_run, only_store
+from ooc.cli.settings import CHANGEABLE, TrainSettings, next_run, only_store
 from ooc.errors import OptionError, RunError
 from ooc.sizes import format_size
 
@@ -277,10 +277,8 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     from ooc.train.metrics import resolve_metric
     from ooc.train.trainer import Trainer
 
-    device, free_gpu_bytes = find_device(settings.device)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    gpu_budget, host_budget = budgets(settings, device, free_gpu_bytes)
     admit_parameters(settings, store)
     metric = resolve_metric(settings.metric, store.task, store.num_classes)
     model = build_model(settings, store)
@@ -290,13 +288,13 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     with Trainer(
         model,
         store,
-        gpu_budget=gpu_budget,
-        host_budget=host_budget,
-        device=device,
+        gpu_budget=settings.gpu_budget,
+        host_budget=settings.host_budget,
+        device=settings.device,
         seed=settings.seed,
         optimizer=optimizer,
         loss=build_loss(settings, store),
-        spill_dir=settings.spill_dir or _existing_part(run.path),
+        spill_dir=settings.spill_dir,
         out=run,
         input_dropout=settings.input_dropout,
         metric=metric.value,
@@ -316,14 +314,14 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
             trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=settings.eval_every
         )
         if not quiet:
-            on = "device" if device == "cuda" else "CPU"
+            on = "device" if settings.device == "cuda" else "CPU"
             device_bytes, host_bytes = trainer.limits.device_bytes, trainer.limits.host_bytes
             sizes = f"{format_size(device_bytes)} for the {on}, {format_size(host_bytes)} for the host"
             click.echo(f"{store.path} ({format_size(store.nbytes)}), budgets {sizes}")
             print_plan(outlook, console)
             if trainer.hardware in (UNMEASURED, UNMEASURED_DEVICE):
-                spill = shlex.quote(str(settings.spill_dir or _existing_part(run.path)))
-                of_device = "--device cuda " if device == "cuda" else ""
+                spill = shlex.quote(str(trainer.spill_dir))
+                of_device = "--device cuda " if settings.device == "cuda" else ""
                 measuring = f"ooc profile {of_device}--spill-dir {spill}"
                 click.echo(f"planned by estimates; {measuring} measures this machine in 15 s")
         last = run.last()
@@ -372,8 +370,3 @@ def check_same_store(run: "RunFolder", store: "Store") -> None:
     before = run.config.setdefault("store_facts", facts)
     if before != facts:
         raise RunError(f"{run.path} was trained on another store than {store.path}")
-
-
-def _existing_part(path: Path) -> Path:
-    """The folder nearest to a run's that is there already, on the same disk. Scratch files have no names."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())

@@ -17,7 +17,7 @@ from ooc.storage.store import Store, Task, array_shapes
 from ooc.train.workload import TileEdges
 
 
-def hypothetical_store(graph: GraphStatistics) -> Store:
+def store_of_statistics(graph: GraphStatistics) -> Store:
     """A store with the counts of ``graph``, whose arrays have shapes and nothing to read.
 
     Rows are in hop order; each of the ``labelled`` ones counts as one to train on, and all splits reach as far.

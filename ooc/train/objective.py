@@ -67,7 +67,7 @@ class Members:
         return torch.nonzero_static(member_R, size=count).squeeze(1)
 
 
-def judging_nbytes(
+def scoring_bytes(
     store: Store, metric: Metric, network: Network, *, rows: int, tile_rows: int, on_device: bool
 ) -> tuple[int, int]:
     """Host bytes and device bytes that loss and scores of ``network`` take from the first tile to the last.

@@ -32,9 +32,10 @@ from ooc.train.lowering import Network, lower
 from ooc.train.metrics import Metric
 from ooc.train.objective import Objective
 from ooc.train.placement import Placement
+from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
 from ooc.train.session import Session
-from ooc.train.setup import Resources, edge_data_used, make_setup, whole_tiles
+from ooc.train.setup import Job, edge_counts, edge_data_used, whole_tiles
 from ooc.train.stages import Sink, StageBuilder, Step
 
 _SEARCH_BYTES_PER_NODE = 3
@@ -94,18 +95,18 @@ class Prediction:
         self._layer = _layer(self._what, layer, network)
         self._sink: Sink | None = None
         reaching = _reaching(store, self._wanted, network.hops, resources.listener)
-        self._setup = make_setup(
+        job = Job(
             network,
             store,
+            edge_counts(store),
             resources,
             whole_tiles(reaching, resources.tile_rows),
             _no_objective(store, network),
             self._programs,
-            seed=0,
             extra_host_bytes=_wanted_nbytes(self._wanted),
-            extra_device_bytes=0,
         )
-        self._session = Session(self._setup, store, resources, Placement(resources.place, [model]))
+        self._network = network
+        self._session = Session(job.ready(), Placement(resources.place, [model]))
 
     def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
         # The planner weighs the program of this name most.
@@ -123,14 +124,14 @@ class Prediction:
         rows = self._store.num_nodes if self._wanted is None else len(self._wanted.rows)
         if self._what is What.LABELS and self._store.task is Task.CLASSES:
             return (rows,)
-        return (rows, self._setup.network.layer(self._layer).columns)
+        return (rows, self._network.layer(self._layer).columns)
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """Of the table of predictions."""
         if self._what is What.LABELS:
             return np.dtype(np.int64 if self._store.task is Task.CLASSES else np.int8)
-        return np.dtype(str(self._setup.network.dtype).removeprefix("torch."))
+        return np.dtype(str(self._network.dtype).removeprefix("torch."))
 
     @property
     def columns(self) -> list[str]:

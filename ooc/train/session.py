@@ -1,37 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A setup brought to life: arenas, spill files and threads, the model on its device, and the programs run on them."""
+"""Prepared programs brought to life: arenas, spill files and threads, the model on its device, and running them."""
 
 import ctypes
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from ooc.errors import BudgetError, OocError, OptionError
-from ooc.events import Note, TaskAdvanced, TaskFinished, TaskStarted
-from ooc.plan import Fate
+from ooc.events import Listener, Note, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.plan import Fate, Plan, Workload
 from ooc.plan.staging import Way
+from ooc.prefetch.device import Device
 from ooc.prefetch.spill import free_bytes
 from ooc.sizes import format_size
+from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.executor import run_program
 from ooc.train.first_aggregation import keep_aggregation
+from ooc.train.lowering import Network
 from ooc.train.placement import Placement
 from ooc.train.record import PassRecord
 from ooc.train.runtime import Runtime
-from ooc.train.setup import Resources, Setup, spill_dtype
+from ooc.train.stages import StageBuilder, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A model taken apart, its programs, the plan that runs them within the budgets, and what they may use."""
+
+    store: Store
+    network: Network
+    arrays: dict[str, Array]
+    builder: StageBuilder
+    steps: dict[str, list[Step]]
+    workload: Workload
+    plan: Plan
+    spill_dir: Path
+    spill_dtype: torch.dtype
+    threads: int
+    device: Device | None
+    listener: Listener
 
 
 class Session:
-    """Runs a setup's programs. Nothing is allocated before ``start``; ``close`` gives everything back."""
+    """Runs prepared programs. Nothing is allocated before ``start``; ``close`` gives everything back."""
 
-    def __init__(self, setup: Setup, store: Store, resources: Resources, placement: Placement) -> None:
-        self._setup = setup
+    def __init__(self, prepared: Prepared, placement: Placement) -> None:
+        self._prepared = prepared
         self._placement = placement
-        self._store = store
-        self._spill_dir = resources.spill_dir
-        self._spill_dtype = spill_dtype(resources, setup.network)
-        self._threads = resources.threads
-        self._device = resources.device
-        self._listener = resources.listener
+        self._store = prepared.store
+        self._spill_dir = prepared.spill_dir
+        self._listener = prepared.listener
         self._runtime: Runtime | None = None
         self._passes: tuple[PassRecord, ...] = ()
 
@@ -44,18 +64,18 @@ class Session:
         """Arenas, files and the first aggregation, unless they are there already."""
         if self._runtime is not None:
             return
-        setup = self._setup
+        prepared = self._prepared
         _keep_freed_memory()
         self._runtime = Runtime(
-            setup.plan,
+            prepared.plan,
             self._store,
-            setup.arrays,
-            setup.builder.rows,
-            setup.network.dtype,
+            prepared.arrays,
+            prepared.builder.rows,
+            prepared.network.dtype,
             self._spill_dir,
-            spill_dtype=self._spill_dtype,
-            threads=self._threads,
-            device=self._device,
+            spill_dtype=prepared.spill_dtype,
+            threads=prepared.threads,
+            device=prepared.device,
         )
         try:
             self._placement.enter()
@@ -67,7 +87,7 @@ class Session:
     def check_disk(self) -> None:
         """Raise BudgetError when scratch data will not fit where it goes; a spill folder that is missing is made."""
         there = next(folder for folder in (self._spill_dir, *self._spill_dir.absolute().parents) if folder.exists())
-        needed, free = self._setup.plan.spill_bytes, free_bytes(there)
+        needed, free = self._prepared.plan.spill_bytes, free_bytes(there)
         if needed > free:
             raise BudgetError(
                 f"the plan spills {format_size(needed)} to {self._spill_dir}, where {format_size(free)} are free; "
@@ -80,34 +100,34 @@ class Session:
 
     def _prepare(self, runtime: Runtime) -> None:
         """Compute the first aggregation, and keep it in the store for later runs."""
-        if not self._setup.steps["prepare"]:
+        if not self._prepared.steps["prepare"]:
             return
         self.run("prepare", "first aggregation")
-        network = self._setup.network
+        network = self._prepared.network
         for scaling in network.aggregated_once:
             name = network.first_aggregation(scaling)
-            if name not in self._setup.arrays and keep_aggregation(self._store, scaling, runtime, name):
+            if name not in self._prepared.arrays and keep_aggregation(self._store, scaling, runtime, name):
                 self._listener(Note(f"the first aggregation is kept in {self._store.path} for later runs"))
 
     @torch.no_grad()
     def run(self, program: str, task: str) -> None:
-        """Run one of the setup's programs; ``task`` is its name for people.
+        """Run one of the programs; ``task`` is its name for people.
 
         StoreError where the store was replaced before or meanwhile: files are opened by their names whenever they are
         read, and what was computed of two stores belongs to neither.
         """
         self._store.check_unreplaced()
-        runtime, setup = self._running(), self._setup
-        self._listener(TaskStarted(task, len(setup.plan.programs[program]), "passes"))
+        runtime, prepared = self._running(), self._prepared
+        self._listener(TaskStarted(task, len(prepared.plan.programs[program]), "passes"))
         intra_op_threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        setup.network.forget_weights()
+        prepared.network.forget_weights()
         try:
             self._passes = run_program(
                 runtime,
                 program,
-                setup.steps[program],
-                setup.builder.commit,
+                prepared.steps[program],
+                prepared.builder.commit,
                 lambda done: self._listener(TaskAdvanced(task, done)),
             )
         except OocError:
@@ -136,7 +156,7 @@ class Session:
 
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""
-        self._setup.network.forget_weights()
+        self._prepared.network.forget_weights()
         if self._runtime is not None:
             try:
                 self._placement.leave()

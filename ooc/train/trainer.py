@@ -1,239 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer: lower the model, plan, then epochs of forward, loss, backward, step.
+"""The trainer: epochs of forward, loss, backward, step over the whole graph, however little of it is in memory.
 
-Everything that needs memory is admitted first: what cannot be planned raises BudgetError before a byte is
-allocated or written.
+``Training`` is the algorithm; ``Trainer`` sets it up from a model, a graph and two budgets: the model is lowered, its
+programs are planned (``ooc.train.setup``), and a session runs them. Everything that needs memory is admitted first:
+what cannot be planned raises BudgetError before a byte is allocated or written.
 """
 
 import time
-from collections.abc import Collection, Sequence
+import warnings
+import weakref
+from collections.abc import Sequence
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from ooc.errors import OptionError
+from ooc.errors import OptionError, RunError
 from ooc.events import EpochFinished, Listener, ignore
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.plan import Fate, Hardware, Limits, Plan, Workload
 from ooc.prefetch.device import Device
-from ooc.storage.store import Store
+from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
-from ooc.train.evaluation import make_scorer
-from ooc.train.loss import RowsLoss, resolve_loss
-from ooc.train.metrics import resolve_metric
-from ooc.train.objective import Objective, judging_nbytes
+from ooc.train.loss import RowsLoss
+from ooc.train.metrics import Metric, resolve_metric
+from ooc.train.objective import Objective
 from ooc.train.placement import Placement
 from ooc.train.prediction import Prediction
 from ooc.train.record import EpochRecord
-from ooc.train.run import RunFolder
+from ooc.train.resources import OVERHEAD_BYTES, TILE_ROWS, Resources, spill_folder
+from ooc.train.run import RunFolder, holds_run
 from ooc.train.schedule import Scheduler, Schedules
-from ooc.train.session import Session, Snapshot
-from ooc.train.setup import (
-    TILE_ROWS,
-    Resources,
-    Saving,
-    check_optimizer,
-    check_trainable,
-    checked_norm,
-    make_setup,
-    take_apart,
-    training_programs,
-)
-from ooc.train.stages import StageBuilder, Step
+from ooc.train.session import Prepared, Session, Snapshot
+from ooc.train.setup import Saving, Tuning, check_optimizer, check_trainable, checked_norm, prepare
 from ooc.train.standing import Standing
 from ooc.train.unchanged import Unchanged
 from ooc.train.workload import drop_gradients_cut_off, zero_gradients
 
-__all__ = ["OVERHEAD_BYTES", "TILE_ROWS", "Saving", "Trainer"]
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
-_TRITON_BYTES = 80_000_000 if find_spec("triton") else 0
-"""torch-geometric imports a part of torch that imports triton where it is installed, GPU or not."""
-OVERHEAD_BYTES = 500_000_000 + _TRITON_BYTES if torch.version.cuda is None else 800_000_000
-"""Resident memory of the interpreter with torch, whose build for CUDA is larger and comes with triton, and
-torch-geometric, besides the two budgets."""
+__all__ = ["OVERHEAD_BYTES", "TILE_ROWS", "Saving", "Trainer", "Training", "Tuning"]
 
 Scores = dict[str, float | None]
 
 
-class Trainer:
-    """Trains ``model`` in place, exactly, on the whole graph in ``store``, within two memory budgets.
+class Training:
+    """The algorithm: what is trained is given by ``_prepared``, its loss and scores by ``_objective``."""
 
-    ``gpu_budget`` bounds the device arena (on the CPU: slabs, blocks and temporaries of the computation),
-    ``host_budget`` what is kept besides; both are sizes like ``"4G"`` or bytes. ``spill_dir`` takes scratch data
-    (default: the system's temporary folder); ``out`` a run folder. ``block_rows`` and ``slab_columns`` override
-    the planner; neither they nor the budgets change any result. ``max_ssd_writes`` bounds what a training epoch may
-    write to the SSD (scoring comes on top). ``spill_dtype="bfloat16"`` keeps intermediates in
-    half the bytes; sums are still taken in the model's own type, and results again do not depend on the budgets.
-    ``compute_dtype="bfloat16"`` rounds the factors of dense products, as autocast does.
-
-    Modules that are in eval mode, in a model that is in training mode when it is given here, train in eval mode (a
-    frozen ``BatchNorm``); otherwise all of it trains as ``model.train()`` leaves it. Modes set later have no part.
-
-    ``loss`` is a torch loss or a callable on (outputs [r, C], labels) that gives one loss a row, [r], or a scalar
-    that is their mean; by default cross-entropy, for several labels a node BCE with logits, for values the mean
-    squared error. ``metric`` is what evaluation measures (see ``Metric``; default by the store's task). ``scheduler``
-    is one of torch's, or several, stepped once an epoch; ``clip_norm`` bounds the norm of all gradients;
-    ``average``, an ``AveragedModel(model)``, takes the weights in from epoch ``average_from`` on and is what is
-    scored. ``input_dropout`` drops features before the first layer. ``threads`` compute tiles side by side
-    (default: torch's number). ``device`` is a name, or a ``Device`` that the caller has made. ``savings`` are on unless
-    left out. Weights and features of the store's edges are given to the model as ``edge_weight`` and ``edge_attr``; one
-    that takes none of them is refused, unless ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``.
-    ``hardware`` is the machine as the planner is to see it (default: as ``ooc profile`` has measured it, if it has); it
-    changes no result. What the model is made of and which of its parameters are trained is settled here: changed later,
-    it is refused, but for values of weights and buffers.
-
-    Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
-    A context manager; ``close`` frees arenas, threads and spill files.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        store: Store,
-        gpu_budget: str | int = "1G",
-        host_budget: str | int = "4G",
-        device: str | Device = "auto",
-        seed: int = 0,
-        optimizer: torch.optim.Optimizer | None = None,
-        loss: RowsLoss | None = None,
-        spill_dir: str | Path | None = None,
-        out: str | Path | RunFolder | None = None,
-        *,
-        input_dropout: float = 0.0,
-        metric: str | None = None,
-        scheduler: Scheduler | Sequence[Scheduler] | None = None,
-        clip_norm: float | None = None,
-        average: AveragedModel | None = None,
-        average_from: int = 1,
-        listener: Listener = ignore,
-        block_rows: int | None = None,
-        slab_columns: int | None = None,
-        max_ssd_writes: str | int | None = None,
-        spill_dtype: str | None = None,
-        compute_dtype: str = "float32",
-        tile_rows: int | None = None,
-        threads: int | None = None,
-        savings: Collection[Saving] = tuple(Saving),
-        ignore_edge_data: str = "none",
-        hardware: Hardware | None = None,
-    ) -> None:
-        check_trainable(store)
-        self._resources = Resources.parse(
-            gpu_budget,
-            host_budget,
-            spill_dir=spill_dir,
-            block_rows=block_rows,
-            slab_columns=slab_columns,
-            max_ssd_writes=max_ssd_writes,
-            spill_dtype=spill_dtype,
-            tile_rows=tile_rows,
-            threads=threads,
-            listener=listener,
-            hardware=hardware,
-            device=device,
-        ).within_memory()
-        self._resources = self._resources.for_model(model, store)
-        place = self._resources.place
-        task = store.task
-        self.model, self.store = model, store
-        self.metric = resolve_metric(metric, task, store.num_classes)
-        self.optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
-        check_optimizer(self.optimizer, model)
-        self._clip_norm = checked_norm(clip_norm)
-        self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
-        self._averaging = Averaging(model, average, average_from)
-        self._share_forward = Saving.SHARED_FORWARD in savings
-        network, active = take_apart(
-            model,
-            store,
-            input_dropout=input_dropout,
-            tile_rows=self._resources.tile_rows,
-            savings=savings,
-            ignore_edge_data=ignore_edge_data,
-            compute_dtype=compute_dtype,
-        )
-        self._objective = Objective(
-            task,
-            resolve_loss(loss, store, task, outputs=network.outputs, dtype=network.dtype, place=place),
-            make_scorer(store, self.metric, rows=active.scoring[0], dtype=network.dtype),
-            tile_rows=self._resources.tile_rows,
-        )
-        judging_host_bytes, judging_device_bytes = judging_nbytes(
-            store,
-            self.metric,
-            network,
-            rows=active.scoring[0],
-            tile_rows=self._resources.tile_rows,
-            on_device=self._resources.hardware.has_device_memory,
-        )
-        self._setup = make_setup(
-            network,
-            store,
-            self._resources,
-            active,
-            self._objective,
-            self._programs,
-            seed=seed,
-            extra_host_bytes=judging_host_bytes,
-            extra_device_bytes=self._averaging.nbytes + judging_device_bytes,
-        )
-        if self._resources.device is not None:
-            self._objective.count_members(store)
-        models = [model] if average is None else [model, average]
-        self._session = Session(self._setup, store, self._resources, Placement(place, models, self.optimizer))
-        self._run = out if isinstance(out, RunFolder) or out is None else RunFolder.create(out, {"seed": seed})
-        self._unchanged = Unchanged(model)
-        self._standing = Standing(model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed)
-
-    def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
-        # Where weights are averaged, what is scored is not what is trained.
-        return training_programs(builder, share_forward=self._share_forward and not self._averaging.active)
-
-    @property
-    def plan(self) -> Plan:
-        """What will wait where, and what an epoch takes."""
-        return self._setup.plan
-
-    @property
-    def workload(self) -> Workload:
-        """What the plan is for."""
-        return self._setup.workload
-
-    @property
-    def hardware(self) -> Hardware:
-        """The machine as the plan sees it."""
-        return self._resources.hardware
-
-    @property
-    def limits(self) -> Limits:
-        """The budgets that the plan keeps to."""
-        return self._resources.limits
-
-    @property
-    def epoch(self) -> int:
-        """Epochs done."""
-        return self._standing.epoch
-
-    @property
-    def best(self) -> dict[str, Any] | None:
-        """Epoch and scores of the best validation score so far."""
-        return self._standing.best
-
-    # ---- the algorithm ---------------------------------------------------------------------------------
+    model: nn.Module
+    store: Store
+    optimizer: torch.optim.Optimizer
+    metric: Metric
+    _resources: Resources
+    _prepared: Prepared
+    _session: Session
+    _objective: Objective
+    _schedules: Schedules
+    _averaging: Averaging
+    _clip_norm: float | None
+    _standing: Standing
+    _unchanged: Unchanged
+    _run: RunFolder | None
 
     @interruptible_by_ctrl_c()
     def fit(
         self,
         epochs: int = 1,
         *,
-        eval_every: int = 0,
+        eval_every: int = 1,
         patience: int = 0,
         resume: bool = False,
         allow_nonfinite: bool = False,
@@ -256,6 +97,8 @@ class Trainer:
         self._unchanged.check()
         standing = self._standing
         last = standing.epoch + epochs
+        if self._run is not None and self._run.resumed and not (resume or standing.epoch):
+            raise RunError(f"{self._run.path} holds a run already; give resume=True to go on with it")
         if resume:
             standing.resume()
             last = epochs
@@ -271,7 +114,7 @@ class Trainer:
                 self._conclude(records, unscored.scored(self._scores()))
                 unscored = None
                 if patience and standing.stale >= patience:
-                    zero_gradients(self._setup.network)
+                    zero_gradients(self._prepared.network)
                     break
             self._step()
             if not allow_nonfinite:
@@ -279,7 +122,7 @@ class Trainer:
             standing.epoch += 1
             record = self._record(standing.epoch, loss, started)
             due = bool(eval_every) and (standing.epoch % eval_every == 0 or standing.epoch == last)
-            if due and standing.epoch < last and "train_and_score" in self._setup.steps:
+            if due and standing.epoch < last and "train_and_score" in self._prepared.steps:
                 unscored = record
             elif due:
                 self._conclude(records, self._evaluated(record))
@@ -289,18 +132,18 @@ class Trainer:
 
     def _loss_and_gradients(self, *, scored: bool) -> float:
         """Forward, loss, backward over the whole graph. Returns the mean loss; ``scored``: scores come with it."""
-        self._setup.builder.epoch = self.epoch
+        self._prepared.builder.epoch = self.epoch
         self._objective.begin()
-        zero_gradients(self._setup.network)
-        with self._setup.network.summing_gradients():
+        zero_gradients(self._prepared.network)
+        with self._prepared.network.summing_gradients():
             self._session.run("train_and_score" if scored else "train", f"epoch {self.epoch + 1}")
-        drop_gradients_cut_off(self._setup.network)
+        drop_gradients_cut_off(self._prepared.network)
         return self._objective.mean_loss()
 
     def _step(self) -> None:
         """One optimizer step, and what follows it."""
         if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._setup.network.parameters, self._clip_norm)
+            torch.nn.utils.clip_grad_norm_(self._prepared.network.parameters, self._clip_norm)
         self.optimizer.step()
         self._schedules.step()
         self._averaging.update(self.epoch + 1)
@@ -318,37 +161,45 @@ class Trainer:
             self._session.run("evaluate", "evaluation")
         return self._scores()
 
-    @interruptible_by_ctrl_c()
-    def predict(
-        self,
-        what: str = "logits",
-        *,
-        layer: int | None = None,
-        nodes: npt.ArrayLike | None = None,
-        out: str | Path | None = None,
-        force: bool = False,
-    ) -> Tensor | None:
-        """Logits, labels or embeddings with the model as it is (averaged weights, where there are such), exactly and
-        within the same budgets, by the ids that nodes have in the source.
-
-        ``layer`` counts hidden layers, for embeddings; ``nodes`` are the ids wanted, by default all of them, as
-        ``store.ids`` has them. With ``out`` they go to that file, by its ending ``.npy``, ``.zarr``, ``.parquet`` or
-        ``.csv`` (``force``: one that exists is replaced), otherwise they are returned, [n, columns] or [n].
-        """
-        self._session.close()  # its memory is needed
-        with (
-            self._averaging.in_place(),
-            closing(Prediction(self.model, self.store, self._resources, what, layer=layer, nodes=nodes)) as found,
-        ):
-            if out is None:
-                return found.read()
-            found.write(out, force=force)
-            return None
-
     def _scores(self) -> Scores:
         return {f"{split}_acc": score for split, score in self._objective.scores().items()}
 
-    # ---- around it ---------------------------------------------------------------------------------------
+    # ---- around it --------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """What will wait where, and what an epoch takes."""
+        return self._prepared.plan
+
+    @property
+    def workload(self) -> Workload:
+        """What the plan is for."""
+        return self._prepared.workload
+
+    @property
+    def hardware(self) -> Hardware:
+        """The machine as the plan sees it."""
+        return self._resources.hardware
+
+    @property
+    def limits(self) -> Limits:
+        """The budgets that the plan keeps to."""
+        return self._resources.limits
+
+    @property
+    def spill_dir(self) -> Path:
+        """Where scratch data goes."""
+        return self._prepared.spill_dir
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return self._standing.epoch
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """Epoch and scores of the best validation score so far."""
+        return self._standing.best
 
     def _record(self, epoch: int, loss: float, started: "_Mark") -> EpochRecord:
         now = _Mark(self._session)
@@ -401,12 +252,161 @@ class Trainer:
             self._run.start()
         self._session.start()
 
+
+class Trainer(Training):
+    """Trains ``model`` in place, exactly, on the whole graph in ``graph``, within two memory budgets.
+
+    ``graph`` is an open store, its path, or PyG's ``Data``, which is converted beside the scratch data into a store
+    that ``close`` removes.
+
+    ``gpu_budget`` bounds the device arena (on the CPU: slabs, blocks and temporaries of the computation),
+    ``host_budget`` what is kept besides; both are sizes like ``"4G"`` or bytes, by default a quarter (of a GPU's memory
+    nine tenths) and half of what is free. ``spill_dir`` takes scratch data (default: the disk of ``out``, else of the
+    store); ``out`` is the folder of a run, new or to be resumed. ``block_rows`` and ``slab_columns`` override the
+    planner; neither they nor the budgets change any result. ``max_ssd_writes`` bounds what a training epoch may write
+    to the SSD (scoring comes on top). ``spill_dtype="bfloat16"`` keeps intermediates in half the bytes; sums are still
+    taken in the model's own type, and results again do not depend on the budgets. ``compute_dtype="bfloat16"`` rounds
+    the factors of dense products, as autocast does.
+
+    Modules that are in eval mode, in a model that is in training mode when it is given here, train in eval mode (a
+    frozen ``BatchNorm``); otherwise all of it trains as ``model.train()`` leaves it. Modes set later have no part.
+
+    ``loss`` is a torch loss or a callable on (outputs [r, C], labels) that gives one loss a row, [r], or a scalar that
+    is their mean; by default cross-entropy, for several labels a node BCE with logits, for values the mean squared
+    error. ``metric`` is what evaluation measures (see ``Metric``; default by the store's task). ``scheduler`` is one of
+    torch's, or several, stepped once an epoch; ``clip_norm`` bounds the norm of all gradients; ``average``, an
+    ``AveragedModel(model)``, takes the weights in from epoch ``average_from`` on and is what is scored.
+    ``input_dropout`` drops features before the first layer. ``threads`` compute tiles side by side (default: torch's
+    number). ``device`` is a name, or a ``Device`` that the caller has made. Weights and features of the store's edges
+    are given to the model as ``edge_weight`` and ``edge_attr``; one that takes none of them is refused, unless
+    ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``. ``hardware`` is the machine as the planner is to
+    see it (default: as ``ooc profile`` has measured it, if it has); it changes no result. What the model is made of and
+    which of its parameters are trained is settled here: changed later, it is refused, but for values of weights and
+    buffers.
+
+    Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
+    A context manager; ``close`` frees arenas, threads and spill files.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: "Store | str | Path | Data",
+        gpu_budget: str | int | None = None,
+        host_budget: str | int | None = None,
+        device: str | Device = "auto",
+        seed: int = 0,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: RowsLoss | None = None,
+        spill_dir: str | Path | None = None,
+        out: str | Path | RunFolder | None = None,
+        *,
+        input_dropout: float = 0.0,
+        metric: str | None = None,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
+        clip_norm: float | None = None,
+        average: AveragedModel | None = None,
+        average_from: int = 1,
+        listener: Listener = ignore,
+        block_rows: int | None = None,
+        slab_columns: int | None = None,
+        max_ssd_writes: str | int | None = None,
+        spill_dtype: str | None = None,
+        compute_dtype: str = "float32",
+        threads: int | None = None,
+        ignore_edge_data: str = "none",
+        hardware: Hardware | None = None,
+        _tuning: Tuning = Tuning(),  # noqa: B008  # frozen
+    ) -> None:
+        scratch = spill_folder(spill_dir, out.path if isinstance(out, RunFolder) else out, graph)
+        resources = Resources.parse(
+            gpu_budget,
+            host_budget,
+            spill_dir=scratch,
+            block_rows=block_rows,
+            slab_columns=slab_columns,
+            max_ssd_writes=max_ssd_writes,
+            spill_dtype=spill_dtype,
+            tile_rows=_tuning.tile_rows,
+            threads=threads,
+            listener=listener,
+            hardware=hardware,
+            device=device,
+        ).within_memory()
+        self._converted: TemporaryDirectory[str] | None = None
+        if isinstance(graph, str | Path):
+            graph = open_store(graph)
+        elif not isinstance(graph, Store):
+            self._converted, graph = _converted(graph, scratch, resources)
+        store = graph
+        check_trainable(store)
+        self.model, self.store = model, store
+        self.metric = resolve_metric(metric, store.task, store.num_classes)
+        self.optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
+        check_optimizer(self.optimizer, model)
+        self._clip_norm = checked_norm(clip_norm)
+        self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
+        self._averaging = Averaging(model, average, average_from)
+        job = prepare(
+            model,
+            store,
+            resources,
+            metric=self.metric,
+            loss=loss,
+            averaging=self._averaging,
+            input_dropout=input_dropout,
+            ignore_edge_data=ignore_edge_data,
+            compute_dtype=compute_dtype,
+            seed=seed,
+            savings=_tuning.savings,
+        )
+        self._resources, self._objective = job.resources, job.objective
+        self._prepared = job.ready()
+        if self._resources.device is not None:
+            self._objective.count_members(store)
+        models = [model] if average is None else [model, average]
+        self._session = Session(self._prepared, Placement(self._resources.place, models, self.optimizer))
+        self._run = _run_folder(out, seed)
+        self._unchanged = Unchanged(model)
+        self._standing = Standing(model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed)
+        dropped = weakref.finalize(self, _close_dropped, type(model).__name__, self._session, self._run)
+        dropped.atexit = False  # the process gives everything back by itself
+
+    @interruptible_by_ctrl_c()
+    def predict(
+        self,
+        what: str = "logits",
+        *,
+        layer: int | None = None,
+        nodes: npt.ArrayLike | None = None,
+        out: str | Path | None = None,
+        force: bool = False,
+    ) -> Tensor | None:
+        """Logits, labels or embeddings with the model as it is (averaged weights, where there are such), exactly and
+        within the same budgets, by the ids that nodes have in the source.
+
+        ``layer`` counts hidden layers, for embeddings; ``nodes`` are the ids wanted, by default all of them, as
+        ``store.ids`` has them. With ``out`` they go to that file, by its ending ``.npy``, ``.zarr``, ``.parquet`` or
+        ``.csv`` (``force``: one that exists is replaced), otherwise they are returned, [n, columns] or [n].
+        """
+        self._session.close()  # its memory is needed
+        with (
+            self._averaging.in_place(),
+            closing(Prediction(self.model, self.store, self._resources, what, layer=layer, nodes=nodes)) as found,
+        ):
+            if out is None:
+                return found.read()
+            found.write(out, force=force)
+            return None
+
     @interruptible_by_ctrl_c()
     def close(self) -> None:
         """Free arenas, threads and spill files. The model keeps its weights; ``fit`` may be called again."""
         self._session.close()
         if self._run is not None:
             self._run.close()
+        if self._converted is not None:
+            self._converted.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -415,6 +415,42 @@ class Trainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _converted(graph: Any, folder: Path, resources: Resources) -> tuple["TemporaryDirectory[str]", Store]:
+    """A PyG ``Data`` as a store that is there as long as the folder it is in."""
+    from ooc.conversion.conversion import convert
+
+    dtype = str(getattr(getattr(graph, "x", None), "dtype", "torch.float32")).removeprefix("torch.")
+    temporary = TemporaryDirectory(prefix="ooc-graph-", dir=folder)
+    try:
+        store = convert(
+            graph,
+            Path(temporary.name) / "graph.ooc",
+            dtype=dtype if dtype in ("float16", "float32", "float64") else "float32",
+            host_budget=resources.limits.device_bytes + resources.limits.host_bytes,
+            listener=resources.listener,
+        )
+    except BaseException:
+        temporary.cleanup()
+        raise
+    return temporary, store
+
+
+def _run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder | None:
+    """The run's folder: that of a run which is there, to be resumed, or a new one."""
+    if out is None or isinstance(out, RunFolder):
+        return out
+    return RunFolder.open(out, given={"seed": seed}) if holds_run(Path(out)) else RunFolder.create(out, {"seed": seed})
+
+
+def _close_dropped(model: str, session: Session, run: RunFolder | None) -> None:
+    """What ``close`` does, for a trainer that nobody holds any more."""
+    if session.started:
+        warnings.warn(f"a trainer of {model} was dropped without close()", ResourceWarning, stacklevel=2)
+        session.close()
+    if run is not None:
+        run.close()
 
 
 class _Mark:

@@ -2,6 +2,7 @@
 """What a network on a graph asks of memory, as plain data for the planner."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
 import torch
@@ -25,6 +26,18 @@ HandedRows = Callable[[int, int, int], Sequence[int]]
 """By rows that are computed, rows that are handed to, and rows of a tile: how many gradients tiles 0…i-1 of the latter
 are handed, for every i up to their number."""
 
+
+@dataclass(frozen=True, slots=True)
+class EdgeCounts:
+    """How many edges tiles have, how many gradients they are handed, and how many rows they gather."""
+
+    tile_edges: TileEdges
+    handed_rows: HandedRows
+    gathered_rows: GatheredRows
+
+
+_CHUNK_TILES = 1 << 10
+"""Tiles whose offsets are read at a time."""
 _OF_A_PARAMETER = 5
 """Numbers: itself, its gradient, two of the optimizer's, and one more while the optimizer steps."""
 
@@ -42,9 +55,7 @@ def describe_workload(
     builder: StageBuilder,
     store: Store,
     arrays: Mapping[str, Array],
-    tile_edges: TileEdges,
-    handed_rows: HandedRows,
-    gathered_rows: GatheredRows,
+    counts: EdgeCounts,
     *,
     tile_rows: int,
     fixed_host_bytes: int,
@@ -95,7 +106,7 @@ def describe_workload(
             d: Topology(
                 d,
                 store.topology(d.value)[1].itemsize,
-                tile_edges(d, tile_rows),
+                counts.tile_edges(d, tile_rows),
                 {data: _edge_array(store, d, data) for data in EdgeData if data in pulled[d]},
             )
             for d in Direction
@@ -116,9 +127,9 @@ def describe_workload(
             for name, (height, columns) in builder.recomputed.items()
         ),
         kept=builder.kept,
-        handed={name: handed_rows(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()},
+        handed={name: counts.handed_rows(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()},
         parts=memory.sums(itemsize) if builder.on_device else None,
-        dealing=Dealing(backward, gathered_rows) if gathers else None,
+        dealing=Dealing(backward, counts.gathered_rows) if gathers else None,
     )
 
 
@@ -151,6 +162,23 @@ def counted(rows: GraphRows) -> TileEdges:
     def tile_edges(direction: Direction, tile_rows: int) -> Sequence[int]:
         offsets = rows.offsets[direction]
         return [*offsets[:-1:tile_rows].tolist(), int(offsets[-1])]
+
+    return tile_edges
+
+
+def stored(store: Store) -> TileEdges:
+    """The edges of a store's tiles, read from its offsets, a few at a time."""
+    known: dict[tuple[str, int], Sequence[int]] = {}
+
+    def tile_edges(direction: Direction, tile_rows: int) -> Sequence[int]:
+        indptr, _ = store.topology(direction.value)
+        key = indptr.name, tile_rows
+        if key not in known:
+            chunk = _CHUNK_TILES * tile_rows
+            starts = range(0, store.num_nodes, chunk)
+            read = (indptr.read(start, min(start + chunk, store.num_nodes))[::tile_rows] for start in starts)
+            known[key] = [*(int(edges) for offsets in read for edges in offsets), store.num_edges]
+        return known[key]
 
     return tile_edges
 

@@ -2,7 +2,7 @@
 """Running the trainer and the reference side by side."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import ooc
 from ooc.errors import BudgetError
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
-from ooc.train.trainer import Trainer
+from ooc.train.trainer import Saving, Trainer, Tuning
 from tests.exactness.reference import (
     Epoch,
     ModelCase,
@@ -35,6 +35,13 @@ def store_of(data: Data, folder: Path) -> Store:
     return ooc.convert(data, folder / "graph.ooc", dtype=dtype, force=True)
 
 
+def tuned_trainer(
+    *arguments: Any, tile_rows: int | None = None, savings: Collection[Saving] = tuple(Saving), **options: Any
+) -> Trainer:
+    """A trainer with tiles and savings as tests vary them."""
+    return Trainer(*arguments, _tuning=Tuning(tile_rows=tile_rows, savings=savings), **options)
+
+
 def make_trainer(
     case: ModelCase,
     store: Store,
@@ -49,7 +56,7 @@ def make_trainer(
     options = {"gpu_budget": "64M", "host_budget": "64M", "tile_rows": 8} | options
     spill = folder / "spill"
     spill.mkdir(exist_ok=True)
-    return ooc.Trainer(
+    return tuned_trainer(
         model,
         store,
         optimizer=make_optimizer(model),
@@ -61,7 +68,7 @@ def make_trainer(
 
 def train_epoch(trainer: Trainer) -> Epoch:
     """One more epoch, and the gradients it leaves in the parameters."""
-    (record,) = trainer.fit(epochs=1)
+    (record,) = trainer.fit(epochs=1, eval_every=0)
     gradients = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
     return Epoch(record.loss, gradients, buffers_of(trainer.model))
 

@@ -24,9 +24,10 @@ from ooc.prefetch.engines.direct import DirectEngine
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.kernels import neighbourhood
+from ooc.train.metrics import Metric
 from ooc.train.prediction import Prediction
-from ooc.train.prospect import Prospect
-from ooc.train.setup import Resources
+from ooc.train.resources import Resources
+from ooc.train.setup import prepare
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of, train_epoch
 from tests.exactness.layers import MlpMessages
@@ -145,7 +146,7 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tm
         expected = trainer.plan
     model = CASE.build(store.num_features, store.num_classes, dtype=torch.float32)
     resources = Resources.parse("1G", "1G", threads=1, tile_rows=64)
-    workload, plan = Prospect(model, store, resources).plan(
+    workload, plan = prepare(model, store, resources, metric=Metric.ACCURACY).plan(
         Limits(scarce["gpu_budget"], scarce["host_budget"]), UNMEASURED
     )
     assert plan.deals == expected.deals and plan.summary() == expected.summary()
@@ -161,7 +162,7 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tm
         labelled=store.num_nodes,
         source="a test",
     )
-    prospect = Prospect(model, graph, resources)
+    prospect = prepare(model, graph, resources, metric=Metric.ACCURACY)
     with pytest.raises(BudgetError, match="gpu_budget=") as caught:
         prospect.plan(Limits(1000, 50_000), UNMEASURED)
     named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
@@ -251,7 +252,7 @@ def test_predictions(store: Store, tmp_path: Path) -> None:
         resources = Resources.parse(gpu, host, spill_dir=tmp_path, tile_rows=64, threads=1)
         prediction = Prediction(model, store, resources)
         try:
-            return prediction.read(), bool(prediction._setup.plan.deals)
+            return prediction.read(), bool(prediction._session._prepared.plan.deals)
         finally:
             prediction.close()
 

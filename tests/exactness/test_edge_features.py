@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GINEConv, TransformerConv
 
-import ooc
 from ooc.errors import ModelError
 from ooc.plan.passes import ColumnPass
 from ooc.train.prediction import Prediction
-from ooc.train.setup import Resources
-from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
+from ooc.train.resources import Resources
+from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch, tuned_trainer
 from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, adamw, smooth_adam
 from tests.examples import examples
@@ -251,7 +250,7 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
 
     def refused(case: ModelCase, message: str, store: Any = store) -> None:
         with pytest.raises(ModelError, match=message):
-            ooc.Trainer(case.build(store.num_features, store.num_classes), store)
+            tuned_trainer(case.build(store.num_features, store.num_classes), store)
 
     refused(ModelCase(kind="gat"), "edges carry features, of which model GAT takes none")
     refused(ModelCase(kind="gcn"), "edges carry features, of which model GCN takes none")

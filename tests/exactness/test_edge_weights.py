@@ -13,12 +13,11 @@ from torch_geometric.nn import APPNP, GCN2Conv, GCNConv, SGConv
 from torch_geometric.nn import Sequential as GraphSequential
 from torch_geometric.nn.models import GCN, GraphSAGE
 
-import ooc
 from ooc.errors import ModelError, OptionError
 from ooc.plan.passes import ColumnPass
 from ooc.train.prediction import Prediction
-from ooc.train.setup import Resources
-from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
+from ooc.train.resources import Resources
+from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch, tuned_trainer
 from tests.exactness.models import Adaptive, Graphs
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
 from tests.examples import examples
@@ -232,13 +231,13 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
     store = store_of(data, tmp_path)
     sage = GraphSAGE(ROUGH.features, H, 2, ROUGH.classes).double()
     with pytest.raises(ModelError, match="of which model GraphSAGE takes none; give ignore_edge_data='weight'"):
-        ooc.Trainer(sage, store)
-    ooc.Trainer(sage, store, ignore_edge_data="weight").close()
+        tuned_trainer(sage, store)
+    tuned_trainer(sage, store, ignore_edge_data="weight").close()
     with pytest.raises(OptionError, match="'some', is not one of none, weight, features, all"):
-        ooc.Trainer(sage, store, ignore_edge_data="some")
+        tuned_trainer(sage, store, ignore_edge_data="some")
     with pytest.raises(ModelError, match="sigmoid is given the edges; only graph convolutions may look at them"):
-        ooc.Trainer(Weighing().double(), store)
+        tuned_trainer(Weighing().double(), store)
     data.edge_weight = data.edge_weight - 5
     gcn = GCN(ROUGH.features, H, 2, ROUGH.classes).double()
     with pytest.raises(ModelError, match=r"sum to -.*PyG gives NaN; use normalize=False"):
-        ooc.Trainer(gcn, store_of(data, tmp_path))
+        tuned_trainer(gcn, store_of(data, tmp_path))

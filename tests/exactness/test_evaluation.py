@@ -22,7 +22,7 @@ def test_evaluate_is_eval_mode(kind: str, epochs: int, tmp_path: Path) -> None:
     case = ModelCase(kind=kind, layers=3, dropout=0.6, input_dropout=0.4)
     with make_trainer(case, store_of(data, tmp_path), tmp_path) as trainer:
         if epochs:
-            trainer.fit(epochs=epochs)
+            trainer.fit(epochs=epochs, eval_every=0)
         scores = trainer.evaluate()
         expected = accuracies(trainer.model, data)
     assert {name: scores[name] for name in expected} == expected
@@ -42,7 +42,7 @@ def test_records_hold_accuracies_where_evaluated(tmp_path: Path) -> None:
     data = random_data(GRAPH)
     store = store_of(data, tmp_path)
     with make_trainer(MODEL, store, tmp_path) as trainer:
-        undisturbed = [record.loss for record in trainer.fit(epochs=4)]
+        undisturbed = [record.loss for record in trainer.fit(epochs=4, eval_every=0)]
     with make_trainer(MODEL, store, tmp_path) as trainer:
         records = trainer.fit(epochs=4, eval_every=2)
         expected = accuracies(trainer.model, data)
@@ -71,7 +71,7 @@ def test_weights_after_training_are_ordinary_pyg_weights(kind: str, dtype: torch
     fresh = case.build(GRAPH.features, GRAPH.classes, dtype=dtype, seed=99)
     with make_trainer(case, store_of(data, tmp_path), tmp_path, dtype=dtype) as trainer:
         parameters = dict(trainer.model.named_parameters())
-        trainer.fit(epochs=2)
+        trainer.fit(epochs=2, eval_every=0)
         assert all(p is parameters[name] for name, p in trainer.model.named_parameters())
         trained = trainer.model
     assert list(trained.state_dict()) == list(fresh.state_dict())

@@ -25,7 +25,6 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.aggr import SetTransformerAggregation
 
-import ooc
 from ooc.errors import BudgetError, ModelError
 from ooc.plan.passes import ColumnPass, RowPass
 from ooc.storage.store import Store
@@ -34,9 +33,9 @@ from ooc.train.lowering import general
 from ooc.train.lowering.layer import Layer
 from ooc.train.lowering.locality import Findings, examine
 from ooc.train.prediction import Prediction
-from ooc.train.setup import Resources
+from ooc.train.resources import Resources
 from ooc.train.trainer import Trainer
-from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
+from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch, tuned_trainer
 from tests.exactness.conftest import Converted
 from tests.exactness.layers import (
     LAYERS,
@@ -402,7 +401,7 @@ def test_layers_are_refused_by_name(
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random_state = torch.random.get_rng_state()
     with pytest.raises(ModelError) as caught:
-        ooc.Trainer(model, store, gpu_budget="64M", host_budget="64M", spill_dir=tmp_path)
+        tuned_trainer(model, store, gpu_budget="64M", host_budget="64M", spill_dir=tmp_path)
     assert all(part in str(caught.value) for part in said), str(caught.value)
     assert "\n" not in str(caught.value)
     assert torch.equal(random_state, torch.random.get_rng_state())

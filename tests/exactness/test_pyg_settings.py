@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, MessagePassing, SAGEConv
 
-import ooc
 from ooc.errors import ModelError
-from tests.exactness.comparison import assert_agrees, store_of
+from tests.exactness.comparison import assert_agrees, store_of, tuned_trainer
 from tests.exactness.reference import CustomCase
 
 FEATURES, WIDTH, CLASSES = 16, 32, 4
@@ -124,7 +123,7 @@ def test_gcn_the_other_way_round_is_refused(tmp_path: Path) -> None:
     store = store_of(graph(FOUR_TO_TWO), tmp_path)
     layer = GCNConv(FEATURES, CLASSES, flow="target_to_source").double()
     with pytest.raises(ModelError, match="flow='target_to_source' is not supported"):
-        ooc.Trainer(Alone(layer, CLASSES, CLASSES).double(), store)
+        tuned_trainer(Alone(layer, CLASSES, CLASSES).double(), store)
 
 
 # ---- SAGEConv ----------------------------------------------------------------------------------------------
@@ -152,7 +151,7 @@ def test_sage_of_other_aggregations_is_refused(aggr: str, why: str, tmp_path: Pa
     store = store_of(graph(FOUR_TO_TWO), tmp_path)
     layer = SAGEConv(FEATURES, WIDTH, aggr=aggr)
     with pytest.raises(ModelError, match=rf"SAGEConv \(layer\): .*{why}"):
-        ooc.Trainer(Alone(layer, WIDTH, CLASSES).double(), store)
+        tuned_trainer(Alone(layer, WIDTH, CLASSES).double(), store)
 
 
 # ---- GINConv, GINEConv -------------------------------------------------------------------------------------
@@ -250,7 +249,7 @@ def test_of_both_ends_apart_is_refused(kind: str, tmp_path: Path) -> None:
     layer = ATTENTIONS[kind]((FEATURES, FEATURES), WIDTH, heads=2)
     model = Alone(layer, WIDTH * 2, CLASSES).double()
     if kind == "GATv2":  # its two maps are two in any case
-        ooc.Trainer(model, store).close()
+        tuned_trainer(model, store).close()
         return
     with pytest.raises(ModelError, match="sources and targets apart are not supported"):
-        ooc.Trainer(model, store)
+        tuned_trainer(model, store)

@@ -125,7 +125,7 @@ def test_few_labels_leave_most_rows_out(tmp_path: Path) -> None:
     with make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **options) as trainer:
         rows = {p.stage.name: p.stage.rows for p in trainer.plan.programs["train"] if hasattr(p, "stage")}
         assert "s1" in trainer.plan.spilled
-        record = trainer.fit(epochs=2)[-1]  # the first epoch fills the memory
+        record = trainer.fit(epochs=2, eval_every=0)[-1]  # the first epoch fills the memory
         assert record.ssd_read_bytes == trainer.plan.ssd_read_bytes > 0
         assert record.ssd_write_bytes == trainer.plan.ssd_write_bytes > 0
     assert rows["loss"] == -(-store.split_sizes["train"] // 8) * 8  # whole tiles
@@ -184,17 +184,17 @@ def test_the_first_aggregation_is_kept_and_used_until_the_store_changes(tmp_path
     store, _ = in_hop_order(random_data(GraphCase(nodes=60)), tmp_path)
     case = ModelCase(kind="gcn", layers=2, hidden=8)
     with make_trainer(case, store, tmp_path) as trainer:
-        first = [record.loss for record in trainer.fit(epochs=2)]
+        first = [record.loss for record in trainer.fit(epochs=2, eval_every=0)]
         assert trainer.plan.programs["prepare"]
     kept = store.path / "agg" / "gcn_float64"
     assert kept.is_dir()
     with make_trainer(case, ooc.open(store.path), tmp_path) as trainer:
         assert not trainer.plan.programs["prepare"]
-        assert [record.loss for record in trainer.fit(epochs=2)] == first
+        assert [record.loss for record in trainer.fit(epochs=2, eval_every=0)] == first
     (kept / "stamp.json").write_text('{"x": 1}')
     with make_trainer(case, ooc.open(store.path), tmp_path) as trainer:
         assert trainer.plan.programs["prepare"]
-        assert [record.loss for record in trainer.fit(epochs=2)] == first
+        assert [record.loss for record in trainer.fit(epochs=2, eval_every=0)] == first
     assert "1}" not in (kept / "stamp.json").read_text()
     assert sorted(path.name for path in (store.path / "agg").iterdir()) == ["gcn_float64", "zarr.json"]
 
@@ -206,8 +206,8 @@ def test_where_z1_would_spill_it_is_computed_again_to_the_same_bits(tmp_path: Pa
     options = {"dtype": torch.float64, "tile_rows": 64}
     with make_trainer(case, store, tmp_path, **options) as trainer:
         assert "z1" in trainer.plan.matrices
-        plenty = [record.loss for record in trainer.fit(epochs=2)]
+        plenty = [record.loss for record in trainer.fit(epochs=2, eval_every=0)]
     with make_trainer(case, store, tmp_path, gpu_budget="1400K", host_budget="200K", **options) as trainer:
         assert [row["matrix"] for row in trainer.plan.summary() if row["fate"] == "recompute"] == ["z1"]
         assert "z1" not in trainer.plan.matrices
-        assert [record.loss for record in trainer.fit(epochs=2)] == plenty
+        assert [record.loss for record in trainer.fit(epochs=2, eval_every=0)] == plenty

@@ -18,8 +18,9 @@ from ooc.prefetch.engines.direct import DirectEngine
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.kernels import neighbourhood
-from ooc.train.prospect import Prospect
-from ooc.train.setup import Resources
+from ooc.train.metrics import Metric
+from ooc.train.resources import Resources
+from ooc.train.setup import prepare
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of, train_epoch
 from tests.exactness.layers import MlpMessages
@@ -114,7 +115,7 @@ def test_they_are_planned_without_training(store: Store, tmp_path: Path) -> None
     model = CASE.build(store.num_features, store.num_classes, dtype=torch.float32)
     resources = Resources.parse("1G", "1G", threads=1, tile_rows=64)
     limits = Limits(scarce["gpu_budget"], scarce["host_budget"])
-    _, plan = Prospect(model, store, resources).plan(limits, UNMEASURED)
+    _, plan = prepare(model, store, resources, metric=Metric.ACCURACY).plan(limits, UNMEASURED)
     assert plan.runs == expected.runs and plan.summary() == expected.summary()
     graph = GraphStatistics(
         name="like it",
@@ -125,7 +126,7 @@ def test_they_are_planned_without_training(store: Store, tmp_path: Path) -> None
         labelled=store.num_nodes,
         source="a test",
     )
-    prospect = Prospect(model, graph, resources)
+    prospect = prepare(model, graph, resources, metric=Metric.ACCURACY)
     with pytest.raises(BudgetError, match="gpu_budget=") as caught:
         prospect.plan(Limits(1000, 50_000), UNMEASURED)
     named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))

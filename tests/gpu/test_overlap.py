@@ -20,7 +20,7 @@ from ooc.prefetch.device import Device
 from ooc.storage.store import Store
 from ooc.train.kernels.pulls import BY_DEVICE
 from ooc.train.trainer import Trainer
-from tests.exactness.comparison import least_budgets, store_of
+from tests.exactness.comparison import least_budgets, store_of, tuned_trainer
 from tests.exactness.reference import ModelCase, smooth_adam
 from tests.graphs import GraphCase, random_data
 from tests.train.fake_device import FakeDevice, FakeEvent
@@ -143,15 +143,15 @@ def test_a_watched_epoch_is_the_same_epoch(store: Store, tmp_path: Path, monkeyp
                 listener = {"listener": device.told} if isinstance(device, Watch) else {}
                 given: dict[str, Any] = {"gpu_budget": gpu, "host_budget": host, "device": device, **listener}
                 options: dict[str, Any] = {"optimizer": smooth_adam(model), "spill_dir": tmp_path, "tile_rows": 32}
-                return Trainer(model, store, hardware=UNMEASURED_DEVICE, **given, **options)
+                return tuned_trainer(model, store, hardware=UNMEASURED_DEVICE, **given, **options)
 
             with build(*least_budgets(build)) as trainer:
-                first = trainer.fit(1)
+                first = trainer.fit(1, eval_every=0)
                 if watching:
                     device.start()
-                records = first + trainer.fit(1)
+                records = first + trainer.fit(1, eval_every=0)
                 events = device.stop() if watching else []
-                last = trainer.fit(1)[0]
+                last = trainer.fit(1, eval_every=0)[0]
                 losses[watching] = [record.loss for record in (*records, last)]
                 passes = len(trainer.plan.programs["train"])
     assert losses[True] == losses[False]

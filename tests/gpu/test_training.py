@@ -23,7 +23,7 @@ from ooc.train.kernels.cuda.segments import EDGES_PER_SEGMENT
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
 from ooc.train.lowering import attention
 from ooc.train.trainer import Trainer
-from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, store_of
+from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, store_of, tuned_trainer
 from tests.exactness.layers import AmongOthers, Cosine, principal, twice
 from tests.exactness.reference import CustomCase, Epoch, ModelCase, Reference, disagreement, smooth_adam
 from tests.exactness.test_edge_features import Gines, Transformers
@@ -111,7 +111,7 @@ def data_of_edges() -> Data:
 def trainer_of(case: ModelCase, store: Store, folder: Path, **options: Any) -> Trainer:
     """Of a new model, with small tiles."""
     model = case.build(store.num_features, store.num_classes, dtype=torch.float32)
-    return Trainer(
+    return tuned_trainer(
         model,
         store,
         optimizer=smooth_adam(model),
@@ -153,7 +153,7 @@ def test_torch_never_takes_more_of_the_gpu_than_the_least_budget(store: Store, t
     with on_device(MODELS["sage"], store, tmp_path) as trainer:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        trainer.fit(epochs=EPOCHS)
+        trainer.fit(epochs=EPOCHS, eval_every=0)
         assert torch.cuda.max_memory_reserved() <= trainer.limits.device_bytes
 
 
@@ -211,7 +211,7 @@ def compare_epochs(case: ModelCase, trainer: Trainer, data: Data) -> list[float]
     reference, losses = Reference(case, trainer.model, data, smooth_adam), []
     for epoch in range(1, EPOCHS + 1):
         expected = reference.train()
-        (record,) = trainer.fit(epochs=1)
+        (record,) = trainer.fit(epochs=1, eval_every=0)
         losses.append(record.loss)
         gradients = {name: p.grad.cpu() for name, p in trainer.model.named_parameters() if p.grad is not None}
         buffers = {name: buffer.cpu() for name, buffer in trainer.model.named_buffers()}
@@ -232,9 +232,9 @@ def test_in_hop_order_losses_are_those_of_the_cpu(
     hopped = ooc.convert(data, tmp_path / "hop.ooc", dtype="float32", order="hop")
     case = replace(MODELS[name], dropout=0.0)
     with trainer_of(case, hopped, tmp_path) as trainer:
-        expected = [record.loss for record in trainer.fit(epochs=EPOCHS)]
+        expected = [record.loss for record in trainer.fit(epochs=EPOCHS, eval_every=0)]
     with device(monkeypatch), on_device(case, hopped, tmp_path) as trainer:
-        found = [record.loss for record in trainer.fit(epochs=EPOCHS)]
+        found = [record.loss for record in trainer.fit(epochs=EPOCHS, eval_every=0)]
     assert found == pytest.approx(expected, rel=1e-4)
 
 
@@ -248,9 +248,9 @@ def test_intermediates_in_bfloat16_are_summed_in_float32(
     pull = aggregate.pull
     with monkeypatch.context() as patched, trainer_of(case, store, tmp_path, **narrow) as trainer:
         patched.setattr(aggregate, "pull", lambda source, *lists: pull(source.float(), *lists).to(source.dtype))
-        expected = [record.loss for record in trainer.fit(epochs=EPOCHS)]
+        expected = [record.loss for record in trainer.fit(epochs=EPOCHS, eval_every=0)]
     with device(monkeypatch), on_device(case, store, tmp_path, **narrow) as trainer:
-        found = [record.loss for record in trainer.fit(epochs=EPOCHS)]
+        found = [record.loss for record in trainer.fit(epochs=EPOCHS, eval_every=0)]
     assert found == pytest.approx(expected, rel=1e-6 if DEVICE.type == "cpu" else 1e-3)
 
 
@@ -267,6 +267,6 @@ def test_damage_is_told_before_any_weight_is_stepped(
     with device(monkeypatch), on_device(replace(MODELS[name], dropout=0.0), damaged, tmp_path) as trainer:
         before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
         with pytest.raises(StoreError, match=r"in/indices of the store .* is damaged"):
-            trainer.fit(epochs=1)
+            trainer.fit(epochs=1, eval_every=0)
         trainer.close()
     assert all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters(), strict=True))

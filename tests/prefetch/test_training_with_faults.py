@@ -14,7 +14,7 @@ import ooc
 from ooc.errors import OocError
 from ooc.prefetch.engines.direct import DirectEngine
 from ooc.storage.store import Store
-from ooc.train.trainer import Trainer
+from tests.exactness.comparison import tuned_trainer
 from tests.examples import examples
 from tests.prefetch.faults import Faults, faulty_engine
 from tests.prefetch.held import assert_no_more_held, held
@@ -33,8 +33,8 @@ def losses(store: Store, folder: Path) -> list[float]:
     torch.manual_seed(0)
     model = GraphSAGE(30, 24, 3, 4)
     budgets = {"gpu_budget": "800K", "host_budget": "100K"}
-    with Trainer(model, store, **budgets, device="cpu", spill_dir=folder, threads=1, tile_rows=64) as trainer:
-        records = trainer.fit(epochs=EPOCHS)
+    with tuned_trainer(model, store, **budgets, device="cpu", spill_dir=folder, threads=1, tile_rows=64) as trainer:
+        records = trainer.fit(epochs=EPOCHS, eval_every=0)
     assert records[0].ssd_write_bytes > 0
     return [record.loss for record in records]
 

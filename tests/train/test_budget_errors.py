@@ -50,7 +50,7 @@ def test_the_least_that_is_named_does(store: Store, tmp_path: Path) -> None:
 
     gpu, host = least_budgets(build)
     with build(str(gpu), str(host)) as trainer:
-        records = trainer.fit(epochs=2)
+        records = trainer.fit(epochs=2, eval_every=0)
         assert trainer.plan.device_peak_bytes <= gpu
         assert trainer.plan.host_peak_bytes <= host
     assert all(record.device_peak_bytes <= gpu and record.host_peak_bytes <= host for record in records)
@@ -62,7 +62,7 @@ def test_the_least_that_is_named_does(store: Store, tmp_path: Path) -> None:
 def test_projected_peaks_are_an_upper_bound_and_not_absurd(store: Store, tmp_path: Path) -> None:
     """What was measured stays below what was planned, and above half of it."""
     with make_trainer(MODEL, store, tmp_path, dtype=torch.float32, gpu_budget="600K", host_budget="400K") as trainer:
-        last = trainer.fit(epochs=2)[-1]
+        last = trainer.fit(epochs=2, eval_every=0)[-1]
         plan = trainer.plan
     assert plan.device_peak_bytes // 2 <= last.device_peak_bytes <= plan.device_peak_bytes <= 600_000
     assert plan.host_peak_bytes // 2 <= last.host_peak_bytes <= plan.host_peak_bytes <= 400_000
@@ -80,6 +80,6 @@ def test_a_full_disk_is_found_before_training(store: Store, tmp_path: Path, monk
         pytest.raises(BudgetError) as caught,
         make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **small) as trainer,
     ):
-        trainer.fit(epochs=1)
+        trainer.fit(epochs=1, eval_every=0)
     assert "free" in str(caught.value)
     assert contents(tmp_path) == before

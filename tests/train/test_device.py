@@ -34,12 +34,13 @@ from ooc.storage.store import Store
 from ooc.train import dropout
 from ooc.train.kernels import inner_dropout, neighbourhood
 from ooc.train.kernels.pulls import BY_DEVICE, Pulls
-from ooc.train.prospect import Prospect
+from ooc.train.metrics import Metric
 from ooc.train.record import EpochRecord
+from ooc.train.resources import Resources
 from ooc.train.run import RunFolder
-from ooc.train.setup import Resources
+from ooc.train.setup import prepare
 from ooc.train.trainer import Trainer
-from tests.exactness.comparison import least_budgets, make_trainer, store_of
+from tests.exactness.comparison import least_budgets, make_trainer, store_of, tuned_trainer
 from tests.exactness.layers import Carrying, MlpMessages, Two, WeighedMessages
 from tests.exactness.models import Residual
 from tests.exactness.reference import CustomCase, ModelCase
@@ -178,8 +179,8 @@ def on_device(model: ModelCase, store: Store, folder: Path, **options: Any) -> B
 def outcome(trainer: Trainer) -> Outcome:
     """Of some epochs, an evaluation and a prediction."""
     with trainer:
-        losses = [record.loss for record in trainer.fit(epochs=1)]
-        losses += [record.loss for record in trainer.fit(epochs=EPOCHS - 1)]
+        losses = [record.loss for record in trainer.fit(epochs=1, eval_every=0)]
+        losses += [record.loss for record in trainer.fit(epochs=EPOCHS - 1, eval_every=0)]
         scores = trainer.evaluate()
         logits = trainer.predict()
         assert logits is not None
@@ -307,7 +308,7 @@ def test_blocks_come_and_go_straight(
     assert_same(outcome(on_device(model, store, tmp_path)(gpu, host)), expected)
     assert engines[0].landed and engines[0].lifted
     with on_device(model, store, tmp_path)(gpu, host) as trainer:
-        plan, (_, record) = trainer.plan, trainer.fit(epochs=2)
+        plan, (_, record) = trainer.plan, trainer.fit(epochs=2, eval_every=0)
     planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
     assert moved(record) == planned
     assert record.ssd_way.endswith(
@@ -352,8 +353,8 @@ def test_averages_schedules_and_clipping_are_the_cpus(store: Store, tmp_path: Pa
             scores = trainer.evaluate()
         return losses, scores, {name: p.detach() for name, p in average.named_parameters()}
 
-    losses, scores, weights = trained(lambda *a, **k: Trainer(*a, **k, threads=1))
-    found = trained(lambda *a, **k: Trainer(*a, **k, device="cuda", hardware=WITH_DEVICE_MEMORY))
+    losses, scores, weights = trained(lambda *a, **k: tuned_trainer(*a, **k, threads=1))
+    found = trained(lambda *a, **k: tuned_trainer(*a, **k, device="cuda", hardware=WITH_DEVICE_MEMORY))
     assert (losses, scores) == found[:2]
     assert all(torch.equal(weight, found[2][name]) for name, weight in weights.items())
 
@@ -364,7 +365,7 @@ def test_a_loss_with_weights_of_its_own_goes_to_the_device(store: Store, tmp_pat
         losses = []
         for build in (builder, on_device):
             with build(MODELS["gcn"], store, tmp_path)("16M", "16M", loss=loss, threads=1) as trainer:
-                losses.append([record.loss for record in trainer.fit(epochs=2)])
+                losses.append([record.loss for record in trainer.fit(epochs=2, eval_every=0)])
         assert losses[0] == losses[1]
     assert weight.device.type == "cpu"
 
@@ -381,7 +382,7 @@ def test_every_epoch_moves_the_planned_bytes_each_way(
     gpu, host = least("sage")
     with build(int(share * gpu), int(share * host)) as trainer:
         plan = trainer.plan
-        first, *others = trainer.fit(epochs=4)
+        first, *others = trainer.fit(epochs=4, eval_every=0)
     assert moved(first)[0] >= plan.to_device_bytes > 0
     planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
     assert [moved(record) for record in others] == [planned] * 3
@@ -401,8 +402,8 @@ def test_a_prospect_plans_what_the_trainer_runs(
     options: dict[str, Any] = {"hardware": WITH_DEVICE_MEMORY, "device": "cuda", "tile_rows": TILE_ROWS}
     model = make(20, 16, 2, 4)
     resources = Resources.parse("4M", "1M", spill_dir=tmp_path, **options)
-    _, plan = Prospect(model, store, resources).plan(resources.limits, resources.hardware)
-    with Trainer(model, store, "4M", "1M", spill_dir=tmp_path, **options) as trainer:
+    _, plan = prepare(model, store, resources, metric=Metric.ACCURACY).plan(resources.limits, resources.hardware)
+    with tuned_trainer(model, store, "4M", "1M", spill_dir=tmp_path, **options) as trainer:
         assert (trainer.plan.unrolled, trainer.plan.staged) == (plan.unrolled, plan.staged)
         assert trainer.plan.summary() == plan.summary()
         assert trainer.plan.device_peak_bytes == plan.device_peak_bytes
@@ -419,7 +420,7 @@ def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(
     with build(gpu, host) as trainer:
         report = Outlook.of_run(trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=0)
         print_plan(report, console)
-        records = trainer.fit(epochs=1)
+        records = trainer.fit(epochs=1, eval_every=0)
     print_outcome(
         records,
         metric=trainer.metric,
@@ -442,7 +443,7 @@ def test_the_host_waits_for_no_tile(name: str, store: Store, least: Least, tmp_p
     epoch also whether labels are sound, and lists that are pulled with. Layers that run as they are, are asked by every
     tile how many in-neighbours it has."""
     with on_device(MODELS[name], store, tmp_path)(*least(name)) as trainer:
-        training = [asked(device, lambda: trainer.fit(epochs=1)) for _ in range(3)]
+        training = [asked(device, lambda: trainer.fit(epochs=1, eval_every=0)) for _ in range(3)]
         scoring = [asked(device, trainer.evaluate) for _ in range(3)]
         tiles = -(-store.num_nodes // trainer.plan.tile_rows)
         lists = 2 * len(trainer.plan.topologies)
@@ -471,15 +472,15 @@ def test_nor_where_intermediates_are_narrow_and_rows_are_left_out(
     build = on_device(MODELS[name], store, tmp_path, spill_dtype="bfloat16")
     gpu, host = least_budgets(build)
     with build(gpu, host) as trainer:
-        trainer.fit(epochs=1)
+        trainer.fit(epochs=1, eval_every=0)
         device.asked.clear()
-        trainer.fit(epochs=1)
+        trainer.fit(epochs=1, eval_every=0)
         assert len(device.asked) <= 1 + 2 * len(trainer.plan.topologies)
 
 
 def test_the_cpu_has_no_wire(store: Store, tmp_path: Path) -> None:
     with builder(MODELS["gcn"], store, tmp_path)() as trainer:
-        (record,) = trainer.fit(epochs=1)
+        (record,) = trainer.fit(epochs=1, eval_every=0)
     assert record.to_device_bytes == record.to_host_bytes == 0
     assert record.ssd_way in ("direct", "buffered")
 
@@ -506,7 +507,7 @@ def test_the_device_is_given_its_budget_and_what_is_planned(
     build = on_device(MODELS["gcn"], store, tmp_path)
     gpu, host = least("gcn")
     with build(gpu, host) as trainer:
-        (record,) = trainer.fit(epochs=1)
+        (record,) = trainer.fit(epochs=1, eval_every=0)
         assert device.limit_bytes == gpu
         assert device.arena.stop - device.arena.start == trainer.plan.arena_bytes
         assert device.host_memory.stop - device.host_memory.start == trainer.plan.host_arena_bytes
@@ -539,11 +540,11 @@ def test_the_model_is_on_the_device_while_it_trains_and_on_the_cpu_after(
 
     with on_device(model, store, tmp_path)() as trainer:
         parameters = list(trainer.model.parameters())
-        trainer.fit(epochs=1)
+        trainer.fit(epochs=1, eval_every=0)
         assert places(trainer) == {"meta"}
         trainer.close()
         assert places(trainer) == {"cpu"}
-        trainer.fit(epochs=1)
+        trainer.fit(epochs=1, eval_every=0)
         assert all(one is other for one, other in zip(trainer.model.parameters(), parameters, strict=True))
     assert places(trainer) == {"cpu"}
 
@@ -561,12 +562,12 @@ def test_a_run_goes_on_where_it_stopped(
 
     monkeypatch.setattr(torch, "save", watched)
     with on_device(model, store, tmp_path)() as trainer:
-        whole = [record.loss for record in trainer.fit(epochs=3)]
+        whole = [record.loss for record in trainer.fit(epochs=3, eval_every=0)]
     pieces = []
     for epochs in (1, 3):
         run = RunFolder.open(tmp_path / "run") if epochs > 1 else tmp_path / "run"
         with on_device(model, store, tmp_path)(out=run) as trainer:
-            pieces += [record.loss for record in trainer.fit(epochs=epochs, resume=epochs > 1)]
+            pieces += [record.loss for record in trainer.fit(epochs=epochs, resume=epochs > 1, eval_every=0)]
     assert pieces == whole
     assert saved and not any(tensor in device.tensors for tensor in saved)
 
@@ -577,15 +578,15 @@ def test_a_run_goes_on_where_it_stopped(
 def test_a_machine_of_another_kind_is_refused(store: Store, tmp_path: Path, device: FakeDevice) -> None:
     model = GraphSAGE(20, 8, 2, 4)
     with pytest.raises(OptionError, match="no wire"):
-        Trainer(model, store, spill_dir=tmp_path, device="cuda", hardware=UNMEASURED)
+        tuned_trainer(model, store, spill_dir=tmp_path, device="cuda", hardware=UNMEASURED)
     with pytest.raises(OptionError, match="the CPU is to compute"):
-        Trainer(model, store, spill_dir=tmp_path, device="cpu", hardware=WITH_DEVICE_MEMORY)
+        tuned_trainer(model, store, spill_dir=tmp_path, device="cpu", hardware=WITH_DEVICE_MEMORY)
 
 
 def test_without_a_profile_the_plan_is_made_by_estimates_that_say_so(
     store: Store, tmp_path: Path, device: FakeDevice
 ) -> None:
-    with Trainer(GraphSAGE(20, 8, 2, 4), store, spill_dir=tmp_path, device="cuda") as trainer:
+    with tuned_trainer(GraphSAGE(20, 8, 2, 4), store, spill_dir=tmp_path, device="cuda") as trainer:
         assert trainer.hardware is UNMEASURED_DEVICE
         assert "estimates" in trainer.hardware.source
         assert trainer.plan.has_tiers
@@ -596,7 +597,7 @@ def test_without_cuda_the_device_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(OptionError, match="device cuda is not available on this machine; use device='cpu'"):
-        Trainer(GraphSAGE(20, 8, 2, 4), store, spill_dir=tmp_path, device="cuda")
+        tuned_trainer(GraphSAGE(20, 8, 2, 4), store, spill_dir=tmp_path, device="cuda")
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["the kernel says so", "the kernel passes over it"])
@@ -611,7 +612,7 @@ def test_a_damaged_neighbour_list_is_one_line(
     with on_device(MODELS["sage"], store, tmp_path)() as trainer:
         before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
         with pytest.raises(StoreError, match=r"in/indices of the store .* is damaged"):
-            trainer.fit(epochs=1)
+            trainer.fit(epochs=1, eval_every=0)
     assert all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters(), strict=True))
 
 
@@ -627,7 +628,7 @@ def test_so_it_is_where_attention_and_maxima_pull(
     with on_device(MODELS[name], store, tmp_path)() as trainer:
         before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
         with pytest.raises(StoreError, match="damaged"):
-            trainer.fit(epochs=1)
+            trainer.fit(epochs=1, eval_every=0)
     assert all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters(), strict=True))
 
 
@@ -644,9 +645,9 @@ def test_neighbours_out_of_order_are_refused_where_dropout_counts_them(
     if not waits:
         monkeypatch.setattr("ooc.train.kernels.edge_dropout._check_order", lambda piece: None)
     with on_device(MODELS["gat"], store, tmp_path)() as trainer, pytest.raises(StoreError, match="ascending order"):
-        trainer.fit(epochs=1)
+        trainer.fit(epochs=1, eval_every=0)
     with on_device(replace(MODELS["gat"], dropout=0.0), store, tmp_path)() as trainer:
-        trainer.fit(epochs=1)
+        trainer.fit(epochs=1, eval_every=0)
 
 
 def damage(store: Store, first: int, values: list[int]) -> None:
@@ -676,9 +677,9 @@ def test_without_triton_cuda_is_refused_in_one_line(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("ooc.train.devices.find_spec", lambda name: None)
+    monkeypatch.setattr("ooc.train.resources.find_spec", lambda name: None)
     with pytest.raises(OptionError, match="triton, which is not installed; pip install triton"):
-        Trainer(GraphSAGE(20, 8, 2, 4), store, spill_dir=tmp_path, device="cuda")
+        tuned_trainer(GraphSAGE(20, 8, 2, 4), store, spill_dir=tmp_path, device="cuda")
 
 
 def test_memory_used_up_within_the_budget_is_one_line(
@@ -693,7 +694,7 @@ def test_memory_used_up_within_the_budget_is_one_line(
         refusing = replace(BY_DEVICE["cpu"](), sums=refuse)
         monkeypatch.setitem(BY_DEVICE, device.place.type, lambda: device.pulls(refusing))
         with pytest.raises(BudgetError, match=r"used up, within its budget of .*Tried to allocate.*gpu_budget="):
-            trainer.fit(epochs=1)
+            trainer.fit(epochs=1, eval_every=0)
 
 
 def test_a_broken_disk_is_one_line_and_nothing_is_left_under_way(
@@ -708,7 +709,7 @@ def test_a_broken_disk_is_one_line_and_nothing_is_left_under_way(
         undisturbed = outcome(build(gpu, host))
         faults = Faults(seed=5, broken=0.2)
         with build(gpu, host) as trainer, pytest.raises(SpillError, match="failed"):
-            trainer.fit(epochs=2)
+            trainer.fit(epochs=2, eval_every=0)
         assert not fake.opened
         faults = Faults(seed=6, short=0.2, interrupted=0.1)
         assert_same(outcome(build(gpu, host)), undisturbed)
@@ -735,4 +736,4 @@ def test_an_executor_that_forgets_an_event_is_seen(
     nothing = [] if method == "_behind" else None
     monkeypatch.setattr(DeviceWorkspace, method, lambda self, which: nothing)
     with trainer, pytest.raises(Race):
-        trainer.fit(epochs=2)
+        trainer.fit(epochs=2, eval_every=0)

@@ -12,13 +12,12 @@ from torch.optim import lr_scheduler as lrs
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch_geometric.nn.models import GCN
 
-import ooc
 from ooc.errors import ModelError, OptionError, RunError, TrainingError
 from ooc.storage.store import Store
 from ooc.train.run import RunFolder
 from ooc.train.schedule import by_factor, cosine, steps
 from ooc.train.trainer import Trainer
-from tests.exactness.comparison import store_of, train_epoch
+from tests.exactness.comparison import store_of, train_epoch, tuned_trainer
 from tests.exactness.reference import accuracies, disagreement
 from tests.graphs import GraphCase, random_data
 from tests.train.labelled import FullBatch
@@ -48,7 +47,7 @@ def make(
 ) -> Trainer:
     model = new_model()
     chosen = optimizer(model.parameters())
-    return ooc.Trainer(
+    return tuned_trainer(
         model,
         store,
         "64M",
@@ -104,7 +103,7 @@ def test_any_schedule(store: Store, tmp_path: Path, schedule: Any) -> None:
         reference = FullBatch(trainer.model, DATA, DATA.y, nn.CrossEntropyLoss(), LR)
         made = schedule(reference.optimizer)
         for _ in range(6):
-            loss = trainer.fit(1)[0].loss
+            loss = trainer.fit(1, eval_every=0)[0].loss
             assert loss == pytest.approx(reference.train().loss, rel=1e-9)
             for one in made if isinstance(made, list) else [made]:
                 one.step()
@@ -195,32 +194,32 @@ def test_resuming_is_exact_to_the_bit(store: Store, tmp_path: Path, options: dic
 def test_averaging_cannot_be_taken_up_or_left_off_on_the_way(store: Store, tmp_path: Path) -> None:
     """The average so far would be missing, or lost."""
     with make(store, tmp_path, out=tmp_path / "run") as begun:
-        begun.fit(1)
+        begun.fit(1, eval_every=0)
     with (
         make(store, tmp_path, out=RunFolder.open(tmp_path / "run"), average=ema) as other,
         pytest.raises(RunError, match="weight averaging"),
     ):
-        other.fit(2, resume=True)
+        other.fit(2, resume=True, eval_every=0)
 
 
 def test_there_must_be_a_run_to_go_on_with(store: Store, tmp_path: Path) -> None:
     """One that was begun and stopped before its first epoch was done is one."""
     for out in (None, RunFolder.create(tmp_path / "run", {})):
         with make(store, tmp_path, out=out) as none, pytest.raises(RunError, match=r"there is no run .*to go on with"):
-            none.fit(2, resume=True)
+            none.fit(2, resume=True, eval_every=0)
     assert not (tmp_path / "run").exists()
     with RunFolder.create(tmp_path / "run", {}) as stopped:
         stopped.start()
     with make(store, tmp_path, out=RunFolder.open(tmp_path / "run")) as begun:
-        assert len(begun.fit(2, resume=True)) == 2
+        assert len(begun.fit(2, resume=True, eval_every=0)) == 2
 
 
 def test_weights_and_losses_that_are_no_numbers_end_the_training(store: Store, tmp_path: Path) -> None:
     with make(store, tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=1e200)) as trainer:
         with pytest.raises(TrainingError, match=r"the (loss|step) of epoch \d "):
-            trainer.fit(9)
+            trainer.fit(9, eval_every=0)
         done = trainer.epoch
-        assert len(trainer.fit(2, allow_nonfinite=True)) == 2 and trainer.epoch == done + 2
+        assert len(trainer.fit(2, allow_nonfinite=True, eval_every=0)) == 2 and trainer.epoch == done + 2
 
 
 def test_budgets_beyond_memory_are_cut_with_a_warning(
@@ -258,4 +257,4 @@ def test_what_cannot_be_is_refused(store: Store, tmp_path: Path) -> None:
         make(store, tmp_path, optimizer=lambda p: torch.optim.SparseAdam(list(p)))
     plateau = make(store, tmp_path, schedule=lambda o: lrs.ReduceLROnPlateau(o, mode="max"))
     with plateau, pytest.raises(OptionError, match="eval_every"):
-        plateau.fit(1)
+        plateau.fit(1, eval_every=0)

@@ -18,7 +18,7 @@ from ooc.errors import ModelError, StoreError
 from ooc.storage.store import Store, Task, open_store
 from ooc.train import runtime
 from ooc.train.loss import resolve_loss
-from tests.exactness.comparison import store_of, train_epoch
+from tests.exactness.comparison import store_of, train_epoch, tuned_trainer
 from tests.exactness.reference import disagreement
 from tests.graphs import GraphCase, random_data
 from tests.train.labelled import FullBatch, labelled, random_labels, random_values
@@ -78,7 +78,7 @@ def make_trainer(store: Store, outputs: int, folder: Path, **options: Any) -> oo
     torch.manual_seed(2)
     model = GCN(store.num_features, 6, 2, outputs).double()
     options = {"gpu_budget": "64M", "host_budget": "64M", "tile_rows": 8, "spill_dir": folder} | options
-    return ooc.Trainer(model, store, **options)
+    return tuned_trainer(model, store, **options)
 
 
 def assert_same_as_pyg(store: Store, y: Tensor, outputs: int, loss: Any, folder: Path, *, mean_of_rows: bool) -> None:
@@ -137,7 +137,7 @@ def test_the_usual_loss_follows_from_the_labels(tmp_path: Path) -> None:
         again = labelled(DATA, y, tmp_path) if y.dim() == 2 else store_of(DATA, tmp_path)
         with make_trainer(again, outputs, tmp_path) as trainer:
             expected = FullBatch(trainer.model, DATA, y, loss).train().loss
-            assert trainer.fit(1)[0].loss == pytest.approx(expected, rel=1e-12)
+            assert trainer.fit(1, eval_every=0)[0].loss == pytest.approx(expected, rel=1e-12)
         assert store.num_nodes == again.num_nodes
 
 
@@ -270,7 +270,7 @@ def test_a_training_row_without_a_label_is_damage(task: str, tmp_path: Path) -> 
         make_trainer(labelled(DATA, y, tmp_path), 2, tmp_path) as trainer,
         pytest.raises(StoreError, match="y of the store is damaged"),
     ):
-        trainer.fit(1)
+        trainer.fit(1, eval_every=0)
 
 
 def test_an_unknown_task_is_refused(tmp_path: Path) -> None:

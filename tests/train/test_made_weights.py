@@ -81,6 +81,6 @@ def test_they_are_made_once_a_program(tmp_path: Path, monkeypatch: pytest.Monkey
             train_epoch(trainer)
             assert len(calls) == 2 * projections and len(set(calls)) == projections
         trainer.evaluate()
-        network = trainer._setup.network
+        network = trainer._prepared.network
         assert network.made_nbytes > 0
     assert all(projection.made._values is None for projection in calls)

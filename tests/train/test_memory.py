@@ -92,7 +92,7 @@ PREDICTOR = textwrap.dedent(
     from torch_geometric.nn.models import GraphSAGE
     import ooc
     from ooc.train.prediction import Prediction
-    from ooc.train.setup import Resources
+    from ooc.train.resources import Resources
 
     imports = status("VmRSS")
     store, gpu, host, hidden, folder = sys.argv[1:]

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.nn.models import GCN
 
-import ooc
 from ooc.errors import BudgetError, OptionError
 from ooc.storage.store import SPLITS, Store
 from ooc.train import runtime
 from ooc.train.metrics import Metric, average_precision, roc_auc, tally
-from tests.exactness.comparison import store_of
+from tests.exactness.comparison import store_of, tuned_trainer
 from tests.graphs import GraphCase, random_data
 from tests.train.labelled import FullBatch, labelled, random_labels, random_values
 
@@ -118,10 +117,10 @@ def test_every_split_is_scored_by_the_definition(labels: str, metric: Metric, tm
     for options in ({"threads": 1}, {"threads": 2, "block_rows": 16, "slab_columns": 2}):
         torch.manual_seed(1)
         model = GCN(store.num_features, 6, 2, outputs).double()
-        with ooc.Trainer(
+        with tuned_trainer(
             model, store, "64M", "64M", metric=metric.value, tile_rows=8, spill_dir=tmp_path, **options
         ) as trainer:
-            trainer.fit(2)
+            trainer.fit(2, eval_every=0)
             found.append(trainer.evaluate())
             logits = FullBatch(model, data, y, lambda *_: _[0].sum()).outputs()
     masks = {"train": data.train_mask, "valid": data.val_mask, "test": data.test_mask}
@@ -137,7 +136,7 @@ def test_the_usual_metric_follows_from_the_labels(tmp_path: Path) -> None:
     for labels, metric in (("classes", Metric.ACCURACY), ("multilabel", Metric.ROC_AUC), ("values", Metric.MAE)):
         store, _, outputs = case_of(labels, tmp_path)
         model = GCN(store.num_features, 6, 2, outputs).double()
-        assert ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path).metric is metric
+        assert tuned_trainer(model, store, "64M", "64M", spill_dir=tmp_path).metric is metric
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_metrics_that_do_not_fit_are_refused(labels: str, metric: str, said: str
     """With those that do."""
     store, _, outputs = case_of(labels, tmp_path)
     with pytest.raises(OptionError, match=said):
-        ooc.Trainer(GCN(store.num_features, 6, 2, outputs).double(), store, metric=metric, spill_dir=tmp_path)
+        tuned_trainer(GCN(store.num_features, 6, 2, outputs).double(), store, metric=metric, spill_dir=tmp_path)
 
 
 def test_scores_that_are_held_count_against_the_budget(tmp_path: Path) -> None:
@@ -163,10 +162,10 @@ def test_scores_that_are_held_count_against_the_budget(tmp_path: Path) -> None:
     store, _, outputs = case_of("multilabel", tmp_path)
     model = GCN(store.num_features, 6, 2, outputs).double()
     budget = 9000
-    with ooc.Trainer(model, store, "64M", budget, metric="micro-f1", spill_dir=tmp_path, tile_rows=8) as trainer:
-        trainer.fit(1)
+    with tuned_trainer(model, store, "64M", budget, metric="micro-f1", spill_dir=tmp_path, tile_rows=8) as trainer:
+        trainer.fit(1, eval_every=0)
     with pytest.raises(BudgetError, match="give host_budget="):
-        ooc.Trainer(model, store, "64M", budget, metric="roc-auc", spill_dir=tmp_path, tile_rows=8)
+        tuned_trainer(model, store, "64M", budget, metric="roc-auc", spill_dir=tmp_path, tile_rows=8)
 
 
 # ---- by themselves --------------------------------------------------------------------------------------------

@@ -16,12 +16,13 @@ from ooc.cli.settings import TrainSettings
 from ooc.cli.train import command
 from ooc.plan import UNMEASURED, Limits
 from ooc.plan.graphs import GraphStatistics
-from ooc.train.hypothetical import hypothetical_store
+from ooc.train.hypothetical import store_of_statistics
 from ooc.train.lowering.network import values_of
 from ooc.train.lowering.outline import Gcn, Gin, Outline, Sage
 from ooc.train.lowering.values import Aggregate, Dropout, Sum, Value
-from ooc.train.prospect import Prospect
-from ooc.train.setup import Resources, Saving, take_apart
+from ooc.train.metrics import Metric
+from ooc.train.resources import Resources
+from ooc.train.setup import Saving, prepare, take_apart
 
 KINDS: dict[str, tuple[type[Gcn | Sage | Gin], Any]] = {
     "gcn": (Gcn, GCN),
@@ -70,7 +71,7 @@ def test_an_outline_is_what_the_trace_of_the_model_comes_to(
     shapes = [[tuple(p.shape) for p in one.parameters()] for one in (outline, model)]
     assert shapes[0] == shapes[1]
     options: dict[str, Any] = {"input_dropout": input_dropout, "tile_rows": 1024, "savings": savings}
-    store = hypothetical_store(GRAPH)
+    store = store_of_statistics(GRAPH)
     networks = [take_apart(one, store, **options)[0] for one in (outline, model)]
     mine, traced = networks
     for mode in ("training", "evaluation"):
@@ -94,7 +95,7 @@ def test_an_outline_is_planned_like_the_model(kind: str) -> None:
     found = []
     for model in pair(kind, layers=3, hidden=32, dropout=0.5):
         resources = Resources.parse("1G", "1G", threads=2, tile_rows=64, hardware=UNMEASURED)
-        found.append(Prospect(model, GRAPH, resources).plan(limits, UNMEASURED))
+        found.append(prepare(model, GRAPH, resources, metric=Metric.ACCURACY).plan(limits, UNMEASURED))
     (workload, plan), (expected_workload, expected_plan) = found
     assert plan.ssd_bytes
     assert replace(workload, topologies={}) == replace(expected_workload, topologies={})
@@ -110,7 +111,7 @@ def test_what_no_outline_says_is_built(options: dict[str, Any]) -> None:
     """By PyG, options and all."""
     given = command.make_context("train", ["--model", "sage"]).params
     values = {name: given.get(name) for name in TrainSettings.__dataclass_fields__} | {"log": []}
-    store = hypothetical_store(GRAPH)
+    store = store_of_statistics(GRAPH)
     assert isinstance(outline_model(TrainSettings(**values), store), Outline)
     assert not isinstance(outline_model(TrainSettings(**(values | options)), store), Outline)
 

@@ -21,8 +21,8 @@ from ooc.plan import ColumnPass
 from ooc.storage.store import Store
 from ooc.train import rows_file, runtime
 from ooc.train.prediction import Prediction
-from ooc.train.setup import Resources
-from tests.exactness.comparison import make_trainer, store_of
+from ooc.train.resources import Resources
+from tests.exactness.comparison import make_trainer, store_of, tuned_trainer
 from tests.exactness.reference import ModelCase
 from tests.examples import examples
 from tests.graphs import GraphCase, random_data
@@ -68,7 +68,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 def test_logits_labels_and_embeddings(store: Store, tmp_path: Path) -> None:
     """Of a trainer's model as it is; training goes on after it."""
     with make_trainer(CASE, store, tmp_path) as trainer:
-        trainer.fit(2)
+        trainer.fit(2, eval_every=0)
         expected = by_pyg(trainer.model)
         logits = trainer.predict()
         assert torch.allclose(logits, expected, rtol=1e-9)
@@ -77,15 +77,15 @@ def test_logits_labels_and_embeddings(store: Store, tmp_path: Path) -> None:
             found = trainer.predict("embeddings", layer=layer)
             assert torch.allclose(found, hidden_by_pyg(trainer.model, layer), rtol=1e-9, atol=1e-12)
         assert torch.equal(trainer.predict("embeddings"), found)
-        again = trainer.fit(1)
+        again = trainer.fit(1, eval_every=0)
     with make_trainer(CASE, store, tmp_path) as other:
-        assert [r.loss for r in other.fit(3)][2:] == [r.loss for r in again]
+        assert [r.loss for r in other.fit(3, eval_every=0)][2:] == [r.loss for r in again]
 
 
 def test_predictions_agree_with_the_scores(store: Store, tmp_path: Path) -> None:
     """An accuracy recomputed from predicted labels is the one that evaluation gives."""
     with make_trainer(CASE, store, tmp_path) as trainer:
-        trainer.fit(3)
+        trainer.fit(3, eval_every=0)
         scores, labels = trainer.evaluate(), trainer.predict("labels")
     right = (labels == DATA.y).double()
     assert scores["valid_acc"] == pytest.approx(float(right[DATA.val_mask].mean()), rel=1e-12)
@@ -126,7 +126,7 @@ def test_only_what_reaches_the_nodes_is_computed(tmp_path: Path) -> None:
     model = CASE.build(store.num_features, store.num_classes)
     first = store.array("perm").read(0, 3)
     prediction = predicting(model, store, "8M", "8M", nodes=first, tile_rows=8, spill_dir=tmp_path)
-    passes = prediction._setup.plan.programs["train"]
+    passes = prediction._session._prepared.plan.programs["train"]
     rows = [item.rows if isinstance(item, ColumnPass) else item.stage.rows for item in passes]
     assert rows[-1] == 8 and max(rows) < 400
     assert torch.allclose(prediction.read(), by_pyg(model, graph)[first], rtol=1e-9)
@@ -197,7 +197,7 @@ def test_ids_are_those_of_the_source(tmp_path: Path, order: str, ending: str) ->
     assert store.ids is not None and store.ids.tolist() == called.tolist()
     model = ModelCase(kind="gcn", layers=2).build(store.num_features, store.num_classes, dtype=torch.float32)
     options: dict[str, Any] = {"spill_dir": tmp_path, "tile_rows": 8, "threads": 1}
-    with ooc.Trainer(model, store, gpu_budget="8M", host_budget="8M", **options) as trainer:
+    with tuned_trainer(model, store, gpu_budget="8M", host_budget="8M", **options) as trainer:
         logits = trainer.predict()
         trainer.predict(out=tmp_path / f"all{ending}")
         wanted = called[[250, 3, 17]]

@@ -121,14 +121,14 @@ def test_weights_count_however_they_are_changed_between_epochs(case: ModelCase, 
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     with trainer_of(case, tmp_path / "a") as trainer:
-        trainer.fit(epochs=1)
+        trainer.fit(epochs=1, eval_every=0)
         for parameter in trainer.model.parameters():
             parameter.data.mul_(0.5)
         state = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-        changed = trainer.fit(epochs=1)[-1].loss
+        changed = trainer.fit(epochs=1, eval_every=0)[-1].loss
     with trainer_of(case, tmp_path / "b") as trainer:
         trainer.model.load_state_dict(state)
-        assert trainer.fit(epochs=1)[-1].loss == changed
+        assert trainer.fit(epochs=1, eval_every=0)[-1].loss == changed
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -143,6 +143,6 @@ def test_rounded_weights_are_admitted(case: ModelCase, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Products, "forget_weights", watched)
     with trainer_of(case, tmp_path) as trainer:
-        trainer.fit(epochs=2)
-        admitted = trainer._setup.network.rounded_nbytes
+        trainer.fit(epochs=2, eval_every=0)
+        admitted = trainer._prepared.network.rounded_nbytes
     assert 0.5 * admitted <= max(sizes) <= admitted

@@ -15,9 +15,11 @@ from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits
 from ooc.plan.graphs import KNOWN, GraphStatistics, reach
 from ooc.plan.workload import Direction, PerEdge
 from ooc.storage.store import Store
-from ooc.train.hypothetical import hypothetical_store
-from ooc.train.prospect import Prospect, stored
-from ooc.train.setup import Resources, usual_tile_rows
+from ooc.train.hypothetical import store_of_statistics
+from ooc.train.metrics import Metric
+from ooc.train.resources import Resources, usual_tile_rows
+from ooc.train.setup import prepare
+from ooc.train.workload import stored
 from tests.exactness.comparison import make_trainer
 from tests.exactness.reference import ModelCase
 
@@ -47,7 +49,7 @@ def test_a_store_gets_the_plan_that_the_trainer_makes(
         expected = trainer.plan
         rows = trainer.workload.topologies
     model = case.build(store.num_features, store.num_classes, dtype=torch.float32)
-    workload, plan = Prospect(model, store, resources()).plan(Limits(gpu, host), UNMEASURED)
+    workload, plan = prepare(model, store, resources(), metric=Metric.ACCURACY).plan(Limits(gpu, host), UNMEASURED)
     assert plan.summary() == expected.summary()
     assert plan.unrolled == expected.unrolled
     assert {d: list(t.tile_edges) for d, t in workload.topologies.items()} == {
@@ -61,7 +63,7 @@ def test_for_a_machine_with_a_gpu_its_kernels_are_admitted(store: Store) -> None
 
     def pulls(machine: Hardware) -> tuple[list[PerEdge], bool]:
         model = GAT(store.num_features, 16, 2, store.num_classes, heads=2)
-        workload = Prospect(model, store, replace(resources(), hardware=machine)).workload
+        workload = prepare(model, store, replace(resources(), hardware=machine), metric=Metric.ACCURACY).workload
         stages = workload.programs["train"]
         return [s.pull.per_edge for s in stages if s.pull and s.pull.per_edge], workload.parts is not None
 
@@ -96,7 +98,7 @@ def test_what_a_gpu_would_run_depends_on_no_budget_and_no_threads(gpu: str) -> N
     """One thread launches everything, however many the machine has; tiles are the same whatever the budgets."""
     graph = KNOWN["ogbn-products"]
     asked = replace(Resources.parse(gpu, "64G", threads=16), hardware=UNMEASURED_DEVICE)
-    workload = Prospect(GCN(graph.features, 256, 3, graph.classes), graph, asked).workload
+    workload = prepare(GCN(graph.features, 256, 3, graph.classes), graph, asked, metric=Metric.ACCURACY).workload
     assert (workload.tile_rows, workload.threads) == (16_384, 1)
 
 
@@ -132,8 +134,8 @@ def test_fewer_labels_are_fewer_rows_unless_savings_are_off() -> None:
     graph = GraphStatistics(
         name="few", nodes=200_000, edges=1_000_000, features=16, classes=4, labelled=500, source="a test"
     )
-    pruned = Prospect(GCN(16, 8, 2, 4), graph, resources()).workload
-    whole = Prospect(GCN(16, 8, 2, 4), graph, resources(), savings=()).workload
+    pruned = prepare(GCN(16, 8, 2, 4), graph, resources(), metric=Metric.ACCURACY).workload
+    whole = prepare(GCN(16, 8, 2, 4), graph, resources(), savings=(), metric=Metric.ACCURACY).workload
     assert pruned.programs["train"][-1].rows < 20_000
     assert {stage.rows for stage in whole.programs["train"]} == {200_000}
 
@@ -143,7 +145,7 @@ def test_a_graph_that_is_not_here_reads_and_writes_nothing(tmp_path: Path, monke
     graph = GraphStatistics(
         name="none", nodes=50_000, edges=400_000, features=16, classes=4, labelled=50_000, source="a test"
     )
-    prospect = Prospect(GCN(16, 8, 2, 4), graph, resources())
+    prospect = prepare(GCN(16, 8, 2, 4), graph, resources(), metric=Metric.ACCURACY)
     _, plan = prospect.plan(Limits(10**8, 10**8), UNMEASURED)
     assert plan.ssd_write_bytes == 0
     with pytest.raises(BudgetError, match=r"give gpu_budget="):
@@ -159,7 +161,7 @@ def test_nothing_as_tall_as_the_graph_is_held() -> None:
     model = GCN(graph.features, 256, 3, graph.classes)
     tracemalloc.start()
     try:
-        workload = Prospect(model, graph, Resources.parse("80G", "512G", threads=8)).workload
+        workload = prepare(model, graph, Resources.parse("80G", "512G", threads=8), metric=Metric.ACCURACY).workload
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -169,7 +171,7 @@ def test_nothing_as_tall_as_the_graph_is_held() -> None:
 
 
 def test_a_store_of_counts_has_the_shapes_of_one_that_is_there() -> None:
-    store = hypothetical_store(KNOWN["MAG240M"])
+    store = store_of_statistics(KNOWN["MAG240M"])
     assert store.array("x").shape == (121_751_666, 768)
     assert store.array("x").itemsize == 2
     assert store.topology("in")[1].itemsize == 4

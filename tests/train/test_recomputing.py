@@ -14,6 +14,7 @@ from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Hardware, Plan
 from ooc.plan.hardware import Curve, Disk
 from ooc.storage.store import Store
+from tests.exactness.comparison import tuned_trainer
 
 LAYERS, HIDDEN, TILE_ROWS = 7, 32, 64
 NODES = 4000
@@ -37,8 +38,8 @@ def run(store: Store, folder: Path, *, layers: int = LAYERS, **options: Any) -> 
     model = GCN(store.num_features, HIDDEN, layers, store.num_classes, dropout=0.3)
     options = {"gpu_budget": "64M", "host_budget": "64M", "threads": 1, "tile_rows": TILE_ROWS} | options
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    with ooc.Trainer(model, store, optimizer=optimizer, spill_dir=folder, **options) as trainer:
-        records = trainer.fit(epochs=3)
+    with tuned_trainer(model, store, optimizer=optimizer, spill_dir=folder, **options) as trainer:
+        records = trainer.fit(epochs=3, eval_every=0)
         assert records[-1].ssd_read_bytes == trainer.plan.ssd_read_bytes
         assert records[-1].ssd_write_bytes == trainer.plan.ssd_write_bytes
         return trainer.plan, [record.loss for record in records]

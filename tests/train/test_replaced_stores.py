@@ -14,7 +14,7 @@ from ooc.events import EpochFinished, Event, TaskAdvanced
 from ooc.storage.store import Store
 from ooc.train.first_aggregation import GROUP
 from ooc.train.prediction import Prediction
-from ooc.train.setup import Resources
+from ooc.train.resources import Resources
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase
@@ -69,7 +69,7 @@ def test_training_stops_before_it_records_a_mix(
     before = store.path.stat().st_ino
     with train(store, tmp_path, listener=listen, out=tmp_path / "run") as trainer:
         with pytest.raises(StoreError, match=SWAPPED):
-            trainer.fit(epochs=5)
+            trainer.fit(epochs=5, eval_every=0)
         assert all(torch.equal(*pair) for pair in zip(weights, trainer.model.parameters(), strict=True))
     assert finished == [1, 2]
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
@@ -80,16 +80,16 @@ def test_a_store_replaced_between_planning_and_training(store: Store, swap: Call
     with train(store, tmp_path) as trainer:
         swap()
         with pytest.raises(StoreError, match=SWAPPED):
-            trainer.fit(epochs=1)
+            trainer.fit(epochs=1, eval_every=0)
     assert not (store.path / GROUP).exists()
 
 
 def test_a_store_that_is_gone(store: Store, tmp_path: Path) -> None:
     with train(store, tmp_path) as trainer:
-        trainer.fit(epochs=1)
+        trainer.fit(epochs=1, eval_every=0)
         store.path.rename(tmp_path / "elsewhere")
         with pytest.raises(StoreError, match=SWAPPED):
-            trainer.fit(epochs=1)
+            trainer.fit(epochs=1, eval_every=0)
 
 
 def test_predicting_stops(store: Store, swap: Callable[[], None], tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_predicting_stops(store: Store, swap: Callable[[], None], tmp_path: Path
 def test_what_is_kept_in_the_store_does_not_count(store: Store, tmp_path: Path) -> None:
     """A first aggregation that another trainer keeps there, and one that is removed."""
     with train(store, tmp_path) as first, train(ooc.open(store.path), tmp_path) as second:
-        first.fit(epochs=1)
+        first.fit(epochs=1, eval_every=0)
         assert (store.path / GROUP).exists()
-        second.fit(epochs=1)
+        second.fit(epochs=1, eval_every=0)
         shutil.rmtree(store.path / GROUP)
-        assert first.fit(epochs=1)[0].loss == second.fit(epochs=1)[0].loss
+        assert first.fit(epochs=1, eval_every=0)[0].loss == second.fit(epochs=1, eval_every=0)[0].loss

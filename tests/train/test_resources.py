@@ -42,7 +42,7 @@ def build(store: Store, tmp_path: Path) -> Callable[..., Trainer]:
         return make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **{**SMALL, **options})
 
     with make() as trainer:
-        records = trainer.fit(epochs=1)
+        records = trainer.fit(epochs=1, eval_every=0)
         trainer.evaluate()
     assert records[0].ssd_write_bytes > 0
     return make
@@ -78,7 +78,7 @@ def test_close_leaves_nothing(build: Callable[..., Trainer], tmp_path: Path) -> 
     before = held()
     for _ in range(3):
         trainer = build()
-        trainer.fit(epochs=2)
+        trainer.fit(epochs=2, eval_every=0)
         trainer.evaluate()
         trainer.close()
         trainer.close()
@@ -106,7 +106,7 @@ def test_an_exception_in_a_listener_leaves_nothing(
             raise exception
 
     with pytest.raises(exception), build(listener=listen) as trainer:
-        trainer.fit(epochs=5)
+        trainer.fit(epochs=5, eval_every=0)
     assert_no_more_held(before)
     assert spilled(tmp_path) == []
 
@@ -115,7 +115,7 @@ def test_an_exception_in_the_middle_of_an_epoch_leaves_nothing(build: Callable[.
     """At any event, whichever pass it comes from (every third is tried)."""
     seen: list[Event] = []
     with build(listener=seen.append) as trainer:
-        trainer.fit(epochs=1)
+        trainer.fit(epochs=1, eval_every=0)
         trainer.evaluate()
     before = held()
     for position in range(0, len(seen), 3):
@@ -128,7 +128,7 @@ def test_an_exception_in_the_middle_of_an_epoch_leaves_nothing(build: Callable[.
                 raise Stop
 
         with pytest.raises(Stop), build(listener=listen) as trainer:
-            trainer.fit(epochs=1)
+            trainer.fit(epochs=1, eval_every=0)
             trainer.evaluate()
     assert_no_more_held(before)
     assert spilled(tmp_path) == []
@@ -151,10 +151,10 @@ def test_a_disk_that_fails_leaves_nothing(
 
     monkeypatch.setattr(os, "pwritev", pwritev)
     with build() as trainer:
-        trainer.fit(epochs=1)
+        trainer.fit(epochs=1, eval_every=0)
         failing["on"] = True
         with pytest.raises(OocError) as caught:
-            trainer.fit(epochs=1)
+            trainer.fit(epochs=1, eval_every=0)
     assert "\n" not in str(caught.value)
     assert_no_more_held(before)
     assert spilled(tmp_path) == []
@@ -163,27 +163,27 @@ def test_a_disk_that_fails_leaves_nothing(
 def test_two_trainers_side_by_side_do_not_disturb_each_other(build: Callable[..., Trainer]) -> None:
     """The same spill folder, different files."""
     with build() as first, build() as second:
-        losses = [[t.fit(epochs=1)[0].loss for t in (first, second)] for _ in range(3)]
+        losses = [[t.fit(epochs=1, eval_every=0)[0].loss for t in (first, second)] for _ in range(3)]
     assert all(a == b for a, b in losses)
 
 
 def test_stale_spill_is_never_read(build: Callable[..., Trainer], store: Store, tmp_path: Path) -> None:
     """Whatever lies in the spill folder from a killed run has no influence, even when it is full of NaN."""
     with build() as trainer:
-        expected = [record.loss for record in trainer.fit(epochs=2)]
+        expected = [record.loss for record in trainer.fit(epochs=2, eval_every=0)]
         files = [path for path in spilled(tmp_path) if path.is_file()]
         stale = {path: path.stat().st_size for path in files}
     for path, size in stale.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"\xff" * size)
     with build() as trainer:
-        assert [record.loss for record in trainer.fit(epochs=2)] == expected
+        assert [record.loss for record in trainer.fit(epochs=2, eval_every=0)] == expected
 
 
 def test_the_model_is_usable_after_close(build: Callable[..., Trainer]) -> None:
     """Parameters and gradients are ordinary tensors, not views of freed arenas."""
     trainer = build()
-    trainer.fit(epochs=1)
+    trainer.fit(epochs=1, eval_every=0)
     model = trainer.model
     trainer.close()
     for parameter in model.parameters():

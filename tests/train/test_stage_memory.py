@@ -20,6 +20,7 @@ import ooc
 from ooc.plan.temporaries import scratch_nbytes
 from ooc.train.row_pass import RowPassRun
 from ooc.train.stages import Tile
+from tests.exactness.comparison import tuned_trainer
 
 WIDTH, CLASSES, TILE = 64, 32, 1024
 
@@ -70,7 +71,7 @@ class Taken:
 def watched(monkeypatch: pytest.MonkeyPatch, trainer: ooc.Trainer) -> Iterator[Taken]:
     """What whole tiles take, until the end of the block."""
     taken, compute = Taken(), RowPassRun.compute
-    workload = trainer._session._setup.workload
+    workload = trainer._prepared.workload
 
     def watching(self: RowPassRun, tile: Tile) -> Tile:
         with Watch() as watch:
@@ -99,15 +100,15 @@ def test_tiles_stay_within_their_bounds(
     store = ooc.convert(source, tmp_path / "g.ooc", order="none")
     torch.manual_seed(0)
     model = NETWORKS[kind](WIDTH, WIDTH, 3, CLASSES, **options).to(dtype)
-    with ooc.Trainer(model, store, "100M", "100M", threads=1, tile_rows=TILE, spill_dir=tmp_path) as trainer:
-        trainer.fit(1)
+    with tuned_trainer(model, store, "100M", "100M", threads=1, tile_rows=TILE, spill_dir=tmp_path) as trainer:
+        trainer.fit(1, eval_every=0)
         with watched(monkeypatch, trainer) as taken:
-            trainer.fit(1)
+            trainer.fit(1, eval_every=0)
             trainer.evaluate()
         beyond = {stage: (nbytes, bound) for stage, (nbytes, bound) in taken.stages.items() if nbytes > bound}
         assert not beyond
         needed, bound = (max(of) for of in zip(*taken.stages.values(), strict=True))
         assert bound < 6 * needed
         parameters = sum(p.numel() for p in trainer.model.parameters())
-        most = trainer._session._setup.builder.most_gradients
+        most = trainer._prepared.builder.most_gradients
         assert taken.gradient_bytes <= most * dtype.itemsize <= parameters * dtype.itemsize

@@ -69,7 +69,7 @@ def test_later_changes_are_refused_by_name(
     """Before an epoch, and before an evaluation."""
     model = Model()
     with ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path) as trainer:
-        trainer.fit(1)
+        trainer.fit(1, eval_every=0)
         change(model)
         for run in (trainer.fit, trainer.evaluate):
             with pytest.raises(ModelError, match=f"{said} of the model has changed"):
@@ -80,13 +80,13 @@ def test_values_may_change(store: Store, tmp_path: Path) -> None:
     """Of weights and buffers, also to what they were; so may modes."""
     model = Model()
     with ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path) as trainer:
-        trainer.fit(1)
+        trainer.fit(1, eval_every=0)
         trainer.evaluate()
         with torch.no_grad():
             model.second.lin_l.weight.zero_()
             model.shift += 1
         give(model, first_eps=0.1)
         model.eval()
-        trainer.fit(1)
+        trainer.fit(1, eval_every=0)
         model.train()
-        trainer.fit(1)
+        trainer.fit(1, eval_every=0)

@@ -21,8 +21,9 @@ from ooc.plan.graphs import GraphStatistics
 from ooc.plan.hardware import UNMEASURED_DEVICE
 from ooc.plan.sequence import Use
 from ooc.plan.staging import Way
-from ooc.train.prospect import Prospect
-from ooc.train.setup import Resources
+from ooc.train.metrics import Metric
+from ooc.train.resources import Resources
+from ooc.train.setup import prepare
 from tests.graphs import GraphCase, random_data
 
 GRAPH = GraphStatistics(
@@ -64,7 +65,7 @@ def beyond_active(plan: Plan) -> tuple[Counter[tuple[int, str, int]], int]:
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 def test_what_is_sent_beyond_the_active_rows_is_less_than_a_block(make: Callable[[], nn.Module]) -> None:
     """Of every slab of every matrix in a pass; rows that nothing of the loss depends on are never sent."""
-    prospect = Prospect(make(), GRAPH, Resources.parse("1G", "1G", device="cpu"))
+    prospect = prepare(make(), GRAPH, Resources.parse("1G", "1G", device="cpu"), metric=Metric.ACCURACY)
     _, plan = prospect.plan(Limits(200_000_000, 1_500_000_000), UNMEASURED_DEVICE)
     assert min(item.rows for item in plan.programs["train"]) < GRAPH.nodes // 10
     idle, sent = beyond_active(plan)

@@ -102,10 +102,10 @@ def in_budgets(
         hardware=hardware,
     ) as trainer:
         forecast_s = simulate(trainer.plan, trainer.workload, hardware).epoch_s
-        records = trainer.fit(EPOCHS)
+        records = trainer.fit(EPOCHS, eval_every=0)
         with seen_by_profiler() as seen:
             watch.start()
-            (watched,) = trainer.fit(1)
+            (watched,) = trainer.fit(1, eval_every=0)
             events = watch.stop()
         kernels = seen()
         titles = [item.title for item in trainer.plan.programs["train"]]
@@ -154,7 +154,7 @@ def compare(store: Store, name: str, hidden: int, device: torch.device, folder: 
         torch.cuda.init()  # in a process of its own, where the part before has failed
         torch.cuda.reset_peak_memory_stats(device)
     with Trainer(ours, store, device=kind, optimizer=optimizer, spill_dir=folder, **budgets) as trainer:
-        records = trainer.fit(EPOCHS + 1)
+        records = trainer.fit(EPOCHS + 1, eval_every=0)
     own_bytes = torch.cuda.max_memory_allocated(device) if kind == "cuda" else None
     found: dict[str, Any] = {
         "ooc": {"seconds": statistics.median(r.time_s for r in records[1:]), "peak_bytes": own_bytes},

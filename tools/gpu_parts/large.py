@@ -15,8 +15,9 @@ from ooc.plan.graphs import KNOWN, GraphStatistics
 from ooc.plan.simulator import simulate
 from ooc.prefetch.device import Device
 from ooc.storage.store import Store
-from ooc.train.prospect import Prospect
-from ooc.train.setup import Resources
+from ooc.train.metrics import Metric
+from ooc.train.resources import Resources
+from ooc.train.setup import prepare
 from ooc.train.trainer import Trainer
 
 PAPERS = KNOWN["ogbn-papers100M"]
@@ -65,7 +66,7 @@ def _forecast(
     graph: Store | GraphStatistics, limits: Limits, hidden: int, device: Device, hardware: Hardware
 ) -> dict[str, Any]:
     resources = Resources.parse(limits.device_bytes, limits.host_bytes, device=device, hardware=hardware)
-    workload, plan = Prospect(model_of(hidden), graph, resources).plan(limits, hardware)
+    workload, plan = prepare(model_of(hidden), graph, resources, metric=Metric.ACCURACY).plan(limits, hardware)
     timeline = simulate(plan, workload, hardware)
     return {
         "budgets": {"gpu": limits.device_bytes, "host": limits.host_bytes},
@@ -106,7 +107,7 @@ def epochs(
 
 def _while_there_is_time(trainer: Trainer, until_s: float) -> Iterator[Any]:
     for _ in range(EPOCHS):
-        (record,) = trainer.fit(1)
+        (record,) = trainer.fit(1, eval_every=0)
         yield record
         if monotonic() + 1.2 * record.time_s > until_s:
             return

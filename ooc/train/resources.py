@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the work may use: two budgets, the disk, threads, which device computes, and the machine as it is planned for.
+
+A device that is ``None`` is the CPU throughout.
+"""
+
+import os
+import warnings
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Self
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ooc.errors import OptionError
+from ooc.events import Listener, Note, ignore
+from ooc.memory import budgets_within, default_budgets
+from ooc.plan import UNMEASURED, Hardware, Limits
+from ooc.prefetch.cuda import Cuda
+from ooc.prefetch.device import Device
+from ooc.sizes import format_size, parse_size
+from ooc.storage.store import Store
+from ooc.train.lowering import Network
+from ooc.train.profiling import known_hardware
+
+_TRITON_BYTES = 80_000_000 if find_spec("triton") else 0
+"""torch-geometric imports a part of torch that imports triton where it is installed, GPU or not."""
+OVERHEAD_BYTES = 500_000_000 + _TRITON_BYTES if torch.version.cuda is None else 800_000_000
+"""Resident memory of the interpreter with torch, whose build for CUDA is larger and comes with triton, and
+torch-geometric, besides the two budgets."""
+CPU = torch.device("cpu")
+NAMES = ("auto", "cpu", "cuda")
+
+
+TILE_ROWS = 1024
+"""Rows computed at once where the widest matrix has more than 128 columns, and twice as many otherwise. A tile of 1 MiB
+keeps a stage's temporaries in the core's cache, and its products take several times as long as launching them; it is
+also the unit in which gradients are summed, which makes results independent of block rows."""
+_NARROW_COLUMNS = 128
+_MORE_ON_A_GPU = 16
+"""Times so many rows on a GPU, where a tile of 1,024 is computed in less time than it takes to launch its operators, as
+long as there are so many tiles; on large graphs once more twice as many."""
+_TILES_OF_LARGE_GRAPHS = 256
+
+SPILL_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+"""What intermediates may be kept as."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What the work may use and whom it tells: budgets, disk, threads, listener, and the machine as the planner is to
+    see it. None of it changes a result, but for
+    ``spill_dtype``: the type that intermediates are rounded to between passes, wherever they wait (None: none);
+    and ``device`` (None: the CPU), whose arithmetic rounds in its own way. On a device one thread launches everything.
+
+    ``tile_rows``: 0 until the model is known (``for_model``), unless the user says.
+    """
+
+    limits: Limits
+    tile_rows: int
+    threads: int
+    spill_dir: Path
+    listener: Listener
+    spill_dtype: torch.dtype | None = None
+    hardware: Hardware = UNMEASURED
+    device: Device | None = None
+
+    @property
+    def place(self) -> torch.device:
+        """Where tensors are computed."""
+        return place_of(self.device)
+
+    def for_model(self, model: nn.Module, store: Store) -> Self:
+        """With the rows of a tile settled, by the widths of the model, the store, and what kind of machine computes, so
+        that no budget changes what is summed, and threads, of which a device needs one, be it here or only planned for.
+        OptionError if blocks are to be no whole tiles."""
+        widths = (max(p.shape, default=1) for p in model.parameters() if not is_lazy(p))
+        columns = max([store.num_features, *widths])
+        on_device = self.hardware.has_device_memory
+        tile_rows = self.tile_rows or usual_tile_rows(columns, store.num_nodes, on_device=on_device)
+        block_rows = self.limits.block_rows
+        if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
+            raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
+        return replace(self, tile_rows=tile_rows, threads=1 if on_device else self.threads)
+
+    def within_memory(self) -> Self:
+        """With budgets that this machine has the memory for, which is said where they are cut. Plans are then for what
+        there is: a larger budget would only promise a plan that the system kills."""
+        limits, free = self.limits, free_device_bytes(self.device)
+        if self.device is not None and free is None:
+            free = limits.device_bytes
+        device, host = budgets_within(limits.device_bytes, limits.host_bytes, device_free_bytes=free)
+        if (device, host) == (limits.device_bytes, limits.host_bytes):
+            return self
+        asked = f"{format_size(limits.device_bytes)} and {format_size(limits.host_bytes)}"
+        text = f"budgets of {asked} are more than is free; planned for {format_size(device)} and {format_size(host)}"
+        if self.listener is ignore:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        self.listener(Note(text))
+        return replace(self, limits=replace(limits, device_bytes=device, host_bytes=host))
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What the device takes of its budget beside what is planned."""
+        return 0 if self.device is None else self.device.overhead_bytes
+
+    @classmethod
+    def parse(
+        cls,
+        gpu_budget: str | int | None = None,
+        host_budget: str | int | None = None,
+        *,
+        spill_dir: str | Path | None = None,
+        block_rows: int | None = None,
+        slab_columns: int | None = None,
+        max_ssd_writes: str | int | None = None,
+        tile_rows: int | None = None,
+        threads: int | None = None,
+        listener: Listener = ignore,
+        spill_dtype: str | None = None,
+        hardware: Hardware | None = None,
+        device: str | Device = "cpu",
+    ) -> Self:
+        """As users give them; OptionError for what makes no sense. Budgets left out are shares of what is free.
+
+        Without ``hardware``: this machine as ``ooc profile`` has measured it with this spill folder, or estimates.
+        """
+        computing = find_device(device)
+        folder = Path() if spill_dir is None else Path(spill_dir)
+        if hardware is None:
+            hardware = hardware_for(computing, folder)
+        check_hardware(hardware, computing)
+        if gpu_budget is None or host_budget is None:
+            device_bytes, host_bytes = default_budgets(free_device_bytes(computing))
+            gpu_budget = device_bytes if gpu_budget is None else gpu_budget
+            host_budget = host_bytes if host_budget is None else host_budget
+        return cls(
+            limits=Limits(
+                device_bytes=parse_size(gpu_budget, name="gpu budget"),
+                host_bytes=parse_size(host_budget, name="host budget"),
+                block_rows=block_rows,
+                slab_columns=_checked_positive(slab_columns, "slab columns"),
+                ssd_write_bytes=(
+                    None if max_ssd_writes is None else parse_size(max_ssd_writes, name="max ssd writes", zero=True)
+                ),
+            ),
+            tile_rows=_checked_positive(tile_rows, "tile rows") or 0,
+            threads=_checked_positive(threads, "threads") or torch.get_num_threads(),
+            spill_dir=folder,
+            listener=listener,
+            spill_dtype=_checked_dtype(spill_dtype),
+            hardware=hardware,
+            device=computing,
+        )
+
+
+def usual_tile_rows(columns: int, nodes: int, *, on_device: bool) -> int:
+    """Rows of a tile where the widest matrix has so many columns, and as many as suit the CPU times a power of two on
+    a device with memory of its own."""
+    rows = TILE_ROWS if columns > _NARROW_COLUMNS else 2 * TILE_ROWS
+    if not on_device:
+        return rows
+    most = min(nodes // _MORE_ON_A_GPU, _MORE_ON_A_GPU * rows)
+    most = max(most, min(nodes // _TILES_OF_LARGE_GRAPHS, 2 * _MORE_ON_A_GPU * rows))
+    return rows << max(0, (most // rows).bit_length() - 1)
+
+
+def spill_dtype(resources: Resources, network: Network) -> torch.dtype:
+    """The type of what is kept between passes; OptionError for one wider than the model computes in."""
+    wanted = resources.spill_dtype or network.dtype
+    if wanted.itemsize > network.dtype.itemsize:
+        names = str(wanted).removeprefix("torch."), str(network.dtype).removeprefix("torch.")
+        raise OptionError(f"spill dtype {names[0]} is wider than the model's {names[1]}")
+    if wanted != network.dtype and network.attends:
+        raise OptionError(
+            "attention keeps logarithms of sums of exponentials, from which a narrower type could not give its "
+            "coefficients back; leave out the spill dtype"
+        )
+    return wanted
+
+
+# ---- devices and folders --------------------------------------------------------------------------------------
+
+
+def find_device(name: str | Device) -> Device | None:
+    """The device of that name; ``auto`` is the CPU, ``cuda`` torch's current GPU. OptionError for one that cannot be
+    used. A device is itself."""
+    if isinstance(name, Device):
+        return name
+    if name not in NAMES:
+        raise OptionError(f"device {name!r} is not one of {', '.join(NAMES)}")
+    if name != "cuda":
+        return None
+    if not torch.cuda.is_available():
+        raise OptionError("device cuda is not available on this machine; use device='cpu'")
+    if find_spec("triton") is None:
+        raise OptionError("device cuda sums neighbours by triton, which is not installed; pip install triton")
+    return Cuda(torch.cuda.current_device())  # kernels of Triton are launched there, wherever their tensors are
+
+
+def free_device_bytes(device: Device | None) -> int | None:
+    """What is free on a device with memory of its own; None where there is none, or nobody can say."""
+    if device is None or device.place.type != "cuda":
+        return None
+    return int(torch.cuda.mem_get_info(device.place)[0])
+
+
+def place_of(device: Device | None) -> torch.device:
+    """Where its tensors are."""
+    return CPU if device is None else device.place
+
+
+def hardware_for(device: Device | None, folder: Path) -> Hardware:
+    """This machine as it has been measured with the disk of ``folder``; estimates where nobody has."""
+    return known_hardware(folder, device=place_of(device).type)
+
+
+def check_hardware(hardware: Hardware, device: Device | None) -> None:
+    """OptionError for a description of another kind of machine."""
+    if hardware.has_device_memory and device is None:
+        raise OptionError(f"hardware {hardware.name} has a device with memory of its own, and the CPU is to compute")
+    if device is not None and not hardware.has_device_memory:
+        raise OptionError(f"hardware {hardware.name} has no wire to a device, and {device.name} is to compute")
+
+
+def spill_folder(given: str | Path | None, run: str | Path | None, graph: object) -> Path:
+    """Where scratch data goes: as ``given``, else the disk of the ``run`` folder, else that of a store or its path.
+
+    Of a graph that is neither: the current folder. A folder where nothing may be written is no such place; then it is
+    the system's temporary folder, which is often in memory.
+    """
+    if given is not None:
+        return Path(given)
+    path = graph.path if isinstance(graph, Store) else graph if isinstance(graph, str | Path) else "."
+    folder = existing_part(Path(run if run is not None else path)) if run is not None else Path(path).absolute().parent
+    return folder if os.access(folder, os.W_OK) else Path(gettempdir())
+
+
+def existing_part(path: Path) -> Path:
+    """``path`` or the nearest folder above it that is there, on the same disk."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+
+
+# ---- checks ------------------------------------------------------------------------------------------------
+
+
+def _checked_positive(count: int | None, name: str) -> int | None:
+    """``count``, unless it is none that counts something."""
+    if count is not None and count < 1:
+        raise OptionError(f"{name} must be positive, not {count}")
+    return count
+
+
+def _checked_dtype(name: str | None) -> torch.dtype | None:
+    if name is None or name in SPILL_DTYPES:
+        return None if name is None else SPILL_DTYPES[name]
+    if name == "float16":
+        raise OptionError("spill dtype float16 would lose small gradients; use bfloat16, which has float32's range")
+    raise OptionError(f"spill dtype {name!r} is not one of {', '.join(SPILL_DTYPES)}")

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trainer takes, its defaults, and what is left of one that is dropped."""
+
+import gc
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.nn import GCN
+
+import ooc
+from ooc import memory
+from ooc.storage.store import Store
+from ooc.train.run import RunFolder
+from tests.exactness.comparison import store_of
+from tests.graphs import GraphCase, random_data
+from tests.train.test_resources import assert_no_more_held, held
+
+DATA = random_data(GraphCase(nodes=60, edges=200, features=8, classes=3), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return store_of(DATA, tmp_path_factory.mktemp("store"))
+
+
+def model() -> GCN:
+    torch.manual_seed(0)
+    return GCN(8, 4, 2, 3)
+
+
+def test_a_path_and_data_train_as_their_store_does(store: Store, tmp_path: Path) -> None:
+    losses = []
+    for graph in (store, str(store.path), store.path, DATA):
+        with ooc.Trainer(model(), graph, spill_dir=tmp_path) as trainer:
+            losses.append([record.loss for record in trainer.fit(epochs=3)])
+    assert losses[0] == losses[1] == losses[2] == losses[3]
+
+
+def test_the_store_made_of_data_goes_with_the_trainer(tmp_path: Path) -> None:
+    with ooc.Trainer(model(), DATA, spill_dir=tmp_path) as trainer:
+        assert trainer.store.path.is_relative_to(tmp_path)
+    trainer = ooc.Trainer(model(), DATA, spill_dir=tmp_path)
+    del trainer
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_graph_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(ooc.OocError):
+        ooc.Trainer(model(), tmp_path / "nowhere.ooc")
+    with pytest.raises(ooc.OocError):
+        ooc.Trainer(model(), {"x": DATA.x}, spill_dir=tmp_path)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_budgets_are_shares_of_what_is_free_and_scratch_is_on_the_stores_disk(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 4_000_000_000)
+    with ooc.Trainer(model(), store) as trainer:
+        assert (trainer.limits.device_bytes, trainer.limits.host_bytes) == (1_000_000_000, 2_000_000_000)
+        assert trainer.spill_dir == store.path.parent
+    with ooc.Trainer(model(), store, out=tmp_path / "runs" / "run") as trainer:
+        assert trainer.spill_dir == tmp_path
+
+
+def test_every_epoch_is_scored_unless_told_otherwise(store: Store) -> None:
+    with ooc.Trainer(model(), store) as trainer:
+        assert all(record.valid_acc is not None for record in trainer.fit(epochs=3))
+        assert all(record.valid_acc is None for record in trainer.fit(epochs=2, eval_every=0))
+
+
+def test_a_run_is_gone_on_with_by_its_folder(store: Store, tmp_path: Path) -> None:
+    with ooc.Trainer(model(), store, out=tmp_path / "run") as trainer:
+        trainer.fit(epochs=2)
+    with ooc.Trainer(model(), store, out=tmp_path / "run") as trainer:
+        with pytest.raises(ooc.RunError, match="holds a run already; give resume=True"):
+            trainer.fit(epochs=2)
+        assert [record.epoch for record in trainer.fit(epochs=3, resume=True)] == [3]
+    assert len(RunFolder.open(tmp_path / "run").records()) == 3
+
+
+def test_a_dropped_trainer_leaves_nothing_and_warns(store: Store, tmp_path: Path) -> None:
+    with ooc.Trainer(model(), store, spill_dir=tmp_path) as trainer:
+        trainer.fit(epochs=1)  # pools that stay for good are there
+    before = held()
+    trainer = ooc.Trainer(model(), store, spill_dir=tmp_path, out=tmp_path / "run")
+    trainer.fit(epochs=1)
+    gc.disable()  # it is in no cycle
+    try:
+        with pytest.warns(ResourceWarning, match=r"a trainer of GCN was dropped without close\(\)"):
+            del trainer
+    finally:
+        gc.enable()
+    assert_no_more_held(before)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_tests_vary_is_no_argument_of_users() -> None:
+    names = inspect.signature(ooc.Trainer).parameters
+    assert not {"tile_rows", "savings"} & set(names)
