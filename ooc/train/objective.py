@@ -7,7 +7,6 @@ add is committed in a fixed order, so that sums are the same to the bit whatever
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,8 @@ from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.evaluation import Scorer, scoring_nbytes, tallies_nbytes
 from ooc.train.loss import Loss
 from ooc.train.lowering.network import Network
-from ooc.train.metrics import Metric, Tally
+from ooc.train.metrics import Metric
+from ooc.train.stages import Contribution
 from ooc.train.task import Targets
 
 _CHUNK_ROWS = 1 << 16
@@ -26,15 +26,6 @@ _CHUNK_ROWS = 1 << 16
 _PICKING_OPERATORS = 11
 """Of a split: rows and their labels picked, these looked at, and rows put back."""
 _COUNTING_OPERATORS = 3
-
-
-@dataclass(slots=True)
-class Contribution:
-    """What one tile adds to the loss, and to the scores by split."""
-
-    loss: Tensor | float = 0.0
-    """float64; where it was computed, so that nobody waits for it."""
-    scores: dict[str, Tally] = field(default_factory=dict)
 
 
 class Members:

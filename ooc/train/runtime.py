@@ -38,7 +38,7 @@ from ooc.train.kernels.doubts import Doubts, Fault
 from ooc.train.kernels.edge_dropout import DISORDER
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from ooc.train.kernels.pulls import pulls_for
-from ooc.train.lowering.general import Scattered
+from ooc.train.lowering.opaque import Scattered
 from ooc.train.residency import BlockedMatrix
 from ooc.train.spilled_sums import SpilledSums
 from ooc.train.stages import Kernel

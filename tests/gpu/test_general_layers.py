@@ -13,7 +13,7 @@ from torch_geometric.nn import MessagePassing
 
 from ooc.errors import ModelError
 from ooc.train.kernels.edges import TileEdges
-from ooc.train.lowering.general import General
+from ooc.train.lowering.opaque import Opaque
 from tests.exactness.layers import MlpMessages
 from tests.gpu.device import DEVICE, same_bits
 from tests.train.test_general_memory import LAYERS, NODES, WIDTH, Key, general
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE.type != "cuda", reason=
 ROWS = 512
 
 
-def there(conv: MessagePassing) -> General:
+def there(conv: MessagePassing) -> Opaque:
     """``conv`` as the trainer runs it on the GPU."""
     aggregate = general(conv)
     for tensor in (*conv.parameters(), *conv.buffers()):
@@ -39,7 +39,7 @@ def tile_of(degree: int) -> TileEdges:
     return TileEdges(indices.to(DEVICE), offsets.to(DEVICE), 0, NODES)
 
 
-def calls(aggregate: General, tile: TileEdges) -> list[Callable[[], list[Tensor]]]:
+def calls(aggregate: Opaque, tile: TileEdges) -> list[Callable[[], list[Tensor]]]:
     """Forward and backward, and what they give."""
     source = torch.randn(NODES, WIDTH, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     gradient = torch.ones(ROWS, aggregate.columns, device=DEVICE)

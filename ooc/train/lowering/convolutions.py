@@ -8,7 +8,7 @@
     GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
 
     GATConv, GATv2Conv, TransformerConv     attention: see attention.py
-    any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are: see general.py
+    any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are: see opaque.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
 A W that is something else in a model, a subclass of Linear for one, is traced as modules between convolutions are.
@@ -51,7 +51,7 @@ from ooc.train.lowering.assembly import Assembly
 from ooc.train.lowering.attention import edge_term, lower_gat, lower_gatv2, lower_transformer
 from ooc.train.lowering.call import Call
 from ooc.train.lowering.edge_functions import EdgeTerm
-from ooc.train.lowering.general import lower_general
+from ooc.train.lowering.opaque import lower_opaque
 from ooc.train.lowering.replaced import is_linear, replaced_functions
 from ooc.train.lowering.values import Value
 
@@ -71,17 +71,17 @@ def lower_convolution(
     """What ``conv`` gives for these arguments; ModelError for an option or an argument that is not supported."""
     lower = _LOWERINGS.get(type(conv))
     if lower is None:
-        return lower_general(conv, where, args, kwargs, assembly, is_graph=is_graph)
+        return lower_opaque(conv, where, args, kwargs, assembly, is_graph=is_graph)
     replaced = _replaced(conv)
     if replaced:
         where = f"{where}, run as it is because of its {replaced}"
-        return lower_general(conv, where, args, kwargs, assembly, is_graph=is_graph)
+        return lower_opaque(conv, where, args, kwargs, assembly, is_graph=is_graph)
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments
     weighted = arguments.get("edge_weight") is not None
     if type(conv) in _OF_ANY_AGGREGATION and not _is_known(conv.aggr, weighted=weighted):
-        return lower_general(conv, where, args, kwargs, assembly, is_graph=is_graph)
+        return lower_opaque(conv, where, args, kwargs, assembly, is_graph=is_graph)
     if not is_graph(arguments["edge_index"]):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
     if arguments.get("size") is not None:

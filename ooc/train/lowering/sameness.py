@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ooc.train.lowering.general import General
+from ooc.train.lowering.opaque import Opaque
 from ooc.train.lowering.per_edge import Maximum
 from ooc.train.lowering.rectified import Rectified
 from ooc.train.lowering.values import Aggregate, Features, Linear, Rowwise, Sum, Value
@@ -25,7 +25,7 @@ _COMPUTED_BY: dict[type[Value], Callable[[Any], object]] = {
     Features: lambda value: (),
     Aggregate: lambda value: (value.scaling, value.once, value.hops),
     Maximum: lambda value: value.keep,
-    General: lambda value: value.computes,
+    Opaque: lambda value: value.computes,
     Linear: lambda value: value.product,
     Sum: lambda value: value.factors,
     Rowwise: lambda value: value.function,

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of a network: when each value is computed, and what is computed for a tile of rows.
 
-Reading order: schedule (which value in which stage, what is kept), flow (a schedule's stages as functions of tiles),
-drawing and taking_back (what such a function does forward and backward), gradients (what stages hand to each other),
-builder (the programs), names (what matrices are called), tile and ground (what these share).
+Reading order: schedule (which value in which stage, what is kept), recomputation (what is forgotten and computed
+again), program (a schedule and how its stages are described), forward and backward (the stages as functions of tiles),
+gradient_exchange (what backward stages store for each other), builder (the programs), names (what matrices are called),
+tile and context (what these share).
 """
 
 from ooc.train.stages.builder import StageBuilder
-from ooc.train.stages.tile import Kernel, Sink, Step, Tensors, Tile
+from ooc.train.stages.tile import Contribution, Kernel, Sink, Step, Tensors, Tile
 
-__all__ = ["Kernel", "Sink", "StageBuilder", "Step", "Tensors", "Tile"]
+__all__ = ["Contribution", "Kernel", "Sink", "StageBuilder", "Step", "Tensors", "Tile"]

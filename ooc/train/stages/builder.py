@@ -10,20 +10,21 @@ from ooc.plan.workload import Direction, Kept, Pull
 from ooc.train.graph import ActiveRows, GraphRows, Scaling
 from ooc.train.lowering.network import Network
 from ooc.train.lowering.values import Aggregate, Summed, Value
-from ooc.train.objective import Objective
-from ooc.train.stages.again import read_backward, repeatable
-from ooc.train.stages.flow import Flow
-from ooc.train.stages.ground import CPU, Ground
+from ooc.train.stages.backward import backward_steps, loss_step
+from ooc.train.stages.context import CPU, LossAndScores, StageContext
+from ooc.train.stages.forward import forward_steps, output_step, score_step
+from ooc.train.stages.program import Program
+from ooc.train.stages.recomputation import read_backward, recomputable
 from ooc.train.stages.schedule import Schedule
 from ooc.train.stages.tile import Sink, Step, Tensors, Tile
 
 
-class StageBuilder(Ground):
+class StageBuilder(StageContext):
     """Makes the steps of the programs of a network on a graph, and adds up what tiles contribute.
 
     ``aggregated``: the matrices A(X) that are there already. ``forgotten``: the forward stages of which the backward
-    pass finds nothing kept and computes it again; of stage 0, what is drawn from x and A(X) alone is drawn wherever it
-    is needed, and in no program kept. ``epoch`` is set before each run of a training program. Tiles are computed in any
+    pass finds nothing kept and computes it again; of stage 0, what comes of x and A(X) alone is computed wherever it is
+    needed, and in no program kept. ``epoch`` is set before each run of a training program. Tiles are computed in any
     order and on any thread, and only read what is here; ``commit`` adds their sums, in the order of the stage's rows,
     whatever the plan.
     """
@@ -34,7 +35,7 @@ class StageBuilder(Ground):
         rows: GraphRows,
         *,
         undirected: bool,
-        objective: Objective,
+        objective: LossAndScores,
         num_columns: dict[str, int],
         aggregated: Collection[str],
         forgotten: Collection[int],
@@ -55,33 +56,33 @@ class StageBuilder(Ground):
             on_device=on_device,
         )
         self.aggregated = aggregated
-        drawn = 0 in forgotten
+        of_constants = 0 in forgotten
         later = [stage for stage in forgotten if stage]
-        self._training = Flow(self, Schedule(network.training, training=True, recompute=drawn), later)
-        self._evaluation = Flow(self, Schedule(network.evaluation, training=False, recompute=drawn))
+        self._training = Program(self, Schedule(network.training, training=True, recompute=of_constants), later)
+        self._evaluation = Program(self, Schedule(network.evaluation, training=False, recompute=of_constants))
 
     @property
     def recomputed(self) -> dict[str, tuple[int, int]]:
         """Matrices that the backward pass computes again instead of having them kept: (rows, columns)."""
-        flow, schedule = self._training, self._training.schedule
-        again = schedule.dropped.union(flow.repetitions.values)
+        program, schedule = self._training, self._training.schedule
+        recomputed = schedule.dropped.union(program.recomputation.values)
         return {
-            flow.names.value(v): (self.active.training_rows(schedule.stage_hops[schedule.stage[v]]), v.columns)
+            program.names.value(v): (self.active.training_rows(schedule.stage_hops[schedule.stage[v]]), v.columns)
             for v in schedule.values
-            if v in again
+            if v in recomputed
         }
 
     @property
     def kept(self) -> tuple[Kept, ...]:
         """What forward stages keep for the backward pass."""
-        flow, schedule = self._training, self._training.schedule
+        program, schedule = self._training, self._training.schedule
         waiting: dict[int, list[Value]] = {}
         for value in read_backward(schedule):
-            if value not in flow.repetitions.values:
+            if value not in program.recomputation.values:
                 waiting.setdefault(schedule.stage[value], []).append(value)
-        repeated = {*repeatable(schedule), *({0} if schedule.of_constants.issuperset(waiting.get(0, ())) else ())}
+        recomputed = {*recomputable(schedule), *({0} if schedule.of_constants.issuperset(waiting.get(0, ())) else ())}
         return tuple(
-            Kept(stage, flow.names.forward(stage), tuple(map(flow.names.value, values)), stage in repeated)
+            Kept(stage, program.names.forward(stage), tuple(map(program.names.value, values)), stage in recomputed)
             for stage, values in sorted(waiting.items())
         )
 
@@ -123,7 +124,7 @@ class StageBuilder(Ground):
     def prepare(self) -> list[Step]:
         """What is computed once: t · A(s · x) and further hops, as far as the network asks for them, scaling after
         scaling."""
-        constants = [v for flow in (self._training, self._evaluation) for v in flow.constants()]
+        constants = [v for program in (self._training, self._evaluation) for v in program.constants()]
         steps: list[Step] = []
         for scaling in self.network.scalings:
             wanted = {v.hops: v for v in constants if v.scaling is scaling}
@@ -133,7 +134,7 @@ class StageBuilder(Ground):
 
     def _aggregate_once(self, scaling: Scaling, wanted: Mapping[int, Aggregate]) -> list[Step]:
         """``wanted``: by hops."""
-        flow, nodes, network = self._training, self.active.nodes, self.network
+        program, nodes, network = self._training, self.active.nodes, self.network
         other = "" if scaling is network.scalings[0] else f".{scaling.name.lower()}"
         so = f" by {scaling.value}" if other else ""
         last = max(wanted)
@@ -142,7 +143,7 @@ class StageBuilder(Ground):
             return f"mx{hop}{other}"
 
         def scaled(tile: Tile) -> Tensors:
-            return {message(1): self.before(tile.inputs["x"].to(network.dtype), tile, scaling)}
+            return {message(1): self.scaled_before(tile.inputs["x"].to(network.dtype), tile, scaling)}
 
         steps: list[Step] = []
         for hop in range(1, last + 1):
@@ -151,26 +152,28 @@ class StageBuilder(Ground):
             stores = (*kept, *((message(hop + 1),) if hop < last else ()))
             self.columns |= dict.fromkeys((message(hop), sums, *stores), self.columns["x"])
             if hop == 1:
-                steps.append(Step(flow.spec(f"scale x{so}", nodes, loads=("x",), stores=(message(1),)), scaled))
+                steps.append(Step(program.spec(f"scale x{so}", nodes, loads=("x",), stores=(message(1),)), scaled))
 
             def compute(tile: Tile, sums: str = sums, stores: tuple[str, ...] = stores) -> Tensors:
-                rows = self.after(tile.inputs[sums], tile, scaling)
-                return {name: self.before(rows, tile, scaling) if name.startswith("m") else rows for name in stores}
+                rows = self.scaled_after(tile.inputs[sums], tile, scaling)
+                return {
+                    name: self.scaled_before(rows, tile, scaling) if name.startswith("m") else rows for name in stores
+                }
 
             pull = Pull(message(hop), sums, Direction.IN, edge_data=wanted[last].edge_data)
             title = f"aggregate x{so}" if hop == 1 else f"aggregate x again{so} ({hop})"
-            steps.append(Step(flow.spec(title, nodes, pull=pull, stores=stores), compute, scaling))
+            steps.append(Step(program.spec(title, nodes, pull=pull, stores=stores), compute, scaling))
         return steps
 
     def train(self) -> list[Step]:
         """Forward stage by stage, the loss and its gradient, backward stage by stage."""
-        flow = self._training
-        return [*flow.forwards(self.active.training_rows), flow.loss(), *flow.backwards()]
+        program = self._training
+        return [*forward_steps(program, self.active.training_rows), loss_step(program), *backward_steps(program)]
 
     def evaluate(self) -> list[Step]:
         """Forward in evaluation mode, then every split scored."""
-        flow = self._evaluation
-        return [*flow.forwards(self.active.scoring_rows), flow.score()]
+        program = self._evaluation
+        return [*forward_steps(program, self.active.scoring_rows), score_step(program)]
 
     @property
     def scores_while_training(self) -> bool:
@@ -183,11 +186,11 @@ class StageBuilder(Ground):
         Bit for bit the losses and scores of the two programs: both cut rows into the same tiles.
         """
         assert self.scores_while_training
-        flow = self._training
-        steps = flow.forwards(self.active.scoring_rows)
+        program = self._training
+        steps = forward_steps(program, self.active.scoring_rows)
         if self.active.training_rows(0) == self.active.scoring_rows(0):
-            return [*steps, flow.loss(scored=True), *flow.backwards()]
-        return [*steps, flow.score(), flow.loss(), *flow.backwards()]
+            return [*steps, loss_step(program, scored=True), *backward_steps(program)]
+        return [*steps, score_step(program), loss_step(program), *backward_steps(program)]
 
     def predict(self, layer: int, sink: Sink) -> list[Step]:
         """Forward in evaluation mode to what convolution ``layer`` and its activation give, handed to ``sink``.
@@ -195,5 +198,5 @@ class StageBuilder(Ground):
         ``active.scoring`` counts hops from the rows that are wanted, those of layer ``layer``.
         """
         target = self.network.layer(layer)
-        flow = Flow(self, Schedule(target, training=False, recompute=False))
-        return [*flow.forwards(self.active.scoring_rows), flow.outputs(sink)]
+        program = Program(self, Schedule(target, training=False, recompute=False))
+        return [*forward_steps(program, self.active.scoring_rows), output_step(program, sink)]

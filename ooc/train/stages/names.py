@@ -4,8 +4,8 @@
 x, y, split/…    the store's         ax, ax2, …   A(x), A(A(x)), …, aggregated once; ax.mean, … where A is another one
 m<k>, p<k>       what aggregation k pulls, and its sum over in-edges
 dp<k>, dm<k>     gradients of both, the latter pulled over out-edges
-dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it; of a layer of
-                 unknown insides that of its rows as targets, and dm<k> that of the same rows as in-neighbours
+dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it; of an
+                 opaque layer that of its rows as targets, and dm<k> that of the same rows as in-neighbours
 q<k>             t · p<k>, kept where a weight's gradient needs it
 z<k>             what follows aggregation k, up to the first norm or activation, kept for drawing the rest again
 s<k>…            the signs of what a rectifier is given, a bit each
@@ -16,8 +16,8 @@ z<k>.<j>, …      z<k>, m<k>, … computed again for backward j
 
 from collections.abc import Iterator
 
-from ooc.train.lowering.general import General
 from ooc.train.lowering.network import Network
+from ooc.train.lowering.opaque import Opaque
 from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import Aggregate, Features, Linear, Moments, Rowwise, Sum, Value
@@ -70,7 +70,7 @@ class Names:
         """What the backward of ``stage`` is called."""
         return f"backward {self._stages[stage]}"
 
-    def again(self, stage: int, backward: int) -> str:
+    def recomputed(self, stage: int, backward: int) -> str:
         """What the forward of ``stage`` is called where it is run again for the backward of another one."""
         return f"{self.forward(stage)} for {self.backward(backward)}"
 
@@ -150,7 +150,7 @@ def _widths(aggregate: Aggregate) -> dict[str, int]:
     widths = {"m": source, "p": result}
     if aggregate.keep:
         widths |= {"dm": source, "dp": aggregate.upstream_columns}
-    if aggregate.keep and isinstance(aggregate, General):
+    if aggregate.keep and isinstance(aggregate, Opaque):
         widths |= {"dt": source, "pt": aggregate.pulled_target_columns}
     if aggregate.keep and aggregate.target is not None:
         widths["dt"] = aggregate.target.columns

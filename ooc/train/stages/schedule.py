@@ -19,8 +19,8 @@ Pure: nothing here computes anything.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ooc.train.lowering.general import General
 from ooc.train.lowering.network import EVERYWHERE, hops, values_of
+from ooc.train.lowering.opaque import Opaque
 from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.rectified import Rectified, Signs
 from ooc.train.lowering.values import Aggregate, Dropout, Features, Linear, Moments, Normalized, Rowwise, Sum, Value
@@ -36,7 +36,7 @@ class Recipe:
     """How to have some values: load ``leaves``, then compute ``order``. ``pulled``: it needs what the stage pulls.
 
     ``reach``: up to how many hops before the output rows of a value are needed; every row of those not in it.
-    ``again``: of the leaves those computed again (``ooc.train.stages.again``), with the backward stage that this was
+    ``recomputed``: of the leaves those computed again (``recomputation``), with the backward stage that this was
     for; ``repeated``: the backward stage for which this is itself done again.
     """
 
@@ -44,7 +44,7 @@ class Recipe:
     order: tuple[Value, ...]
     pulled: bool
     reach: Mapping[Value, int] = field(default_factory=dict)
-    again: Mapping[Value, int] = field(default_factory=dict)
+    recomputed: Mapping[Value, int] = field(default_factory=dict)
     repeated: int | None = None
 
     @property
@@ -201,7 +201,7 @@ class Schedule:
         to waits for the stage itself."""
         own = self.stage[value]
         aggregates = (u for u in self.users[value] if isinstance(u, Aggregate) and u.source is value)
-        return [u for u in aggregates if self.stage[u] > own + 1 and not isinstance(u, General)]
+        return [u for u in aggregates if self.stage[u] > own + 1 and not isinstance(u, Opaque)]
 
     def _bearer(self, value: Value) -> Value:
         """The last value that has the same gradient as ``value``."""

@@ -3,16 +3,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from ooc.plan.workload import Stage
 from ooc.train.graph import Scaling
 from ooc.train.kernels.edges import TileEdges
-from ooc.train.lowering.general import Scattered
+from ooc.train.lowering.opaque import Scattered
 from ooc.train.lowering.statistics import TileMoments
 from ooc.train.lowering.values import Moments, Summed
-from ooc.train.objective import Contribution
 
 Tensors = dict[str, Tensor]
 Kernel = Callable[[TileEdges, Tensor, Tensor, range], Tensor | Scattered]
@@ -21,6 +21,15 @@ pull's own matrix (of the source where it names none) and the numbers of the sla
 it scatters to what other rows are to get."""
 Sink = Callable[[int, Tensor], None]
 """Takes rows ``start``… of the outputs that are predicted, on any thread."""
+
+
+@dataclass(slots=True)
+class Contribution:
+    """What one tile adds to the loss, and to the scores by split, counted as the objective does."""
+
+    loss: Tensor | float = 0.0
+    """float64; where it was computed, so that nobody waits for it."""
+    scores: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -37,11 +37,11 @@ class Forward:
     messages: tuple[Aggregate, ...]
 
 
-class Repetitions:
+class Recomputation:
     """The stages of ``schedule`` where ``forgotten`` ones are run again. Nothing is where none is."""
 
     def __init__(self, schedule: Schedule, forgotten: Collection[int]) -> None:
-        assert not forgotten or set(forgotten) <= set(repeatable(schedule)), "a stage that cannot be run again"
+        assert not forgotten or set(forgotten) <= set(recomputable(schedule)), "a stage that cannot be run again"
         self._schedule = schedule
         self._forgotten = frozenset(forgotten)
         self._read_forward = self._find_read_forward()
@@ -86,7 +86,7 @@ class Repetitions:
     def backward_recipe(self, stage: int) -> Recipe:
         """How to have what the backward of ``stage`` needs, for the rows that need it."""
         recipe = self._schedule.backward_recipe(stage)
-        return replace(recipe, again={v: self._made[v] for v in recipe.leaves if v in self._made})
+        return replace(recipe, recomputed={v: self._made[v] for v in recipe.leaves if v in self._made})
 
     def before(self, stage: int) -> Sequence[Forward]:
         """What is run again before the backward of ``stage``, in order."""
@@ -120,8 +120,8 @@ class Repetitions:
             own = schedule.pulled(stage)
             if recipe.pulled and own is not None:
                 messages[schedule.source_stage(own)].add(own)
-            again = {leaf: self._made.get(leaf, backward) for leaf in recipe.leaves if self._is_forgotten(leaf)}
-            found.append(Forward(stage, replace(recipe, again=again, repeated=backward), kept, pulled))
+            made = {leaf: self._made.get(leaf, backward) for leaf in recipe.leaves if self._is_forgotten(leaf)}
+            found.append(Forward(stage, replace(recipe, recomputed=made, repeated=backward), kept, pulled))
         return found[::-1]
 
     def _recipe(self, stage: int, targets: Sequence[Value]) -> Recipe:
@@ -136,7 +136,7 @@ class Repetitions:
         return value in self._schedule.kept and self._schedule.stage[value] in self._forgotten
 
 
-def repeatable(schedule: Schedule) -> tuple[int, ...]:
+def recomputable(schedule: Schedule) -> tuple[int, ...]:
     """The stages that may be forgotten: those of which the backward pass reads something, up to the first attention or
     maximum, whose result is kept with what its own backward needs. Without the first stage, which pulls nothing: what
     it keeps is drawn from what is there in every epoch, wherever it is needed (``Schedule``)."""

@@ -1,19 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all stages of a network on a graph share: the graph's rows, which are active, widths, keys of dropout."""
 
+from collections.abc import Mapping
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from ooc.plan.workload import Direction
 from ooc.train.graph import ActiveRows, GraphRows, Scaling
 from ooc.train.lowering.network import Network
-from ooc.train.objective import Objective
-from ooc.train.stages.tile import Tile
+from ooc.train.stages.tile import Contribution, Tile
 
 CPU = torch.device("cpu")
 
 
-class Ground:
+class LossAndScores(Protocol):
+    """What stages need of a loss and of scores: the matrices they read of a tile, how many operators they run, the
+    gradient of a tile's outputs, and sums that take in tiles in order."""
+
+    @property
+    def loss_inputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def score_inputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def gradient_operators(self) -> int: ...
+
+    @property
+    def score_operators(self) -> int: ...
+
+    def gradient(
+        self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution
+    ) -> Tensor: ...
+
+    def score(
+        self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution
+    ) -> None: ...
+
+    def commit(self, contribution: Contribution) -> None: ...
+
+
+class StageContext:
     """``epoch`` keys the dropout masks. ``columns`` are those of every matrix that a stage names; stages add theirs.
     ``place`` is where tiles are computed, ``on_device`` whether the machine that is planned for has memory of its own
     there: it may be another one than this.
@@ -25,7 +54,7 @@ class Ground:
         rows: GraphRows,
         *,
         undirected: bool,
-        objective: Objective,
+        objective: LossAndScores,
         num_columns: dict[str, int],
         active: ActiveRows,
         seed: int,
@@ -49,17 +78,17 @@ class Ground:
         """[rows, columns] in the compute dtype."""
         return torch.zeros(rows, columns, dtype=self.network.dtype, device=self.place)
 
-    def before(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
+    def scaled_before(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
         """s · rows."""
         scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).before else None
         return rows if scale is None else rows * scale
 
-    def after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
+    def scaled_after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
         """t · rows."""
         scale = self._scale(rows, tile, scaling)
         return rows if scale is None else rows * scale
 
-    def without_after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
+    def unscaled_after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
         """rows / t, where t is nowhere zero."""
         scale = self._scale(rows, tile, scaling)
         return rows if scale is None else rows / scale

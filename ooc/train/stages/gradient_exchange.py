@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients that backward stages hand to earlier ones: who stores which, under what name, and who loads it.
+"""The gradients that backward stages store for earlier ones: who stores which, under what name, and who loads it.
 
 Pure: nothing here computes anything.
 """
 
-from ooc.train.lowering.general import General
+from ooc.train.lowering.opaque import Opaque
 from ooc.train.lowering.per_edge import EdgeAggregate
 from ooc.train.lowering.values import Value
 from ooc.train.stages.names import Names
 from ooc.train.stages.schedule import Schedule
 
 
-class HandedGradients:
+class GradientExchange:
     """Those of ``schedule``, whose matrices are called by ``names``."""
 
     def __init__(self, schedule: Schedule, names: Names) -> None:
@@ -30,7 +30,7 @@ class HandedGradients:
             elif shared is not None:
                 found.append((value, names.sums_gradient(shared)))
         for aggregate in schedule.messages(stage):
-            if isinstance(aggregate, General) and aggregate.source.trains:
+            if isinstance(aggregate, Opaque) and aggregate.source.trains:
                 found.append((aggregate.source, names.target_gradient(aggregate)))
                 found.append((aggregate.source, names.message_gradient(aggregate)))
             elif isinstance(aggregate, EdgeAggregate) and aggregate.target is not None and aggregate.target.trains:

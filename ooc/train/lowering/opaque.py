@@ -66,7 +66,7 @@ class Scattered:
     parameters: list[tuple[nn.Parameter, Tensor]]
 
 
-class General(EdgeAggregate):
+class Opaque(EdgeAggregate):
     """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
     masks of its first dropout, the next one those of its second."""
 
@@ -190,7 +190,7 @@ def _added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
     return part if total is None else total if part is None else total + part
 
 
-def lower_general(
+def lower_opaque(
     conv: "MessagePassing",
     where: str,
     args: Sequence[Any],
@@ -222,4 +222,4 @@ def lower_general(
     site = assembly.sites + 1
     assembly.sites += len(findings.dropped)
     assembly.convolved.append(source)
-    return assembly.add(lambda index: General(index, source, layer, module, findings, site=site, keep=keep))
+    return assembly.add(lambda index: Opaque(index, source, layer, module, findings, site=site, keep=keep))
