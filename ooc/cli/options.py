@@ -2,7 +2,6 @@
 """Types of option values. Text becomes a number here and nowhere else."""
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,24 +41,27 @@ class RealType(click.FloatRange):
         return number
 
 
-class GroupedCommand(click.Command):
-    """A command whose help lists its options under headings. ``groups`` gives each heading its options' names."""
+_OTHER = "Other options"
 
-    groups: Mapping[str, Sequence[str]] = {}
+
+class Option(click.Option):
+    """An option that the help lists under the heading ``group``."""
+
+    def __init__(self, *arguments: Any, group: str, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its options under their headings, in the order in which these occur."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        left = {option.name: option for option in self.get_params(ctx) if isinstance(option, click.Option)}
-        for heading, names in self.groups.items():
-            self._format_group(heading, [left.pop(name) for name in names if name in left], ctx, formatter)
-        self._format_group("Other options", list(left.values()), ctx, formatter)
-
-    @staticmethod
-    def _format_group(
-        heading: str, parameters: Sequence[click.Parameter], ctx: click.Context, formatter: click.HelpFormatter
-    ) -> None:
-        """One heading with what is under it; nothing where nothing is."""
-        records = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
-        if records:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+            if record is not None:
+                groups.setdefault(option.group if isinstance(option, Option) else _OTHER, []).append(record)
+        for heading, records in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
 

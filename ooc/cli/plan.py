@@ -4,7 +4,7 @@
 import gc
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ooc.cli.options import GroupedCommand
-from ooc.cli.settings import TrainSettings, only_store
-from ooc.cli.train import command as train
+from ooc.cli.options import GroupedCommand, Option
+from ooc.cli.settings import RUN, TrainSettings, only_store, train_options
 from ooc.errors import OptionError
 
 if TYPE_CHECKING:
@@ -25,22 +24,11 @@ if TYPE_CHECKING:
     from ooc.plan.graphs import GraphStatistics
     from ooc.storage.store import Store
 
-_OF_A_RUN = ("store", "out", "resume", "log", "allow_nonfinite", "quiet")
-"""What ``ooc train`` takes for the run's sake: there is none."""
 _PLAIN_WIDTH = 160
 """Columns of a table that goes to a file; a terminal has its own."""
 _LIST = "list"
+_FOR, _SHOWN = "What to plan for", "What to show"
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
-
-
-class _PlanCommand(GroupedCommand):
-    """``ooc plan``: its own options, then those of ``ooc train``."""
-
-    groups: Mapping[str, Sequence[str]] = {
-        "What to plan for": ("graph", "hardware", "no_savings"),
-        "What to show": ("sweep", "compare", "gantt", "no_advice", "as_json"),
-        **{heading: names for heading, names in train.groups.items() if heading != "The run"},
-    }
 
 
 _GRAPH = (
@@ -53,26 +41,30 @@ _HARDWARE = (
     "Plan for a machine that is not here: the name of one that comes with ooc, or a file; budgets are then by default "
     "9/10 of its memory. 'list' shows those that there are."
 )
+_NO_SAVINGS = "Compute every row of every layer, everything every epoch."
+_NO_ADVICE = "Do not plan again with more memory and a faster disk."
 _SWEEP = "Plan for all pairs of these budgets: gpu=8G,16G,24G host=64G,128G."
 _COMPARE = "Compare what was forecast for the run at RUN with what was measured."
 _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
 
 
 @click.command(
-    cls=_PlanCommand,
+    cls=GroupedCommand,
     short_help="Show what training would take, here or elsewhere.",
-    params=[parameter for parameter in train.params if parameter.name not in _OF_A_RUN],
+    params=[
+        click.Argument(["given"], nargs=-1, metavar="[STORE]"),
+        Option(["--graph"], metavar="GRAPH", help=_GRAPH, group=_FOR),
+        Option(["--hardware"], metavar="NAME|FILE", help=_HARDWARE, group=_FOR),
+        Option(["--no-savings"], is_flag=True, help=_NO_SAVINGS, group=_FOR),
+        Option(["--sweep"], multiple=True, metavar="BUDGETS…", help=_SWEEP, group=_SHOWN),
+        Option(["--compare"], type=click.Path(path_type=Path), metavar="RUN", help=_COMPARE, group=_SHOWN),
+        Option(["--gantt"], type=click.Path(path_type=Path), metavar="FILE", help=_GANTT, group=_SHOWN),
+        Option(["--no-advice"], is_flag=True, help=_NO_ADVICE, group=_SHOWN),
+        Option(["--json", "as_json"], is_flag=True, help="One JSON object instead of tables.", group=_SHOWN),
+        *(option for option in train_options() if option.group != RUN),
+    ],
     context_settings={"show_default": True},
 )
-@click.argument("given", nargs=-1, metavar="[STORE]")
-@click.option("--graph", metavar="GRAPH", help=_GRAPH)
-@click.option("--hardware", metavar="NAME|FILE", help=_HARDWARE)
-@click.option("--no-savings", is_flag=True, help="Compute every row of every layer, everything every epoch.")
-@click.option("--sweep", multiple=True, metavar="BUDGETS…", help=_SWEEP)
-@click.option("--compare", type=click.Path(path_type=Path), metavar="RUN", help=_COMPARE)
-@click.option("--gantt", type=click.Path(path_type=Path), metavar="FILE", help=_GANTT)
-@click.option("--no-advice", is_flag=True, help="Do not plan again with more memory and a faster disk.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 def command(
     given: tuple[str, ...],
     graph: str | None,

@@ -1,130 +1,314 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ``ooc train`` as one value, and what follows from them where they were left out."""
+"""The options of ``ooc train``, declared once: type, default, help, and what ``config.json`` may hold of them.
+
+The command line, its help and the check of a run's configuration are all made from the fields of `TrainSettings`.
+"""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import click
 
+from ooc.cli.options import (
+    COUNT,
+    COUNT_OR_ZERO,
+    FRACTION,
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    PROPER_FRACTION,
+    SIZE,
+    SIZE_OR_ZERO,
+    WIDTH,
+    Option,
+)
 from ooc.errors import OptionError, RunError
 
-CHANGEABLE = frozenset(
-    (
-        "store",
-        "epochs",
-        "gpu_budget",
-        "host_budget",
-        "device",
-        "spill_dir",
-        "threads",
-        "block_rows",
-        "slab_columns",
-        "max_ssd_writes",
-        "log",
-        "allow_nonfinite",
-    )
-)
-"""What a resumed run may be given anew: none of it changes what an epoch computes."""
+_MODEL = "Model"
+_STEPS = "Loss and optimizer"
+_RATE = "Learning rate"
+_AVERAGE = "Averaged weights"
+_EVALUATION = "Evaluation"
+_RESOURCES = "Resources, which never change results"
+RUN = "The run"
+
+METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "r2")
+LOSSES = ("auto", "cross-entropy", "bce", "mse", "l1", "smooth-l1")
+
+
+def _option(
+    group: str,
+    default: Any,
+    kind: "click.ParamType[Any]",
+    help: str,
+    *,
+    changeable: bool = False,
+    later: bool = False,
+    **more: Any,
+) -> Any:
+    """A field that is an option. ``changeable``: a resumed run may be given it anew, since it changes nothing that an
+    epoch computes; ``later``: runs begun by earlier versions lack it, and go on with its default; ``more`` is click's.
+    """
+    metadata = {"group": group, "type": kind, "help": help, "changeable": changeable, "later": later, "more": more}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _choice(*names: str) -> "click.Choice[str]":
+    return click.Choice(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """One field an option, by its name; None where the machine or the store decides. ``config.json`` holds them all.
+    """One field an option, by its name; None where the machine or the store decides. ``config.json`` holds them all."""
 
-    What has a default here may be missing there: runs begun before there was such an option go on as they were.
-    """
-
-    store: str
-    model: str
-    layers: int
-    hidden: int
-    dropout: float
-    input_dropout: float
-    norm: str
-    optimizer: str
-    lr: float
-    weight_decay: float
-    epochs: int
-    eval_every: int
-    patience: int
-    metric: str | None
-    seed: int
-    gpu_budget: int | None
-    host_budget: int | None
-    device: str
-    spill_dir: str | None
-    threads: int | None
-    block_rows: int | None
-    slab_columns: int | None
-    spill_dtype: str = "float32"
-    dtype: str = "float32"
-    max_ssd_writes: int | None = None
-    heads: int = 1
-    aggr: str = "auto"
-    residual: bool = False
-    ignore_edge_data: str = "none"
-    jk: str = "none"
-    loss: str = "auto"
-    label_smoothing: float = 0.0
-    class_weights: str = "none"
-    clip: float | None = None
-    schedule: str = "none"
-    schedule_epochs: int | None = None
-    warmup: int = 0
-    step_every: int = 30
-    lr_factor: float = 0.1
-    plateau_patience: int = 10
-    average: str = "none"
-    average_from: int = 1
-    average_decay: float = 0.99
-    log: list[str] = field(default_factory=list)
-    allow_nonfinite: bool = False
+    store: str = field(metadata={"type": click.Path(), "changeable": True, "later": False})
+    model: str = _option(
+        _MODEL,
+        "gcn",
+        _choice("gcn", "sage", "gin", "gat", "gatv2", "transformer"),
+        "GCN, GraphSAGE, GIN, GAT, GATv2 or graph transformer.",
+    )
+    heads: int = _option(
+        _MODEL,
+        1,
+        COUNT,
+        "Attention heads of gat, gatv2 and transformer; --hidden is that of all of them together.",
+        later=True,
+    )
+    aggr: str = _option(
+        _MODEL,
+        "auto",
+        _choice("auto", "mean", "sum", "max"),
+        "How sage (auto: mean) and gin (auto: sum) take neighbours together.",
+        later=True,
+    )
+    residual: bool = _option(
+        _MODEL,
+        False,
+        click.BOOL,
+        "Layers add to their input, between two linear maps; norms go first.",
+        later=True,
+        is_flag=True,
+    )
+    ignore_edge_data: str = _option(
+        _MODEL,
+        "none",
+        _choice("none", "weight", "features", "all"),
+        "What to leave out of what the store's edges carry; a model that takes none of it is refused.",
+        later=True,
+    )
+    layers: int = _option(_MODEL, 3, COUNT, "Convolutions.")
+    hidden: int = _option(_MODEL, 128, WIDTH, "Width of the hidden layers.")
+    dropout: float = _option(_MODEL, 0.5, PROBABILITY, "On every hidden layer.")
+    input_dropout: float = _option(_MODEL, 0.0, PROBABILITY, "On the features.")
+    norm: str = _option(
+        _MODEL,
+        "none",
+        _choice("none", "layer", "batch", "graph"),
+        "After every convolution but the last (with --jk after that, too): LayerNorm of each node by itself, "
+        "BatchNorm, GraphNorm. The latter two take statistics of all nodes: an epoch then computes all rows, and takes "
+        "more passes.",
+    )
+    jk: str = _option(_MODEL, "none", _choice("none", "last", "cat", "max"), "Jumping knowledge.", later=True)
+    dtype: str = _option(
+        _MODEL,
+        "float32",
+        _choice("float32", "bfloat16"),
+        "What rows and weights are rounded to where they are multiplied; their sums and all else stay float32.",
+        later=True,
+    )
+    spill_dtype: str = _option(
+        _MODEL,
+        "float32",
+        _choice("float32", "bfloat16"),
+        "What intermediates are rounded to between passes; bfloat16 moves half the bytes. Sums stay float32.",
+        later=True,
+    )
+    loss: str = _option(
+        _STEPS,
+        "auto",
+        _choice(*LOSSES),
+        "By default cross-entropy for classes, bce (with logits) for several labels a node, mse for values.",
+        later=True,
+    )
+    label_smoothing: float = _option(_STEPS, 0.0, FRACTION, "Of cross-entropy.", later=True)
+    class_weights: str = _option(
+        _STEPS,
+        "none",
+        _choice("none", "balanced"),
+        "Let every class count alike in cross-entropy, however many training nodes it has.",
+        later=True,
+    )
+    optimizer: str = _option(_STEPS, "adam", _choice("adam", "adamw", "sgd"), "sgd is with momentum 0.9.")
+    lr: float = _option(_STEPS, 0.01, POSITIVE, "Learning rate.")
+    weight_decay: float = _option(_STEPS, 0.0, NON_NEGATIVE, "On all parameters.")
+    clip: float | None = _option(
+        _STEPS, None, POSITIVE, "Scale gradients down to this norm, all together.", later=True, metavar="NORM"
+    )
+    epochs: int = _option(_STEPS, 100, COUNT, "Epochs in all, those before --resume included.", changeable=True)
+    seed: int = _option(_STEPS, 0, click.IntRange(0, 2**63 - 1), "Of weights and dropout.")
+    schedule: str = _option(
+        _RATE,
+        "none",
+        _choice("none", "cosine", "step", "plateau"),
+        "How the learning rate changes from epoch to epoch; plateau goes by the validation score.",
+        later=True,
+    )
+    warmup: int = _option(_RATE, 0, COUNT_OR_ZERO, "Let it rise linearly first.", later=True, metavar="EPOCHS")
+    schedule_epochs: int | None = _option(
+        _RATE, None, COUNT, "Epochs until cosine reaches 0. [default: --epochs as given first]", later=True
+    )
+    step_every: int = _option(_RATE, 30, COUNT, "Between the steps of step.", later=True, metavar="EPOCHS")
+    lr_factor: float = _option(_RATE, 0.1, PROPER_FRACTION, "What step and plateau multiply it by.", later=True)
+    plateau_patience: int = _option(
+        _RATE, 10, COUNT_OR_ZERO, "Evaluations without a better score that plateau waits for.", later=True
+    )
+    average: str = _option(
+        _AVERAGE,
+        "none",
+        _choice("none", "ema", "swa"),
+        "Score and keep an average of the weights: exponential (ema) or of all epochs alike (swa).",
+        later=True,
+    )
+    average_from: int = _option(_AVERAGE, 1, COUNT, "The first epoch that is averaged.", later=True, metavar="EPOCH")
+    average_decay: float = _option(
+        _AVERAGE, 0.99, PROPER_FRACTION, "What ema keeps of the average an epoch.", later=True
+    )
+    metric: str | None = _option(
+        _EVALUATION,
+        None,
+        _choice(*METRICS),
+        "What evaluation measures; roc-auc and average-precision for two classes or several labels a node. "
+        "[default: accuracy, for several labels roc-auc, for values mae]",
+    )
+    eval_every: int = _option(_EVALUATION, 1, COUNT_OR_ZERO, "Evaluate every N epochs; 0: never.")
+    patience: int = _option(
+        _EVALUATION,
+        0,
+        COUNT_OR_ZERO,
+        "Stop when the validation score has not improved in this many evaluations; 0: never.",
+    )
+    gpu_budget: int | None = _option(
+        _RESOURCES,
+        None,
+        SIZE,
+        "Memory of the device to work in; on the CPU its compute memory, beside --host-budget. "
+        "[default: 9/10 of the free GPU memory; on the CPU a quarter of the free memory]",
+        changeable=True,
+    )
+    host_budget: int | None = _option(
+        _RESOURCES, None, SIZE, "RAM to work in. [default: half of the free memory]", changeable=True
+    )
+    device: str = _option(
+        _RESOURCES, "auto", _choice("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.", changeable=True
+    )
+    threads: int | None = _option(
+        _RESOURCES, None, COUNT, "Compute threads. [default: as torch chooses]", changeable=True
+    )
+    spill_dir: str | None = _option(
+        _RESOURCES, None, click.Path(), "Where scratch files go. [default: the disk of RUN]", changeable=True
+    )
+    max_ssd_writes: int | None = _option(
+        _RESOURCES,
+        None,
+        SIZE_OR_ZERO,
+        "What training may write to the SSD an epoch, at most; 0: nothing. [default: any amount]",
+        changeable=True,
+        later=True,
+    )
+    block_rows: int | None = _option(
+        _RESOURCES, None, COUNT, "Rows of a block; by default as the budgets allow.", changeable=True
+    )
+    slab_columns: int | None = _option(
+        _RESOURCES, None, COUNT, "Columns of a slab; by default as the budgets allow.", changeable=True
+    )
+    log: list[str] = _option(  # noqa: RUF009  (it makes a field)
+        RUN,
+        [],
+        _choice("csv", "tensorboard"),
+        "Write every epoch to RUN/metrics.csv or for TensorBoard to RUN/tensorboard, too. May be given twice.",
+        changeable=True,
+        later=True,
+        multiple=True,
+    )
+    allow_nonfinite: bool = _option(
+        RUN,
+        False,
+        click.BOOL,
+        "Go on when the loss or the weights are no finite numbers.",
+        changeable=True,
+        later=True,
+        is_flag=True,
+    )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: Path) -> Self:
         """The settings in a run's configuration, which holds other things too."""
-        kinds = {option.name: option.type for option in fields(cls)}
-        names = list(kinds)
-        missing = [name for name in names if name not in config and name not in cls.defaults()]
+        missing = [one.name for one in fields(cls) if one.name not in config and not one.metadata["later"]]
         if missing:
             raise RunError(f"{where} was not begun by ooc train: its configuration lacks {', '.join(missing)}")
-        for name in names:
-            if name in config and not (config[name] is None and type(None) in get_args(kinds[name])):
-                _check_value(name, config[name], where)
-        return cls(**{name: config[name] for name in names if name in config})
+        given = [one for one in fields(cls) if one.name in config]
+        for one in given:
+            _check_value(one, config[one.name], where)
+        return cls(**{one.name: config[one.name] for one in given})
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """The options that a configuration may lack, as they were before there were such."""
-        found: dict[str, Any] = {o.name: o.default for o in fields(cls) if o.default is not MISSING}
-        return found | {o.name: o.default_factory() for o in fields(cls) if o.default_factory is not MISSING}
+        return {one.name: _default(one) for one in fields(cls) if one.metadata["later"]}
 
     def as_config(self) -> dict[str, Any]:
         """Plain data, for ``config.json``."""
         return asdict(self)
 
 
-def _check_value(name: str, value: Any, where: Path) -> None:
-    """RunError for a value that ``ooc train`` could not have written: not what its option makes of it."""
-    from ooc.cli.train import command
+CHANGEABLE = frozenset(one.name for one in fields(TrainSettings) if one.metadata["changeable"])
+"""What a resumed run may be given anew: none of it changes what an epoch computes."""
 
-    option = next(parameter for parameter in command.params if parameter.name == name)
+
+def train_options() -> list[Option]:
+    """The command line's options, in the order of its help; each gives the value of the field of its name."""
+    return [
+        Option(
+            [f"--{one.name.replace('_', '-')}"],
+            type=one.metadata["type"],
+            default=_default(one),
+            help=one.metadata["help"],
+            group=one.metadata["group"],
+            **one.metadata["more"],
+        )
+        for one in fields(TrainSettings)
+        if "group" in one.metadata
+    ]
+
+
+def _default(one: "Field[Any]") -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def _check_value(one: "Field[Any]", value: Any, where: Path) -> None:
+    """RunError for a value that ``ooc train`` could not have written: not what its option makes of it."""
+    if value is None and one.default is None:
+        return
+    kind = one.metadata["type"]
     is_list = isinstance(value, list)
     items = value if is_list else [value]
+    reason = ""
     try:
-        sound = is_list == getattr(option, "multiple", False)
-        if isinstance(option.type, click.Path):  # which lets numbers pass
-            sound = sound and isinstance(value, str)
-        sound = sound and all(_is_same(option.type.convert(item, None, None), item) for item in items)
-        reason = ""
+        valid = is_list == (one.default_factory is not MISSING)
+        if isinstance(kind, click.Path):  # which lets numbers pass
+            valid = valid and isinstance(value, str)
+        valid = valid and all(_is_same(kind.convert(item, None, None), item) for item in items)
     except click.ClickException as error:
-        sound, reason = False, f": {error.format_message()}"
+        valid, reason = False, f": {error.format_message()}"
     except (TypeError, ValueError, AttributeError, OverflowError):
-        sound, reason = False, ""
-    if not sound:
-        raise RunError(f"{where}/config.json is damaged: {name} cannot be {value!r}{reason}")
+        valid = False
+    if not valid:
+        raise RunError(f"{where}/config.json is damaged: {one.name} cannot be {value!r}{reason}")
 
 
 def _is_same(converted: object, value: object) -> bool:

@@ -4,7 +4,6 @@
 import resource
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +12,9 @@ from click.core import ParameterSource
 
 from ooc import __version__
 from ooc.cli import EXIT_INTERRUPTED
-from ooc.cli.options import (
-    COUNT,
-    COUNT_OR_ZERO,
-    FRACTION,
-    NON_NEGATIVE,
-    POSITIVE,
-    PROBABILITY,
-    PROPER_FRACTION,
-    SIZE,
-    SIZE_OR_ZERO,
-    WIDTH,
-    GroupedCommand,
-)
+from ooc.cli.options import GroupedCommand, Option
 from ooc.cli.progress import Reporter
-from ooc.cli.settings import CHANGEABLE, TrainSettings, next_run, only_store
+from ooc.cli.settings import CHANGEABLE, RUN, TrainSettings, next_run, only_store, train_options
 from ooc.errors import OptionError, RunError
 from ooc.sizes import format_size
 
@@ -39,167 +26,23 @@ if TYPE_CHECKING:
 _RUNS = Path("runs")
 _PLAIN_WIDTH = 120
 """Columns of a table that goes to a file; a terminal has its own."""
+_OUT = "The run's folder. [default: a new one in runs/]"
 
 
-METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "r2")
-
-
-def _options(function: Callable[..., None]) -> Callable[..., None]:
-    """The options of ``ooc train``, in the order of its help."""
-    option = click.option
-    choice = click.Choice
-    options = [
-        option(
-            "--model",
-            type=choice(["gcn", "sage", "gin", "gat", "gatv2", "transformer"]),
-            default="gcn",
-            help="GCN, GraphSAGE, GIN, GAT, GATv2 or graph transformer.",
+@click.command(
+    cls=GroupedCommand,
+    short_help="Train a model on a store.",
+    params=[
+        click.Argument(["store"], required=False, type=click.Path()),
+        *train_options(),
+        Option(["--out"], type=click.Path(), metavar="RUN", help=_OUT, group=RUN),
+        Option(
+            ["--resume"], is_flag=True, help="Go on with the run at --out; its options hold unless given.", group=RUN
         ),
-        option(
-            "--heads",
-            type=COUNT,
-            default=1,
-            help="Attention heads of gat, gatv2 and transformer; --hidden is that of all of them together.",
-        ),
-        option(
-            "--aggr",
-            type=choice(["auto", "mean", "sum", "max"]),
-            default="auto",
-            help="How sage (auto: mean) and gin (auto: sum) take neighbours together.",
-        ),
-        option(
-            "--ignore-edge-data",
-            type=choice(["none", "weight", "features", "all"]),
-            default="none",
-            help="What to leave out of what the store's edges carry; a model that takes none of it is refused.",
-        ),
-        option("--layers", type=COUNT, default=3, help="Convolutions."),
-        option("--residual", is_flag=True, help="Layers add to their input, between two linear maps; norms go first."),
-        option("--hidden", type=WIDTH, default=128, help="Width of the hidden layers."),
-        option("--dropout", type=PROBABILITY, default=0.5, help="On every hidden layer."),
-        option("--input-dropout", type=PROBABILITY, default=0.0, help="On the features."),
-        option("--dtype", type=choice(["float32", "bfloat16"]), default="float32", help=_DTYPE),
-        option("--spill-dtype", type=choice(["float32", "bfloat16"]), default="float32", help=_SPILL_DTYPE),
-        option("--norm", type=choice(["none", "layer", "batch", "graph"]), default="none", help=_NORM),
-        option("--jk", type=choice(["none", "last", "cat", "max"]), default="none", help="Jumping knowledge."),
-        option("--loss", type=choice(["auto", "cross-entropy", *_LOSSES]), default="auto", help=_LOSS),
-        option("--label-smoothing", type=FRACTION, default=0.0, help="Of cross-entropy."),
-        option("--class-weights", type=choice(["none", "balanced"]), default="none", help=_CLASS_WEIGHTS),
-        option("--optimizer", type=choice(["adam", "adamw", "sgd"]), default="adam", help=_OPTIMIZER),
-        option("--lr", type=POSITIVE, default=0.01, help="Learning rate."),
-        option("--weight-decay", type=NON_NEGATIVE, default=0.0, help="On all parameters."),
-        option("--clip", type=POSITIVE, metavar="NORM", help="Scale gradients down to this norm, all together."),
-        option("--epochs", type=COUNT, default=100, help="Epochs in all, those before --resume included."),
-        option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of weights and dropout."),
-        option("--schedule", type=choice(["none", "cosine", "step", "plateau"]), default="none", help=_SCHEDULE),
-        option("--warmup", type=COUNT_OR_ZERO, default=0, metavar="EPOCHS", help="Let it rise linearly first."),
-        option(
-            "--schedule-epochs", type=COUNT, help="Epochs until cosine reaches 0. [default: --epochs as given first]"
-        ),
-        option("--step-every", type=COUNT, default=30, metavar="EPOCHS", help="Between the steps of step."),
-        option("--lr-factor", type=PROPER_FRACTION, default=0.1, help="What step and plateau multiply it by."),
-        option("--plateau-patience", type=COUNT_OR_ZERO, default=10, help=_PLATEAU_PATIENCE),
-        option("--average", type=choice(["none", "ema", "swa"]), default="none", help=_AVERAGE),
-        option("--average-from", type=COUNT, default=1, metavar="EPOCH", help="The first epoch that is averaged."),
-        option("--average-decay", type=PROPER_FRACTION, default=0.99, help="What ema keeps of the average an epoch."),
-        option("--metric", type=choice(METRICS), help=_METRIC),
-        option("--eval-every", type=COUNT_OR_ZERO, default=1, help="Evaluate every N epochs; 0: never."),
-        option("--patience", type=COUNT_OR_ZERO, default=0, help=_PATIENCE),
-        option("--gpu-budget", type=SIZE, help=_GPU_BUDGET),
-        option("--host-budget", type=SIZE, help="RAM to work in. [default: half of the free memory]"),
-        option(
-            "--device", type=choice(["auto", "cpu", "cuda"]), default="auto", help="Where to compute; auto is the CPU."
-        ),
-        option("--threads", type=COUNT, help="Compute threads. [default: as torch chooses]"),
-        option("--spill-dir", type=click.Path(), help="Where scratch files go. [default: the disk of RUN]"),
-        option(
-            "--max-ssd-writes",
-            type=SIZE_OR_ZERO,
-            help="What training may write to the SSD an epoch, at most; 0: nothing. [default: any amount]",
-        ),
-        option("--block-rows", type=COUNT, help="Rows of a block; by default as the budgets allow."),
-        option("--slab-columns", type=COUNT, help="Columns of a slab; by default as the budgets allow."),
-        option("--out", type=click.Path(), metavar="RUN", help="The run's folder. [default: a new one in runs/]"),
-        option("--resume", is_flag=True, help="Go on with the run at --out; its options hold unless given."),
-        option("--log", type=choice(["csv", "tensorboard"]), multiple=True, help=_LOG),
-        option("--allow-nonfinite", is_flag=True, help="Go on when the loss or the weights are no finite numbers."),
-        option("--quiet", is_flag=True, help="Print the outcome and errors only."),
-    ]
-    for decorate in reversed(options):
-        function = decorate(function)
-    return function
-
-
-_NORM = (
-    "After every convolution but the last (with --jk after that, too): LayerNorm of each node by itself, BatchNorm, "
-    "GraphNorm. The latter two take statistics of all nodes: an epoch then computes all rows, and takes more passes."
+        Option(["--quiet"], is_flag=True, help="Print the outcome and errors only.", group=RUN),
+    ],
+    context_settings={"show_default": True},
 )
-_DTYPE = "What rows and weights are rounded to where they are multiplied; their sums and all else stay float32."
-_SPILL_DTYPE = "What intermediates are rounded to between passes; bfloat16 moves half the bytes. Sums stay float32."
-_LOSSES = ("bce", "mse", "l1", "smooth-l1")
-_LOSS = "By default cross-entropy for classes, bce (with logits) for several labels a node, mse for values."
-_CLASS_WEIGHTS = "Let every class count alike in cross-entropy, however many training nodes it has."
-_OPTIMIZER = "sgd is with momentum 0.9."
-_SCHEDULE = "How the learning rate changes from epoch to epoch; plateau goes by the validation score."
-_PLATEAU_PATIENCE = "Evaluations without a better score that plateau waits for."
-_AVERAGE = "Score and keep an average of the weights: exponential (ema) or of all epochs alike (swa)."
-_PATIENCE = "Stop when the validation score has not improved in this many evaluations; 0: never."
-_METRIC = (
-    "What evaluation measures; roc-auc and average-precision for two classes or several labels a node. "
-    "[default: accuracy, for several labels roc-auc, for values mae]"
-)
-_GPU_BUDGET = (
-    "Memory of the device to work in; on the CPU its compute memory, beside --host-budget. "
-    "[default: 9/10 of the free GPU memory; on the CPU a quarter of the free memory]"
-)
-_LOG = "Write every epoch to RUN/metrics.csv or for TensorBoard to RUN/tensorboard, too. May be given twice."
-
-
-class _TrainCommand(GroupedCommand):
-    """``ooc train``, its many options in groups."""
-
-    groups: Mapping[str, Sequence[str]] = {
-        "Model": (
-            "model",
-            "heads",
-            "aggr",
-            "residual",
-            "ignore_edge_data",
-            "layers",
-            "hidden",
-            "dropout",
-            "input_dropout",
-            "norm",
-            "jk",
-            "dtype",
-            "spill_dtype",
-        ),
-        "Loss and optimizer": (
-            *("loss", "label_smoothing", "class_weights"),
-            *("optimizer", "lr", "weight_decay", "clip", "epochs", "seed"),
-        ),
-        "Learning rate": ("schedule", "warmup", "schedule_epochs", "step_every", "lr_factor", "plateau_patience"),
-        "Averaged weights": ("average", "average_from", "average_decay"),
-        "Evaluation": ("metric", "eval_every", "patience"),
-        "Resources, which never change results": (
-            *(
-                "gpu_budget",
-                "host_budget",
-                "device",
-                "threads",
-                "spill_dir",
-                "max_ssd_writes",
-                "block_rows",
-                "slab_columns",
-            ),
-        ),
-        "The run": ("out", "resume", "log", "allow_nonfinite", "quiet"),
-    }
-
-
-@click.command(cls=_TrainCommand, short_help="Train a model on a store.", context_settings={"show_default": True})
-@click.argument("store", required=False, type=click.Path())
-@_options
 @click.pass_context
 def command(
     context: click.Context, /, store: str | None, out: str | None, resume: bool, quiet: bool, **options: Any

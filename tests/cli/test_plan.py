@@ -11,8 +11,8 @@ import pytest
 
 from ooc.cli.graphs import parse_graph
 from ooc.cli.hardware_files import load_hardware, shipped_names
+from ooc.cli.settings import RUN, train_options
 from ooc.cli.sweep import parse_axes
-from ooc.cli.train import command as train
 from ooc.errors import HardwareError, OptionError
 from ooc.plan.graphs import KNOWN
 from tests.cli.conftest import RunCommand
@@ -39,7 +39,7 @@ def planned(run: RunCommand, *arguments: str | Path) -> dict[str, Any]:
 def test_every_option_of_training_that_could_change_the_plan_is_there() -> None:
     from ooc.cli.plan import command
 
-    own = {parameter.name for parameter in train.params} - {"store", "out", "resume", "log", "allow_nonfinite", "quiet"}
+    own = {option.name for option in train_options() if option.group != RUN}
     assert own <= {parameter.name for parameter in command.params}
 
 
