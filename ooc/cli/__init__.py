@@ -6,16 +6,17 @@ Every error that is the user's to act upon ends here as one line and exit code 2
 
 import errno
 import importlib
+import io
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import click
 
 from ooc import __version__
-from ooc.cli.streams import prepare_streams
 from ooc.errors import OocError
 from ooc.interruption import interruptible
 
@@ -24,6 +25,8 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 _ARGUMENT = re.compile(r"\b([a-z]+(?:_[a-z]+)*)=('[^']*'|[\w.]+)?")
 _OF_ANOTHER_NAME = {"download=True": "--yes", "drop_duplicates=False": "--duplicates keep"}
+_STANDARD = (0, 1, 2)
+"""Descriptors of the standard streams."""
 
 
 class _Commands(click.Group):
@@ -62,7 +65,7 @@ def cli(context: click.Context, /) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``ooc`` with ``arguments`` (the process's by default); returns the exit code."""
-    prepare_streams()
+    _prepare_streams()
     try:
         with interruptible():
             code = cli.main(args=arguments, prog_name="ooc", standalone_mode=False)
@@ -112,3 +115,37 @@ def describe_os_error(error: OSError) -> str:
 def _fail(message: str) -> int:
     click.echo("ooc: error: " + " ".join(message.split()), err=True)
     return EXIT_ERROR
+
+
+# ---- standard streams --------------------------------------------------------------------------------------------
+
+
+def _prepare_streams() -> None:
+    """Stand in for streams that are closed, and let a terminal that is not UTF-8 show what it cannot as ``\\uXXXX``."""
+    _open_descriptors()
+    # Python has None for a stream that was closed when it started: what would be written there is not wanted.
+    if sys.stdout is None:
+        sys.stdout = _nowhere()
+    if sys.stderr is None:
+        sys.stderr = _nowhere()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _open_descriptors() -> None:
+    """The next file that is opened would get the number of a closed stream, and what a library prints with it."""
+    for descriptor in _STANDARD:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened == descriptor:
+                os.set_inheritable(descriptor, True)
+            else:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")

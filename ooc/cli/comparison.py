@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ooc.cli.progress import format_duration
+from ooc.cli.tables import print_table
 from ooc.errors import RunError
 from ooc.sizes import format_size
 from ooc.train.record import EpochRecord
@@ -74,9 +73,9 @@ def print_comparison(found: Comparison, console: Console) -> None:
     """A table of promises, and one of passes where there are any."""
     epochs = "1 epoch" if found.epochs == 1 else f"the median of {found.epochs} epochs"
     console.print(f"{found.run}: forecast against {epochs}", highlight=False, soft_wrap=True)
-    console.print(_table("quantity", found.quantities))
+    _print("quantity", found.quantities, console)
     if found.passes:
-        console.print(_table("pass", found.passes))
+        _print("pass", found.passes, console)
 
 
 def _quantities(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[Quantity]:
@@ -109,12 +108,10 @@ def _passes(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list
     ]
 
 
-def _table(what: str, quantities: Sequence[Quantity]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in (what, "forecast", "measured", "forecast / measured"):
-        table.add_column(column, justify="left" if column == what else "right", no_wrap=True)
+def _print(what: str, quantities: Sequence[Quantity], console: Console) -> None:
+    rows = []
     for quantity in quantities:
         show = format_duration if quantity.unit == "s" else format_size
         ratio = "" if quantity.ratio is None else f"{quantity.ratio:.2f}"
-        table.add_row(quantity.name, show(quantity.forecast), show(quantity.measured), ratio)
-    return table
+        rows.append((quantity.name, show(quantity.forecast), show(quantity.measured), ratio))
+    print_table((what, "forecast", "measured", "forecast / measured"), rows, console)

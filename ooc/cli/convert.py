@@ -28,7 +28,7 @@ def _print_list(context: click.Context, option: click.Parameter, wanted: bool) -
     if wanted:
         from rich.console import Console
 
-        from ooc.cli.listing import print_list
+        from ooc.cli.conversion_tables import print_list
 
         print_list(Console())
         context.exit()
@@ -145,7 +145,7 @@ def command(
     if dry_run:
         from rich.console import Console
 
-        from ooc.cli.forecast import print_forecast
+        from ooc.cli.conversion_tables import print_forecast
         from ooc.conversion.reading import Request
 
         given = {name: value for name, value in reading.items() if value is not None}

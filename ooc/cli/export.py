@@ -20,7 +20,7 @@ def command(run: Path, out: Path, weights: str, force: bool, quiet: bool) -> Non
 
     They are the state_dict of the PyG model that the run's options describe, under PyG's own names.
     """
-    from ooc.cli.models import rebuild_model
+    from ooc.cli.recipe import rebuild_model
     from ooc.cli.settings import TrainSettings
     from ooc.train.run import RunFolder
     from ooc.train.weights import Checkpoint, export_weights, load_weights

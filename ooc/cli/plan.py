@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ooc.cli import in_options
 from ooc.cli.options import GroupedCommand, Option
 from ooc.cli.settings import RUN, TrainSettings, only_store, train_options
 from ooc.errors import OptionError
@@ -93,7 +94,7 @@ def command(
         _without_part("--compare", {"compare", "given", "as_json"})
         _compare(compare, given[0] if given else None, console, as_json)
     else:
-        from ooc.cli.sweep import is_axis, parse_axes
+        from ooc.cli.plan_options import is_axis, parse_axes
 
         stores = [text for text in given if not (sweep and is_axis(text))]
         axes = parse_axes([*sweep, *(text for text in given if text not in stores)])
@@ -139,14 +140,14 @@ def _planning(
         raise OptionError(f"one graph at a time: {' '.join(stores)}{'' if graph is None else f' and --graph {graph}'}")
     found: Store | GraphStatistics
     if graph is not None:
-        from ooc.cli.graphs import parse_graph
+        from ooc.cli.plan_options import parse_graph
 
         found = parse_graph(graph)
     else:
         from ooc.storage.store import open_store
 
         found = open_store(stores[0] if stores else only_store(Path()))
-    from ooc.cli.hardware_files import load_hardware
+    from ooc.cli.plan_options import load_hardware
     from ooc.cli.planning import Planning
     from ooc.train.setup import Saving
 
@@ -156,46 +157,48 @@ def _planning(
 
 
 def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advice: bool, as_json: bool) -> None:
-    from ooc.cli.advice import changes
+    from ooc.cli.alternatives import changes
     from ooc.cli.gantt import write_gantt
-    from ooc.cli.plan_tables import print_assumptions, print_changes, print_outlook
     from ooc.cli.planning import NARROW
+    from ooc.cli.tables import print_assumptions, print_changes, print_report
 
-    outlook = planning.outlook()
+    report = planning.report()
     narrow = planning.settings.spill_dtype == NARROW
     if gantt is not None:
-        write_gantt(outlook.timeline, gantt)
+        write_gantt(report.timeline, gantt)
     found = []
     if advice:
-        found = changes(outlook, lambda at, on, n: planning.outlook(at, on, narrow=n), spilled_narrow=narrow)
+        found = changes(report, lambda at, on, n: planning.report(at, on, narrow=n), spilled_narrow=narrow)
     if as_json:
         more = {"changes": [asdict(change) for change in found], "assumptions": planning.assumptions()}
-        _print_json({"graph": planning.describe_graph(), **outlook.as_dict(), **more})
+        _print_json({"graph": planning.describe_graph(), **report.as_dict(), **more})
         return
     console.print(planning.describe_graph(), highlight=False, soft_wrap=True)
     console.print(planning.describe_machine(), highlight=False, soft_wrap=True)
-    print_outlook(outlook, console)
+    print_report(report, console)
     if found:
         print_changes(found, console)
     print_assumptions(planning.assumptions(), console)
 
 
 def _sweep(planning: "Planning", axes: dict[str, list[int]], console: "Console", as_json: bool) -> None:
-    from ooc.cli.plan_tables import print_assumptions
-    from ooc.cli.sweep import sweep, sweep_table
+    from ooc.cli.alternatives import sweep
+    from ooc.cli.tables import print_assumptions, print_sweep
 
     limits = planning.limits
     cells = sweep(
         axes,
         gpu=limits.device_bytes,
         host=limits.host_bytes,
-        plan=lambda gpu, host: planning.outlook(replace(limits, device_bytes=gpu, host_bytes=host)),
+        plan=lambda gpu, host: planning.report(replace(limits, device_bytes=gpu, host_bytes=host)),
     )
+    command = click.get_current_context().command
+    cells = [replace(c, reason=None if c.reason is None else in_options(c.reason, command)) for c in cells]
     if as_json:
         _print_json({"cells": [cell.as_dict() for cell in cells], "assumptions": planning.assumptions()})
         return
     console.print(planning.describe_graph(), highlight=False, soft_wrap=True)
-    console.print(sweep_table(cells))
+    print_sweep(cells, console)
     for reason in dict.fromkeys(cell.reason for cell in cells if cell.reason is not None):
         console.print(f"too small: {reason}", highlight=False, soft_wrap=True)
     print_assumptions(planning.assumptions(), console)
@@ -205,11 +208,10 @@ def _compare(run: Path, store: str | None, console: "Console", as_json: bool) ->
     from ooc.cli.comparison import compare, print_comparison
 
     if store is not None:
-        from ooc.cli.train import check_same_store
         from ooc.storage.store import open_store
         from ooc.train.run import RunFolder
 
-        check_same_store(RunFolder.open(run), open_store(store))
+        RunFolder.open(run).check_store(open_store(store))
     found = compare(run)
     if as_json:
         _print_json(found.as_dict())
@@ -218,12 +220,14 @@ def _compare(run: Path, store: str | None, console: "Console", as_json: bool) ->
 
 
 def _list_machines(console: "Console", as_json: bool) -> None:
-    from ooc.cli.hardware_files import load_hardware, print_machines, shipped_names
+    from ooc.cli.plan_options import load_hardware, shipped_names
+    from ooc.cli.tables import print_machines
 
+    machines = {name: load_hardware(name) for name in shipped_names()}
     if as_json:
-        _print_json({name: load_hardware(name).as_dict() for name in shipped_names()})
+        _print_json({name: machine.as_dict() for name, machine in machines.items()})
     else:
-        print_machines(console)
+        print_machines(list(machines.values()), console)
 
 
 def _print_json(value: dict[str, Any]) -> None:

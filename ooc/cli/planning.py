@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ooc.cli.models import admit_parameters, outline_model
-from ooc.cli.outlook import Outlook
-from ooc.cli.recipe import build_average, build_loss
+from ooc.cli.plan_report import PlanReport
+from ooc.cli.recipe import admit_parameters, build_average, build_loss, outline_model
 from ooc.cli.settings import TrainSettings, budgets, find_device
 from ooc.memory import budgets_within
 from ooc.plan import Hardware, Limits
@@ -78,9 +77,9 @@ class Planning:
             ssd_write_bytes=settings.max_ssd_writes,
         )
 
-    def outlook(
+    def report(
         self, limits: Limits | None = None, hardware: Hardware | None = None, *, narrow: bool = False
-    ) -> Outlook:
+    ) -> PlanReport:
         """The plan for these budgets and this machine; ``narrow``: with intermediates spilled as bfloat16.
 
         BudgetError where there is none.
@@ -89,7 +88,7 @@ class Planning:
         hardware = self.hardware if hardware is None else hardware
         job = self._job(NARROW if narrow else self.settings.spill_dtype, limits)
         workload, plan = job.plan(limits, hardware)
-        return Outlook.of_run(workload, plan, hardware, limits, eval_every=self.settings.eval_every)
+        return PlanReport.of_run(workload, plan, hardware, limits, eval_every=self.settings.eval_every)
 
     def assumptions(self) -> list[str]:
         """What the plan takes for granted, a line each."""

@@ -60,7 +60,7 @@ def command(
     the id that the source gave the node as first column. With --nodes only rows that these depend on are computed,
     as far as the store's order lets them be told apart. OUT is written whole or not at all.
     """
-    from ooc.cli.models import rebuild_model
+    from ooc.cli.recipe import rebuild_model
     from ooc.storage.store import open_store
     from ooc.train.prediction import Prediction
     from ooc.train.resources import Resources

@@ -6,6 +6,7 @@ plain line every few seconds. Progress goes to stderr, results and epochs to std
 from any thread.
 """
 
+import shutil
 import sys
 import threading
 import time
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 SILENT_S = 2.0
 LINE_EVERY_S = 5.0
+EPOCH_WIDTH = 80
+"""Columns of an epoch's line, but on a terminal that has more."""
 
 
 @dataclass
@@ -81,7 +84,7 @@ class Reporter:
                 case Note(text):
                     self._print(text, self._errors)
                 case EpochFinished(record):
-                    self._print(format_epoch(record, self.epochs), self._results)
+                    self._print(format_epoch(record, self.epochs, width=self._width()), self._results)
 
     def close(self) -> None:
         """Remove the bars."""
@@ -128,6 +131,9 @@ class Reporter:
             task.bar = self._progress.add_task(task.name, total=total, completed=task.done, rate=rate, left=left)
         else:
             self._progress.update(task.bar, completed=task.done, rate=rate, left=left)
+
+    def _width(self) -> int:
+        return max(EPOCH_WIDTH, shutil.get_terminal_size().columns) if self._results.isatty() else EPOCH_WIDTH
 
     def _stop(self) -> None:
         if self._progress is not None:
@@ -204,15 +210,23 @@ def format_progress(name: str, done: int, total: int, unit: str, elapsed_s: floa
     return ", ".join(parts)
 
 
-def format_epoch(record: "EpochRecord", epochs: int) -> str:
-    """An epoch in one line."""
+def format_epoch(record: "EpochRecord", epochs: int, *, width: int = EPOCH_WIDTH) -> str:
+    """An epoch in one line, or several that are indented where ``width`` columns are too few."""
     number = f"{record.epoch:>{len(str(epochs))}}/{epochs}" if epochs else str(record.epoch)
     parts = [f"epoch {number}", f"loss {record.loss:.5f}"]
     accuracies = {"train": record.train_acc, "valid": record.valid_acc, "test": record.test_acc}
-    parts += [f"{name} {value:.4f}" for name, value in accuracies.items() if value is not None]
+    scores = [f"{name} {value:.4f}" for name, value in accuracies.items() if value is not None]
+    parts += [" ".join(scores)] * bool(scores)
     parts.append(format_duration(record.time_s))
     if record.eval_s:
-        parts[-1] += f" + {format_duration(record.eval_s)} evaluation"
-    parts.append(f"read {format_size(record.ssd_read_bytes)}")
-    parts.append(f"written {format_size(record.ssd_write_bytes)}")
-    return "  ".join(parts)
+        parts[-1] = f"{parts[-1].removesuffix(' s')}+{format_duration(record.eval_s)}"
+    if record.ssd_read_bytes or record.ssd_write_bytes:
+        parts.append(f"read {format_size(record.ssd_read_bytes)}")
+        parts.append(f"written {format_size(record.ssd_write_bytes)}")
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(f"      {part}")
+    return "\n".join(lines)

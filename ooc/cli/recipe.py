@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ``ooc train`` trains: loss, optimizer, schedule and averaging as its options describe them."""
+"""What the options of ``ooc train`` describe: the model, or for planning its outline, and how it is trained.
+
+PyG is imported when a model of it is made: that takes longer than most plans do.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +12,31 @@ from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ooc.cli.settings import TrainSettings
-from ooc.errors import OptionError
+from ooc.errors import BudgetError, OptionError, RunError
+from ooc.memory import available_memory_bytes
+from ooc.sizes import format_size
 from ooc.storage.store import Task
 from ooc.train.loss import training_classes
+from ooc.train.lowering.outline import Gcn, Gin, Outline, Sage
 from ooc.train.schedule import Scheduler, by_factor, constant, cosine, steps
+from ooc.train.setup import edge_data_used
 
 if TYPE_CHECKING:
-    from ooc.storage.store import Store
+    from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+    from ooc.storage.store import Store
+    from ooc.train.run import RunFolder
+
+_OUTLINES: dict[str, type[Gcn | Sage | Gin]] = {"gcn": Gcn, "sage": Sage, "gin": Gin}
+MODELS_WITH_HEADS = frozenset(("gat", "gatv2", "transformer"))
+MODELS_WITH_AGGREGATION = frozenset(("sage", "gin"))
+_NORMS: dict[str, dict[str, Any]] = {
+    "none": {},
+    # PyG's default mode takes its statistics over the whole graph.
+    "layer": {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}},
+    "batch": {"norm": "batch_norm"},
+    "graph": {"norm": "graph_norm"},
+}
 LOSSES: dict[str, type[nn.Module]] = {
     "bce": nn.BCEWithLogitsLoss,
     "mse": nn.MSELoss,
@@ -29,6 +49,114 @@ _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {}),
     "sgd": (torch.optim.SGD, {"momentum": _SGD_MOMENTUM}),
 }
+
+
+def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
+    """A freshly initialised PyG model for the store's features and classes, the same for the same seed."""
+    torch.manual_seed(settings.seed)
+    return _model(settings, store.num_features, store.num_classes, store.num_edge_features)
+
+
+def outline_model(settings: TrainSettings, store: "Store") -> nn.Module:
+    """What ``build_model`` would make, as far as a plan asks: its outline, where one is known."""
+    plain = settings.norm == "none" and settings.jk == "none" and not settings.residual
+    plain = plain and settings.heads == 1 and settings.aggr == "auto"
+    if settings.model not in _OUTLINES or not plain or edge_data_used(store, settings.ignore_edge_data):
+        return build_model(settings, store)
+    return Outline(
+        _OUTLINES[settings.model],
+        store.num_features,
+        settings.hidden,
+        store.num_classes,
+        layers=settings.layers,
+        dropout=settings.dropout,
+    )
+
+
+def rebuild_model(settings: TrainSettings, weights: dict[str, torch.Tensor], run: "RunFolder") -> nn.Module:
+    """The model of a run with these weights. RunError where they are of another model."""
+    facts = run.config.get("store_facts", {})
+    if not isinstance(facts, dict) or not {"num_features", "num_classes"} <= facts.keys():
+        raise RunError(f"{run.path} does not say how many features and classes its store had")
+    sizes = [facts.get(name, 0) for name in ("num_features", "num_classes", "num_edge_features")]
+    if any(type(size) is not int or size < 0 for size in sizes):
+        raise RunError(f"{run.path} says of its store that it had {sizes} features, classes and features of edges")
+    model = _model(settings, *sizes)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RunError(f"the weights in {run.path} are not of the model that its configuration describes") from error
+    return model.eval()
+
+
+def admit_parameters(settings: TrainSettings, store: "Store") -> None:
+    """Raise BudgetError when memory cannot hold the weights, without which no budget can be planned for."""
+    with torch.device("meta"):
+        model = outline_model(settings, store)
+        nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    free = available_memory_bytes()
+    if nbytes > free:
+        raise BudgetError(
+            f"the weights of {settings.layers} layers, {settings.hidden} wide, need {format_size(nbytes)}, "
+            f"{format_size(free)} are free; give a smaller --hidden or fewer --layers"
+        )
+
+
+def _model(settings: TrainSettings, features: int, outputs: int, edge_features: int) -> nn.Module:
+    from ooc.models import Residual
+
+    kind, options = _kind(settings.model)
+    common = {"num_layers": settings.layers, "dropout": settings.dropout, **options}
+    common |= _edge_options(settings, edge_features)
+    width, norm = settings.hidden, _NORMS[settings.norm]
+    if settings.residual:
+        if settings.jk != "none":
+            raise OptionError(f"--residual is for models without jumping knowledge; --jk is {settings.jk}")
+        return Residual(kind(width, width, out_channels=width, **common), features, outputs, **norm)
+    jk = None if settings.jk == "none" else settings.jk
+    model = kind(features, width, out_channels=outputs, jk=jk, **norm, **common)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _kind(name: str) -> tuple["type[BasicGNN]", dict[str, Any]]:
+    """PyG's class, and how it is asked for."""
+    from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
+
+    from ooc.models import Transformer
+
+    kinds: dict[str, tuple[type[BasicGNN], dict[str, Any]]] = {
+        "gcn": (GCN, {}),
+        "sage": (GraphSAGE, {}),
+        "gin": (GIN, {}),
+        # ELU is what the paper of GAT puts between layers.
+        "gat": (GAT, {"act": "elu"}),
+        "gatv2": (GAT, {"act": "elu", "v2": True}),
+        "transformer": (Transformer, {}),
+    }
+    return kinds[name]
+
+
+def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]:
+    """Heads or the aggregation, and the edges' features, for the models that have them. OptionError for heads and
+    aggregations of those that have not; what edges carry is refused when the model is taken apart."""
+    options: dict[str, Any] = {}
+    if settings.model in MODELS_WITH_HEADS:
+        if settings.hidden % settings.heads:
+            raise OptionError(f"--hidden {settings.hidden} is not a multiple of --heads {settings.heads}")
+        options["heads"] = settings.heads
+        if edge_features and settings.ignore_edge_data not in ("features", "all"):
+            options["edge_dim"] = edge_features
+    elif settings.heads != 1:
+        raise OptionError(f"--heads is of {', '.join(sorted(MODELS_WITH_HEADS))}; {settings.model} has none")
+    if settings.aggr != "auto":
+        if settings.model not in MODELS_WITH_AGGREGATION:
+            raise OptionError(f"--aggr is of {', '.join(sorted(MODELS_WITH_AGGREGATION))}, not of {settings.model}")
+        options["aggr"] = settings.aggr
+    return options
+
+
+# ---- how it is trained ---------------------------------------------------------------------------------------
 
 
 def build_loss(settings: TrainSettings, store: "Store") -> nn.Module | None:

@@ -15,11 +15,10 @@ from ooc.cli import EXIT_INTERRUPTED
 from ooc.cli.options import GroupedCommand, Option
 from ooc.cli.progress import Reporter
 from ooc.cli.settings import CHANGEABLE, RUN, TrainSettings, next_run, only_store, train_options
-from ooc.errors import OptionError, RunError
+from ooc.errors import OptionError
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
-    from ooc.storage.store import Store
     from ooc.train.logs import EpochLog
     from ooc.train.run import RunFolder
 
@@ -106,14 +105,13 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     from ooc.storage.store import open_store
 
     store = open_store(settings.store)
-    check_same_store(run, store)
+    run.check_store(store)
 
     import torch
     from rich.console import Console
 
-    from ooc.cli.models import admit_parameters, build_model
-    from ooc.cli.outlook import Outlook
-    from ooc.cli.recipe import build_average, build_loss, build_optimizer, build_schedule
+    from ooc.cli.plan_report import PlanReport
+    from ooc.cli.recipe import admit_parameters, build_average, build_loss, build_model, build_optimizer, build_schedule
     from ooc.cli.tables import print_outcome, print_plan
     from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
     from ooc.train.logs import several
@@ -153,7 +151,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         compute_dtype=settings.dtype,
         ignore_edge_data=settings.ignore_edge_data,
     ) as trainer:
-        outlook = Outlook.of_run(
+        report = PlanReport.of_run(
             trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=settings.eval_every
         )
         if not quiet:
@@ -161,14 +159,14 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
             device_bytes, host_bytes = trainer.limits.device_bytes, trainer.limits.host_bytes
             sizes = f"{format_size(device_bytes)} for the {on}, {format_size(host_bytes)} for the host"
             click.echo(f"{store.path} ({format_size(store.nbytes)}), budgets {sizes}")
-            print_plan(outlook, console)
+            print_plan(report, console)
             if trainer.hardware in (UNMEASURED, UNMEASURED_DEVICE):
                 spill = shlex.quote(str(trainer.spill_dir))
                 of_device = "--device cuda " if settings.device == "cuda" else ""
                 measuring = f"ooc profile {of_device}--spill-dir {spill}"
                 click.echo(f"planned by estimates; {measuring} measures this machine in 15 s")
         last = run.last()
-        run.save_forecast({"first_epoch": 1 if last is None else last["epoch"] + 1, **outlook.as_dict()})
+        run.save_forecast({"first_epoch": 1 if last is None else last["epoch"] + 1, **report.as_dict()})
         trainer.fit(
             epochs=settings.epochs,
             eval_every=settings.eval_every,
@@ -202,14 +200,3 @@ def _logs(settings: TrainSettings, run: "RunFolder") -> "list[EpochLog]":
     if "tensorboard" in settings.log:
         logs.append(TensorBoardLog(run.path / "tensorboard", run.records))
     return logs
-
-
-def check_same_store(run: "RunFolder", store: "Store") -> None:
-    """Note what store a run is on; refuse to go on with it on another one."""
-    names = ("num_nodes", "num_edges", "num_features", "num_classes", "source", "created")
-    facts = {name: store.attributes[name] for name in names}
-    if store.num_edge_features:
-        facts["num_edge_features"] = store.num_edge_features
-    before = run.config.setdefault("store_facts", facts)
-    if before != facts:
-        raise RunError(f"{run.path} was trained on another store than {store.path}")

@@ -27,10 +27,13 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from ooc.errors import RunError
 from ooc.train.record import EpochRecord
+
+if TYPE_CHECKING:
+    from ooc.storage.store import Store
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -131,6 +134,15 @@ class RunFolder:
         except BaseException:
             self.close()
             raise
+
+    def check_store(self, store: "Store") -> None:
+        """Note what store the run is on; RunError where it was begun on another one."""
+        names = ("num_nodes", "num_edges", "num_features", "num_classes", "source", "created")
+        facts = {name: store.attributes[name] for name in names}
+        if store.num_edge_features:
+            facts["num_edge_features"] = store.num_edge_features
+        if self.config.setdefault("store_facts", facts) != facts:
+            raise RunError(f"{self.path} was trained on another store than {store.path}")
 
     def discard(self) -> None:
         """Take back what `start` wrote, unless there is a checkpoint to go on from."""

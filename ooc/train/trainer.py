@@ -39,7 +39,7 @@ from ooc.train.run import RunFolder, holds_run
 from ooc.train.schedule import Scheduler, Schedules
 from ooc.train.session import Prepared, Session, Snapshot
 from ooc.train.setup import Saving, Tuning, check_optimizer, check_trainable, checked_norm, prepare
-from ooc.train.standing import Standing
+from ooc.train.state import TrainingState
 from ooc.train.unchanged import Unchanged
 from ooc.train.workload import drop_gradients_cut_off, zero_gradients
 
@@ -65,7 +65,7 @@ class Training:
     _schedules: Schedules
     _averaging: Averaging
     _clip_norm: float | None
-    _standing: Standing
+    _state: TrainingState
     _unchanged: Unchanged
     _run: RunFolder | None
 
@@ -95,34 +95,34 @@ class Training:
         """
         self._check_evaluated(eval_every, patience)
         self._unchanged.check()
-        standing = self._standing
-        last = standing.epoch + epochs
-        if self._run is not None and self._run.resumed and not (resume or standing.epoch):
+        state = self._state
+        last = state.epoch + epochs
+        if self._run is not None and self._run.resumed and not (resume or state.epoch):
             raise RunError(f"{self._run.path} holds a run already; give resume=True to go on with it")
         if resume:
-            standing.resume()
+            state.resume()
             last = epochs
         self._start()
         records: list[EpochRecord] = []
         unscored: EpochRecord | None = None
-        while standing.epoch < last and not (patience and standing.stale >= patience):
+        while state.epoch < last and not (patience and state.stale >= patience):
             started = _Mark(self._session)
             loss = self._loss_and_gradients(scored=unscored is not None)
             if not allow_nonfinite:
-                standing.check_loss(loss)
+                state.check_loss(loss)
             if unscored is not None:
                 self._conclude(records, unscored.scored(self._scores()))
                 unscored = None
-                if patience and standing.stale >= patience:
+                if patience and state.stale >= patience:
                     zero_gradients(self._prepared.network)
                     break
             self._step()
             if not allow_nonfinite:
-                standing.check_weights()
-            standing.epoch += 1
-            record = self._record(standing.epoch, loss, started)
-            due = bool(eval_every) and (standing.epoch % eval_every == 0 or standing.epoch == last)
-            if due and standing.epoch < last and "train_and_score" in self._prepared.steps:
+                state.check_weights()
+            state.epoch += 1
+            record = self._record(state.epoch, loss, started)
+            due = bool(eval_every) and (state.epoch % eval_every == 0 or state.epoch == last)
+            if due and state.epoch < last and "train_and_score" in self._prepared.steps:
                 unscored = record
             elif due:
                 self._conclude(records, self._evaluated(record))
@@ -194,12 +194,12 @@ class Training:
     @property
     def epoch(self) -> int:
         """Epochs done."""
-        return self._standing.epoch
+        return self._state.epoch
 
     @property
     def best(self) -> dict[str, Any] | None:
         """Epoch and scores of the best validation score so far."""
-        return self._standing.best
+        return self._state.best
 
     def _record(self, epoch: int, loss: float, started: "_Mark") -> EpochRecord:
         now = _Mark(self._session)
@@ -232,7 +232,7 @@ class Training:
         return record.scored(scores, eval_s=now.time_s - started.time_s, wait_s=now.io.wait_s - started.io.wait_s)
 
     def _conclude(self, records: list[EpochRecord], record: EpochRecord) -> None:
-        self._standing.conclude(record)
+        self._state.conclude(record)
         records.append(record)
         self._resources.listener(EpochFinished(record))
 
@@ -368,7 +368,9 @@ class Trainer(Training):
         self._session = Session(self._prepared, Placement(self._resources.place, models, self.optimizer))
         self._run = _run_folder(out, seed)
         self._unchanged = Unchanged(model)
-        self._standing = Standing(model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed)
+        self._state = TrainingState(
+            model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed
+        )
         dropped = weakref.finalize(self, _close_dropped, type(model).__name__, self._session, self._run)
         dropped.atexit = False  # the process gives everything back by itself
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from ooc.cli.graphs import parse_graph
-from ooc.cli.hardware_files import load_hardware, shipped_names
+from ooc.cli.plan_options import load_hardware, parse_axes, parse_graph, shipped_names
 from ooc.cli.settings import RUN, train_options
-from ooc.cli.sweep import parse_axes
 from ooc.errors import HardwareError, OptionError
 from ooc.plan.graphs import KNOWN
 from tests.cli.conftest import RunCommand

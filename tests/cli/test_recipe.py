@@ -13,8 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import ooc
-from ooc.cli.models import build_model
-from ooc.cli.recipe import build_loss, build_optimizer, build_schedule
+from ooc.cli.recipe import build_loss, build_model, build_optimizer, build_schedule
 from ooc.cli.settings import TrainSettings
 from ooc.cli.train import command
 from ooc.errors import OptionError

@@ -18,8 +18,7 @@ import pytest
 import torch
 
 import ooc
-from ooc.cli.models import build_model
-from ooc.cli.recipe import build_optimizer
+from ooc.cli.recipe import build_model, build_optimizer
 from ooc.cli.settings import TrainSettings
 from ooc.sizes import parse_size
 from ooc.storage.store import open_store

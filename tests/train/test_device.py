@@ -18,7 +18,7 @@ from torch_geometric.nn import GATConv, GATv2Conv
 from torch_geometric.nn.models import GAT, GraphSAGE
 
 import ooc
-from ooc.cli.outlook import Outlook
+from ooc.cli.plan_report import PlanReport
 from ooc.cli.tables import print_outcome, print_plan
 from ooc.errors import BudgetError, OptionError, SpillError, StoreError
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
@@ -418,7 +418,7 @@ def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(
     said = StringIO()
     console = Console(file=said, width=120)
     with build(gpu, host) as trainer:
-        report = Outlook.of_run(trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=0)
+        report = PlanReport.of_run(trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=0)
         print_plan(report, console)
         records = trainer.fit(epochs=1, eval_every=0)
     print_outcome(

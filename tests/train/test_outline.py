@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 from torch_geometric.nn.models import GCN, GIN, GraphSAGE
 
-from ooc.cli.models import outline_model
+from ooc.cli.recipe import outline_model
 from ooc.cli.settings import TrainSettings
 from ooc.cli.train import command
 from ooc.plan import UNMEASURED, Limits

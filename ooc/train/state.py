@@ -16,7 +16,7 @@ from ooc.train.run import RunFolder
 from ooc.train.schedule import Schedules
 
 
-class Standing:
+class TrainingState:
     """``epoch`` epochs are done; ``best`` has the best validation score's epoch and scores; ``stale`` counts the
     evaluations since. With a run folder, every epoch that is concluded is kept there.
     """

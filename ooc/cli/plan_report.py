@@ -18,7 +18,7 @@ _WAYS = ("device", "host", "ssd")
 
 
 @dataclass(frozen=True)
-class Outlook:
+class PlanReport:
     """A plan, what it is for, and the machine and budgets that it was made for. ``program``: the one that is timed;
     ``evaluated``: every epoch is followed by an evaluation of its own, which works in the same memory."""
 
@@ -123,16 +123,16 @@ class Outlook:
         }
 
 
-def describe_reading(outlook: Outlook) -> str:
+def describe_reading(report: PlanReport) -> str:
     """What an epoch reads, and the first one where that is more."""
-    read, first = outlook.ssd_read_bytes, outlook.first_epoch_read_bytes
+    read, first = report.ssd_read_bytes, report.first_epoch_read_bytes
     more = f" ({format_size(first)} in the first, which fills the memory)" if first > read else ""
     return format_size(read) + more
 
 
-def describe_memory(outlook: Outlook) -> str:
+def describe_memory(report: PlanReport) -> str:
     """Both peaks against their budgets, on one line."""
-    plan, limits = outlook.plan, outlook.limits
+    plan, limits = report.plan, report.limits
     gpu = f"{format_size(plan.device_peak_bytes)} of {format_size(limits.device_bytes)} on the device"
     return f"{gpu}, {format_size(plan.host_peak_bytes)} of {format_size(limits.host_bytes)} on the host"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc convert --dry-run``: what a conversion would take."""
+"""Tables about conversions: what one would take (``--dry-run``), and what can be converted (``--list``)."""
 
 import shutil
 from pathlib import Path
@@ -11,8 +11,8 @@ from rich.table import Table
 from ooc.cli.progress import format_duration
 from ooc.conversion.budget import check_folder
 from ooc.conversion.forecast import Chosen, Forecast, Subject, forecast, measure, subject_of, subject_of_dataset
-from ooc.conversion.formats import open_source
-from ooc.conversion.names import named
+from ooc.conversion.formats import FORMATS, open_source
+from ooc.conversion.names import DATASETS, Dataset, named
 from ooc.conversion.output import check_target, resolved
 from ooc.conversion.reading import Request
 from ooc.sizes import format_size
@@ -94,3 +94,34 @@ def _lines(subject: Subject, found: Forecast, *, where: str, folder: Path, budge
         f"it would keep to {format_size(budget_bytes)}{short}",
         "times are estimates from what this machine's disk and processor did in a few seconds just now",
     ]
+
+
+# ---- what can be converted --------------------------------------------------------------------------------------
+
+
+def print_list(console: Console) -> None:
+    """The formats and what each needs; the names and what they stand for."""
+    formats = _listing("format", "what SOURCE is")
+    for form, reader in FORMATS.items():
+        formats.add_row(form.value, reader.needs)
+    console.print(formats)
+    names = _listing("name", "nodes", "edges", "features", "where it lies under --root")
+    for column in names.columns[1:4]:
+        column.justify = "right"
+    for dataset in DATASETS.values():
+        counts = (f"{count:,}" for count in (dataset.nodes, dataset.edges, dataset.features))
+        names.add_row(dataset.name, *counts, _where(dataset))
+    console.print(names)
+
+
+def _listing(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _where(dataset: Dataset) -> str:
+    """The usual place, and the file it can be downloaded as."""
+    first, packed = dataset.places[0], dataset.files[0]
+    return f"{first}/ or {packed.path}" if len(dataset.files) == 1 and packed.unpacked is None else f"{first}/"

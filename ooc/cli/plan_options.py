@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--graph``: a known graph's name, or a graph's counts; text becomes numbers here."""
+"""Text that says what to plan for: ``--graph``, the budgets of ``--sweep``, and ``--hardware``'s names and files."""
 
+import json
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from ooc.errors import OptionError
+from ooc.errors import HardwareError, OptionError
+from ooc.plan import Hardware
 from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
+from ooc.sizes import parse_size
 
 _COUNTS = ("nodes", "edges", "features", "classes")
 _DTYPES = ("float16", "float32", "float64")
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 _MOST = 2**40
 """Nodes, edges, features or classes: beyond all graphs there are."""
+_AXES = ("gpu", "host")
+_SUFFIX = ".json"
 
 
 def parse_graph(text: str) -> GraphStatistics:
@@ -100,3 +108,68 @@ def _yes(text: str) -> bool:
     if text not in ("0", "1"):
         raise OptionError(f"--graph: undirected={text} is neither 0 nor 1")
     return text == "1"
+
+
+# ---- budgets to go through --------------------------------------------------------------------------------------
+
+
+def is_axis(text: str) -> bool:
+    """Whether ``text`` is budgets to go through, as in ``host=64G,128G``."""
+    return text.partition("=")[0] in _AXES and "=" in text
+
+
+def parse_axes(texts: Iterable[str]) -> dict[str, list[int]]:
+    """The budgets of ``gpu=8G,16G`` and ``host=64G,…``, in bytes, ascending; OptionError for anything else."""
+    axes: dict[str, list[int]] = {}
+    for text in texts:
+        if not is_axis(text):
+            raise OptionError(f"--sweep {text}: give gpu=8G,16G,… or host=64G,128G,…")
+        axis, _, budgets = text.partition("=")
+        if axis in axes:
+            raise OptionError(f"--sweep: {axis}= is given twice")
+        axes[axis] = sorted({parse_size(budget, name=f"--sweep {axis}") for budget in budgets.split(",")})
+    return axes
+
+
+# ---- machines ---------------------------------------------------------------------------------------------------
+
+
+def shipped_names() -> list[str]:
+    """The machines that come with ooc."""
+    return sorted(file.name.removesuffix(_SUFFIX) for file in _folder() if file.name.endswith(_SUFFIX))
+
+
+def load_hardware(name: str) -> Hardware:
+    """The machine called ``name``, or the one that the file ``name`` describes.
+
+    OptionError where there is neither, HardwareError naming the file and the entry that is wrong.
+    """
+    for file in _folder():
+        if file.name == name.lower() + _SUFFIX:
+            return _described(file.read_text(encoding="utf-8"), file.name)
+    path = Path(name)
+    if not (path.suffix or path.exists()):
+        known = ", ".join(shipped_names())
+        raise OptionError(f"--hardware {name}: no such machine; there are {known}; or give a file, NAME.json")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text"
+        raise OptionError(f"--hardware {name}: {reason}") from error
+    return _described(text, name)
+
+
+def _described(text: str, where: str) -> Hardware:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise HardwareError(f"{where}: no JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise HardwareError(f"{where}: it holds no JSON object")
+    if isinstance(data.get("hardware"), dict):  # what ooc profile --json prints
+        data = data["hardware"]
+    return Hardware.from_dict(data, where=where)
+
+
+def _folder() -> Iterator[Any]:
+    return files("ooc").joinpath("hardware").iterdir()
