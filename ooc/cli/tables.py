@@ -4,7 +4,7 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich import box
 from rich.console import Console
@@ -56,8 +56,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: 
     for shown in tables:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for k in shown:
-            wrapped, justify = columns[k] == _WRAPPED, "left" if columns[k] in _WORDS else "right"
-            table.add_column(columns[k], justify=justify, no_wrap=not wrapped)
+            justify: Literal["left", "right"] = "left" if columns[k] in _WORDS else "right"
+            table.add_column(columns[k], justify=justify, no_wrap=columns[k] != _WRAPPED)
         for row in rows:
             table.add_row(*(row[k] for k in shown))
         console.print(table)

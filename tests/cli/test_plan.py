@@ -127,6 +127,16 @@ def test_tables_name_every_matrix_and_pass(here: Path, run: RunCommand) -> None:
     assert list(here.iterdir()) == []
 
 
+def test_tables_are_not_cut_on_80_columns(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ooc.cli.plan._PLAIN_WIDTH", 80)
+    code, out, _ = run("plan", "--graph", "ogbn-papers100M", "--model", "gat", "--layers", "2", "--no-advice")
+    tables = out[out.index("matrix ") : out.index("memory: ")]
+    assert code == 0 and "…" not in tables and "1,615,685,872" in tables
+    assert all(len(line) <= 80 for line in tables.splitlines())
+    for heading in ("slabs", "bound by", "multiply-adds", "backward use"):
+        assert heading in tables
+
+
 def test_a_sweep_plans_for_every_pair_and_more_memory_helps(run: RunCommand) -> None:
     code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--sweep", "gpu=1K,4100K,64M", "host=1M,16M", "--json")
     cells = json.loads(out)["cells"]

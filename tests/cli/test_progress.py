@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ooc.cli import progress
-from ooc.cli.progress import Reporter, format_count, format_duration, format_rate
+from ooc.cli.progress import Reporter, format_count, format_duration, format_epoch, format_rate
 from ooc.events import EpochFinished, Note, TaskAdvanced, TaskFinished, TaskStarted
 from tests.cli.test_run import record
 
@@ -85,9 +85,17 @@ def test_epochs_are_results_and_notes_are_not() -> None:
         reporter(EpochFinished(record(3, valid_acc=0.75, eval_s=0.5)))
     assert errors.getvalue() == "the folder is slow\n"
     assert results.getvalue() == (
-        "epoch  3/10  loss 0.16667  train 0.5000  valid 0.7500  test 0.2500  0.10 s + 0.50 s evaluation"
-        "  read 10 B  written 20 B\n"
+        "epoch  3/10  loss 0.16667  train 0.5000 valid 0.7500 test 0.2500  0.10+0.50 s\n      read 10 B  written 20 B\n"
     )
+
+
+def test_an_epoch_fits_80_columns_and_a_wide_terminal_takes_it_in_one_line() -> None:
+    last = record(1000, valid_acc=0.75, eval_s=3599.0, time_s=7199.0, ssd_read_bytes=10**12)
+    lines = format_epoch(last, 1000).split("\n")
+    assert all(len(line) <= 80 for line in lines) and lines[0].startswith("epoch 1000/1000  loss ")
+    assert lines[-1].endswith("read 1.00 TB  written 20 B")
+    assert "\n" not in format_epoch(last, 1000, width=160)
+    assert "read" not in format_epoch(record(1, ssd_read_bytes=0, ssd_write_bytes=0), 1)
 
 
 def test_numbers_are_readable() -> None:
