@@ -129,7 +129,8 @@ def test_tables_name_every_matrix_and_pass(here: Path, run: RunCommand) -> None:
 
 def test_tables_are_not_cut_on_80_columns(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ooc.cli.plan._PLAIN_WIDTH", 80)
-    code, out, _ = run("plan", "--graph", "ogbn-papers100M", "--model", "gat", "--layers", "2", "--no-advice")
+    budgets = ("--gpu-budget", "8G", "--host-budget", "16G")
+    code, out, _ = run("plan", "--graph", "ogbn-papers100M", "--layers", "2", "--no-advice", *budgets)
     tables = out[out.index("matrix ") : out.index("memory: ")]
     assert code == 0 and "…" not in tables and "1,615,685,872" in tables
     assert all(len(line) <= 80 for line in tables.splitlines())
