@@ -7,9 +7,10 @@ or multiply-adds a second, every time in seconds.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import partial
 from itertools import pairwise
-from typing import Any, Self
+from typing import Annotated, Any, Self, get_args, get_type_hints
 
 from ooc.errors import HardwareError
 
@@ -37,6 +38,88 @@ class Curve:
         return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
+def _number(value: Any, *, zero: bool = False) -> float:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+    if not good or (value == 0 and not zero):
+        raise HardwareError(f"must be a positive number, not {value!r}")
+    return float(value)
+
+
+def _share(value: Any) -> float:
+    if _number(value, zero=True) > 1:
+        raise HardwareError(f"must be from 0 to 1, not {float(value)}")
+    return float(value)
+
+
+def _whole(value: Any, *, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise HardwareError(f"must be a whole number from {least} on, not {value!r}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise HardwareError(f"must be text, not {value!r}")
+    return value
+
+
+def _rates(value: Any) -> dict[str, float]:
+    """By dtype."""
+    if not isinstance(value, Mapping):
+        raise HardwareError(f"must be an object, not {value!r}")
+    if "float32" not in value:
+        raise HardwareError("lacks float32")
+    return {dtype: _number(rate) for dtype, rate in value.items()}
+
+
+def _curve(value: Any, *, proportional: bool = False) -> Curve:
+    """A list of [x, y], or one number that holds everywhere."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return Curve(((1.0, _number(value)),))
+    points = []
+    for point in value:
+        if not isinstance(point, Sequence) or isinstance(point, str) or len(point) != 2:
+            raise HardwareError(f"must be a list of [x, y], not {point!r}")
+        points.append((_number(point[0], zero=True), _number(point[1])))
+    if not points or any(b[0] <= a[0] for a, b in pairwise(points)):
+        raise HardwareError("must be a list of [x, y] with x ascending")
+    return Curve(tuple(points), proportional)
+
+
+_Positive = Annotated[float, _number]
+_Number = Annotated[float, partial(_number, zero=True)]
+_Count = Annotated[int, partial(_whole, least=1)]
+_CountOrZero = Annotated[int, partial(_whole, least=0)]
+_Rates = Annotated[Curve, _curve]
+_Times = Annotated[Curve, partial(_curve, proportional=True)]
+"""Types of a file's entries, with what reads one or says what it must be."""
+
+
+def _read(kind: type, data: Mapping[str, Any], where: str) -> Any:
+    """The ``kind`` that ``data`` describes; HardwareError naming ``where`` and the entry that is wrong."""
+    known = {f.name: f for f in fields(kind)}
+    if unknown := sorted(set(data) - known.keys()):
+        raise HardwareError(f"{where}: {', '.join(unknown)} is nothing that a machine has")
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        value = data.get(name)
+        if value is None and known[name].default is not MISSING:
+            continue
+        if name not in data:
+            raise HardwareError(f"{where}: {name} is missing")
+        part, *readers = get_args(hint) or (hint,)  # Annotated[float, reader], Wire | None, Disk
+        if part in (Disk, Processor, Wire):
+            if not isinstance(value, Mapping):
+                raise HardwareError(f"{where}: {name} must be an object, not {value!r}")
+            found[name] = _read(part, value, where)
+            continue
+        try:
+            found[name] = readers[0](value)
+        except HardwareError as error:
+            raise HardwareError(f"{where}: {name} {error}") from None
+    return kind(**found)
+
+
 @dataclass(frozen=True, slots=True)
 class Disk:
     """The drive of the spill directory. ``both_ways_bytes_per_s``: reads and writes together, when both go on.
@@ -44,18 +127,18 @@ class Disk:
     Rates are by bytes of a request, with as many requests in flight as give the most.
     """
 
-    read_bytes_per_s: Curve
-    write_bytes_per_s: Curve
-    both_ways_bytes_per_s: float
-    latency_s: float
+    read_bytes_per_s: _Rates
+    write_bytes_per_s: _Rates
+    both_ways_bytes_per_s: _Positive
+    latency_s: _Number
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
     """The way between host memory and a device with memory of its own, from and to pinned memory."""
 
-    to_device_bytes_per_s: float
-    to_host_bytes_per_s: float
+    to_device_bytes_per_s: _Positive
+    to_host_bytes_per_s: _Positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +154,15 @@ class Processor:
     have; the interpreter runs one at a time, so threads do not share these.
     """
 
-    pull_seconds_per_edge: Curve
-    multiplies_per_s: Mapping[str, float]
-    stream_bytes_per_s: float
-    seconds_per_step: float
-    seconds_per_tile: float = 0.0
-    seconds_per_operator: float = 0.0
-    pull_seconds_per_row: float = 0.0
-    cached_pull_seconds_per_edge: Curve | None = None
-    cache_bytes: int = 0
+    pull_seconds_per_edge: _Times
+    multiplies_per_s: Annotated[Mapping[str, float], _rates]
+    stream_bytes_per_s: _Positive
+    seconds_per_step: _Number
+    seconds_per_tile: _Number = 0.0
+    seconds_per_operator: _Number = 0.0
+    pull_seconds_per_row: _Number = 0.0
+    cached_pull_seconds_per_edge: Annotated[Curve | None, partial(_curve, proportional=True)] = None
+    cache_bytes: _CountOrZero = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +176,16 @@ class Hardware:
     ``source``: where the figures are from, for people to read.
     """
 
-    name: str
-    source: str
-    threads: int
-    host_memory_bytes: int
-    device_memory_bytes: int
+    name: Annotated[str, _text]
+    source: Annotated[str, _text]
+    threads: _Count
+    host_memory_bytes: _Count
+    device_memory_bytes: _CountOrZero
     processor: Processor
     disk: Disk
-    host_copy_bytes_per_s: float
-    seconds_per_block: float
-    overlap: float
+    host_copy_bytes_per_s: _Positive
+    seconds_per_block: _Number
+    overlap: Annotated[float, _share]
     wire: Wire | None = None
 
     @property
@@ -117,46 +200,8 @@ class Hardware:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str = "hardware") -> Self:
         """The machine that ``data`` describes; HardwareError naming ``where`` and the entry that is wrong."""
-        disk = _part(data, "disk", where)
-        processor = _part(data, "processor", where)
-        wire = _part(data, "wire", where) if data.get("wire") is not None else None
-        for given, kind in ((data, cls), (disk, Disk), (processor, Processor), (wire or {}, Wire)):
-            _only_known(given, kind, where)
-        return cls(
-            name=_text(data, "name", where),
-            source=_text(data, "source", where),
-            threads=_whole(data, "threads", where, least=1),
-            host_memory_bytes=_whole(data, "host_memory_bytes", where, least=1),
-            device_memory_bytes=_whole(data, "device_memory_bytes", where, least=0),
-            processor=Processor(
-                pull_seconds_per_edge=_curve(processor, "pull_seconds_per_edge", where, proportional=True),
-                multiplies_per_s=_rates(processor, "multiplies_per_s", where),
-                stream_bytes_per_s=_number(processor, "stream_bytes_per_s", where),
-                seconds_per_step=_number(processor, "seconds_per_step", where, zero=True),
-                seconds_per_tile=_perhaps(processor, "seconds_per_tile", where),
-                seconds_per_operator=_perhaps(processor, "seconds_per_operator", where),
-                pull_seconds_per_row=_perhaps(processor, "pull_seconds_per_row", where),
-                cached_pull_seconds_per_edge=_curve(processor, "cached_pull_seconds_per_edge", where, proportional=True)
-                if processor.get("cached_pull_seconds_per_edge") is not None
-                else None,
-                cache_bytes=_whole({"cache_bytes": 0, **processor}, "cache_bytes", where, least=0),
-            ),
-            disk=Disk(
-                read_bytes_per_s=_curve(disk, "read_bytes_per_s", where),
-                write_bytes_per_s=_curve(disk, "write_bytes_per_s", where),
-                both_ways_bytes_per_s=_number(disk, "both_ways_bytes_per_s", where),
-                latency_s=_number(disk, "latency_s", where, zero=True),
-            ),
-            host_copy_bytes_per_s=_number(data, "host_copy_bytes_per_s", where),
-            seconds_per_block=_number(data, "seconds_per_block", where, zero=True),
-            overlap=_share(data, "overlap", where),
-            wire=None
-            if wire is None
-            else Wire(
-                to_device_bytes_per_s=_number(wire, "to_device_bytes_per_s", where),
-                to_host_bytes_per_s=_number(wire, "to_host_bytes_per_s", where),
-            ),
-        )
+        machine: Self = _read(cls, data, where)
+        return machine
 
 
 UNMEASURED = Hardware(
@@ -214,81 +259,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) is not None}
     return value
-
-
-def _only_known(data: Mapping[str, Any], kind: type, where: str) -> None:
-    unknown = sorted(set(data) - {f.name for f in fields(kind)})
-    if unknown:
-        raise HardwareError(f"{where}: {', '.join(unknown)} is nothing that a machine has")
-
-
-def _entry(data: Mapping[str, Any], name: str, where: str) -> Any:
-    if name not in data:
-        raise HardwareError(f"{where}: {name} is missing")
-    return data[name]
-
-
-def _part(data: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
-    part = _entry(data, name, where)
-    if not isinstance(part, Mapping):
-        raise HardwareError(f"{where}: {name} must be an object, not {part!r}")
-    return part
-
-
-def _text(data: Mapping[str, Any], name: str, where: str) -> str:
-    text = _entry(data, name, where)
-    if not isinstance(text, str):
-        raise HardwareError(f"{where}: {name} must be text, not {text!r}")
-    return text
-
-
-def _number(data: Mapping[str, Any], name: str, where: str, *, zero: bool = False) -> float:
-    return _checked(_entry(data, name, where), name, where, zero=zero)
-
-
-def _perhaps(data: Mapping[str, Any], name: str, where: str) -> float:
-    """A number that may be left out: then it is 0."""
-    return _number(data, name, where, zero=True) if name in data else 0.0
-
-
-def _checked(number: Any, name: str, where: str, *, zero: bool = False) -> float:
-    good = isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number < float("inf")
-    if not good or (number == 0 and not zero):
-        raise HardwareError(f"{where}: {name} must be a positive number, not {number!r}")
-    return float(number)
-
-
-def _share(data: Mapping[str, Any], name: str, where: str) -> float:
-    share = _number(data, name, where, zero=True)
-    if share > 1:
-        raise HardwareError(f"{where}: {name} must be from 0 to 1, not {share}")
-    return share
-
-
-def _whole(data: Mapping[str, Any], name: str, where: str, *, least: int) -> int:
-    number = _entry(data, name, where)
-    if not isinstance(number, int) or isinstance(number, bool) or number < least:
-        raise HardwareError(f"{where}: {name} must be a whole number from {least} on, not {number!r}")
-    return number
-
-
-def _rates(data: Mapping[str, Any], name: str, where: str) -> dict[str, float]:
-    rates = _part(data, name, where)
-    if "float32" not in rates:
-        raise HardwareError(f"{where}: {name} lacks float32")
-    return {dtype: _checked(rate, f"{name} of {dtype}", where) for dtype, rate in rates.items()}
-
-
-def _curve(data: Mapping[str, Any], name: str, where: str, *, proportional: bool = False) -> Curve:
-    """A list of [x, y], or one number that holds everywhere."""
-    given = _entry(data, name, where)
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        return Curve(((1.0, _checked(given, name, where)),))
-    points = []
-    for point in given:
-        if not isinstance(point, Sequence) or isinstance(point, str) or len(point) != 2:
-            raise HardwareError(f"{where}: {name} must be a list of [x, y], not {point!r}")
-        points.append((_checked(point[0], name, where, zero=True), _checked(point[1], name, where)))
-    if not points or any(b[0] <= a[0] for a, b in pairwise(points)):
-        raise HardwareError(f"{where}: {name} must be a list of [x, y] with x ascending")
-    return Curve(tuple(points), proportional)
