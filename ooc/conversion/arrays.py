@@ -16,7 +16,17 @@ import numpy as np
 from ooc.conversion.reading import Request
 from ooc.conversion.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges
 from ooc.conversion.sparse_rows import SparseRows
-from ooc.conversion.splits import TASK_OPTION, LabelForm, NodeList, Split, label_form, only_answers, random_split
+from ooc.conversion.splits import (
+    TASK_OPTION,
+    FoundLabels,
+    LabelForm,
+    NodeList,
+    Split,
+    label_blocks,
+    label_form,
+    only_answers,
+    random_split,
+)
 from ooc.conversion.streams import check_truth_values
 from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
@@ -210,18 +220,15 @@ def _labels(
     )
     split, note = _splits(arrays, nodes, options)
 
-    def blocks(size: int) -> Iterator[LabelBlock]:
+    random = isinstance(options.split, str)
+
+    def found(size: int) -> FoundLabels:
         for start, stop in ranges(nodes, size):
             check_truth_values(y[start:stop], f"{options.name}: y")
-            labels = form.block(y[start:stop], start)
-            members = split(start, stop)
-            if note is not None and note.startswith("random"):
-                labelled = form.task.labelled(labels)
-                members = tuple(mask & labelled for mask in members)
-            yield LabelBlock(labels, *members)
+            yield y[start:stop], None if random else split(start, stop)
             options.release()
 
-    return blocks, form, note
+    return lambda size: label_blocks(form, found(size), split if random else None), form, note
 
 
 def _pieces(array: AnyArray, options: ArrayOptions) -> Iterator[AnyArray]:

@@ -13,8 +13,8 @@ import numpy as np
 from ooc.conversion.node_tables import NodeTables
 from ooc.conversion.npy import NpyFile
 from ooc.conversion.reading import Request
-from ooc.conversion.source import LabelBlock, Mask, ranges
-from ooc.conversion.splits import LabelForm, label_form, only_answers, random_split
+from ooc.conversion.source import LabelBlock, ranges
+from ooc.conversion.splits import FoundLabels, LabelForm, label_blocks, label_form, only_answers, random_split
 from ooc.conversion.tables import Block, Cells, Table, is_table
 from ooc.errors import OptionError, SourceError
 from ooc.storage.array import AnyArray
@@ -110,10 +110,6 @@ class NodeLabels:
     notes: tuple[str, ...]
 
 
-_Found = Iterator[tuple[AnyArray, list[Mask] | None]]
-"""Labels [n] or [n, L] as in the file and, where it has them, who is in train, valid and test."""
-
-
 def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> NodeLabels:
     """What ``--labels`` asks for: ``random:C[:SEED]`` or a file, for the graph ``name``."""
     asked = request.option("task")
@@ -136,7 +132,7 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
     if request.split is None:
         raise SourceError(f"{path} says nothing of splits; give split='random', or a table with a column split")
 
-    def found(nodes: int, size: int) -> _Found:
+    def found(nodes: int, size: int) -> FoundLabels:
         _check_rows(path, array.shape[0], nodes)
         for start, stop in ranges(nodes, size):
             yield array.rows(start, stop), None
@@ -161,7 +157,7 @@ def _table_labels(name: str, table: Table, tables: NodeTables, request: Request)
     form = label_form(str(table.path), shape, answers, asked=request.option("task"), scan=lambda: True)
     wanted = dict.fromkeys(names, Cells.REAL) | (columns.cells if columns is not None else {})
 
-    def found(nodes: int, size: int) -> _Found:
+    def found(nodes: int, size: int) -> FoundLabels:
         row = 0
         for block in _table_blocks(table, wanted, nodes, size):
             y = _together(block, names)
@@ -175,7 +171,7 @@ def _table_labels(name: str, table: Table, tables: NodeTables, request: Request)
 def _with_split(
     name: str,
     form: LabelForm,
-    found: Callable[[int, int], _Found],
+    found: Callable[[int, int], FoundLabels],
     split: str | None,
     *,
     num_classes: int | None = None,
@@ -186,16 +182,7 @@ def _with_split(
     note = random_split(1, split)[1] if split is not None else None
 
     def blocks(nodes: int, size: int) -> Iterator[LabelBlock]:
-        members = random_split(nodes, split)[0] if split is not None else None
-        row = 0
-        for raw, masks in found(nodes, size):
-            y = form.block(raw, row)
-            if members is not None:
-                labelled = form.task.labelled(y)
-                masks = [mask & labelled for mask in members(row, row + len(y))]
-            assert masks is not None, "without a random split the table has columns of them"
-            yield LabelBlock(y, *masks)
-            row += len(y)
+        return label_blocks(form, found(nodes, size), random_split(nodes, split)[0] if split is not None else None)
 
     said = (f"{name}: split is {note}",) if note else ()
     return NodeLabels(
@@ -209,7 +196,7 @@ def _with_split(
     )
 
 
-def _made_up_labels(classes: int, seed: int, nodes: int) -> _Found:
+def _made_up_labels(classes: int, seed: int, nodes: int) -> FoundLabels:
     for start, stop in ranges(nodes, _BLOCK_ROWS):
         generator = np.random.Generator(np.random.SFC64([seed, _LABEL_STREAM, start // _BLOCK_ROWS]))
         yield generator.integers(0, classes, stop - start), None

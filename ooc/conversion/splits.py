@@ -4,13 +4,13 @@
 N nodes, L columns of labels, n of them in a block.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ooc.conversion.shuffle import Shuffle
-from ooc.conversion.source import Ids, Mask
+from ooc.conversion.source import Ids, LabelBlock, Mask
 from ooc.errors import OptionError, SourceError
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
@@ -108,6 +108,23 @@ def whole_labels(y: AnyArray, row: int, name: str) -> Ids:
 
 Split = Callable[[int, int], tuple[Mask, ...]]
 """Which of the nodes ``start:stop`` are in ``train``, ``valid`` and ``test``."""
+
+
+FoundLabels = Iterator[tuple[AnyArray, Sequence[Mask] | None]]
+"""Labels [n] or [n, L] as in a source and, where it says so, who is in ``train``, ``valid`` and ``test``."""
+
+
+def label_blocks(form: LabelForm, found: FoundLabels, split: Split | None = None) -> Iterator[LabelBlock]:
+    """What was ``found`` as ``form`` has it, in the splits found or in ``split``, as far as nodes have a label."""
+    row = 0
+    for raw, masks in found:
+        y = form.block(raw, row)
+        if split is not None:
+            labelled = form.task.labelled(y)
+            masks = [mask & labelled for mask in split(row, row + len(y))]
+        assert masks is not None, "where no split is chosen the source says it"
+        yield LabelBlock(y, *masks)
+        row += len(y)
 
 
 class NodeList:
