@@ -9,6 +9,7 @@ from ooc.plan.layout import Layout
 from ooc.plan.matrices import MatrixPlan
 from ooc.plan.passes import ColumnPass, Pass, RowPass, column_step_rows, loaded_slabs, slabs_beside, stored_slabs
 from ooc.plan.sequence import edge_grid
+from ooc.plan.shuffle import PartialSums
 from ooc.plan.staging import IN_TRANSFER, frames_to_hold
 from ooc.plan.temporaries import most_edges
 from ooc.plan.workload import Workload
@@ -180,10 +181,8 @@ def _largest(layout: Layout, workload: Workload) -> str:
 def _held(planned: MatrixPlan, workload: Workload) -> str:
     """What a region of ``planned`` holds, for people to read."""
     name = planned.matrix.name
-    if planned.runs is not None:
-        return f"for partial sums of {name}"
-    if planned.deal is not None:
-        return f"for buckets of {name}"
+    if planned.shuffle is not None:
+        return f"for {'partial sums' if isinstance(planned.shuffle, PartialSums) else 'buckets'} of {name}"
     width = planned.grid.slab_columns
     columns = f"{width} column{'s' * (width > 1)} ({name})"
     for stages in workload.programs.values():

@@ -8,11 +8,11 @@ that loads the pulled rows, and may pull those of the last slab itself.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ooc.plan.dealing import deal_passes
+from ooc.plan.bucketing import shuffle_passes
 from ooc.plan.grid import Grid, align_up, block_height
 from ooc.plan.matrices import MatrixPlan
 from ooc.plan.passes import ColumnPass, Pass, RowPass, direct_slabs, passes_using, streaming_memory
-from ooc.plan.runs import cut_runs
+from ooc.plan.shuffle import plan_partial_sums
 from ooc.plan.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
 from ooc.plan.workload import Kind, Matrix, PerEdge, Pull, Stage, Workload
 
@@ -212,7 +212,7 @@ def _plan_sums(planned: MatrixPlan, choice: Choice, workload: Workload) -> Matri
     matrix = planned.matrix
     if matrix.name not in choice.spilled_sums:
         return replace(planned, whole=True)
-    runs = cut_runs(
+    sums = plan_partial_sums(
         rows=matrix.rows,
         columns=matrix.columns,
         itemsize=planned.region_itemsize,
@@ -220,7 +220,7 @@ def _plan_sums(planned: MatrixPlan, choice: Choice, workload: Workload) -> Matri
         tile_rows=workload.tile_rows,
         handed=workload.handed[matrix.name],
     )
-    return replace(planned, runs=runs)
+    return replace(planned, shuffle=sums)
 
 
 def _passes(
@@ -242,7 +242,7 @@ def _passes(
         return [RowPass(index, stage, loads, stage.pull, spills)]
     if stage.pull.source in choice.bucketed:
         memory_bytes = choice.bucketed[stage.pull.source]
-        dealing, name = deal_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
+        dealing, name = shuffle_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
         return [*dealing, RowPass(index + len(dealing), stage, loads, stage.pull, spills, name)]
     cut, grid = choice.cuts[stage.pull.source], source.grid
     buffers = min(cut.buffers, grid.slabs)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ooc.plan.dealing import dealable, leaner_dealt
+from ooc.plan.bucketing import bucketable, leaner_bucketed
 from ooc.plan.layout import Choice, Layout, SlabChoice, lay_out
 from ooc.plan.problem import WHOLE, Goal, Problem
 
@@ -35,7 +35,7 @@ class Moves:
         self.workload, self.limits = problem.workload, problem.limits
         self.on_device, self.sources = problem.hardware.has_device_memory, problem.sources
         self.spillable = frozenset() if self.on_device else frozenset(self.workload.handed)
-        self.bucketable = frozenset() if self.on_device else dealable(self.workload)
+        self.bucketable = frozenset() if self.on_device else bucketable(self.workload)
 
     # ---- single steps --------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Moves:
         layouts = [(choice, lay_out(self.workload, choice)) for choice in choices]
         for choice, layout in layouts[:] if bucketed else ():
             passes = (item for program in layout.programs.values() for item in program)
-            smaller = replace(choice, bucketed=dict.fromkeys(leaner_dealt(passes, layout.matrices), 0))
+            smaller = replace(choice, bucketed=dict.fromkeys(leaner_bucketed(passes, layout.matrices), 0))
             layouts.append((smaller, lay_out(self.workload, smaller)))
         return min(layouts, key=lambda tried: self.problem.capacity.needed_bytes(tried[1]))
 

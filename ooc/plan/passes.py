@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ooc.plan.grid import Grid
-from ooc.plan.matrices import MatrixPlan, deals_in, runs_in, streamed_in
+from ooc.plan.matrices import MatrixPlan, shuffles_in
 from ooc.plan.workload import Pull, Stage
 
 _GENERAL = ", general path"
@@ -32,7 +32,7 @@ class RowPass:
     pull: Pull | None
     spills_sums: bool = False
     """Whether what it scatters to is spilled as runs."""
-    dealt: str | None = None
+    bucketed: str | None = None
     """The matrix that holds the source's rows as they have been dealt out."""
     rest: "ColumnPass | None" = None
     """The pass right before it, which pulls all slabs but the last. What is pulled of the last one is put beside these,
@@ -51,7 +51,7 @@ class RowPass:
         """What it is called in tables and drawings."""
         if self.pull is None or not self.pull.is_general:
             return self.stage.name
-        return f"{self.stage.name}{_GENERAL}{_DEALT if self.dealt else ''}{_SPILLING if self.spills_sums else ''}"
+        return f"{self.stage.name}{_GENERAL}{_DEALT if self.bucketed else ''}{_SPILLING if self.spills_sums else ''}"
 
     @property
     def rows(self) -> int:
@@ -60,7 +60,7 @@ class RowPass:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (*self.loads, self.dealt or self.pull.source) if self.pull else self.loads
+        return (*self.loads, self.bucketed or self.pull.source) if self.pull else self.loads
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class RowPass:
 
 
 @dataclass(frozen=True, slots=True)
-class DealPass(RowPass):
+class ShufflePass(RowPass):
     """Deal the rows of ``pull.source`` out, step by step, along the edges out of them; ``pull.output`` is how they lie
     then. Its stage is none of the workload's: it belongs to the pass that pulls the source next."""
 
@@ -123,19 +123,18 @@ def sweeps_of(item: Pass) -> ColumnPass | None:
 
 def streamed_read_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
     """Bytes that a pass reads from the SSD of what has no blocks."""
-    runs, deals = runs_in(item.reads, matrices).values(), deals_in(item.reads, matrices).values()
-    return sum(one.nbytes for one in runs) + sum(one.read_nbytes(item.rows) for one in deals)
+    return sum(one.read_nbytes(item.rows) for one in shuffles_in(item.reads, matrices).values())
 
 
 def streamed_write_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
     """Bytes that it writes there of such."""
-    return sum(one.nbytes for one in streamed_in(item.stores, matrices).values())
+    return sum(one.nbytes for one in shuffles_in(item.stores, matrices).values())
 
 
 def streaming_memory(item: Pass, matrices: Mapping[str, MatrixPlan]) -> dict[str, int]:
     """Bytes of memory that a pass needs for what has no blocks, by matrix."""
-    needed = {name: one.writing_nbytes for name, one in streamed_in(item.stores, matrices).items()}
-    return needed | {name: one.reading_nbytes for name, one in streamed_in(item.reads, matrices).items()}
+    needed = {name: one.writing_nbytes for name, one in shuffles_in(item.stores, matrices).items()}
+    return needed | {name: one.reading_nbytes for name, one in shuffles_in(item.reads, matrices).items()}
 
 
 def passes_using(passes: Sequence[Pass], name: str) -> list[int]:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Self
 
-from ooc.plan.deals import Deal
 from ooc.plan.layout import Region
-from ooc.plan.matrices import MatrixPlan, edges_name, streamed_in
+from ooc.plan.matrices import MatrixPlan, edges_name, shuffles_in
 from ooc.plan.passes import Pass, pulled_columns, streamed_read_bytes, streamed_write_bytes
 from ooc.plan.program import Program, found_in_memory
-from ooc.plan.runs import Runs
 from ooc.plan.sequence import BlockTable, Use
+from ooc.plan.shuffle import BucketedRows, PartialSums
 from ooc.plan.staging import Staging
 from ooc.plan.workload import Direction, Fate, Kind, Matrix, Topology
 from ooc.sizes import format_size
@@ -129,17 +128,19 @@ class Plan:
     def spill_bytes(self) -> int:
         """Free disk the run needs."""
         blocks = sum(self.matrices[name].grid.file_nbytes for name in self.spilled)
-        return blocks + sum(one.nbytes for one in streamed_in(self.matrices, self.matrices).values())
+        return blocks + sum(one.nbytes for one in shuffles_in(self.matrices, self.matrices).values())
 
     @property
-    def deals(self) -> dict[str, Deal]:
-        """The matrices that are other ones' rows as they are dealt out, and how these lie."""
-        return {name: planned.deal for name, planned in self.matrices.items() if planned.deal is not None}
+    def bucketed_rows(self) -> dict[str, BucketedRows]:
+        """The matrices that are other ones' rows, by the buckets that gather them."""
+        shuffles = shuffles_in(self.matrices, self.matrices).items()
+        return {name: shuffle for name, shuffle in shuffles if isinstance(shuffle, BucketedRows)}
 
     @property
-    def runs(self) -> dict[str, Runs]:
-        """The matrices that are sums of runs, and how these are spilled."""
-        return {name: planned.runs for name, planned in self.matrices.items() if planned.runs is not None}
+    def partial_sums(self) -> dict[str, PartialSums]:
+        """The matrices that are spilled as partial sums."""
+        shuffles = shuffles_in(self.matrices, self.matrices).items()
+        return {name: shuffle for name, shuffle in shuffles if isinstance(shuffle, PartialSums)}
 
     @cached_property
     def spilled(self) -> frozenset[str]:

@@ -20,7 +20,7 @@ from ooc.errors import BudgetError
 from ooc.plan.capacity import Limits, budget_of
 from ooc.plan.forecast import TIE
 from ooc.plan.hardware import UNMEASURED, Hardware
-from ooc.plan.matrices import streamed_in
+from ooc.plan.matrices import shuffles_in
 from ooc.plan.plan import Plan
 from ooc.plan.problem import Candidate, Goal, Problem, Recomputed, Variants
 from ooc.plan.simulator import simulate
@@ -109,7 +109,7 @@ def _excess(plan: Plan, limit: int) -> str:
             name, _, _ = plan.blocks.where(block)
             written[name] = written.get(name, 0) + plan.blocks.nbytes(block)
     for item in plan.programs["train"]:
-        written |= {name: one.nbytes for name, one in streamed_in(item.stores, plan.matrices).items()}
+        written |= {name: one.nbytes for name, one in shuffles_in(item.stores, plan.matrices).items()}
     most = max(written, key=lambda name: written[name])
     return (
         f"the plan that writes least writes {format_size(plan.ssd_write_bytes)} an epoch to the SSD, of which "

@@ -7,15 +7,14 @@ with the reads; a pass ends when all its steps are done.
 """
 
 from ooc.plan.cost import Computing, computing_of
-from ooc.plan.deals import Deal
 from ooc.plan.hardware import Hardware
 from ooc.plan.link import disk_link
-from ooc.plan.matrices import deals_in, runs_in
+from ooc.plan.matrices import shuffles_in
 from ooc.plan.passes import ColumnPass, Pass, RowPass, streamed_write_bytes
 from ooc.plan.plan import Plan
 from ooc.plan.program import Program
-from ooc.plan.runs import Runs
 from ooc.plan.sequence import Span, Step, Use
+from ooc.plan.shuffle import Shuffle
 from ooc.plan.timeline import Event, MemoryUse, PassTime, Resource, Timeline
 from ooc.plan.workload import Workload
 
@@ -156,10 +155,8 @@ class Replay:
             self._use(span)
             self.begun += 1
         self._fill(t, item.index)
-        for name, runs in runs_in(item.reads, self.plan.matrices).items():
-            self._bucket(name, runs, runs.rows, self.program.steps[t], item)
-        for name, deal in deals_in(item.reads, self.plan.matrices).items():
-            self._bucket(name, deal, item.rows, self.program.steps[t], item)
+        for name, shuffle in shuffles_in(item.reads, self.plan.matrices).items():
+            self._bucket(name, shuffle, self.program.steps[t], item)
         self._sample(item.index)
 
     def _acquire(self, block: int, frame: int, at: int, *, load: bool) -> None:
@@ -193,8 +190,9 @@ class Replay:
             if widened:
                 self._copy(widened, at)
 
-    def _bucket(self, name: str, of: Runs | Deal, rows: int, step: Step, item: Pass) -> None:
-        """The bucket of ``rows`` rows that a step lies in has been read, and the next one of the pass is on its way."""
+    def _bucket(self, name: str, of: Shuffle, step: Step, item: Pass) -> None:
+        """The bucket that a step lies in has been read, and the next one of the pass is on its way."""
+        rows = of.rows_read(item.rows)
         here, count = step.start // of.bucket_rows, -(-rows // of.bucket_rows)
         if step.start >= rows:
             return

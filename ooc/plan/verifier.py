@@ -14,7 +14,7 @@ from itertools import pairwise
 from operator import attrgetter
 
 from ooc.plan.layout import Region
-from ooc.plan.passes import ColumnPass, DealPass, RowPass, direct_slabs, streaming_memory, sweeps_of
+from ooc.plan.passes import ColumnPass, RowPass, ShufflePass, direct_slabs, streaming_memory, sweeps_of
 from ooc.plan.plan import Plan
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
@@ -26,8 +26,8 @@ def verify_plan(plan: Plan) -> None:
     """Raise AssertionError, saying what is wrong, if the plan cannot be trusted: a bug in the planner."""
     _verify_budgets(plan)
     _verify_order(plan)
-    _verify_runs(plan)
-    _verify_deals(plan)
+    _verify_partial_sums(plan)
+    _verify_bucketed_rows(plan)
     for name, program in plan.unrolled.items():
         _verify_regions(plan, name)
         _verify_slabs(plan, name)
@@ -79,11 +79,11 @@ def _verify_order(plan: Plan) -> None:
         lasting |= {name for name in written if plan.matrices[name].matrix.kind is Kind.CONSTANT}
 
 
-def _verify_runs(plan: Plan) -> None:
+def _verify_partial_sums(plan: Plan) -> None:
     """Sums of runs are written by one pass that scatters, and read by a later one, in steps within buckets."""
-    for name, runs in plan.runs.items():
+    for name, sums in plan.partial_sums.items():
         _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be sums of runs")
-        _claim(runs.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
+        _claim(sums.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
         for program, passes in plan.programs.items():
             writers = [item for item in passes if name in item.stores]
             readers = [item for item in passes if name in item.reads]
@@ -94,31 +94,31 @@ def _verify_runs(plan: Plan) -> None:
                 _claim(is_scattered and is_loaded, f"{program}: {name} is no sum of what is scattered")
 
 
-def _verify_deals(plan: Plan) -> None:
+def _verify_bucketed_rows(plan: Plan) -> None:
     """Rows are dealt out of what has been written, all of them, and gathered in steps within buckets before their
     source is written again."""
-    for name, deal in plan.deals.items():
+    for name, shuffle in plan.bucketed_rows.items():
         _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be rows dealt out")
-        _claim(deal.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
-        _claim(deal.buckets * deal.bucket_rows >= deal.targets, f"{name}: some targets are in no bucket")
+        _claim(shuffle.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
+        _claim(shuffle.buckets * shuffle.bucket_rows >= shuffle.targets, f"{name}: some targets are in no bucket")
     for program, passes in plan.programs.items():
         dealt: dict[str, str] = {}  # by source: how its rows lie now
         written: dict[str, int] = {}
         for item in passes:
-            if isinstance(item, RowPass) and item.dealt is not None:
+            if isinstance(item, RowPass) and item.bucketed is not None:
                 assert item.pull is not None
-                _claim(dealt.get(item.pull.source) == item.dealt, f"{program}: {item.dealt} is gathered undealt")
-                deal = plan.deals[item.dealt]
-                _claim(item.rows <= deal.targets, f"{program}: {item.dealt} is not dealt to all that gather it")
+                _claim(dealt.get(item.pull.source) == item.bucketed, f"{program}: {item.bucketed} is gathered undealt")
+                shuffle = plan.bucketed_rows[item.bucketed]
+                _claim(item.rows <= shuffle.targets, f"{program}: {item.bucketed} is not dealt to all that gather it")
                 _claim(item.pull.is_general, f"{program}: pass {item.index} does not gather")
             for name in item.stores:
                 dealt.pop(name, None)
                 written[name] = max(item.rows, written.get(name, 0))
-            if isinstance(item, DealPass):
+            if isinstance(item, ShufflePass):
                 assert item.pull is not None
                 source = item.pull.source
-                deal = plan.deals[item.pull.output]
-                _claim(deal.rows == item.rows == written[source], f"{program}: not all of {source} is dealt out")
+                shuffle = plan.bucketed_rows[item.pull.output]
+                _claim(shuffle.rows == item.rows == written[source], f"{program}: not all of {source} is dealt out")
                 dealt[source] = item.pull.output
 
 

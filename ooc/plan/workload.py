@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ooc.plan.deals import GatheredRows
+from ooc.plan.shuffle import GatheredRows
 
 
 class Fate(Enum):
@@ -133,9 +133,9 @@ class Parts:
 class Pull:
     """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one;
     or, with ``per_edge``, what a kernel makes of the neighbours' rows. ``edge_data`` is read along with the edges:
-    with weights it is ``Σ_j w_ij source[j]``. ``scattered``: a matrix, in memory whole or spilled as runs
-    (``ooc.plan.runs``), to whose rows the kernel adds what it finds for the neighbours, tile after tile. ``kept``: the
-    matrix that the stage stores what it has pulled in, just as it is."""
+    with weights it is ``Σ_j w_ij source[j]``. ``scattered``: a matrix, in memory whole or spilled as partial sums
+    (``ooc.plan.shuffle``), to whose rows the kernel adds what it finds for the neighbours, tile after tile. ``kept``:
+    the matrix that the stage stores what it has pulled in, just as it is."""
 
     source: str
     output: str
@@ -244,9 +244,9 @@ class Topology:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dealing:
-    """How sources can be dealt out to those who gather them (``ooc.plan.deals``): by the edges of ``direction``, out of
-    every row, and ``gathered`` many at a time, which is counted when it is first asked for."""
+class Bucketing:
+    """How sources can be shuffled to those who gather them (``ooc.plan.shuffle``): by the edges of ``direction``, out
+    of every row, and ``gathered`` many at a time, which is counted when it is first asked for."""
 
     direction: Direction
     gathered: GatheredRows
@@ -263,7 +263,7 @@ class Workload:
     it computes them again. Kernels take values of ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values
     as they are kept, however narrow. ``handed``: by matrix that a pull scatters to, how often something is added to a
     row of its tiles 0…i-1; without that, it can only be in memory whole. ``parts``: how plain sums are
-    made where that takes memory. ``dealing``: how what opaque layers gather from can be dealt out; without
+    made where that takes memory. ``bucketing``: how what opaque layers gather from can be shuffled; without
     that, it can only be in memory whole.
     """
 
@@ -282,4 +282,4 @@ class Workload:
     kept: tuple[Kept, ...] = ()
     handed: Mapping[str, Sequence[int]] = field(default_factory=dict)
     parts: Parts | None = None
-    dealing: Dealing | None = None
+    bucketing: Bucketing | None = None

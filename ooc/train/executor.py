@@ -7,10 +7,9 @@ from time import perf_counter, process_time
 import torch
 
 from ooc.errors import BudgetError
-from ooc.plan.passes import ColumnPass, DealPass, RowPass
+from ooc.plan.passes import ColumnPass, RowPass, ShufflePass
 from ooc.sizes import format_size
 from ooc.train.column_pass import ColumnPassRun
-from ooc.train.deal_pass import DealPassRun
 from ooc.train.graph import Scaling
 from ooc.train.pass_run import PassRun
 from ooc.train.program_run import ProgramRun
@@ -18,6 +17,7 @@ from ooc.train.pull_run import SlabBuffers
 from ooc.train.record import PassRecord
 from ooc.train.row_pass import RowPassRun
 from ooc.train.runtime import Runtime
+from ooc.train.shuffle_pass import ShufflePassRun
 from ooc.train.stages import Step, Tile
 
 Progress = Callable[[int], None]
@@ -43,8 +43,8 @@ def run_program(
             run.enter(item.index)
             running: PassRun
             match item:
-                case DealPass():
-                    running = DealPassRun(run, item)
+                case ShufflePass():
+                    running = ShufflePassRun(run, item)
                 case RowPass():
                     kernel = Scaling.SUM if item.pull is None else kernels[item.pull]
                     running = RowPassRun(run, item, functions[item.stage.name], kernel, commit, slabs)

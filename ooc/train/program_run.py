@@ -9,11 +9,10 @@ from ooc.plan.passes import ColumnPass, RowPass
 from ooc.plan.program import Program
 from ooc.plan.sequence import Use
 from ooc.plan.workload import Kind, Pull
-from ooc.train.dealt_rows import DealtSource
 from ooc.train.operands import Sums
 from ooc.train.residency import as_matrix
 from ooc.train.runtime import Runtime
-from ooc.train.spilled_sums import RunWriter, SummedRows
+from ooc.train.shuffle import RowsReader, SummedRows, SumsWriter
 
 
 class ProgramRun:
@@ -85,32 +84,32 @@ class ProgramRun:
         memory = self.workspace.region(self.region(name, index).frame, self.plan.matrices[name].region_nbytes)
         return as_matrix(memory, matrix.region_dtype, matrix.grid.rows, matrix.grid.columns)
 
-    def sums(self, pull: Pull | None, index: int) -> Sums | RunWriter | None:
+    def sums(self, pull: Pull | None, index: int) -> Sums | SumsWriter | None:
         """The matrix that pass ``index`` scatters to, if its pull does."""
         if pull is None or pull.scattered is None:
             return None
-        spilled = self.runtime.spilled_sums.get(pull.scattered)
-        if spilled is not None:
-            return spilled.writer(self.streaming_memory(pull.scattered, index, spilled.runs.writing_nbytes))
+        file = self.runtime.partial_sums.get(pull.scattered)
+        if file is not None:
+            return SumsWriter(file, self.streaming_memory(pull.scattered, index, file.plan.writing_nbytes))
         whole = self.whole(pull.scattered, index)
         assert whole is not None, "what is scattered to is in memory whole, or spilled"
         return Sums(whole)
 
     def summed_rows(self, name: str, item: RowPass) -> SummedRows | None:
         """The rows of matrix ``name``, which a pass loads, if these are sums that have been spilled."""
-        spilled = self.runtime.spilled_sums.get(name)
-        if spilled is None:
+        file = self.runtime.partial_sums.get(name)
+        if file is None:
             return None
-        memory = self.streaming_memory(name, item.index, spilled.runs.reading_nbytes)
-        return spilled.reader(memory, reverse=item.stage.reverse)
+        memory = self.streaming_memory(name, item.index, file.plan.reading_nbytes)
+        return SummedRows(file, memory, reverse=item.stage.reverse)
 
-    def dealt_source(self, item: RowPass) -> DealtSource | None:
-        """What a pass gathers from, if that has been dealt out."""
-        if item.dealt is None:
+    def bucketed_rows(self, item: RowPass) -> RowsReader | None:
+        """What a pass gathers from, if that has been shuffled to the buckets of its rows."""
+        if item.bucketed is None:
             return None
-        file = self.runtime.dealt[item.dealt]
-        memory = self.streaming_memory(item.dealt, item.index, file.deal.reading_nbytes)
-        return file.reader(memory, targets=item.rows, reverse=item.stage.reverse)
+        file = self.runtime.bucketed_rows[item.bucketed]
+        memory = self.streaming_memory(item.bucketed, item.index, file.plan.reading_nbytes)
+        return RowsReader(file, memory, targets=item.rows, reverse=item.stage.reverse)
 
     def streaming_memory(self, name: str, index: int, nbytes: int) -> Tensor:
         """What pass ``index`` has for a matrix without blocks."""

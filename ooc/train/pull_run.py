@@ -11,13 +11,13 @@ from torch import Tensor
 from ooc.plan.passes import ColumnPass, RowPass
 from ooc.plan.sequence import Step
 from ooc.plan.workload import Pull
-from ooc.train.dealt_rows import DealtSource
 from ooc.train.edge_sweep import EdgeSweep
 from ooc.train.graph import Scaling
-from ooc.train.kernels.dealt import DealtRows
+from ooc.train.kernels.bucket_rows import BucketRows
 from ooc.train.kernels.edges import Apart
 from ooc.train.operands import Input
 from ooc.train.program_run import ProgramRun
+from ooc.train.shuffle import RowsReader
 from ooc.train.stages import Kernel, Tile
 
 
@@ -34,7 +34,7 @@ class PullRun(ABC):
         self._edges.open(step.start, step.stop)
 
     @abstractmethod
-    def source(self, tile: Tile) -> Tensor | DealtRows:
+    def source(self, tile: Tile) -> Tensor | BucketRows:
         """What a tile gathers from."""
 
     def own(self, tile: Tile) -> Tensor | None:
@@ -60,7 +60,7 @@ class WholePull(PullRun):
         kind = pull.per_edge
         super().__init__(run, pull, kernel, range(kind.groups if kind else 0))
         source = run.whole(pull.source, item.index)
-        assert source is not None, "what is pulled is in memory whole, or read as it has been dealt out"
+        assert source is not None, "what is pulled is in memory whole, or read as it has been shuffled"
         self._source = source[: run.written_rows(pull.source, item.index)]
         if kind is not None:
             self._apart = Apart.of(self._source, kind.groups, kind.apart)
@@ -69,10 +69,10 @@ class WholePull(PullRun):
         return self._source
 
 
-class DealtPull(PullRun):
-    """From a source that is read bucket by bucket as it has been dealt out."""
+class BucketedPull(PullRun):
+    """From a source that is read bucket by bucket as it has been shuffled."""
 
-    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | Scaling, source: DealtSource) -> None:
+    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | Scaling, source: RowsReader) -> None:
         assert pull.per_edge is not None
         super().__init__(run, pull, kernel, range(pull.per_edge.groups))
         self._source = source
@@ -81,7 +81,7 @@ class DealtPull(PullRun):
         super().open(number, step)
         self._source.open(step.start, step.stop)
 
-    def source(self, tile: Tile) -> DealtRows:
+    def source(self, tile: Tile) -> BucketRows:
         return self._source.tile(tile.start)
 
 

@@ -12,7 +12,7 @@ from ooc.train.graph import Scaling
 from ooc.train.operands import Input, Output
 from ooc.train.pass_run import TilePassRun
 from ooc.train.program_run import ProgramRun
-from ooc.train.pull_run import DealtPull, PullRun, SlabBuffers, SlabPull, WholePull
+from ooc.train.pull_run import BucketedPull, PullRun, SlabBuffers, SlabPull, WholePull
 from ooc.train.stages import Kernel, Tile
 
 
@@ -46,9 +46,9 @@ class RowPassRun(TilePassRun):
             return SlabPull(run, item.rest, buffers, item.rest.slabs, kernel)
         if item.pull is None:
             return None
-        dealt = run.dealt_source(item)
-        if dealt is not None:
-            return DealtPull(run, item.pull, kernel, dealt)
+        rows = run.bucketed_rows(item)
+        if rows is not None:
+            return BucketedPull(run, item.pull, kernel, rows)
         return WholePull(run, item, item.pull, kernel)
 
     def _input(self, name: str) -> Input:

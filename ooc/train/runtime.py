@@ -31,16 +31,15 @@ from ooc.prefetch.spill import create_spill
 from ooc.prefetch.transfers import Transfers
 from ooc.storage.array import Array
 from ooc.storage.store import Store
-from ooc.train.dealt_rows import DealtFile
 from ooc.train.graph import GraphRows, Scaling, damaged
-from ooc.train.kernels.dealt import DealtRows
+from ooc.train.kernels.bucket_rows import BucketRows
 from ooc.train.kernels.doubts import Doubts, Fault
 from ooc.train.kernels.edge_dropout import DISORDER
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from ooc.train.kernels.pulls import pulls_for
 from ooc.train.lowering.opaque import Scattered
 from ooc.train.residency import BlockedMatrix
-from ooc.train.spilled_sums import SpilledSums
+from ooc.train.shuffle import P, ShuffleFile
 from ooc.train.stages import Kernel
 from ooc.train.workers import WorkerPool
 from ooc.train.workload import edge_array
@@ -104,20 +103,18 @@ class Runtime:
                 opening.callback(matrix.close)
                 if name in plan.spilled:
                     matrix.file = create_spill(spill_dir, name, grid.file_nbytes)
-            self.spilled_sums: dict[str, SpilledSums] = {}
-            for name, runs in plan.runs.items():
-                file = create_spill(spill_dir, name, runs.nbytes)
-                sums = SpilledSums(name, runs, self.matrices[name].region_dtype, file, self.engine)
-                opening.callback(sums.close)
-                self.spilled_sums[name] = sums
-            self.dealt: dict[str, DealtFile] = {}
-            for name, deal in plan.deals.items():
-                file = create_spill(spill_dir, name, deal.nbytes)
-                dealt = DealtFile(name, deal, self.matrices[name].region_dtype, file, self.engine)
-                opening.callback(dealt.close)
-                self.dealt[name] = dealt
+            self.partial_sums = self._open_shuffles(plan.partial_sums, spill_dir, opening)
+            self.bucketed_rows = self._open_shuffles(plan.bucketed_rows, spill_dir, opening)
             opening.callback(self.workspace.settle)
             self._resources = opening.pop_all()
+
+    def _open_shuffles(self, plans: Mapping[str, P], spill_dir: Path, opening: ExitStack) -> dict[str, ShuffleFile[P]]:
+        files = {}
+        for name, plan in plans.items():
+            spill = create_spill(spill_dir, name, plan.nbytes)
+            files[name] = ShuffleFile(name, plan, self.matrices[name].region_dtype, spill, self.engine)
+            opening.callback(files[name].close)
+        return files
 
     def _open_workspace(self, device: Device | None, spill_dir: Path, opening: ExitStack) -> Workspace[Any]:
         """The memory that is computed in; on a device, with the host's arena below it."""
@@ -206,10 +203,9 @@ class Runtime:
     def settle(self) -> None:
         """Let everything under way end, whatever its result."""
         self.workspace.settle()
-        for sums in self.spilled_sums.values():
-            sums.settle()
-        for dealt in self.dealt.values():
-            dealt.settle()
+        files: list[ShuffleFile[Any]] = [*self.partial_sums.values(), *self.bucketed_rows.values()]
+        for file in files:
+            file.settle()
 
     def pull_rows(
         self, source: Tensor, edges: TileEdges, direction: Direction, scaling: Scaling, out: Tensor | None = None
@@ -250,7 +246,7 @@ class Runtime:
                 raise StoreError(DISORDER)
 
     def run_kernel(
-        self, kernel: Kernel, source: Tensor | DealtRows, own: Tensor | None, edges: TileEdges, groups: range
+        self, kernel: Kernel, source: Tensor | BucketRows, own: Tensor | None, edges: TileEdges, groups: range
     ) -> Tensor | Scattered:
         """The tile's rows of what ``kernel`` makes of the neighbours' rows of ``source``; ``own`` are these rows of
         the pull's own matrix, None where the source stands for it."""

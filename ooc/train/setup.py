@@ -4,7 +4,7 @@
 ``prepare`` takes a model apart for training; its ``Job`` plans for any machine and budgets, and never runs. Of the
 graph, only where the edges of every tile begin is read, and for layers of unknown insides the in-edges, once, a tile's
 at a time, and once more where what they gather does not fit in memory; what that takes beside a tile's edges is a few
-bytes a node (``ooc.train.gathered_rows``). ``Job.ready`` is what a ``Session`` runs on this machine.
+bytes a node (``ooc.train.shuffle_counts``). ``Job.ready`` is what a ``Session`` runs on this machine.
 """
 
 from collections.abc import Callable, Collection
@@ -18,6 +18,7 @@ from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.graphs import GraphStatistics
 from ooc.plan.planner import choose_workload
+from ooc.plan.shuffle import GatheredRows
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import EdgeData
 from ooc.sizes import format_size
@@ -26,9 +27,7 @@ from ooc.storage.store import Store
 from ooc.train.averaging import Averaging
 from ooc.train.evaluation import make_scorer
 from ooc.train.first_aggregation import find_aggregation
-from ooc.train.gathered_rows import counted_gathers, most_gathers
 from ooc.train.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
-from ooc.train.handed_rows import counted_rows, most_rows
 from ooc.train.hypothetical import spread, store_of_statistics
 from ooc.train.loss import RowsLoss, resolve_loss
 from ooc.train.lowering import Network, lower
@@ -37,6 +36,7 @@ from ooc.train.metrics import Metric
 from ooc.train.objective import Objective, scoring_bytes
 from ooc.train.resources import Resources, spill_dtype
 from ooc.train.session import Prepared
+from ooc.train.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
 from ooc.train.stages import StageBuilder, Step
 from ooc.train.workload import STORE_MATRICES, EdgeCounts, counted, describe_workload, matrix_columns, stored
 

@@ -7,8 +7,8 @@ from typing import assert_never
 
 import torch
 
-from ooc.plan.deals import GatheredRows
-from ooc.plan.workload import Dealing, Direction, EdgeArray, EdgeData, Kind, Matrix, Stage, Topology, Workload
+from ooc.plan.shuffle import GatheredRows
+from ooc.plan.workload import Bucketing, Direction, EdgeArray, EdgeData, Kind, Matrix, Stage, Topology, Workload
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.aggregate import sums_rows_of
@@ -129,7 +129,7 @@ def describe_workload(
         kept=builder.kept,
         handed={name: counts.handed_rows(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()},
         parts=memory.sums(itemsize) if builder.on_device else None,
-        dealing=Dealing(backward, counts.gathered_rows) if gathers else None,
+        bucketing=Bucketing(backward, counts.gathered_rows) if gathers else None,
     )
 
 

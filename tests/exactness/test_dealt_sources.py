@@ -16,7 +16,7 @@ from torch_geometric.nn import GENConv, ResGatedGraphConv
 from ooc.errors import BudgetError, OocError
 from ooc.plan import UNMEASURED, Limits
 from ooc.plan.graphs import GraphStatistics
-from ooc.plan.passes import DealPass
+from ooc.plan.passes import ShufflePass
 from ooc.plan.plan import Plan
 from ooc.plan.simulator import simulate
 from ooc.plan.timeline import Resource
@@ -101,7 +101,9 @@ def assert_same(epochs: list[Any], expected: list[Any]) -> None:
 
 def gathered_in(plan: Plan) -> set[str]:
     """The matrices that are dealt out in training."""
-    return {item.pull.source for item in plan.programs["train"] if isinstance(item, DealPass) and item.pull is not None}
+    return {
+        item.pull.source for item in plan.programs["train"] if isinstance(item, ShufflePass) and item.pull is not None
+    }
 
 
 def test_budgets_too_small_for_what_is_gathered_from_do(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_budgets_too_small_for_what_is_gathered_from_do(store: Store, scarce: di
         "sources 1, general path, sources dealt out, sources' gradients spilled",
     ]
     expected, roomy = trained(store, tmp_path)
-    assert not roomy.plan.deals and not roomy.plan.ssd_write_bytes
+    assert not roomy.plan.bucketed_rows and not roomy.plan.ssd_write_bytes
     assert_same(epochs, expected)
 
 
@@ -134,7 +136,7 @@ def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, scarce: dict[str, An
     for record in records[1:]:
         assert record.ssd_write_bytes == plan.ssd_write_bytes
         assert record.ssd_read_bytes == plan.ssd_read_bytes
-    dealt = sum(deal.nbytes for deal in plan.deals.values())
+    dealt = sum(deal.nbytes for deal in plan.bucketed_rows.values())
     assert dealt > 2 * WHOLE_BYTES
     assert plan.ssd_write_bytes >= dealt and plan.ssd_read_bytes >= 2 * dealt
     assert list((tmp_path / "spill").iterdir()) == []
@@ -149,7 +151,7 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tm
     workload, plan = prepare(model, store, resources, metric=Metric.ACCURACY).plan(
         Limits(scarce["gpu_budget"], scarce["host_budget"]), UNMEASURED
     )
-    assert plan.deals == expected.deals and plan.summary() == expected.summary()
+    assert plan.bucketed_rows == expected.bucketed_rows and plan.summary() == expected.summary()
     timeline = simulate(plan, workload, UNMEASURED)
     assert timeline.moved_bytes[Resource.SSD_READ] == plan.ssd_read_bytes
     assert timeline.moved_bytes[Resource.SSD_WRITE] == plan.ssd_write_bytes
@@ -167,7 +169,7 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tm
         prospect.plan(Limits(1000, 50_000), UNMEASURED)
     named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
     _, other = prospect.plan(Limits(named, 50_000), UNMEASURED)
-    assert other.deals and all(deal.nbytes >= WHOLE_BYTES for deal in other.deals.values())
+    assert other.bucketed_rows and all(deal.nbytes >= WHOLE_BYTES for deal in other.bucketed_rows.values())
 
 
 @pytest.mark.parametrize(("spill_dtype", "threads"), [(None, 3), ("bfloat16", 1)])
@@ -185,7 +187,7 @@ def test_plans_and_threads_do_not_matter(
         budgets["gpu_budget"] += more_bytes
         epochs, trainer = trained(store, tmp_path, epochs=1, **options, **budgets)
         assert "m2" in gathered_in(trainer.plan), (block_rows, more_bytes)
-        buckets.add(trainer.plan.deals["m2 dealt"].bucket_rows)
+        buckets.add(trainer.plan.bucketed_rows["m2 dealt"].bucket_rows)
         assert_same(epochs, expected)
     assert len(buckets) > 1
 
@@ -227,7 +229,7 @@ def test_rows_that_do_not_reach_the_loss_are_left_out(tmp_path: Path) -> None:
         plan = trainer.plan
         (item,) = [item for item in plan.programs["train"] if item.title == "deal out m2"]
         assert item.pull is not None
-        deal = plan.deals[item.pull.output]
+        deal = plan.bucketed_rows[item.pull.output]
         assert deal.targets < deal.rows < graph.nodes
     assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=32, **budgets)
 
@@ -240,7 +242,7 @@ def test_dropout_in_layers_drops_the_same(store: Store, tmp_path: Path) -> None:
     for options in ({}, budgets):
         with make_trainer(case, store, tmp_path, **OPTIONS, **options) as trainer:
             found.append([train_epoch(trainer)])
-            assert bool(trainer.plan.deals) == bool(options)
+            assert bool(trainer.plan.bucketed_rows) == bool(options)
     assert_same(*found)
 
 
@@ -252,7 +254,7 @@ def test_predictions(store: Store, tmp_path: Path) -> None:
         resources = Resources.parse(gpu, host, spill_dir=tmp_path, tile_rows=64, threads=1)
         prediction = Prediction(model, store, resources)
         try:
-            return prediction.read(), bool(prediction._session._prepared.plan.deals)
+            return prediction.read(), bool(prediction._session._prepared.plan.bucketed_rows)
         finally:
             prediction.close()
 

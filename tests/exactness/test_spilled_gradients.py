@@ -83,12 +83,12 @@ def test_budgets_too_small_for_both_matrices_do(store: Store, tmp_path: Path) ->
         make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce | {"gpu_budget": int(0.98 * scarce["gpu_budget"])})
     epochs, trainer = trained(store, tmp_path, **scarce)
     plan = trainer.plan
-    assert list(plan.runs) == ["dm2"]
+    assert list(plan.partial_sums) == ["dm2"]
     assert plan.arena_bytes < 2 * WHOLE_BYTES
     (title,) = [item.title for item in plan.programs["train"] if "spilled" in item.title]
     assert ", general path" in title and title.endswith("sources' gradients spilled")
     expected, roomy = trained(store, tmp_path)
-    assert not roomy.plan.runs and not roomy.plan.ssd_write_bytes
+    assert not roomy.plan.partial_sums and not roomy.plan.ssd_write_bytes
     for one, other in zip(epochs, expected, strict=True):
         assert one.loss == other.loss
         assert all(torch.equal(one.gradients[name], gradient) for name, gradient in other.gradients.items())
@@ -103,7 +103,7 @@ def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, tmp_path: Path) -> N
     for record in records[1:]:
         assert record.ssd_write_bytes == plan.ssd_write_bytes
         assert record.ssd_read_bytes == plan.ssd_read_bytes
-    assert plan.ssd_write_bytes >= plan.runs["dm2"].nbytes > WHOLE_BYTES
+    assert plan.ssd_write_bytes >= plan.partial_sums["dm2"].nbytes > WHOLE_BYTES
     assert list((tmp_path / "spill").iterdir()) == []
 
 
@@ -116,7 +116,7 @@ def test_they_are_planned_without_training(store: Store, tmp_path: Path) -> None
     resources = Resources.parse("1G", "1G", threads=1, tile_rows=64)
     limits = Limits(scarce["gpu_budget"], scarce["host_budget"])
     _, plan = prepare(model, store, resources, metric=Metric.ACCURACY).plan(limits, UNMEASURED)
-    assert plan.runs == expected.runs and plan.summary() == expected.summary()
+    assert plan.partial_sums == expected.partial_sums and plan.summary() == expected.summary()
     graph = GraphStatistics(
         name="like it",
         nodes=store.num_nodes,
@@ -131,7 +131,7 @@ def test_they_are_planned_without_training(store: Store, tmp_path: Path) -> None
         prospect.plan(Limits(1000, 50_000), UNMEASURED)
     named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
     _, other = prospect.plan(Limits(named, 50_000), UNMEASURED)
-    assert other.runs["dm2"].nbytes >= expected.runs["dm2"].nbytes
+    assert other.partial_sums["dm2"].nbytes >= expected.partial_sums["dm2"].nbytes
 
 
 @pytest.mark.parametrize(("spill_dtype", "threads"), [(None, 3), ("bfloat16", 1)])
@@ -147,8 +147,8 @@ def test_plans_and_threads_do_not_matter(
         options = given | {"block_rows": block_rows, "threads": threads}
         scarce = least(CASE, store, tmp_path, **OPTIONS | options)
         epochs, trainer = trained(store, tmp_path, epochs=1, **options, **scarce)
-        assert list(trainer.plan.runs) == ["dm2"], block_rows
-        buckets.add(trainer.plan.runs["dm2"].buckets)
+        assert list(trainer.plan.partial_sums) == ["dm2"], block_rows
+        buckets.add(trainer.plan.partial_sums["dm2"].buckets)
         assert epochs[0].loss == expected[0].loss
         for name, gradient in expected[0].gradients.items():
             assert torch.equal(epochs[0].gradients[name], gradient), (name, block_rows)
@@ -171,7 +171,7 @@ def test_any_graph_is_exact(graph: GraphCase, tile_rows: int, tmp_path: Path) ->
     store = store_of(data, tmp_path)
     budgets = least(CASE, store, tmp_path, tile_rows=tile_rows)
     with make_trainer(CASE, store, tmp_path, tile_rows=tile_rows, **budgets) as trainer:
-        assert trainer.plan.runs
+        assert trainer.plan.partial_sums
     assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=tile_rows, **budgets)
 
 
@@ -181,7 +181,7 @@ def test_rows_that_do_not_reach_the_loss_have_none(tmp_path: Path) -> None:
     store, data = in_hop_order(random_data(graph), tmp_path)
     budgets = least(CASE, store, tmp_path, tile_rows=64)
     with make_trainer(CASE, store, tmp_path, tile_rows=64, **budgets) as trainer:
-        assert trainer.plan.runs["dm2"].rows < graph.nodes / 2
+        assert trainer.plan.partial_sums["dm2"].rows < graph.nodes / 2
     assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=64, **budgets)
 
 
@@ -192,7 +192,7 @@ def test_several_layers_that_spill(tmp_path: Path) -> None:
     store = store_of(data, tmp_path)
     budgets = least(case, store, tmp_path, tile_rows=64)
     with make_trainer(case, store, tmp_path, tile_rows=64, **budgets) as trainer:
-        assert sorted(trainer.plan.runs) == ["dm2", "dm4"]
+        assert sorted(trainer.plan.partial_sums) == ["dm2", "dm4"]
     assert_agrees(case, data, tmp_path, epochs=2, store=store, tile_rows=64, **budgets)
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Direction, Hardware, Limits, Plan, Workload, make_plan
-from ooc.plan.deals import cut_deal
-from ooc.plan.passes import DealPass, RowPass
+from ooc.plan.passes import RowPass, ShufflePass
+from ooc.plan.shuffle import plan_bucketed_rows
 from ooc.plan.simulator import simulate
 from ooc.plan.timeline import Resource
 from ooc.plan.verifier import verify_plan
-from ooc.plan.workload import Dealing
+from ooc.plan.workload import Bucketing
 from tests.plan.test_general_path import ROWS, WHOLE_BYTES
 from tests.plan.test_runs import least_bytes, spillable_workload
 from tests.plan.workloads import WITH_DEVICE_MEMORY
@@ -36,7 +36,7 @@ def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
 
 def dealable_workload() -> Workload:
     """Two layers, the second as it is, whose source can be dealt out and whose gradients can be spilled."""
-    return replace(spillable_workload(), dealing=Dealing(Direction.OUT, gathered))
+    return replace(spillable_workload(), bucketing=Bucketing(Direction.OUT, gathered))
 
 
 def planned(device_bytes: int, work: Workload | None = None, hardware: Hardware = UNMEASURED) -> Plan:
@@ -63,7 +63,7 @@ def test_every_target_has_its_bucket(
     step = tiles_a_step * tile_rows
 
     def cut(memory_bytes: int) -> object:
-        return cut_deal(
+        return plan_bucketed_rows(
             rows=rows,
             targets=targets,
             columns=columns,
@@ -101,7 +101,7 @@ def test_sources_are_dealt_where_they_do_not_fit_and_nowhere_else() -> None:
     assert "loss, general path, sources dealt out" in titles
     assert "sources 2, general path, sources dealt out, sources' gradients spilled" in titles
     assert titles.count("deal out m2") == 1, "what is dealt forward is gathered backward, too"
-    assert list(plan.deals) == ["m2 dealt"] and not plan.matrices["m2"].whole
+    assert list(plan.bucketed_rows) == ["m2 dealt"] and not plan.matrices["m2"].whole
     (line,) = [line for line in plan.summary() if line["matrix"] == "m2 dealt"]
     assert line["fate"] == "ssd" and line["bytes"] > WHOLE_BYTES
     roomy = planned(400_000_000)
@@ -116,7 +116,7 @@ def test_nothing_is_counted_where_nothing_has_to_be_dealt() -> None:
     def uncounted(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
         raise AssertionError("counted")
 
-    work = replace(dealable_workload(), dealing=Dealing(Direction.OUT, uncounted))
+    work = replace(dealable_workload(), bucketing=Bucketing(Direction.OUT, uncounted))
     assert not planned(400_000_000, work).deals
 
 
@@ -141,7 +141,7 @@ def test_their_bytes_are_the_plans_and_the_simulators() -> None:
     """Written once, read forward and backward; and on the disk as long as the run lasts."""
     work = dealable_workload()
     plan = planned(least_bytes(work), work)
-    deal, runs = plan.deals["m2 dealt"], plan.runs["dm2"]
+    deal, runs = plan.bucketed_rows["m2 dealt"], plan.partial_sums["dm2"]
     program = plan.unrolled["train"]
     assert plan.ssd_read_bytes == program.read_bytes + 2 * deal.nbytes + runs.nbytes
     assert plan.ssd_write_bytes == program.write_bytes + deal.nbytes + runs.nbytes
@@ -172,7 +172,7 @@ def test_a_device_with_memory_of_its_own_gathers_from_memory() -> None:
 def test_a_plan_that_gathers_what_it_has_not_dealt_is_not_trusted() -> None:
     """Nor one whose buckets have no room, whose steps lie in several, or that misses some targets or some rows."""
     plan = planned(least_bytes(dealable_workload()))
-    deal, passes = plan.deals["m2 dealt"], plan.programs["train"]
+    deal, passes = plan.bucketed_rows["m2 dealt"], plan.programs["train"]
 
     def with_deal(**changes: object) -> Plan:
         changed = replace(plan.matrices["m2 dealt"], deal=replace(deal, **changes))
@@ -189,13 +189,13 @@ def test_a_plan_that_gathers_what_it_has_not_dealt_is_not_trusted() -> None:
         verify_plan(with_deal(entries=deal.entries[:-1]))
     with pytest.raises(AssertionError, match="not all of m2 is dealt out"):
         verify_plan(with_deal(rows=deal.rows - 1))
-    undealt = [item for item in passes if not isinstance(item, DealPass)]
+    undealt = [item for item in passes if not isinstance(item, ShufflePass)]
     with pytest.raises(AssertionError, match="reads m2 dealt before it is written"):
         verify_plan(with_passes(*undealt))
-    (dealing,) = [item for item in passes if isinstance(item, DealPass)]
-    later = [item for item in undealt if not (isinstance(item, RowPass) and item.dealt)]
+    (dealing,) = [item for item in passes if isinstance(item, ShufflePass)]
+    later = [item for item in undealt if not (isinstance(item, RowPass) and item.bucketed)]
     again = next(item for item in passes if "m2" in item.stores)
-    gathering = [item for item in undealt if isinstance(item, RowPass) and item.dealt]
+    gathering = [item for item in undealt if isinstance(item, RowPass) and item.bucketed]
     wrong = [*passes[: dealing.index], dealing, again, *gathering, *later]
     with pytest.raises(AssertionError, match="gathered undealt"):
         verify_plan(with_passes(*wrong))

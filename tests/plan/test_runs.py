@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload, make_plan
-from ooc.plan.runs import cut_runs
+from ooc.plan.grid import align_up
+from ooc.plan.shuffle import plan_partial_sums
 from ooc.plan.simulator import simulate
 from ooc.plan.timeline import Resource
 from ooc.plan.verifier import verify_plan
@@ -59,7 +60,7 @@ def test_every_entry_has_its_place(
     handed = [0]
     for _ in range(-(-rows // tile_rows)):
         handed.append(handed[-1] + (data.draw(st.integers(0, 5000)) if len(handed) < 50 else 7))
-    runs = cut_runs(
+    runs = plan_partial_sums(
         rows=rows,
         columns=columns,
         itemsize=itemsize,
@@ -71,12 +72,13 @@ def test_every_entry_has_its_place(
     assert runs.bucket_rows % (tiles_a_step * tile_rows) == 0
     assert sum(runs.height(bucket) for bucket in range(runs.buckets)) == rows
     entry = (columns + 1) * itemsize
-    assert runs.chunk_bytes % PAGE_BYTES == 0 and runs.chunk_entries >= 1
-    assert runs.chunk_nbytes(runs.chunk_entries) == runs.chunk_bytes
+    assert runs.chunk_bytes % PAGE_BYTES == 0 and runs.filled_bytes >= entry and runs.filled_bytes % entry == 0
+    assert align_up(runs.filled_bytes) == runs.chunk_bytes
     assert handed[-1] * entry <= runs.nbytes
     for bucket, entries in enumerate(runs.entries):
-        chunks = [runs.chunk_entries] * (entries // runs.chunk_entries) + [entries % runs.chunk_entries]
-        assert runs.bucket_nbytes(bucket) == sum(runs.chunk_nbytes(count) for count in chunks)
+        in_chunk = runs.filled_bytes // entry
+        chunks = [in_chunk] * (entries // in_chunk) + [entries % in_chunk]
+        assert runs.bucket_nbytes(bucket) == sum(align_up(count * entry) for count in chunks)
 
 
 def test_memory_grows_with_the_root_of_the_matrix() -> None:
@@ -84,7 +86,9 @@ def test_memory_grows_with_the_root_of_the_matrix() -> None:
 
     def memory(rows: int) -> int:
         tiles = -(-rows // 1024)
-        runs = cut_runs(rows=rows, columns=64, itemsize=4, step_rows=1024, tile_rows=1024, handed=[0] * (tiles + 1))
+        runs = plan_partial_sums(
+            rows=rows, columns=64, itemsize=4, step_rows=1024, tile_rows=1024, handed=[0] * (tiles + 1)
+        )
         assert runs.chunk_bytes >= 1 << 17
         return max(runs.writing_nbytes, runs.reading_nbytes)
 
@@ -100,18 +104,18 @@ def test_sums_are_spilled_where_they_do_not_fit_and_nowhere_else() -> None:
     plan = planned(scarce)
     titles = [item.title for item in plan.programs["train"]]
     assert "pull m2, general path, sources' gradients spilled" in titles
-    assert list(plan.runs) == ["dm2"] and not plan.matrices["dm2"].whole
+    assert list(plan.partial_sums) == ["dm2"] and not plan.matrices["dm2"].whole
     (line,) = [line for line in plan.summary() if line["matrix"] == "dm2"]
     assert line["fate"] == "ssd"
     roomy = planned(400_000_000)
-    assert not roomy.runs and roomy.matrices["dm2"].whole
+    assert not roomy.partial_sums and roomy.matrices["dm2"].whole
     assert not any("spilled" in item.title for item in roomy.programs["train"])
 
 
 def test_their_memory_is_set_aside_only_while_it_is_used() -> None:
     """Chunks in the pass that writes runs, sums in the one that reads them."""
     plan = planned(least_bytes(spillable_workload()))
-    runs = plan.runs["dm2"]
+    runs = plan.partial_sums["dm2"]
     regions = [region for region in plan.regions["train"] if region.matrix == "dm2"]
     assert all(region.first == region.last for region in regions)
     by_pass = {region.first: region.count * plan.frame_bytes for region in regions}
@@ -124,7 +128,7 @@ def test_their_memory_is_set_aside_only_while_it_is_used() -> None:
 def test_their_bytes_are_the_plans_and_the_simulators() -> None:
     """Written once, read once, whatever else an epoch moves; and on the disk as long as the run lasts."""
     plan = planned(least_bytes(spillable_workload()))
-    nbytes = plan.runs["dm2"].nbytes
+    nbytes = plan.partial_sums["dm2"].nbytes
     assert nbytes >= HANDED_PER_ROW * ROWS * 65 * 4
     program = plan.unrolled["train"]
     assert plan.ssd_read_bytes == program.read_bytes + nbytes
@@ -155,7 +159,7 @@ def test_a_device_with_memory_of_its_own_sums_in_memory() -> None:
 def test_a_plan_whose_runs_have_no_room_is_not_trusted() -> None:
     """Nor one whose steps lie in several buckets, or which reads what it has not spilled."""
     plan = planned(least_bytes(spillable_workload()))
-    runs = plan.runs["dm2"]
+    runs = plan.partial_sums["dm2"]
 
     def with_runs(**changes: int) -> Plan:
         changed = replace(plan.matrices["dm2"], runs=replace(runs, **changes))

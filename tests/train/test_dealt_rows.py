@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.errors import SpillError, StoreError
-from ooc.plan.dealing import deal_scratch
-from ooc.plan.deals import Deal, cut_deal
+from ooc.plan.bucketing import shuffle_scratch
+from ooc.plan.shuffle import BucketedRows, plan_bucketed_rows
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.spill import create_spill
 from ooc.storage.store import Store
-from ooc.train.deal_pass import deal_tile
-from ooc.train.dealt_rows import DealtFile
-from ooc.train.gathered_rows import counted_gathers, most_gathers
-from ooc.train.kernels.dealt import DealtRows
+from ooc.train.kernels.bucket_rows import BucketRows
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.prospect import stored
+from ooc.train.shuffle import RowsReader, RowsWriter, ShuffleFile
+from ooc.train.shuffle_counts import counted_gathers, most_gathers
+from ooc.train.shuffle_pass import rows_by_bucket
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
 from tests.prefetch.faults import Faults, faulty_engine
@@ -70,8 +70,10 @@ def tile_of(store: Store, start: int, stop: int) -> TileEdges:
     return TileEdges(indices[offsets[0] : offsets[-1]], offsets - offsets[0], start, store.num_nodes)
 
 
-def planned(store: Store, *, rows: int, targets: int, columns: int, itemsize: int, steps: int, memory: int) -> Deal:
-    return cut_deal(
+def planned(
+    store: Store, *, rows: int, targets: int, columns: int, itemsize: int, steps: int, memory: int
+) -> BucketedRows:
+    return plan_bucketed_rows(
         rows=rows,
         targets=targets,
         columns=columns,
@@ -83,22 +85,22 @@ def planned(store: Store, *, rows: int, targets: int, columns: int, itemsize: in
     )
 
 
-def lowest(store: Store, *, columns: int) -> Deal:
+def lowest(store: Store, *, columns: int) -> BucketedRows:
     """Buckets of one tile each, in chunks of a page."""
     entries = counted_gathers(store)(NODES, NODES, TILE_ROWS)[0]
-    return Deal(NODES, NODES, columns, 4, TILE_ROWS, 1 << 12, tuple(entries))
+    return BucketedRows(NODES, columns, 4, TILE_ROWS, 1 << 12, tuple(entries), NODES)
 
 
-def deal_out(file: DealtFile, store: Store, values_RC: Tensor, memory: Tensor) -> None:
+def deal_out(file: ShuffleFile[BucketedRows], store: Store, values_RC: Tensor, memory: Tensor) -> None:
     """The rows of a source, tile by tile."""
-    dealer = file.dealer(memory)
+    dealer = RowsWriter(file, memory)
     for start in range(0, len(values_RC), TILE_ROWS):
         stop = min(len(values_RC), start + TILE_ROWS)
-        dealer.add(start, values_RC[start:stop], deal_tile(file.deal, tile_of(store, start, stop)))
+        dealer.add(start, values_RC[start:stop], rows_by_bucket(file.plan, tile_of(store, start, stop)))
     dealer.finish()
 
 
-def memory_for(deal: Deal) -> Tensor:
+def memory_for(deal: BucketedRows) -> Tensor:
     arena = Arena(deal.memory_nbytes)
     return torch.from_numpy(arena.view(0, arena.nbytes))
 
@@ -162,13 +164,13 @@ def test_rows_are_those_of_memory(
     deal = planned(
         store, rows=NODES, targets=targets, columns=columns, itemsize=dtype.itemsize, steps=steps, memory=memory
     )
-    file = DealtFile("m", deal, dtype, create_spill(tmp_path, "m", deal.nbytes), engine)
+    file = ShuffleFile("m", deal, dtype, create_spill(tmp_path, "m", deal.nbytes), engine)
     step_rows = steps * TILE_ROWS
     for seed in (1, 2):
         whole = torch.randn(NODES, columns, generator=torch.Generator().manual_seed(seed), dtype=dtype)
         before = engine.counters.read_bytes, engine.counters.write_bytes
         deal_out(file, store, whole, memory_for(deal))
-        reader = file.reader(memory_for(deal), targets=targets, reverse=reverse)
+        reader = RowsReader(file, memory_for(deal), targets=targets, reverse=reverse)
         starts = range(0, targets, step_rows)
         still_computed: list[int] = []
         for start in reversed(starts) if reverse else starts:
@@ -191,10 +193,10 @@ def test_many_chunks_a_bucket(engine: Engine, store: Store, tmp_path: Path) -> N
     """More than there is memory for at a time; rows do not end where chunks do."""
     deal = lowest(store, columns=999)
     assert deal.buckets > 2 and max(map(deal.bucket_nbytes, range(deal.buckets))) > 3 * deal.chunk_bytes
-    file = DealtFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
+    file = ShuffleFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
     whole = torch.randn(NODES, 999)
     deal_out(file, store, whole, memory_for(deal))
-    reader = file.reader(memory_for(deal), targets=NODES, reverse=False)
+    reader = RowsReader(file, memory_for(deal), targets=NODES, reverse=False)
     for bucket in range(deal.buckets):
         start = bucket * deal.bucket_rows
         reader.open(start, min(NODES, start + deal.bucket_rows))
@@ -206,10 +208,10 @@ def test_many_chunks_a_bucket(engine: Engine, store: Store, tmp_path: Path) -> N
 def test_a_step_still_computed_has_its_rows_while_the_next_opens(engine: Engine, store: Store, tmp_path: Path) -> None:
     """Before every line of it: a thread that computes may run between any two."""
     deal = lowest(store, columns=5)
-    file = DealtFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
+    file = ShuffleFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
     whole = torch.randn(NODES, 5)
     deal_out(file, store, whole, memory_for(deal))
-    reader = file.reader(memory_for(deal), targets=NODES, reverse=False)
+    reader = RowsReader(file, memory_for(deal), targets=NODES, reverse=False)
     reader.open(0, TILE_ROWS)
     looked = start = 0
 
@@ -234,19 +236,19 @@ def test_a_step_still_computed_has_its_rows_while_the_next_opens(engine: Engine,
 def test_edges_that_are_not_alike_in_both_directions_are_found(engine: Engine, store: Store, tmp_path: Path) -> None:
     """Whether a bucket gets more rows than it gathers, fewer, or others: an error of the store's."""
     deal = lowest(store, columns=999)
-    file = DealtFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
+    file = ShuffleFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
     values = torch.randn(TILE_ROWS, 999)
     everyone = torch.arange(NODES).repeat(TILE_ROWS)
     offsets = torch.arange(TILE_ROWS + 1) * NODES
-    dealer = file.dealer(memory_for(deal))
+    dealer = RowsWriter(file, memory_for(deal))
     with pytest.raises(StoreError, match="not alike"):
         for start in range(0, NODES - TILE_ROWS, TILE_ROWS):
-            dealer.add(start, values, deal_tile(deal, TileEdges(everyone, offsets, start, NODES)))
-    dealer = file.dealer(memory_for(deal))
+            dealer.add(start, values, rows_by_bucket(deal, TileEdges(everyone, offsets, start, NODES)))
+    dealer = RowsWriter(file, memory_for(deal))
     with pytest.raises(StoreError, match="not alike"):
         dealer.finish()
     file.close()
-    rows = DealtRows(9, torch.tensor([1, 2, 5]), torch.randn(3, 2))
+    rows = BucketRows(9, torch.tensor([1, 2, 5]), torch.randn(3, 2))
     for missing in ([0], [2, 3], [1, 8]):
         with pytest.raises(StoreError, match="not alike"):
             rows.index_select(0, torch.tensor(missing))
@@ -259,7 +261,7 @@ def test_a_disk_that_fails_is_one_line(faults: Faults, store: Store, tmp_path: P
     """It names the matrix, and nothing is left under way."""
     deal = lowest(store, columns=99)
     engine = faulty_engine(faults)
-    file = DealtFile("m dealt", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
+    file = ShuffleFile("m dealt", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
     with pytest.raises(SpillError, match=r"m dealt: writing .* at byte \d+ failed: "):
         deal_out(file, store, torch.randn(NODES, 99), memory_for(deal))
     file.close()
@@ -277,14 +279,14 @@ def test_what_dealing_allocates_is_within_its_bound(degree: int, columns: int, e
     generator = torch.Generator().manual_seed(0)
     indices = torch.randint(0, nodes, (rows, degree), generator=generator).sort().values.view(-1).int()
     tile = TileEdges(indices, torch.arange(rows + 1, dtype=torch.int32) * degree, 0, nodes)
-    deal = Deal(nodes, nodes, columns, 4, nodes // 4, 1 << 12, (nodes,) * 4)
-    file = DealtFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
-    dealer = file.dealer(memory_for(deal))
+    deal = BucketedRows(nodes, columns, 4, nodes // 4, 1 << 12, (nodes,) * 4, nodes)
+    file = ShuffleFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
+    dealer = RowsWriter(file, memory_for(deal))
     values = torch.randn(rows, columns)
-    per_edge, per_row = deal_scratch(deal)
-    dealing = peak_bytes(lambda: deal_tile(deal, tile))
+    per_edge, per_row = shuffle_scratch(deal)
+    dealing = peak_bytes(lambda: rows_by_bucket(deal, tile))
     assert dealing <= (len(indices) + rows) * per_edge <= 5 * dealing
-    dealt = deal_tile(deal, tile)
+    dealt = rows_by_bucket(deal, tile)
     adding = peak_bytes(lambda: dealer.add(0, values, dealt))
     assert adding <= rows * per_row
     file.close()
@@ -298,7 +300,7 @@ def test_gathering_from_dealt_rows_is_within_the_layers_bound(degree: int) -> No
     nodes = 4096
     indices = torch.randint(0, nodes, (ROWS, degree), generator=generator).sort().values.view(-1).int()
     tile = TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * degree, 0, nodes)
-    source = DealtRows(nodes, torch.arange(nodes), torch.randn(nodes, WIDTH + 1, generator=generator)[:, 1:])
+    source = BucketRows(nodes, torch.arange(nodes), torch.randn(nodes, WIDTH + 1, generator=generator)[:, 1:])
     gradient = torch.randn(ROWS, aggregate.columns, generator=generator)
     pull = aggregate.per_edge(WIDTH, "dp", 4)
     bound = (min(len(indices), pull.edges_at_once) + ROWS) * pull.bytes_per_edge + ROWS * pull.bytes_per_row

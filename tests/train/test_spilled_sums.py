@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.errors import SpillError, StoreError
-from ooc.plan.runs import Runs, cut_runs
+from ooc.plan.shuffle import PartialSums, plan_partial_sums
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.spill import create_spill
-from ooc.train.handed_rows import counted_rows
 from ooc.train.kernels import neighbourhood as module
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.neighbourhood import neighbourhood, other_neighbours, runs
 from ooc.train.operands import Sums
-from ooc.train.spilled_sums import SpilledSums
+from ooc.train.shuffle import ShuffleFile, SummedRows, SumsWriter
+from ooc.train.shuffle_counts import counted_rows
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
 from tests.prefetch.faults import Faults, faulty_engine
@@ -50,28 +50,28 @@ def random_runs(rows: int, columns: int, count: int, dtype: torch.dtype, seed: i
     return found
 
 
-def planned(rows: int, columns: int, step_rows: int, given: list[Run], itemsize: int) -> Runs:
+def planned(rows: int, columns: int, step_rows: int, given: list[Run], itemsize: int) -> PartialSums:
     """The plan of ``given``."""
     handed = np.zeros(-(-rows // TILE_ROWS) + 1, dtype=np.int64)
     for numbers, _ in given:
         np.add.at(handed, numbers[numbers < rows].numpy() // TILE_ROWS + 1, 1)
     counted = np.cumsum(handed).tolist()
-    return cut_runs(
+    return plan_partial_sums(
         rows=rows, columns=columns, itemsize=itemsize, step_rows=step_rows, tile_rows=TILE_ROWS, handed=counted
     )
 
 
-def summed(spilled: SpilledSums, given: list[Run], step_rows: int, *, reverse: bool) -> Tensor:
+def summed(spilled: ShuffleFile[PartialSums], given: list[Run], step_rows: int, *, reverse: bool) -> Tensor:
     """What comes back, step by step, each tile taken while the next step is open."""
-    plan = spilled.runs
+    plan = spilled.plan
     arena = Arena(max(plan.writing_nbytes, plan.reading_nbytes))
     memory = torch.from_numpy(arena.view(0, arena.nbytes))
-    writer = spilled.writer(memory)
+    writer = SumsWriter(spilled, memory)
     for numbers, values in given:
         writer.add(numbers, values)
     writer.finish()
     memory.fill_(255)
-    reader = spilled.reader(memory, reverse=reverse)
+    reader = SummedRows(spilled, memory, reverse=reverse)
     out = torch.full((plan.rows, plan.columns), torch.nan, dtype=spilled.dtype)
     starts = range(0, plan.rows + step_rows, step_rows)
     before: list[int] = []
@@ -109,7 +109,7 @@ def test_sums_are_those_of_memory(
     step_rows = steps * TILE_ROWS
     given = random_runs(rows, columns, count, dtype, seed)
     plan = planned(rows, columns, step_rows, given, dtype.itemsize)
-    spilled = SpilledSums("dm", plan, dtype, create_spill(tmp_path, "dm", plan.nbytes), engine)
+    spilled = ShuffleFile("dm", plan, dtype, create_spill(tmp_path, "dm", plan.nbytes), engine)
     for part in (given, given[::-1]):
         whole = torch.full((rows, columns), torch.nan, dtype=dtype)
         sums = Sums(whole)
@@ -128,8 +128,8 @@ def test_many_chunks_a_bucket(engine: Engine, tmp_path: Path) -> None:
     rows, columns = 64, 30
     given = random_runs(rows, columns, 300, torch.float32, seed=1)
     plan = planned(rows, columns, TILE_ROWS, given, 4)
-    assert plan.buckets > 2 and max(plan.entries) > 20 * plan.chunk_entries
-    spilled = SpilledSums("dm", plan, torch.float32, create_spill(tmp_path, "dm", plan.nbytes), engine)
+    assert plan.buckets > 2 and max(plan.entries) > 20 * (plan.filled_bytes // plan.entry_bytes)
+    spilled = ShuffleFile("dm", plan, torch.float32, create_spill(tmp_path, "dm", plan.nbytes), engine)
     whole = torch.empty(rows, columns)
     sums = Sums(whole)
     for numbers, values in given:
@@ -144,7 +144,7 @@ def test_a_disk_that_fails_is_one_line(faults: Faults, tmp_path: Path) -> None:
     given = random_runs(64, 30, 300, torch.float32, seed=1)
     plan = planned(64, 30, TILE_ROWS, given, 4)
     engine = faulty_engine(faults)
-    spilled = SpilledSums("dm", plan, torch.float32, create_spill(tmp_path, "dm", plan.nbytes), engine)
+    spilled = ShuffleFile("dm", plan, torch.float32, create_spill(tmp_path, "dm", plan.nbytes), engine)
     with pytest.raises(SpillError, match=r"dm: writing .* at byte \d+ failed: "):
         summed(spilled, given, TILE_ROWS, reverse=True)
     spilled.close()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ooc.train.kernels.dealt import DealtRows
+from ooc.train.kernels.bucket_rows import BucketRows
 from ooc.train.kernels.edges import TileEdges, highest_row
 
 EDGES_AT_ONCE = 16384
@@ -39,7 +39,7 @@ class Neighbourhood:
     features_EK: Tensor | None
     stands_in: bool = False
 
-    def gather(self, source_NC: Tensor | DealtRows) -> Tensor:
+    def gather(self, source_NC: Tensor | BucketRows) -> Tensor:
         """The rows of the pulled matrix that are nodes here → [R + S, C]."""
         own_RC = source_NC[self.start : self.start + self.rows]
         return torch.cat((own_RC, source_NC.index_select(0, self.others_S)))

@@ -6,8 +6,8 @@ they make (``kernels.neighbourhood``), run after run of rows where there are man
 under autograd, and the gradient goes to all of these rows: to the tile's own, which are a row of the result each, and
 to those of the in-neighbours, which are added up, tile after tile in their order. Two matrices in full width are read
 and added to anywhere: the one that is gathered from, and its gradient. Where they are not in memory whole, the first is
-dealt out to the tiles that gather from it (``ooc.plan.deals``), and what is added to the second waits in a file
-(``ooc.plan.runs``): nothing is read or written at random, but rows move once for every bucket that has an edge from
+dealt out to the tiles that gather from it (``ooc.plan.shuffle``), and what is added to the second waits in a file
+(``ooc.plan.shuffle``): nothing is read or written at random, but rows move once for every bucket that has an edge from
 them, where a sum gets by with some columns of every row. Rows of a tile are computed together by code that promises
 nothing of single rows, so tiles are the same ones in every plan.
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
-from ooc.train.kernels.dealt import DealtRows
+from ooc.train.kernels.bucket_rows import BucketRows
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.fixed_order import in_fixed_order
@@ -104,7 +104,7 @@ class Opaque(EdgeAggregate):
     def needs(self) -> tuple[Value, ...]:
         return ()
 
-    def forward(self, key: Key, tile: TileEdges, source: Tensor | DealtRows, own: Tensor, groups: range) -> Tensor:
+    def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
         module, parts = self._own_module(), []
         for run in runs(tile):
             near = neighbourhood(run, len(source))
@@ -112,7 +112,7 @@ class Opaque(EdgeAggregate):
                 parts.append(self.layer.forward(module, near.gather(source), near))
         return torch.cat(parts)
 
-    def scatter(self, key: Key, tile: TileEdges, source: Tensor | DealtRows, own: Tensor, groups: range) -> Scattered:
+    def scatter(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Scattered:
         """From a tile's rows of the result's gradient, ``own``, to those of all that it depends on."""
         module, trains = self._own_module(), self.source.trains
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]

@@ -7,39 +7,39 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ooc.plan.deals import Deal
-from ooc.plan.passes import DealPass
+from ooc.plan.passes import ShufflePass
 from ooc.plan.sequence import Step
-from ooc.train.dealt_rows import Dealt
+from ooc.plan.shuffle import BucketedRows
 from ooc.train.edge_sweep import EdgeSweep
 from ooc.train.kernels.edges import TileEdges, highest_row
 from ooc.train.operands import Input
 from ooc.train.pass_run import PassRun
 from ooc.train.program_run import ProgramRun
+from ooc.train.shuffle import BucketsRows, RowsWriter
 
 
 @dataclass(frozen=True, slots=True)
-class _DealtTile:
+class _BucketedTile:
     """The source's rows ``start``…, and which of them each bucket gets."""
 
     start: int
     values_RC: Tensor
-    dealt: list[Dealt]
+    found: list[BucketsRows]
 
 
-class DealPassRun(PassRun):
+class ShufflePassRun(PassRun):
     """One execution of a dealing pass, from the first row to the last, so that every bucket gets its rows ascending."""
 
-    def __init__(self, run: ProgramRun, item: DealPass) -> None:
+    def __init__(self, run: ProgramRun, item: ShufflePass) -> None:
         assert item.pull is not None
         super().__init__(run, item)
-        self.file = file = self.runtime.dealt[item.pull.output]
-        self.memory = run.streaming_memory(item.pull.output, item.index, file.deal.writing_nbytes)
+        self.file = file = self.runtime.bucketed_rows[item.pull.output]
+        self.memory = run.streaming_memory(item.pull.output, item.index, file.plan.writing_nbytes)
         self.source = Input(self.runtime.matrices[item.pull.source], run.workspace, whole=None, dtype=file.dtype)
         self.edges = EdgeSweep(self.runtime, item.pull)
 
     def begin_sweep(self, step: Step) -> None:
-        self.dealer = self.file.dealer(self.memory)
+        self.writer = RowsWriter(self.file, self.memory)
 
     def open(self, number: int, step: Step) -> Iterator[tuple[int, int]]:
         """The tiles of a step."""
@@ -49,19 +49,19 @@ class DealPassRun(PassRun):
         for start in range(step.start, step.stop, height):
             yield start, min(step.stop, start + height)
 
-    def compute(self, task: tuple[int, int]) -> _DealtTile:
+    def compute(self, task: tuple[int, int]) -> _BucketedTile:
         """Who gets which rows of a tile."""
         edges = self.edges.take(*task)
-        return _DealtTile(task[0], self.source.tile(*task), deal_tile(self.file.deal, edges))
+        return _BucketedTile(task[0], self.source.tile(*task), rows_by_bucket(self.file.plan, edges))
 
-    def reduce(self, result: _DealtTile) -> None:
-        self.dealer.add(result.start, result.values_RC, result.dealt)
+    def reduce(self, result: _BucketedTile) -> None:
+        self.writer.add(result.start, result.values_RC, result.found)
 
     def finish(self) -> None:
-        self.dealer.finish()
+        self.writer.finish()
 
 
-def deal_tile(deal: Deal, edges: TileEdges) -> list[Dealt]:
+def rows_by_bucket(plan: BucketedRows, edges: TileEdges) -> list[BucketsRows]:
     """Which rows of a tile each bucket gets, ``edges`` being those out of them: the rows that some target of the bucket
     gathers, and those that are targets in it themselves."""
     targets_E = edges.indices_E.long()
@@ -70,8 +70,8 @@ def deal_tile(deal: Deal, edges: TileEdges) -> list[Dealt]:
     row_E = torch.repeat_interleave(torch.arange(edges.rows), edges.offsets_R1.diff().long())
     targets = torch.cat((targets_E, torch.arange(edges.start, edges.start + edges.rows)))
     rows = torch.cat((row_E, torch.arange(edges.rows)))
-    is_target = targets < deal.targets
-    places = torch.unique(targets[is_target] // deal.bucket_rows * edges.rows + rows[is_target])  # by bucket, then row
+    is_target = targets < plan.targets
+    places = torch.unique(targets[is_target] // plan.bucket_rows * edges.rows + rows[is_target])  # by bucket, then row
     buckets, counts = torch.unique_consecutive(places // edges.rows, return_counts=True)
     parts = (places % edges.rows).split(counts.tolist())
-    return [Dealt(bucket, part) for bucket, part in zip(buckets.tolist(), parts, strict=True)]
+    return [BucketsRows(bucket, part) for bucket, part in zip(buckets.tolist(), parts, strict=True)]

@@ -10,7 +10,7 @@ from ooc.errors import StoreError
 
 
 @dataclass(frozen=True, slots=True)
-class DealtRows:
+class BucketRows:
     """Rows ``numbers_M``, ascending, int64, of a matrix of ``height`` rows: ``values_MC``, whose rows may lie apart."""
 
     height: int

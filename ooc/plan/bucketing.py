@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The passes that deal a source's rows out (``ooc.plan.deals``), where a stage gathers from what is not in memory."""
+"""The passes that deal a source's rows out (``ooc.plan.shuffle``), where a stage gathers from what is not in memory."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ooc.plan.deals import Deal, cut_deal
 from ooc.plan.grid import Grid
 from ooc.plan.matrices import MatrixPlan
-from ooc.plan.passes import DealPass, Pass
+from ooc.plan.passes import Pass, ShufflePass
+from ooc.plan.shuffle import BucketedRows, plan_bucketed_rows
 from ooc.plan.workload import Direction, Kind, PerEdge, Pull, Stage, Workload
 
 _BYTES_PER_EDGE = 160
@@ -17,10 +17,10 @@ _ROWS_WAITING = 8
 _NO_LIMIT = 1 << 62
 
 
-def dealable(workload: Workload) -> frozenset[str]:
+def bucketable(workload: Workload) -> frozenset[str]:
     """The sources that can be dealt out: all who pull them gather over in-edges, and rows have numbers that an entry
     has room for."""
-    if workload.dealing is None:
+    if workload.bucketing is None:
         return frozenset()
     pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
     others = {pull.source for pull in pulls if not pull.is_general or pull.direction is not Direction.IN}
@@ -33,19 +33,19 @@ def dealable(workload: Workload) -> frozenset[str]:
     )
 
 
-def leaner_dealt(passes: Iterable[Pass], matrices: Mapping[str, MatrixPlan]) -> frozenset[str]:
+def leaner_bucketed(passes: Iterable[Pass], matrices: Mapping[str, MatrixPlan]) -> frozenset[str]:
     """The sources that take less memory as ``passes`` deal them out than whole."""
     needed: dict[str, int] = {}
     for item in passes:
-        if isinstance(item, DealPass) and item.pull is not None:
-            deal = matrices[item.pull.output].deal
-            assert deal is not None
+        if isinstance(item, ShufflePass) and item.pull is not None:
+            shuffle = matrices[item.pull.output].shuffle
+            assert isinstance(shuffle, BucketedRows)
             source = item.pull.source
-            needed[source] = max(deal.memory_nbytes, needed.get(source, 0))
+            needed[source] = max(shuffle.memory_nbytes, needed.get(source, 0))
     return frozenset(name for name, nbytes in needed.items() if nbytes < matrices[name].region_nbytes)
 
 
-def deal_passes(
+def shuffle_passes(
     stage: Stage,
     before: Sequence[Pass],
     matrices: dict[str, MatrixPlan],
@@ -56,16 +56,16 @@ def deal_passes(
 ) -> tuple[list[Pass], str]:
     """What has to come between the passes ``before`` a stage and the stage, and the matrix that it gathers from: one
     pass that deals, or none where the source lies dealt out already. That matrix is added to ``matrices``."""
-    assert stage.pull is not None and workload.dealing is not None
+    assert stage.pull is not None and workload.bucketing is not None
     source = stage.pull.source
     writers = [item for item in before if source in item.stores]
     for item in before[writers[-1].index + 1 :]:
-        if isinstance(item, DealPass) and item.pull is not None and item.pull.source == source:
-            planned = matrices[item.pull.output].deal
-            if planned is not None and planned.targets >= stage.rows:
+        if isinstance(item, ShufflePass) and item.pull is not None and item.pull.source == source:
+            planned = matrices[item.pull.output].shuffle
+            if isinstance(planned, BucketedRows) and planned.targets >= stage.rows:
                 return [], item.pull.output
     of = matrices[source]
-    deal = cut_deal(
+    shuffle = plan_bucketed_rows(
         rows=max(item.rows for item in writers),
         targets=stage.rows,
         columns=of.matrix.columns,
@@ -73,33 +73,33 @@ def deal_passes(
         step_rows=step_rows,
         tile_rows=workload.tile_rows,
         memory_bytes=memory_bytes,
-        gathered=workload.dealing.gathered,
+        gathered=workload.bucketing.gathered,
     )
-    name = _name(source, deal, matrices)
-    matrices[name] = _planned(name, deal, of)
-    per_edge, per_row = deal_scratch(deal)
-    pull = Pull(source, name, workload.dealing.direction, PerEdge(1, deal.columns, None, _NO_LIMIT, per_edge, 0))
-    dealing = Stage(f"deal out {source}", deal.rows, (source,), pull, (name,), per_row)
-    return [DealPass(len(before), dealing, (source,), pull)], name
+    name = _name(source, shuffle, matrices)
+    matrices[name] = _planned(name, shuffle, of)
+    per_edge, per_row = shuffle_scratch(shuffle)
+    pull = Pull(source, name, workload.bucketing.direction, PerEdge(1, shuffle.columns, None, _NO_LIMIT, per_edge, 0))
+    dealing = Stage(f"deal out {source}", shuffle.rows, (source,), pull, (name,), per_row)
+    return [ShufflePass(len(before), dealing, (source,), pull)], name
 
 
-def deal_scratch(deal: Deal) -> tuple[int, int]:
+def shuffle_scratch(shuffle: BucketedRows) -> tuple[int, int]:
     """Bounds on what a thread allocates while a tile is dealt: bytes for each edge and each row, and a row beside."""
-    return _BYTES_PER_EDGE, _ROWS_WAITING * deal.entry_bytes
+    return _BYTES_PER_EDGE, _ROWS_WAITING * shuffle.entry_bytes
 
 
-def _name(source: str, deal: Deal, matrices: dict[str, MatrixPlan]) -> str:
+def _name(source: str, shuffle: BucketedRows, matrices: dict[str, MatrixPlan]) -> str:
     """Of how a source lies dealt out: programs that deal it alike share it, others have one of their own."""
     number = 1
     while True:
         name = f"{source} dealt" if number == 1 else f"{source} dealt {number}"
-        if name not in matrices or matrices[name].deal == deal:
+        if name not in matrices or matrices[name].shuffle == shuffle:
             return name
         number += 1
 
 
-def _planned(name: str, deal: Deal, of: MatrixPlan) -> MatrixPlan:
-    rows = max(1, sum(deal.entries))
-    matrix = replace(of.matrix, name=name, rows=rows, itemsize=deal.itemsize, kind=Kind.SCRATCH)
-    grid = Grid(rows, deal.columns, deal.itemsize, of.grid.block_rows, deal.columns)
-    return MatrixPlan(matrix, grid, deal.itemsize, deal=deal)
+def _planned(name: str, shuffle: BucketedRows, of: MatrixPlan) -> MatrixPlan:
+    rows = max(1, sum(shuffle.entries))
+    matrix = replace(of.matrix, name=name, rows=rows, itemsize=shuffle.itemsize, kind=Kind.SCRATCH)
+    grid = Grid(rows, shuffle.columns, shuffle.itemsize, of.grid.block_rows, shuffle.columns)
+    return MatrixPlan(matrix, grid, shuffle.itemsize, shuffle=shuffle)

@@ -1,37 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many rows targets gather, by the bucket, counted before rows are dealt out (``ooc.plan.deals``).
+"""How many entries an external shuffle has (``ooc.plan.shuffle``), counted beforehand in one sweep over the in-edges.
 
-A bucket gathers its own rows and all in-neighbours of these, each once, however many of its targets have it. One sweep
-over the in-edges counts them for the lowest buckets, and joins the rows of two neighbours for a bucket twice as high,
-and so on: as when sorted runs are merged, of every height at most one bucket waits for the one beside it. A large set
-of rows is kept as a byte for each row of the source, so all that wait take a byte a row for each of the few heights
-whose buckets gather most of the source, and little beside that.
+Of partial sums: a tile adds to each of its in-neighbours outside of it, once for every run of its rows
+(``kernels.neighbourhood``). That is the graph's affair alone.
+
+Of bucketed rows: a bucket gathers its own rows and all in-neighbours of these, each once, however many of its targets
+have it. They are counted for the lowest buckets, and the rows of two neighbours joined for a bucket twice as high, and
+so on: as when sorted runs are merged, of every height at most one bucket waits for the one beside it. A large set of
+rows is kept as a byte for each row of the source, so all that wait take a byte a row for each of the few heights whose
+buckets gather most of the source, and little beside that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ooc.plan.deals import GatheredRows
+from ooc.plan.shuffle import GatheredRows
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
 from ooc.train.edge_sweep import relative_offsets
 from ooc.train.graph import damaged
 from ooc.train.kernels.edges import TileEdges, highest_row
+from ooc.train.kernels.neighbourhood import other_neighbours, runs
+from ooc.train.workload import HandedRows
 from ooc.train.workload import TileEdges as CountedEdges
 
 _CHUNK_BYTES = 1 << 20
-"""Of offsets that are read at a time, at least those of one bucket."""
+"""Of offsets that are read at a time, at least those of one tile or bucket."""
 _MOST_EDGES = 1 << 20
 """Edges of a bucket that are looked at together."""
 
 
+def counted_rows(store: Store) -> HandedRows:
+    """Entries of partial sums of a store that is there, each read from it when it is first asked for."""
+    return cache(partial(_count_sums, store))
+
+
+def most_rows(tile_edges: CountedEdges) -> HandedRows:
+    """Those of a graph of which only degrees are known: an entry for each edge out of the rows, which is the most."""
+    return lambda rows, others, tile_rows: tile_edges(Direction.OUT, tile_rows)
+
+
 def counted_gathers(store: Store) -> GatheredRows:
-    """Those of a store that is there, each read from it when it is first asked for."""
-    return cache(partial(_count, store))
+    """Rows gathered in a store that is there, each read from it when it is first asked for."""
+    return cache(partial(_count_rows, store))
 
 
 def most_gathers(tile_edges: CountedEdges) -> GatheredRows:
@@ -54,26 +69,45 @@ def most_gathers(tile_edges: CountedEdges) -> GatheredRows:
     return gathered
 
 
-def _count(store: Store, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
-    indptr, indices = store.topology(Direction.IN.value)
-    joined = _Joined()
+def _sweep(store: Store, rows: int, height: int) -> Iterator[tuple[int, int, npt.NDArray[np.signedinteger]]]:
+    """Every ``height`` of the first ``rows`` rows: where they start and stop, and where their in-edges begin, one more
+    than rows."""
+    indptr, _ = store.topology(Direction.IN.value)
     at_once = max(1, _CHUNK_BYTES // (8 * height)) * height
-    for first in range(0, targets, at_once):
-        last = min(targets, first + at_once)
+    for first in range(0, rows, at_once):
+        last = min(rows, first + at_once)
         offsets = indptr.read(first, last + 1)
         if offsets[0] < 0 or offsets[-1] > store.num_edges or (np.diff(offsets) < 0).any():
             raise damaged(store, "in/indptr")
         for start in range(first, last, height):
             stop = min(last, start + height)
-            gathered = _Rows(np.arange(start, min(stop, rows)), rows)
-            end = int(offsets[stop - first])
-            for edge in range(int(offsets[start - first]), end, _MOST_EDGES):
-                neighbours = torch.from_numpy(indices.read(edge, min(end, edge + _MOST_EDGES)))
-                everything = relative_offsets(np.array([0, len(neighbours)]), 0, 1, torch.int64)
-                highest_row(TileEdges(neighbours, everything, start, store.num_nodes), 0, neighbours)
-                inside = neighbours.numpy()
-                gathered = gathered.joined(_Rows(np.unique(inside[inside < rows]).astype(np.int64), rows))
-            joined.add(gathered)
+            yield start, stop, offsets[start - first : stop - first + 1]
+
+
+def _count_sums(store: Store, rows: int, others: int, tile_rows: int) -> Sequence[int]:
+    _, indices = store.topology(Direction.IN.value)
+    handed = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
+    for start, stop, offsets in _sweep(store, rows, tile_rows):
+        neighbours = torch.from_numpy(indices.read(int(offsets[0]), int(offsets[-1])))
+        relative = relative_offsets(offsets, 0, stop - start, torch.int64)
+        for run in runs(TileEdges(neighbours, relative, start, store.num_nodes)):
+            np.add.at(handed, other_neighbours(run, others).numpy() // tile_rows + 1, 1)
+    return [int(count) for count in np.cumsum(handed)]
+
+
+def _count_rows(store: Store, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
+    _, indices = store.topology(Direction.IN.value)
+    joined = _Joined()
+    for start, stop, offsets in _sweep(store, targets, height):
+        gathered = _Rows(np.arange(start, min(stop, rows)), rows)
+        end = int(offsets[-1])
+        for edge in range(int(offsets[0]), end, _MOST_EDGES):
+            neighbours = torch.from_numpy(indices.read(edge, min(end, edge + _MOST_EDGES)))
+            everything = relative_offsets(np.array([0, len(neighbours)]), 0, 1, torch.int64)
+            highest_row(TileEdges(neighbours, everything, start, store.num_nodes), 0, neighbours)
+            inside = neighbours.numpy()
+            gathered = gathered.joined(_Rows(np.unique(inside[inside < rows]).astype(np.int64), rows))
+        joined.add(gathered)
     return joined.finish()
 
 
