@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The passes that deal a source's rows out (``ooc.plan.shuffle``), where a stage gathers from what is not in memory."""
+"""The passes that shuffle a source's rows (``ooc.plan.shuffle``), where a stage gathers from what is not in memory."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,14 +11,14 @@ from ooc.plan.shuffle import BucketedRows, plan_bucketed_rows
 from ooc.plan.workload import Direction, Kind, PerEdge, Pull, Stage, Workload
 
 _BYTES_PER_EDGE = 160
-"""Of an edge while a tile's rows are dealt: its row and bucket, and what they are sorted by; int64."""
+"""Of an edge while a tile's rows are shuffled: its row and bucket, and what they are sorted by; int64."""
 _ROWS_WAITING = 8
-"""Tiles of rows that are dealt, wait for it, or are cut for a bucket, by thread."""
+"""Tiles of rows that are shuffled, wait for it, or are cut for a bucket, by thread."""
 _NO_LIMIT = 1 << 62
 
 
 def bucketable(workload: Workload) -> frozenset[str]:
-    """The sources that can be dealt out: all who pull them gather over in-edges, and rows have numbers that an entry
+    """The sources that can be shuffled: all who pull them gather over in-edges, and rows have numbers that an entry
     has room for."""
     if workload.bucketing is None:
         return frozenset()
@@ -34,7 +34,7 @@ def bucketable(workload: Workload) -> frozenset[str]:
 
 
 def leaner_bucketed(passes: Iterable[Pass], matrices: Mapping[str, MatrixPlan]) -> frozenset[str]:
-    """The sources that take less memory as ``passes`` deal them out than whole."""
+    """The sources that take less memory as ``passes`` shuffle them than whole."""
     needed: dict[str, int] = {}
     for item in passes:
         if isinstance(item, ShufflePass) and item.pull is not None:
@@ -55,7 +55,7 @@ def shuffle_passes(
     memory_bytes: int,
 ) -> tuple[list[Pass], str]:
     """What has to come between the passes ``before`` a stage and the stage, and the matrix that it gathers from: one
-    pass that deals, or none where the source lies dealt out already. That matrix is added to ``matrices``."""
+    pass that shuffles, or none where the source lies in buckets already. That matrix is added to ``matrices``."""
     assert stage.pull is not None and workload.bucketing is not None
     source = stage.pull.source
     writers = [item for item in before if source in item.stores]
@@ -79,17 +79,17 @@ def shuffle_passes(
     matrices[name] = _planned(name, shuffle, of)
     per_edge, per_row = shuffle_scratch(shuffle)
     pull = Pull(source, name, workload.bucketing.direction, PerEdge(1, shuffle.columns, None, _NO_LIMIT, per_edge, 0))
-    dealing = Stage(f"deal out {source}", shuffle.rows, (source,), pull, (name,), per_row)
-    return [ShufflePass(len(before), dealing, (source,), pull)], name
+    shuffling = Stage(f"deal out {source}", shuffle.rows, (source,), pull, (name,), per_row)
+    return [ShufflePass(len(before), shuffling, (source,), pull)], name
 
 
 def shuffle_scratch(shuffle: BucketedRows) -> tuple[int, int]:
-    """Bounds on what a thread allocates while a tile is dealt: bytes for each edge and each row, and a row beside."""
+    """Bounds on what a thread allocates while a tile is shuffled: bytes for each edge, and each row."""
     return _BYTES_PER_EDGE, _ROWS_WAITING * shuffle.entry_bytes
 
 
 def _name(source: str, shuffle: BucketedRows, matrices: dict[str, MatrixPlan]) -> str:
-    """Of how a source lies dealt out: programs that deal it alike share it, others have one of their own."""
+    """Of a shuffled source: programs that shuffle it alike share it, others have one of their own."""
     number = 1
     while True:
         name = f"{source} dealt" if number == 1 else f"{source} dealt {number}"

@@ -5,6 +5,7 @@ of it, and what it moves of the matrices that have no blocks.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ooc.plan.grid import Grid
 from ooc.plan.matrices import MatrixPlan, shuffles_in
@@ -14,14 +15,14 @@ _GENERAL = ", general path"
 """Of a pass that runs an opaque layer: slower than the others."""
 _SPILLING = ", sources' gradients spilled"
 """Of one whose sums of gradients are not in memory whole: slower still."""
-_DEALT = ", sources dealt out"
-"""Of one whose source is not in memory whole, but read as it has been dealt out to its targets."""
+_SHUFFLED = ", sources dealt out"
+"""Of one whose source is not in memory whole, but read as it has been shuffled to its targets."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowPass:
     """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed; or
-    its rows come of ``dealt``; or, with ``rest``, its last slab alone is in memory and pulled so.
+    its rows come of ``bucketed``; or, with ``rest``, its last slab alone is in memory and pulled so.
 
     ``loads`` are the stage's, and what the pull or the pass before it adds.
     """
@@ -31,9 +32,9 @@ class RowPass:
     loads: tuple[str, ...]
     pull: Pull | None
     spills_sums: bool = False
-    """Whether what it scatters to is spilled as runs."""
+    """Whether what it scatters to is spilled as partial sums."""
     bucketed: str | None = None
-    """The matrix that holds the source's rows as they have been dealt out."""
+    """The matrix that holds the source's rows by the buckets of those who gather them."""
     rest: "ColumnPass | None" = None
     """The pass right before it, which pulls all slabs but the last. What is pulled of the last one is put beside these,
     row by row, and never stored but where the stage keeps what it pulls."""
@@ -51,12 +52,17 @@ class RowPass:
         """What it is called in tables and drawings."""
         if self.pull is None or not self.pull.is_general:
             return self.stage.name
-        return f"{self.stage.name}{_GENERAL}{_DEALT if self.bucketed else ''}{_SPILLING if self.spills_sums else ''}"
+        return f"{self.stage.name}{_GENERAL}{_SHUFFLED if self.bucketed else ''}{_SPILLING if self.spills_sums else ''}"
 
     @property
     def rows(self) -> int:
         """Rows that this pass computes."""
         return self.stage.rows
+
+    @property
+    def reverse(self) -> bool:
+        """Whether it goes over the rows downwards."""
+        return self.stage.reverse
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -72,7 +78,7 @@ class RowPass:
 
 @dataclass(frozen=True, slots=True)
 class ShufflePass(RowPass):
-    """Deal the rows of ``pull.source`` out, step by step, along the edges out of them; ``pull.output`` is how they lie
+    """Shuffle the rows of ``pull.source``, step by step, along the edges out of them; ``pull.output`` is how they lie
     then. Its stage is none of the workload's: it belongs to the pass that pulls the source next."""
 
 
@@ -95,7 +101,8 @@ class ColumnPass:
     slab_buffers: int
     direct: bool = True
     spills_sums: bool = False
-    """Whether what it scatters to is spilled as runs."""
+    """Whether what it scatters to is spilled as partial sums."""
+    reverse: ClassVar[bool] = False
 
     @property
     def title(self) -> str:

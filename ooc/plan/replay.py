@@ -6,11 +6,11 @@ step before it is done; a step begins when the last but one is done; writes leav
 with the reads; a pass ends when all its steps are done.
 """
 
+from ooc.plan.channels import drive_of
 from ooc.plan.cost import Computing, computing_of
 from ooc.plan.hardware import Hardware
-from ooc.plan.link import disk_link
 from ooc.plan.matrices import shuffles_in
-from ooc.plan.passes import ColumnPass, Pass, RowPass, streamed_write_bytes
+from ooc.plan.passes import Pass, streamed_write_bytes
 from ooc.plan.plan import Plan
 from ooc.plan.program import Program
 from ooc.plan.sequence import Span, Step, Use
@@ -29,14 +29,14 @@ _WAITING_SHARE = 0.1
 class Replay:
     """The executor's clock (``now``), the computation's, the drive's, and which frames are in use.
 
-    A device with memory of its own keeps time by its streams (``ooc.plan.device_replay``).
+    A device with memory of its own keeps time by its streams (``ooc.plan.simulator``).
     """
 
     def __init__(self, plan: Plan, workload: Workload, hardware: Hardware, name: str) -> None:
         self.plan, self.workload, self.hardware = plan, workload, hardware
         self.name = name
         self.program: Program = plan.unrolled[name]
-        self.link = disk_link(hardware, plan.frame_bytes)
+        self.drive = drive_of(hardware, plan.frame_bytes)
         self.sent: list[tuple[Resource, int, int]] = []  # by ticket: (resource, pass, bytes)
         self.kinds: dict[tuple[Resource, int, int], tuple[Resource, int, int]] = {}  # there are few
         self.now = 0.0
@@ -67,9 +67,9 @@ class Replay:
 
     def _drain(self) -> float:
         """Let all that is under way end: when it has, with what has moved among the events."""
-        end_s = max(self.now, self.link.drain())
+        end_s = max(self.now, self.drive.drain())
         for ticket, (resource, at, nbytes) in enumerate(self.sent):
-            self.events.append(Event(resource, self.link.started[ticket], self.link.served[ticket], at, nbytes))
+            self.events.append(Event(resource, self.drive.started[ticket], self.drive.served[ticket], at, nbytes))
         return end_s
 
     def _memory(self) -> tuple[MemoryUse, ...]:
@@ -108,7 +108,7 @@ class Replay:
     def _step(self, t: int, first: int, item: Pass) -> float:
         """Step ``t`` of a pass that begins with step ``first``: the seconds that it computes."""
         step = self.program.steps[t]
-        if isinstance(item, ColumnPass) and t > first and step.slab != self.program.steps[t - 1].slab:
+        if t > first and step.slab != self.program.steps[t - 1].slab:
             self.now = max(self.now, self.done[t - 1])
         if t - 2 >= first:
             self.now = max(self.now, self.done.pop(t - 2))
@@ -196,7 +196,7 @@ class Replay:
         here, count = step.start // of.bucket_rows, -(-rows // of.bucket_rows)
         if step.start >= rows:
             return
-        following = here - 1 if isinstance(item, RowPass) and item.stage.reverse else here + 1
+        following = here - 1 if item.reverse else here + 1
         for bucket in (here, following):
             key = name, item.index, bucket
             if 0 <= bucket < count and key not in self.buckets:
@@ -254,17 +254,17 @@ class Replay:
         """What step ``t`` has filled is written."""
         return self._send(WRITE, self.plan.blocks.nbytes(block), at)
 
-    def _send(self, way: int, nbytes: int, at: int) -> int:
-        ticket = self.link.send(way, nbytes, self.now)
-        kind = (_OF_DISK[way], at, nbytes)
+    def _send(self, direction: int, nbytes: int, at: int) -> int:
+        ticket = self.drive.send(direction, nbytes, self.now)
+        kind = (_OF_DISK[direction], at, nbytes)
         self.sent.append(self.kinds.setdefault(kind, kind))
-        self.issued += nbytes / self.link.rates[way]
+        self.issued += nbytes / self.drive.rates[direction]
         self.now += self.hardware.seconds_per_block
         return ticket
 
     def _await(self, ticket: int | None) -> None:
         if ticket is not None:
-            waited = self.link.wait(ticket) - self.now
+            waited = self.drive.wait(ticket) - self.now
             if waited > 0:
                 resource = self.sent[ticket][0]
                 self.waits[resource] = self.waits.get(resource, 0.0) + waited

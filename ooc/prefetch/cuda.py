@@ -116,7 +116,7 @@ class Cuda(Device):
         torch.cuda.set_per_process_memory_fraction(1.0, self.place)
 
     def _pin(self, memory: Bytes) -> None:
-        """Lock its pages: only then do copies run beside the host, and at the wire's full rate. With a copy of other
+        """Lock its pages: only then do copies run beside the host, and at the full rate of PCIe. With a copy of other
         memory the driver may have the host wait for all kernels before it ("API synchronization behavior", CUDA's
         documentation)."""
         if not memory.nbytes:

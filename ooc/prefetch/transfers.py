@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frames of host memory below a device at run time: what goes over the wire, and what the SSD reads and writes.
+"""The frames of host memory below a device at run time: what goes over PCIe, and what the SSD reads and writes.
 
 Follows ``ooc.plan.staging`` and decides nothing: transfers are asked for in the order of the lower program, each gives
 its host frames their blocks first, and reads from the SSD set off for later ones. The host waits in two cases only: for

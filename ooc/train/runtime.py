@@ -252,7 +252,7 @@ class Runtime:
         the pull's own matrix, None where the source stands for it."""
         if edges.doubts is not None:
             edges.doubts.look_for_strays(edges.indices_E)
-        source = cast(Tensor, source)  # rows dealt out only go to layers of unknown insides, which take both
+        source = cast(Tensor, source)  # shuffled rows only go to opaque layers, which take both
         return kernel(edges, source, source[edges.start : edges.start + edges.rows] if own is None else own, groups)
 
     def read_rows(self, name: str) -> Iterator[Tensor]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a pass that deals a matrix out: every row goes to all buckets of targets that gather it."""
+"""Running a pass that shuffles a matrix: every row goes to all buckets of targets that gather it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class _BucketedTile:
 
 
 class ShufflePassRun(PassRun):
-    """One execution of a dealing pass, from the first row to the last, so that every bucket gets its rows ascending."""
+    """One execution of a shuffle, from the first row to the last, so that every bucket gets its rows ascending."""
 
     def __init__(self, run: ProgramRun, item: ShufflePass) -> None:
         assert item.pull is not None

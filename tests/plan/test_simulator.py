@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload, make_plan
+from ooc.plan.channels import Drive
 from ooc.plan.hardware import Curve, Disk
-from ooc.plan.link import Link
 from ooc.plan.simulator import simulate
 from ooc.plan.timeline import Event, Resource, stretches
 from tests.examples import examples
@@ -95,14 +95,14 @@ def test_what_is_not_hidden_costs_time() -> None:
     assert hidden < bare
 
 
-def test_a_link_serves_in_order_and_shares_what_there_is() -> None:
-    link = Link((100.0, 50.0), 75.0, latency_s=0.5)
-    first, second = link.send(0, 100, 0.0), link.send(0, 100, 0.0)
-    assert link.wait(first) == 1.5
-    third = link.send(1, 25, 1.0)  # both at half their rates until the third is done
-    assert link.wait(third) == pytest.approx(2.5)
-    assert link.wait(second) == pytest.approx(3.0)
-    assert link.drain() == pytest.approx(2.5)
+def test_a_drive_serves_in_order_and_shares_what_there_is() -> None:
+    drive = Drive((100.0, 50.0), 75.0, latency_s=0.5)
+    first, second = drive.send(0, 100, 0.0), drive.send(0, 100, 0.0)
+    assert drive.wait(first) == 1.5
+    third = drive.send(1, 25, 1.0)  # both at half their rates until the third is done
+    assert drive.wait(third) == pytest.approx(2.5)
+    assert drive.wait(second) == pytest.approx(3.0)
+    assert drive.drain() == pytest.approx(2.5)
 
 
 def test_stretches_lose_no_busy_second_and_no_byte() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level below a device in simulated time: transfers over the wire, and the drive behind the host's frames.
+"""The level below a device in simulated time: transfers over PCIe, and the drive behind the host's frames.
 
 Transfers are asked for in the order of the lower program (``ooc.plan.staging``) and sent off in it: one to the device
 waits until its block is in its host frame, and the host with it; a block that came to the host for the drive's sake is
@@ -8,22 +8,22 @@ written when it has come. Copies through one frame wait for one another; before 
 
 from collections import deque
 
+from ooc.plan.channels import Pcie, drive_of
 from ooc.plan.hardware import Hardware
-from ooc.plan.link import Streams, disk_link
 from ooc.plan.plan import Plan
 from ooc.plan.staging import Staging, Way
 from ooc.plan.timeline import Event, Resource
 
 
-class Mover:
-    """``now`` is the host's clock. ``waited_for_disk``: the tickets of the wire that had to wait for a read.
+class HostTier:
+    """``now`` is the host's clock. ``waited_for_disk``: the tickets of PCIe that had to wait for a read.
     ``blocked_s``: how long the host has waited, and for whom, since somebody cleared it."""
 
     def __init__(self, plan: Plan, staging: Staging, hardware: Hardware) -> None:
         assert hardware.wire is not None
         rates = hardware.wire.to_device_bytes_per_s, hardware.wire.to_host_bytes_per_s
-        self.wire = Streams(rates)
-        self.disk = disk_link(hardware, plan.frame_bytes)
+        self.pcie = Pcie(rates)
+        self.disk = drive_of(hardware, plan.frame_bytes)
         self.now = 0.0
         self.waited_for_disk: set[int] = set()
         self.blocked_s: dict[Resource, float] = {}
@@ -37,13 +37,13 @@ class Mover:
         self._where = dict(staging.program.warm)
         self._arriving: dict[int, int] = {}  # block → ticket of its read
         self._written: dict[int, int] = {}  # block → ticket of its write
-        self._passing: dict[int, int] = {}  # frame → ticket of the wire
+        self._passing: dict[int, int] = {}  # frame → ticket of PCIe
         self._leaving: dict[int, int] = {}  # frame → block that is written out of it
-        self._unsaved: deque[tuple[int, int, int]] = deque()  # (ticket of the wire, block, pass)
+        self._unsaved: deque[tuple[int, int, int]] = deque()  # (ticket of PCIe, block, pass)
 
     def transfer(self, now_s: float, at: int, behind_s: float) -> int:
         """Send off the next transfer, asked for at ``now_s`` in pass ``at``, not to begin before ``behind_s``; its
-        ticket of the wire."""
+        ticket of PCIe."""
         index, program = self._index, self._staging.program
         self._index += 1
         _, block, way = self._staging.transfers[index]
@@ -65,8 +65,8 @@ class Mover:
             self._wait_written(self._leaving.pop(frame))
         behind_s = max(behind_s, self.now)
         if frame in self._passing:
-            behind_s = max(behind_s, self.wire.served[self._passing[frame]])
-        ticket = self.wire.send(0 if way is Way.TO_DEVICE else 1, self._plan.blocks.nbytes(block), behind_s)
+            behind_s = max(behind_s, self.pcie.served[self._passing[frame]])
+        ticket = self.pcie.send(0 if way is Way.TO_DEVICE else 1, self._plan.blocks.nbytes(block), behind_s)
         if late:
             self.waited_for_disk.add(ticket)
         self._passing[frame] = ticket
@@ -81,9 +81,9 @@ class Mover:
     def drain(self) -> float:
         """When everything is done."""
         while self._unsaved:
-            self.now = max(self.now, self.wire.served[self._unsaved[0][0]])
+            self.now = max(self.now, self.pcie.served[self._unsaved[0][0]])
             self._write_what_has_come()
-        return max(self.now, self.wire.drain(), self.disk.drain())
+        return max(self.now, self.pcie.drain(), self.disk.drain())
 
     def events(self) -> list[Event]:
         """What the drive did, once it is done."""
@@ -92,14 +92,14 @@ class Mover:
         return [Event(what, start_s, end_s, at, nbytes) for start_s, end_s, (what, at, nbytes) in times]
 
     def _write_what_has_come(self) -> None:
-        while self._unsaved and self.wire.served[self._unsaved[0][0]] <= self.now:
+        while self._unsaved and self.pcie.served[self._unsaved[0][0]] <= self.now:
             _, block, at = self._unsaved.popleft()
             self._written[block] = self._send(Resource.SSD_WRITE, block, at)
 
     def _free(self, frame: int) -> None:
         """Wait until nothing moves through ``frame``."""
         if frame in self._passing:
-            self._wait(self.wire.served[self._passing.pop(frame)], Resource.TO_DEVICE)
+            self._wait(self.pcie.served[self._passing.pop(frame)], Resource.TO_DEVICE)
         if frame in self._leaving:
             self._wait_written(self._leaving.pop(frame))
 
@@ -116,11 +116,11 @@ class Mover:
 
     def _send(self, resource: Resource, block: int, at: int) -> int:
         nbytes = self._plan.blocks.nbytes(block)
-        way = 1 if resource is Resource.SSD_WRITE else 0
-        ticket = self.disk.send(way, nbytes, self.now)
+        direction = 1 if resource is Resource.SSD_WRITE else 0
+        ticket = self.disk.send(direction, nbytes, self.now)
         kind = (resource, at, nbytes)
         self._sent.append(self._kinds.setdefault(kind, kind))
-        self.issued_s += nbytes / self.disk.rates[way]
+        self.issued_s += nbytes / self.disk.rates[direction]
         self.now += self._seconds_per_block
         return ticket
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
 from ooc.plan import Hardware, Limits, Plan, make_plan
+from ooc.plan.channels import Pcie
 from ooc.plan.hardware import Curve, Disk, Wire
-from ooc.plan.link import Streams
 from ooc.plan.simulator import simulate
 from ooc.plan.timeline import Resource, Timeline
 from tests.examples import examples
@@ -73,7 +73,7 @@ def test_what_is_slow_is_what_the_epoch_takes() -> None:
 
 def test_copies_wait_for_what_they_are_behind_and_for_those_before_them() -> None:
     """Each way for itself, at its full rate."""
-    streams = Streams((100.0, 50.0))
+    streams = Pcie((100.0, 50.0))
     first, second, back = streams.send(0, 100, 2.0), streams.send(0, 50, 0.0), streams.send(1, 100, 0.5)
     assert [streams.started[one] for one in (first, second, back)] == [2.0, 3.0, 0.5]
     assert [streams.served[one] for one in (first, second, back)] == [3.0, 3.5, 2.5]
