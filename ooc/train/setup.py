@@ -18,7 +18,6 @@ from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.graphs import GraphStatistics
 from ooc.plan.planner import choose_workload
-from ooc.plan.shuffle import GatheredRows
 from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import EdgeData
 from ooc.sizes import format_size

@@ -175,7 +175,7 @@ def test_a_plan_that_gathers_what_it_has_not_dealt_is_not_trusted() -> None:
     deal, passes = plan.bucketed_rows["m2 dealt"], plan.programs["train"]
 
     def with_deal(**changes: object) -> Plan:
-        changed = replace(plan.matrices["m2 dealt"], deal=replace(deal, **changes))
+        changed = replace(plan.matrices["m2 dealt"], shuffle=replace(deal, **changes))
         return replace(plan, matrices=plan.matrices | {"m2 dealt": changed})
 
     def with_passes(*changed: object) -> Plan:

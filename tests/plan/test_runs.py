@@ -162,7 +162,7 @@ def test_a_plan_whose_runs_have_no_room_is_not_trusted() -> None:
     runs = plan.partial_sums["dm2"]
 
     def with_runs(**changes: int) -> Plan:
-        changed = replace(plan.matrices["dm2"], runs=replace(runs, **changes))
+        changed = replace(plan.matrices["dm2"], shuffle=replace(runs, **changes))
         return replace(plan, matrices=plan.matrices | {"dm2": changed})
 
     with pytest.raises(AssertionError, match="is not in memory"):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ooc.train.prospect import stored
 from torch import Tensor
 
 from ooc.errors import SpillError, StoreError
@@ -23,7 +24,6 @@ from ooc.prefetch.spill import create_spill
 from ooc.storage.store import Store
 from ooc.train.kernels.bucket_rows import BucketRows
 from ooc.train.kernels.edges import TileEdges
-from ooc.train.prospect import stored
 from ooc.train.shuffle import RowsReader, RowsWriter, ShuffleFile
 from ooc.train.shuffle_counts import counted_gathers, most_gathers
 from ooc.train.shuffle_pass import rows_by_bucket
