@@ -3,6 +3,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,16 +11,15 @@ import torch
 
 from ooc.cli.plan_report import PlanReport
 from ooc.cli.recipe import admit_parameters, build_average, build_loss, outline_model
-from ooc.cli.settings import TrainSettings, budgets, find_device
-from ooc.memory import budgets_within
+from ooc.cli.settings import TrainSettings
+from ooc.memory import budgets_within, default_budgets
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
 from ooc.sizes import format_size
 from ooc.train.averaging import Averaging
 from ooc.train.hypothetical import store_of_statistics
 from ooc.train.metrics import resolve_metric
-from ooc.train.profiling import known_hardware
-from ooc.train.resources import Resources
+from ooc.train.resources import Resources, find_device, free_device_bytes, hardware_for
 from ooc.train.setup import Job, Saving, prepare
 from ooc.train.task import label_columns
 
@@ -45,33 +45,31 @@ class Planning:
         hardware: Hardware | None,
         savings: Collection[Saving],
     ) -> None:
-        self._device, self._free_gpu_bytes = find_device(settings.device if hardware is None else "auto")
+        self._device = find_device(settings.device if hardware is None else "auto")
         self.settings = settings
         self.graph = graph
         folder = Path(settings.spill_dir or ".")
-        self.hardware = known_hardware(folder, device=self._device) if hardware is None else hardware
+        self.hardware = hardware_for(self._device, folder) if hardware is None else hardware
         self._described = hardware is not None
         self._savings = savings
         self._store = store_of_statistics(graph) if isinstance(graph, GraphStatistics) else graph
         self._jobs: dict[str, Job] = {}
 
-    @property
+    @cached_property
     def limits(self) -> Limits:
         """The budgets given; otherwise, of a machine that is described, all but a tenth of its memory."""
         settings, machine = self.settings, self.hardware
         if not self._described:
-            gpu, host = budgets(settings, self._device, self._free_gpu_bytes)
+            on_device, whole = default_budgets(free_device_bytes(self._device))
         else:
             whole = int(SHARE_OF_MEMORY * machine.host_memory_bytes)
             on_device = int(SHARE_OF_MEMORY * machine.device_memory_bytes)
             if not machine.has_device_memory:
                 on_device = int(_DEVICE_PART_ON_CPU * whole)
                 whole -= on_device
-            gpu = on_device if settings.gpu_budget is None else settings.gpu_budget
-            host = whole if settings.host_budget is None else settings.host_budget
         return Limits(
-            gpu,
-            host,
+            on_device if settings.gpu_budget is None else settings.gpu_budget,
+            whole if settings.host_budget is None else settings.host_budget,
             block_rows=settings.block_rows,
             slab_columns=settings.slab_columns,
             ssd_write_bytes=settings.max_ssd_writes,
@@ -118,9 +116,8 @@ class Planning:
 
     def _beyond_memory(self) -> list[str]:
         """A line where training here would not get the budgets asked for."""
-        free = None if self._device == "cpu" else self._free_gpu_bytes
         asked = self.limits.device_bytes, self.limits.host_bytes
-        there = budgets_within(*asked, device_free_bytes=free)
+        there = budgets_within(*asked, device_free_bytes=free_device_bytes(self._device))
         if there == asked:
             return []
         sizes = f"{format_size(there[0])} for the device and {format_size(there[1])} for the host"
@@ -140,7 +137,7 @@ class Planning:
                 spill_dtype=spill_dtype,
                 threads=threads,
                 hardware=None if self._described else self.hardware,
-                device=self._device,
+                device=self._device or "cpu",
             )
             self._jobs[spill_dtype] = prepare(
                 model,

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc predict``: a run's weights on a store, exactly and within two memory budgets."""
 
-import dataclasses
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ import click
 
 from ooc.cli.options import COUNT, SIZE
 from ooc.cli.progress import Reporter, format_count
-from ooc.cli.settings import TrainSettings, budgets
+from ooc.cli.settings import TrainSettings
 from ooc.errors import OptionError
 
 if TYPE_CHECKING:
@@ -71,11 +70,6 @@ def command(
     check_target(out, force=force)
     folder = RunFolder.open(run)
     settings = TrainSettings.from_config(folder.config, run)
-    settings = dataclasses.replace(
-        settings,
-        gpu_budget=settings.gpu_budget if gpu_budget is None else gpu_budget,
-        host_budget=settings.host_budget if host_budget is None else host_budget,
-    )
     opened = open_store(store if store is not None else settings.store)
     model = rebuild_model(settings, load_weights(folder, Checkpoint(weights)), folder)
     with (
@@ -85,7 +79,8 @@ def command(
                 model,
                 opened,
                 Resources.parse(
-                    *budgets(settings, "cpu", 0),
+                    settings.gpu_budget if gpu_budget is None else gpu_budget,
+                    settings.host_budget if host_budget is None else host_budget,
                     spill_dir=spill_dir if spill_dir is not None else out.absolute().parent,
                     threads=threads,
                     listener=reporter,

@@ -337,31 +337,3 @@ def next_run(runs: Path, store: str, model: str) -> Path:
     while (runs / f"{stem}-{number}").exists():
         number += 1
     return runs / f"{stem}-{number}"
-
-
-def budgets(settings: TrainSettings, device: str, free_gpu_bytes: int) -> tuple[int, int]:
-    """Device and host budget in bytes: as given, otherwise a share of what is free now.
-
-    ``device`` is ``"cpu"`` or ``"cuda"``, ``free_gpu_bytes`` matters for the latter only.
-    """
-    from ooc.memory import default_budgets
-
-    gpu, host = settings.gpu_budget, settings.host_budget
-    if gpu is None or host is None:
-        usual = default_budgets(None if device == "cpu" else free_gpu_bytes)
-        gpu, host = (default if given is None else given for given, default in zip((gpu, host), usual, strict=True))
-    return gpu, host
-
-
-def find_device(name: str) -> tuple[str, int]:
-    """The device that ``name`` means here, and its free bytes where it has memory of its own.
-
-    ``auto`` is the CPU. OptionError where there is no such device.
-    """
-    if name != "cuda":
-        return "cpu", 0
-    import torch
-
-    if not torch.cuda.is_available():
-        raise OptionError("--device cuda: torch finds no usable CUDA device")
-    return name, int(torch.cuda.mem_get_info()[0])

@@ -14,11 +14,6 @@ from ooc.cli.train import command
 from ooc.errors import OptionError, RunError
 
 
-def make(**changes: Any) -> TrainSettings:
-    values: dict[str, Any] = {name: None for name in TrainSettings.__dataclass_fields__}
-    return TrainSettings(**(values | changes))
-
-
 def test_the_only_store_here_is_meant(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"no \*\.ooc"):
         settings.only_store(tmp_path)
@@ -84,12 +79,20 @@ def test_values_that_only_look_like_an_options_are_refused(name: str, value: Any
         TrainSettings.from_config(usual(**{name: value}), Path("run"))
 
 
-def test_budgets_given_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settings.budgets(make(gpu_budget=5, host_budget=6), "cpu", 0) == (5, 6)
+def test_budgets_are_shares_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1000)
-    assert settings.budgets(make(), "cpu", 0) == (250, 500)
-    assert settings.budgets(make(), "cuda", 2000) == (1800, 500)
-    assert settings.budgets(make(host_budget=7), "cpu", 0) == (250, 7)
+    assert memory.default_budgets(None) == (250, 500)
+    assert memory.default_budgets(2000) == (1800, 500)
+
+
+def test_budgets_keep_to_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU both are of the same RAM; the smaller one is kept where it takes no more than half."""
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1000)
+    asked = {(400, 600): (400, 600), (900, 100): (900, 100), (900, 300): (700, 300), (900, 900): (500, 500)}
+    for budgets, kept in asked.items():
+        assert memory.budgets_within(*budgets, device_free_bytes=None) == kept
+    assert memory.budgets_within(100, 9000, device_free_bytes=None) == (100, 900)
+    assert memory.budgets_within(9000, 9000, device_free_bytes=2000) == (2000, 1000)
 
 
 @pytest.mark.parametrize("version", [1, 2])
