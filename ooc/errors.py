@@ -38,7 +38,10 @@ class BudgetError(OocError):
 
 
 class ModelError(OocError):
-    """A model, loss or optimizer that cannot be run exactly; the message names it and says why."""
+    """A model, loss or optimizer that cannot be run exactly; the message names it and says why. ``place``: the line of
+    the model's code that it is about, if the message names one."""
+
+    place = ""
 
 
 class HardwareError(OocError):

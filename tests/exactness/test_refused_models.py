@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model that cannot be run exactly is refused by naming the module and the reason."""
 
+import inspect
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -270,3 +271,45 @@ def test_hooks_on_parameters_are_refused_by_name(name: str, store: Store, tmp_pa
     getattr(model.convs[0].lin.weight, name)(lambda *_: None)
     with pytest.raises(ModelError, match=r"^parameter convs\.0\.lin\.weight of GCN: hooks on parameters"):
         ooc.Trainer(model, store, gpu_budget="64M", host_budget="64M", spill_dir=tmp_path)
+
+
+class AcrossRows(torch.nn.Module):
+    """A module of a user's own, whose second line looks across rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lin(x)
+        return x.cumsum(dim=0)
+
+
+class Branching(torch.nn.Module):
+    """What it computes depends on what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x) if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(("kind", "line"), [(AcrossRows, 2), (Branching, 1)])
+def test_a_refusal_names_module_and_line_of_the_model(kind: type[torch.nn.Module], line: int, tmp_path: Path) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GCNConv(9, 4)
+            self.part = kind()
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out: Tensor = self.part(self.conv(x, edge_index))
+            return out
+
+    store = store_of(random_data(GraphCase(), dtype=torch.float32), tmp_path)
+    first = inspect.getsourcelines(kind.forward)[1]
+    place = rf"\(in {kind.__name__}\.forward, test_refused_models\.py line {first + line}\)$"
+    with pytest.raises(ModelError, match=place):
+        ooc.Trainer(Net(), store)

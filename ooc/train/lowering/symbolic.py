@@ -8,9 +8,14 @@ the module itself gives.
 """
 
 import copy
+import os
 import random
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -30,6 +35,8 @@ _TOLERANCE = 1e-5
 _CONSTANT = "_tensor_constant"
 """What torch.fx names such tensors, and a number."""
 _PLAIN = (bool, int, float, complex, str, Tensor)
+_PLACE = "place in the model"
+_NOT_THE_MODEL = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, __file__))
 
 
 class Calls:
@@ -144,6 +151,21 @@ class Calls:
         return [result.detach(), *gradients]
 
 
+def place_in_model(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """The first of these frames, the innermost first, that is a model's: ``Net.forward, net.py line 12``."""
+    for frame, line in frames:
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_MODEL) and isinstance(frame.f_locals.get("self"), nn.Module):
+            owner = type(frame.f_locals["self"]).__name__
+            return f"{owner}.{frame.f_code.co_name}, {Path(file).name} line {line}"
+    return ""
+
+
+def place_of_node(node: fx.Node) -> str:
+    """Where the model makes this call."""
+    return str(node.meta.get(_PLACE, ""))
+
+
 def small_inputs(
     columns: int, edge_features: int, *, dtype: torch.dtype, place: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -183,6 +205,7 @@ class _Tracer(fx.Tracer):
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
+        node.meta[_PLACE] = place_in_model(walk_stack(sys._getframe(1)))
         if not torch.is_grad_enabled():
             self.without_gradients.add(node)
         return node

@@ -10,6 +10,7 @@ import inspect
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from ooc.train.lowering.rowwise import (
     ROWWISE_MODULES,
     VIEWS,
 )
-from ooc.train.lowering.symbolic import Calls, attribute, small_inputs, small_rows
+from ooc.train.lowering.symbolic import Calls, attribute, place_in_model, place_of_node, small_inputs, small_rows
 from ooc.train.lowering.values import Value
 
 _LSTM_COLUMNS = 24
@@ -123,10 +124,20 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"model {kind} cannot be taken apart: {first_line(error)}") from error
+        where = place_in_model(reversed([*walk_tb(error.__traceback__)]))
+        raise _placed(ModelError(f"model {kind} cannot be taken apart: {first_line(error)}"), where) from error
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _placed(error: ModelError, place: str) -> ModelError:
+    """``error`` with the place in the model that it is about, the innermost that is known."""
+    if not place or error.place:
+        return error
+    placed = ModelError(f"{error} (in {place})")
+    placed.place = place
+    return placed
 
 
 def _edge_arguments(model: nn.Module, offered: Collection[EdgeData]) -> list[EdgeData]:
@@ -153,23 +164,30 @@ class _Interpreter:
         """What the module, which makes these calls, gives for ``inputs``."""
         given = iter(inputs)
         for node in calls.nodes:
-            match node.op:
-                case "placeholder":
-                    self._known[node] = next(given)
-                case "get_attr":
-                    self._known[node] = self._attribute(str(node.target))
-                case "call_module":
-                    self._known[node] = self._call_module(node)
-                case "call_function" | "call_method":
-                    self._known[node] = self._call(node)
-                case _:
-                    (result,) = node.args
-                    output: Any = fx.map_arg(result, self._look_up)
-                    if not isinstance(output, Value) or len(output.tail) != 1:
-                        raise ModelError("the model's output is not one row of numbers a node")
-                    return output
+            try:
+                result = next(given) if node.op == "placeholder" else self._result(node)
+            except ModelError as error:
+                raise _placed(error, place_of_node(node)) from error
+            if node.op == "output":
+                if not isinstance(result, Value) or len(result.tail) != 1:
+                    raise ModelError("the model's output is not one row of numbers a node")
+                return result
+            self._known[node] = result
             self._memory[node] = self._memory_of(node)
         raise AssertionError("a trace ends with its output")
+
+    def _result(self, node: fx.Node) -> Any:
+        """What a node of the trace comes to."""
+        match node.op:
+            case "get_attr":
+                return self._attribute(str(node.target))
+            case "call_module":
+                return self._call_module(node)
+            case "call_function" | "call_method":
+                return self._call(node)
+            case _:
+                (result,) = node.args
+                return fx.map_arg(result, self._look_up)
 
     def _apply_module(self, module: nn.Module, rows: Value) -> Value:
         part, setting = _Part(module), self._assembly.setting
