@@ -12,7 +12,6 @@ from ooc.conversion.budget import Shares, check_disk, check_folder, default_budg
 from ooc.conversion.edges import ValueForm
 from ooc.conversion.features import write_features
 from ooc.conversion.formats import open_source
-from ooc.conversion.journal import Journal
 from ooc.conversion.labels import write_labels
 from ooc.conversion.order import Order, parse_order
 from ooc.conversion.output import Workplace, parse_on_cancel, resolved, workplace
@@ -103,20 +102,20 @@ def convert(
     for note in graph.notes:
         listener(Note(note))
     key = _key(graph, request, options, wanted)
-    with workplace(target, key=key, force=force, on_cancel=cancel, listener=listener) as place:
-        if not (place.done or place.written):
+    with workplace(target, key=key, force=force, on_cancel=cancel, listener=listener) as work:
+        if not (work.done or work.written):
             check_disk(
                 graph,
-                place.folder,
+                work.folder,
                 dtype=dtype,
                 symmetrize=options.symmetrize,
                 self_loops=options.self_loops,
                 twice=wanted is Order.HOP,
-                written_bytes=place.written_bytes(),
+                written_bytes=work.written_bytes(),
             )
-            _fill(graph, place, target, options=options, wanted=wanted, budget=budget, listener=listener)
-        if not place.done:
-            place.finish(force=force)
+            _fill(graph, work, target, options=options, wanted=wanted, budget=budget)
+        if not work.done:
+            work.finish(force=force)
     return open_store(target)
 
 
@@ -143,42 +142,24 @@ def _edges(graph: Source, *, symmetrize: bool | None, drop_duplicates: bool | No
     )
 
 
-def _fill(
-    graph: Source,
-    place: Workplace,
-    target: Path,
-    *,
-    options: _Options,
-    wanted: Order,
-    budget: int,
-    listener: Listener,
-) -> None:
+def _fill(graph: Source, work: Workplace, target: Path, *, options: _Options, wanted: Order, budget: int) -> None:
     """Write the store, or what an earlier process left to be written of it."""
     if graph.prepare is not None:
-        (prepared := place.scratch / "prepared").mkdir(parents=True, exist_ok=True)
-        graph = graph.prepare(prepared, listener)
+        (prepared := work.scratch / "prepared").mkdir(parents=True, exist_ok=True)
+        graph = graph.prepare(prepared, work.listener)
     name = target.name.removesuffix(".ooc")
     ordered = wanted is Order.HOP
     _write(
         graph,
-        place.scratch / _UNORDERED if ordered else place.store,
+        work.scratch / _UNORDERED if ordered else work.store,
+        work,
         name=name,
         options=options,
-        scratch=place.scratch,
         shares=divide(graph, budget),
-        journal=place.journal,
-        listener=listener,
     )
     if ordered:
-        write_in_order(
-            open_store(place.scratch / _UNORDERED),
-            place.store,
-            name=name,
-            scratch=place.scratch,
-            shares=_ordering_shares(graph, budget),
-            journal=place.journal,
-            listener=listener,
-        )
+        unordered = open_store(work.scratch / _UNORDERED)
+        write_in_order(unordered, work, name=name, shares=_ordering_shares(graph, budget))
 
 
 def _ordering_shares(graph: Source, budget_bytes: int) -> Shares:
@@ -194,37 +175,19 @@ def _ordering_shares(graph: Source, budget_bytes: int) -> Shares:
     )
 
 
-def _write(
-    graph: Source,
-    store: Path,
-    *,
-    name: str,
-    options: _Options,
-    scratch: Path,
-    shares: Shares,
-    journal: Journal,
-    listener: Listener,
-) -> None:
+def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: _Options, shares: Shares) -> None:
     """Write all of ``graph`` to the folder ``store``, rows as they are."""
-    labels = write_labels(graph, store, block_rows=shares.label_rows, journal=journal)
+    labels = write_labels(graph, store, block_rows=shares.label_rows, journal=work.journal)
     topology = write_topology(
-        graph,
-        store,
-        scratch=scratch,
-        edges=options,
-        values=ValueForm.of_source(graph, options.dtype),
-        shares=shares,
-        journal=journal,
-        listener=listener,
+        graph, store, work, edges=options, values=ValueForm.of_source(graph, options.dtype), shares=shares
     )
     write_features(
         graph,
         store,
+        work,
         dtype=options.dtype,
         row_normalize=options.row_normalize,
         block_rows=shares.feature_rows,
-        journal=journal,
-        listener=listener,
     )
     for group in ("split", "in") if topology.undirected else ("split", "in", "out"):
         write_group(store / group, {})
@@ -251,7 +214,7 @@ def _write(
         "split_sizes": labels.split_sizes,
         "order": Order.NONE.value,
         "source": {"what": graph.name, "format": graph.format, **graph.description, "options": asdict(options)},
-        "created": journal.created,
+        "created": work.journal.created,
         "complete": True,
     }
     write_group(store, attributes)

@@ -11,10 +11,10 @@ from shutil import rmtree
 import numpy as np
 
 from ooc.conversion.ahead import ahead
-from ooc.conversion.journal import Journal
+from ooc.conversion.output import Workplace
 from ooc.conversion.source import Source
 from ooc.errors import SourceError
-from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.events import TaskAdvanced, TaskFinished, TaskStarted
 from ooc.storage.array import AnyArray
 from ooc.storage.writer import ArrayWriter
 
@@ -25,12 +25,11 @@ _SCAN = "least feature"
 def write_features(
     source: Source,
     store: Path,
+    work: Workplace,
     *,
     dtype: str,
     row_normalize: bool,
     block_rows: int,
-    journal: Journal,
-    listener: Listener,
 ) -> None:
     """Write ``x`` [N, F] of ``dtype``, from where an earlier process had come.
 
@@ -38,10 +37,11 @@ def write_features(
     each row divided by its sum, or by 1 where that is less. SourceError for NaN, infinity, and values
     that ``dtype`` cannot hold.
     """
+    journal, listener = work.journal, work.listener
     if journal.result(_STAGE) is not None:
         return
     wanted = np.dtype(dtype)
-    smallest = _smallest(source, wanted, block_rows, journal, listener) if row_normalize else None
+    smallest = _smallest(source, wanted, block_rows, work) if row_normalize else None
     shape, progress = (source.num_nodes, source.num_features), journal.progress(_STAGE)
     if progress is None:
         rmtree(store / "x", ignore_errors=True)
@@ -72,9 +72,8 @@ def _cast(rows: AnyArray, wanted: np.dtype[np.generic], row: int) -> AnyArray:
     return cast
 
 
-def _smallest(
-    source: Source, wanted: np.dtype[np.generic], block_rows: int, journal: Journal, listener: Listener
-) -> AnyArray:
+def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, work: Workplace) -> AnyArray:
+    journal, listener = work.journal, work.listener
     if (found := journal.result(_SCAN)) is None:
         task = "scanning features"
         listener(TaskStarted(task, source.num_nodes, "nodes"))

@@ -59,7 +59,8 @@ def check_target(target: Path, *, force: bool) -> None:
 
 
 class Workplace:
-    """``OUT.partial`` while this process holds it: ``store`` to write to, ``scratch`` and ``journal``.
+    """``OUT.partial`` while this process holds it: ``store`` to write to, ``scratch`` and ``journal``; ``listener``
+    hears of what is done there.
 
     ``continued``: whether there is work of an earlier process; ``written``: whether that had written everything, and
     only :meth:`finish` remains. ``done``: whether it had finished too, so that OUT is there and nothing remains.
@@ -79,7 +80,7 @@ class Workplace:
         self.store = folder / _STORE
         self.scratch = folder / _SCRATCH
         self._target = target
-        self._listener = listener
+        self.listener = listener
         journal = Journal.read(folder / _JOURNAL)
         left = journal.key if journal is not None else None
         same = left == key and bool(key["input"])
@@ -103,7 +104,7 @@ class Workplace:
     def finish(self, *, force: bool) -> None:
         """Flush the store and give it its name, in place of what has it where ``force`` says so."""
         if not self.written:
-            _sync(self.store, self._listener)
+            _sync(self.store, self.listener)
             self.journal.finish(_FINISHED, {"metadata": _digest(self.store)}, _nothing, now=True)
         check_target(self._target, force=force)
         self._replace()
@@ -113,7 +114,7 @@ class Workplace:
         entries = list(self.folder.iterdir())
         if entries and tell:
             differing = ", ".join(name for name in key if left.get(name) != key[name]) or "input"
-            self._listener(Note(f"{self.folder} is left from another conversion (other {differing}): starting over"))
+            self.listener(Note(f"{self.folder} is left from another conversion (other {differing}): starting over"))
         for entry in entries:
             _remove(entry)
         self.store.mkdir()

@@ -25,9 +25,9 @@ from ooc.conversion.budget import (
 )
 from ooc.conversion.edge_sort import Bucket, Spreader, parts_for
 from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
-from ooc.conversion.journal import Journal, flush_all
+from ooc.conversion.journal import flush_all
 from ooc.conversion.order import HopOrder, Order, Places, hop_order, parse_order
-from ooc.conversion.output import parse_on_cancel, resolved, workplace
+from ooc.conversion.output import Workplace, parse_on_cancel, resolved, workplace
 from ooc.conversion.source import ranges
 from ooc.conversion.topology import write_direction
 from ooc.errors import OptionError
@@ -85,51 +85,26 @@ def reorder(
         "input": {"store": str(opened.path.resolve()), "metadata": metadata},
         "options": {"order": order},
     }
-    with workplace(target, key=key, force=force, in_place=out is None, on_cancel=cancel, listener=listener) as place:
-        if not (place.done or place.written):
-            check_disk_for_order(opened, place.folder, written_bytes=place.written_bytes())
+    with workplace(target, key=key, force=force, in_place=out is None, on_cancel=cancel, listener=listener) as work:
+        if not (work.done or work.written):
+            check_disk_for_order(opened, work.folder, written_bytes=work.written_bytes())
             name = opened.name if out is None else target.name.removesuffix(".ooc")
-            write_in_order(
-                opened,
-                place.store,
-                name=name,
-                scratch=place.scratch,
-                shares=shares,
-                journal=place.journal,
-                listener=listener,
-            )
-        if not place.done:
-            place.finish(force=force)
+            write_in_order(opened, work, name=name, shares=shares)
+        if not work.done:
+            work.finish(force=force)
     return open_store(target)
 
 
-def write_in_order(
-    store: Store,
-    folder: Path,
-    *,
-    name: str,
-    scratch: Path,
-    shares: Shares,
-    journal: Journal,
-    listener: Listener,
-) -> None:
-    """Write a store called ``name``, ``store`` in hop order, to ``folder``; temporary files go to ``scratch``."""
-    order = _order(store, scratch, journal, listener)
+def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) -> None:
+    """Write a store called ``name``, ``store`` in hop order, to that of ``work``."""
+    folder = work.store
+    order = _order(store, work)
     for direction in ("in",) if store.undirected else ("in", "out"):
-        _write_edges(
-            store,
-            folder,
-            direction,
-            order.places,
-            scratch=scratch,
-            shares=shares,
-            journal=journal,
-            listener=listener,
-        )
+        _write_edges(store, direction, order.places, work, shares)
     ids = ("ids",) if store.has("ids") else ()
     for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), "x"):
         rows = shares.feature_rows if array == "x" else shares.label_rows
-        _write_rows(store.array(array), folder, order.places, block_rows=rows, journal=journal, listener=listener)
+        _write_rows(store.array(array), order.places, work, block_rows=rows)
     for group in ("split", "in") if store.undirected else ("split", "in", "out"):
         write_group(folder / group, {})
     attributes = {
@@ -139,39 +114,32 @@ def write_in_order(
         "hops": list(order.hops),
         "train_hops": list(order.train_hops),
         "source": {**store.source, "order": Order.HOP.value},
-        "created": journal.created,
+        "created": work.journal.created,
     }
     write_group(folder, attributes)
 
 
-def _order(store: Store, scratch: Path, journal: Journal, listener: Listener) -> HopOrder:
+def _order(store: Store, work: Workplace) -> HopOrder:
     """The hop order, from the file an earlier process left if it came that far."""
-    path = scratch / "places.npy"
-    if (found := journal.result("hop order")) is not None:
+    path = work.scratch / "places.npy"
+    if (found := work.journal.result("hop order")) is not None:
         return HopOrder(np.load(path), tuple(found["hops"]), tuple(found["train_hops"]))
-    order = hop_order(store, listener)
-    scratch.mkdir(exist_ok=True)
+    order = hop_order(store, work.listener)
+    work.scratch.mkdir(exist_ok=True)
     with path.open("wb") as file:
         np.save(file, order.places)
     found = {"hops": order.hops, "train_hops": order.train_hops}
-    journal.finish("hop order", found, lambda: flush_all([path, scratch]))
+    work.journal.finish("hop order", found, lambda: flush_all([path, work.scratch]))
     return order
 
 
-def _write_edges(
-    store: Store,
-    folder: Path,
-    direction: str,
-    places: Places,
-    *,
-    scratch: Path,
-    shares: Shares,
-    journal: Journal,
-    listener: Listener,
-) -> None:
+def _write_edges(store: Store, direction: str, places: Places, work: Workplace, shares: Shares) -> None:
+    journal, listener = work.journal, work.listener
     form, values = KeyForm(store.num_nodes), ValueForm.of_store(store)
     spread_stage, stage = f"moved {direction}-edges", f"ordered {direction}-edges"
-    buckets_folder = scratch / spread_stage  # Not that of the conversion before, which tidies up whenever it is called.
+    buckets_folder = (
+        work.scratch / spread_stage
+    )  # Not that of the conversion before, which tidies up whenever it is called.
     if (spread := journal.result(spread_stage)) is None:
         rmtree(buckets_folder, ignore_errors=True)
         parts = parts_for(store.num_edges, shares.sort_keys)
@@ -190,21 +158,20 @@ def _write_edges(
         spread = journal.finish(spread_stage, found, lambda: flush_all([buckets_folder]))
         listener(TaskFinished(task))
     write_direction(
-        folder,
+        work.store,
         direction,
         form,
         [Bucket(**bucket) for bucket in spread["buckets"]],
+        work,
         scratch=buckets_folder,
         drop_duplicates=False,
         self_loops=False,
         values=values,
         shares=shares,
         stage=stage,
-        journal=journal,
-        listener=listener,
     )
     if direction == "out" or not journal.result(stage)["self_loops"]:
-        rmtree(folder / direction / "self_loops", ignore_errors=True)
+        rmtree(work.store / direction / "self_loops", ignore_errors=True)
 
 
 def _moved(
@@ -236,9 +203,8 @@ def _carried(store: Store, direction: str, form: ValueForm, start: int, stop: in
     return values
 
 
-def _write_rows(
-    array: Array, folder: Path, places: Places, *, block_rows: int, journal: Journal, listener: Listener
-) -> None:
+def _write_rows(array: Array, places: Places, work: Workplace, *, block_rows: int) -> None:
+    folder, journal, listener = work.store, work.journal, work.listener
     task = f"moving {array.name}"
     stage = task.replace("/", " ")
     if journal.result(stage) is not None:

@@ -20,10 +20,11 @@ from ooc.conversion.budget import Shares
 from ooc.conversion.csr import CsrWriter
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
 from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
-from ooc.conversion.journal import Journal, flush_all
+from ooc.conversion.journal import flush_all
+from ooc.conversion.output import Workplace
 from ooc.conversion.source import EdgeBlock, Source
 from ooc.errors import SourceError
-from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.events import TaskAdvanced, TaskFinished, TaskStarted
 from ooc.storage.array import Array, open_array
 from ooc.storage.store import EDGE_WEIGHT
 
@@ -57,45 +58,40 @@ class Topology:
 def write_topology(
     source: Source,
     store: Path,
+    work: Workplace,
     *,
-    scratch: Path,
     edges: Edges,
     values: ValueForm | None,
     shares: Shares,
-    journal: Journal,
-    listener: Listener,
 ) -> Topology:
-    """Write the topology of ``source``, and ``values``, to the store at ``store``; scratch files go to ``scratch``.
+    """Write the topology of ``source``, and ``values``, to the store at ``store``; files on the way go to ``work``.
 
     SourceError for an edge that leaves the graph, and for one without its values.
     """
     form = KeyForm(source.num_nodes)
     directions = ("in",) if edges.symmetrize else ("in", "out")
     most = source.num_edges * (2 if edges.symmetrize else 1)
-    if (spread := journal.result("edges")) is None:
+    if (spread := work.journal.result("edges")) is None:
         packing = _Packing(form, edges, values, drop_self_loops=source.drop_self_loops)
-        spread = _spread(
-            source, packing, directions, scratch=scratch, most=most, shares=shares, journal=journal, listener=listener
-        )
+        spread = _spread(source, packing, directions, work, most=most, shares=shares)
     for direction in directions:
         write_direction(
             store,
             direction,
             form,
             [Bucket(**bucket) for bucket in spread[direction]],
-            scratch=scratch / direction,
+            work,
+            scratch=work.scratch / direction,
             drop_duplicates=edges.drop_duplicates,
             self_loops=edges.self_loops,
             values=values,
             shares=shares,
             stage=f"{direction}-edges",
-            journal=journal,
-            listener=listener,
         )
-    written = journal.result("in-edges")
-    if (compared := journal.result("directions")) is None:
+    written = work.journal.result("in-edges")
+    if (compared := work.journal.result("directions")) is None:
         undirected = edges.symmetrize or _same(store, values)
-        compared = journal.finish("directions", {"undirected": undirected}, lambda: None)
+        compared = work.journal.finish("directions", {"undirected": undirected}, lambda: None)
     # Removed as often as this is reached: a process may have been killed between the mark and here.
     if "out" in directions:
         rmtree(store / "out" if compared["undirected"] else store / "out" / "self_loops", ignore_errors=True)
@@ -155,14 +151,13 @@ def _spread(
     source: Source,
     packing: _Packing,
     directions: tuple[str, ...],
+    work: Workplace,
     *,
-    scratch: Path,
     most: int,
     shares: Shares,
-    journal: Journal,
-    listener: Listener,
 ) -> dict[str, Any]:
     """The buckets of each direction, on the disk."""
+    scratch, listener = work.scratch, work.listener
     spreaders = {}
     for direction in directions:
         rmtree(scratch / direction, ignore_errors=True)
@@ -189,7 +184,7 @@ def _spread(
     if done != source.num_edges:
         raise SourceError(f"{source.name} has {done} edges, not the {source.num_edges} it says")
     found = {direction: [asdict(bucket) for bucket in some] for direction, some in buckets.items()}
-    spread = journal.finish("edges", found, lambda: flush_all([scratch / direction for direction in directions]))
+    spread = work.journal.finish("edges", found, lambda: flush_all([scratch / direction for direction in directions]))
     listener(TaskFinished(task))
     return spread
 
@@ -209,6 +204,7 @@ def write_direction(
     direction: str,
     form: KeyForm,
     buckets: list[Bucket],
+    work: Workplace,
     *,
     scratch: Path,
     drop_duplicates: bool,
@@ -216,14 +212,13 @@ def write_direction(
     values: ValueForm | None,
     shares: Shares,
     stage: str,
-    journal: Journal,
-    listener: Listener,
 ) -> None:
     """Sort ``buckets``, files in ``scratch``, into the arrays of ``direction``; removes ``scratch`` when done.
 
     The result of ``stage``: ``edges`` and ``self_loops``, how many there are, and ``only_ones``: whether all values
     are 1.
     """
+    journal, listener = work.journal, work.listener
     if journal.result(stage) is not None:
         rmtree(scratch, ignore_errors=True)
         return

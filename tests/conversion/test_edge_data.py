@@ -16,7 +16,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops, coalesce, to_undirected
 
 import ooc
-from ooc.conversion import budget, conversion, csr, edges, reorder, topology
+from ooc.conversion import budget, conversion, csr, reorder, topology
+from ooc.conversion import edges as edges_module
 from ooc.conversion.budget import Shares
 from ooc.errors import BudgetError, OocError, SourceError, StoreError
 from ooc.storage.store import Store
@@ -139,7 +140,7 @@ def _scarce(patch: pytest.MonkeyPatch) -> None:
     """A memory of twenty edges, rows that are completed three at a time."""
     patch.setattr(conversion, "divide", lambda source, budget: _TINY)
     patch.setattr(conversion, "_ordering_shares", lambda source, budget: _TINY)
-    for module in (csr, edges):
+    for module in (csr, edges_module):
         patch.setattr(module, "_WINDOW_ROWS", 3)
     patch.setattr(topology, "_COMPARED_BYTES", 70)
 
