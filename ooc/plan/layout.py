@@ -118,7 +118,7 @@ def _widest_row_bytes(workload: Workload, choice: Choice, widths: dict[str, int]
     return max(rows.values(), default=1)
 
 
-def lays_out_as(choice: Choice, workload: Workload) -> Hashable:
+def layout_key(choice: Choice, workload: Workload) -> Hashable:
     """The same for two choices that ``lay_out`` makes the same of."""
     groupings = _groupings(workload)
     cuts: list[tuple[str, int, int, bool, bool]] = []

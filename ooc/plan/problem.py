@@ -23,7 +23,7 @@ from functools import cached_property
 from ooc.plan.capacity import Capacity, Limits
 from ooc.plan.forecast import forecast_traffic, seconds_of, seconds_of_computing
 from ooc.plan.hardware import Hardware
-from ooc.plan.layout import Choice, Layout, SlabChoice, lay_out, lays_out_as, pulled_sources
+from ooc.plan.layout import Choice, Layout, SlabChoice, lay_out, layout_key, pulled_sources
 from ooc.plan.workload import Workload
 
 Recomputed = frozenset[int]
@@ -70,7 +70,7 @@ class Problem:
 
     def candidate(self, choice: Choice) -> Candidate | None:
         """What ``choice`` leads to; None where that does not fit."""
-        same = lays_out_as(choice, self.workload)  # of widths in whole heads many come to the same
+        same = layout_key(choice, self.workload)  # of widths in whole heads many come to the same
         if same not in self._known:
             layout = lay_out(self.workload, choice)
             fits = self.capacity.fits(layout)

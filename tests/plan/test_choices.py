@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ooc.plan import UNMEASURED, Hardware, Limits, Workload
 from ooc.plan.capacity import Capacity
-from ooc.plan.layout import Choice, SlabChoice, lay_out, lays_out_as, pulled_sources
+from ooc.plan.layout import Choice, SlabChoice, lay_out, layout_key, pulled_sources
 from ooc.plan.problem import Problem
 from ooc.plan.solver import PlannedLayout
 from ooc.plan.verifier import verify_plan
@@ -75,6 +75,6 @@ def test_choices_that_come_to_the_same_are_laid_out_alike(
     """And others are not: of every two choices the one is known by the other, or they differ."""
     work = in_groups(keeping(workload(rows=12_000)) if kept else workload(rows=12_000), groups)
     choices = [Choice(1024, dict.fromkeys(pulled_sources(work), replace(cut, overlap_last=beside))) for cut in cuts]
-    keys, layouts = zip(*[(lays_out_as(choice, work), lay_out(work, choice)) for choice in choices], strict=True)
+    keys, layouts = zip(*[(layout_key(choice, work), lay_out(work, choice)) for choice in choices], strict=True)
     assert keys[0] != keys[1] or layouts[0] == layouts[1]
     assert layouts[0] != layouts[1] or keys[0] == keys[1]
