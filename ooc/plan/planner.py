@@ -14,7 +14,7 @@ steps, so there a few candidates are simulated.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, combinations
+from itertools import accumulate, chain, combinations
 
 from ooc.errors import BudgetError
 from ooc.plan.capacity import Limits, budget_of
@@ -97,7 +97,7 @@ def simulated_best(best: PlannedLayout) -> Plan:
     if most < 1:
         return best.plan
     others = (replace(best, choice=one.choice, layout=one.layout).plan for one in [*second, *best.others][:most])
-    return min([best.plan, *others], key=lambda plan: simulate(plan, best.workload, best.hardware).epoch_s)
+    return min(chain([best.plan], others), key=lambda plan: simulate(plan, best.workload, best.hardware).epoch_s)
 
 
 def _excess(plan: Plan, limit: int) -> str:
