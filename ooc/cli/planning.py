@@ -17,10 +17,10 @@ from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
 from ooc.sizes import format_size
 from ooc.train.averaging import Averaging
-from ooc.train.hypothetical import store_of_statistics
 from ooc.train.metrics import resolve_metric
 from ooc.train.resources import Resources, find_device, free_device_bytes, hardware_for
 from ooc.train.setup import Job, Saving, prepare
+from ooc.train.statistics_store import store_of_statistics
 from ooc.train.task import label_columns
 
 if TYPE_CHECKING:

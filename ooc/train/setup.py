@@ -27,7 +27,6 @@ from ooc.train.averaging import Averaging
 from ooc.train.evaluation import make_scorer
 from ooc.train.first_aggregation import find_aggregation
 from ooc.train.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
-from ooc.train.hypothetical import spread, store_of_statistics
 from ooc.train.loss import RowsLoss, resolve_loss
 from ooc.train.lowering import Network, lower
 from ooc.train.lowering.products import IN_FULL, Products
@@ -37,6 +36,7 @@ from ooc.train.resources import Resources, spill_dtype
 from ooc.train.session import Prepared
 from ooc.train.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
 from ooc.train.stages import StageBuilder, Step
+from ooc.train.statistics_store import spread, store_of_statistics
 from ooc.train.workload import STORE_MATRICES, EdgeCounts, counted, describe_workload, matrix_columns, stored
 
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")

@@ -30,6 +30,7 @@ from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
 from ooc.train.loss import RowsLoss
 from ooc.train.metrics import Metric, resolve_metric
+from ooc.train.model_snapshot import ModelSnapshot
 from ooc.train.objective import Objective
 from ooc.train.placement import Placement
 from ooc.train.prediction import Prediction
@@ -40,7 +41,6 @@ from ooc.train.schedule import Scheduler, Schedules
 from ooc.train.session import Prepared, Session, Snapshot
 from ooc.train.setup import Saving, Tuning, check_optimizer, check_trainable, checked_norm, prepare
 from ooc.train.state import TrainingState
-from ooc.train.unchanged import Unchanged
 from ooc.train.workload import drop_gradients_cut_off, zero_gradients
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Training:
     _averaging: Averaging
     _clip_norm: float | None
     _state: TrainingState
-    _unchanged: Unchanged
+    _snapshot: ModelSnapshot
     _run: RunFolder | None
 
     @interruptible_by_ctrl_c()
@@ -94,14 +94,7 @@ class Training:
         lost, and the weights are those of the one before.
         """
         self._check_evaluated(eval_every, patience)
-        self._unchanged.check()
-        state = self._state
-        last = state.epoch + epochs
-        if self._run is not None and self._run.resumed and not (resume or state.epoch):
-            raise RunError(f"{self._run.path} holds a run already; give resume=True to go on with it")
-        if resume:
-            state.resume()
-            last = epochs
+        state, last = self._state, self._last_epoch(epochs, resume=resume)
         self._start()
         records: list[EpochRecord] = []
         unscored: EpochRecord | None = None
@@ -154,7 +147,6 @@ class Training:
 
         Where weights are averaged, these are scored.
         """
-        self._unchanged.check()
         self._start()
         self._objective.begin()
         with self._averaging.in_place():
@@ -236,6 +228,15 @@ class Training:
         records.append(record)
         self._resources.listener(EpochFinished(record))
 
+    def _last_epoch(self, epochs: int, *, resume: bool) -> int:
+        """The number of the last epoch to train, with the state that there is or that of the run's checkpoint."""
+        if resume:
+            self._state.resume()
+            return epochs
+        if self._run is not None and self._run.resumed and not self.epoch:
+            raise RunError(f"{self._run.path} holds a run already; give resume=True to go on with it")
+        return self.epoch + epochs
+
     def _check_evaluated(self, eval_every: int, patience: int) -> None:
         if patience and not eval_every:
             raise OptionError("patience counts evaluations; give eval_every=1 as well")
@@ -245,6 +246,7 @@ class Training:
             raise OptionError(f"a plateau schedule goes by the validation score; {self.store.path} has no such split")
 
     def _start(self) -> None:
+        self._snapshot.check()
         if self._session.started:
             return
         self._session.check_disk()
@@ -367,7 +369,7 @@ class Trainer(Training):
         models = [model] if average is None else [model, average]
         self._session = Session(self._prepared, Placement(self._resources.place, models, self.optimizer))
         self._run = _run_folder(out, seed)
-        self._unchanged = Unchanged(model)
+        self._snapshot = ModelSnapshot(model)
         self._state = TrainingState(
             model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed
         )

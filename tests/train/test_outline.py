@@ -16,13 +16,13 @@ from ooc.cli.settings import TrainSettings
 from ooc.cli.train import command
 from ooc.plan import UNMEASURED, Limits
 from ooc.plan.graphs import GraphStatistics
-from ooc.train.hypothetical import store_of_statistics
 from ooc.train.lowering.network import values_of
 from ooc.train.lowering.outline import Gcn, Gin, Outline, Sage
 from ooc.train.lowering.values import Aggregate, Dropout, Sum, Value
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
 from ooc.train.setup import Saving, prepare, take_apart
+from ooc.train.statistics_store import store_of_statistics
 
 KINDS: dict[str, tuple[type[Gcn | Sage | Gin], Any]] = {
     "gcn": (Gcn, GCN),

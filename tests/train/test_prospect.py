@@ -15,10 +15,10 @@ from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits
 from ooc.plan.graphs import KNOWN, GraphStatistics, reach
 from ooc.plan.workload import Direction, PerEdge
 from ooc.storage.store import Store
-from ooc.train.hypothetical import store_of_statistics
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources, usual_tile_rows
 from ooc.train.setup import prepare
+from ooc.train.statistics_store import store_of_statistics
 from ooc.train.workload import stored
 from tests.exactness.comparison import make_trainer
 from tests.exactness.reference import ModelCase

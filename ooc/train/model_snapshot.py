@@ -18,7 +18,7 @@ _MODE = "training"
 """Programs decide it."""
 
 
-class Unchanged:
+class ModelSnapshot:
     """Of ``model``, as it is now."""
 
     def __init__(self, model: nn.Module) -> None:
