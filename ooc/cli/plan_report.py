@@ -77,7 +77,7 @@ class PlanReport:
     @cached_property
     def fates(self) -> list[dict[str, Any]]:
         """One entry a matrix: its shape and bytes, what becomes of it (``fate``), its slabs, and by way (``device``,
-        ``host``, ``ssd``, ``recompute``) the share of what an epoch reads of it that waits there or is drawn again, in
+        ``host``, ``ssd``, ``recompute``) the share of what an epoch reads of it that waits there or is recomputed, in
         per cent."""
         return [_fate(row) for row in self.plan.summary()]
 
@@ -139,7 +139,7 @@ def describe_memory(report: PlanReport) -> str:
 
 def _fate(row: dict[str, str | int]) -> dict[str, Any]:
     """A line of ``Plan.summary`` with all ways spelled out."""
-    resident, again = int(row.get("resident", 0)), int(row.get("recompute", 0))
-    shares = {"device": 0, "host": resident, "ssd": 100 - resident - again} | {w: row[w] for w in _WAYS if w in row}
+    resident, recompute = int(row.get("resident", 0)), int(row.get("recompute", 0))
+    shares = {"device": 0, "host": resident, "ssd": 100 - resident - recompute} | {w: row[w] for w in _WAYS if w in row}
     kept = {name: value for name, value in row.items() if name not in ("resident", "recompute", "slabs", *_WAYS)}
-    return {**kept, **shares, "recompute": again, "slabs": row["slabs"]}
+    return {**kept, **shares, "recompute": recompute, "slabs": row["slabs"]}

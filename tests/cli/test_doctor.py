@@ -113,7 +113,7 @@ def test_threads_memory_and_disk(run: RunCommand, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("OMP_NUM_THREADS", "4096")
     (tmp_path / "enabled").write_text("always madvise [never]\n")
     monkeypatch.setattr(machine, "_HUGE_PAGES", tmp_path / "enabled")
-    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 1 << 60)
+    monkeypatch.setattr("ooc.memory.available_memory_bytes", lambda: 1 << 60)
     found = " | ".join(f"{what} → {remedy}" for what, remedy in remedies(report_of(run, tmp_path)).items())
     assert "OMP_NUM_THREADS is 4096, but only" in found and "→ export OMP_NUM_THREADS=" in found
     assert "huge pages are off" in found and "→ echo madvise > " in found

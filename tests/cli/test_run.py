@@ -158,7 +158,7 @@ def test_leftover_temporary_files_are_no_run(tmp_path: Path) -> None:
 def test_an_existing_run_is_not_begun_again(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", {}) as run:
         run.start()
-    with pytest.raises(RunError, match=r"holds a run already.*--resume"):
+    with pytest.raises(RunError, match=r"holds a run already.*resume=True"):
         RunFolder.create(tmp_path / "run", {})
 
 
