@@ -2,6 +2,7 @@
 """Prepared programs brought to life: arenas, spill files and threads, the model on its device, and running them."""
 
 import ctypes
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ooc.train.executor import run_program
 from ooc.train.first_aggregation import keep_aggregation
 from ooc.train.lowering import Network
 from ooc.train.placement import Placement
-from ooc.train.record import PassRecord
+from ooc.train.record import EpochRecord, PassRecord
 from ooc.train.runtime import Runtime
 from ooc.train.stages import StageBuilder, Step
 
@@ -138,20 +139,32 @@ class Session:
             self._listener(TaskFinished(task))
         self._store.check_unreplaced()
 
-    def peak_bytes(self, tier: Fate) -> int:
-        """What has been used of a budget so far."""
-        return self._running().peak_bytes(tier)
-
-    def passes(self) -> tuple[PassRecord, ...]:
-        """What each pass of the program that ran last has taken."""
-        return self._passes
-
-    def ssd_way(self) -> str:
-        """What reads and writes the SSD."""
-        return self._running().ssd_way
+    def record(self, started: "Snapshot", *, epoch: int, loss: float) -> EpochRecord:
+        """What the epoch that began at ``started`` and is over has taken; not scored yet."""
+        runtime, now = self._running(), self.io()
+        return EpochRecord(
+            epoch=epoch,
+            loss=loss,
+            train_acc=None,
+            valid_acc=None,
+            test_acc=None,
+            time_s=now.time_s - started.time_s,
+            eval_s=0.0,
+            ssd_read_bytes=now.read_bytes - started.read_bytes,
+            ssd_write_bytes=now.write_bytes - started.write_bytes,
+            host_peak_bytes=runtime.peak_bytes(Fate.HOST),
+            device_peak_bytes=runtime.peak_bytes(Fate.DEVICE),
+            io_wait_s=now.wait_s - started.wait_s,
+            io_busy_s=now.busy_s - started.busy_s,
+            hit_rate=self._prepared.plan.hit_rate,
+            to_device_bytes=now.to_device_bytes - started.to_device_bytes,
+            to_host_bytes=now.to_host_bytes - started.to_host_bytes,
+            passes=self._passes,
+            ssd_way=runtime.ssd_way,
+        )
 
     def io(self) -> "Snapshot":
-        """What has been read, written and waited for so far."""
+        """The time, and what has been read, written and waited for so far."""
         return Snapshot(self._running())
 
     def close(self) -> None:
@@ -170,9 +183,10 @@ class Session:
 
 
 class Snapshot:
-    """The counters of the engine and of PCIe at one moment."""
+    """The time and the counters of the engine and of PCIe at one moment."""
 
     def __init__(self, runtime: Runtime) -> None:
+        self.time_s = time.perf_counter()
         counters = runtime.counters
         self.read_bytes = counters.read_bytes
         self.write_bytes = counters.write_bytes

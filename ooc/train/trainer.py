@@ -6,7 +6,6 @@ programs are planned (``ooc.train.setup``), and a session runs them. Everything 
 what cannot be planned raises BudgetError before a byte is allocated or written.
 """
 
-import time
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from ooc.errors import OptionError, RunError
 from ooc.events import EpochFinished, Listener, ignore
 from ooc.interruption import interruptible_by_ctrl_c
-from ooc.plan import Fate, Hardware, Limits, Plan, Workload
+from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.prefetch.device import Device
 from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
@@ -38,7 +37,7 @@ from ooc.train.record import EpochRecord
 from ooc.train.resources import OVERHEAD_BYTES, TILE_ROWS, Resources, spill_folder
 from ooc.train.run import RunFolder, holds_run
 from ooc.train.schedule import Scheduler, Schedules
-from ooc.train.session import Prepared, Session, Snapshot
+from ooc.train.session import Prepared, Session
 from ooc.train.setup import Saving, Tuning, check_optimizer, check_trainable, checked_norm, prepare
 from ooc.train.state import TrainingState
 from ooc.train.workload import drop_gradients_cut_off, zero_gradients
@@ -99,7 +98,7 @@ class Training:
         records: list[EpochRecord] = []
         unscored: EpochRecord | None = None
         while state.epoch < last and not (patience and state.stale >= patience):
-            started = _Mark(self._session)
+            started = self._session.io()
             loss = self._loss_and_gradients(scored=unscored is not None)
             if not allow_nonfinite:
                 state.check_loss(loss)
@@ -113,7 +112,7 @@ class Training:
             if not allow_nonfinite:
                 state.check_weights()
             state.epoch += 1
-            record = self._record(state.epoch, loss, started)
+            record = self._session.record(started, epoch=state.epoch, loss=loss)
             due = bool(eval_every) and (state.epoch % eval_every == 0 or state.epoch == last)
             if due and state.epoch < last and "train_and_score" in self._prepared.steps:
                 unscored = record
@@ -193,35 +192,12 @@ class Training:
         """Epoch and scores of the best validation score so far."""
         return self._state.best
 
-    def _record(self, epoch: int, loss: float, started: "_Mark") -> EpochRecord:
-        now = _Mark(self._session)
-        return EpochRecord(
-            epoch=epoch,
-            loss=loss,
-            train_acc=None,
-            valid_acc=None,
-            test_acc=None,
-            time_s=now.time_s - started.time_s,
-            eval_s=0.0,
-            ssd_read_bytes=now.io.read_bytes - started.io.read_bytes,
-            ssd_write_bytes=now.io.write_bytes - started.io.write_bytes,
-            host_peak_bytes=self._session.peak_bytes(Fate.HOST),
-            device_peak_bytes=self._session.peak_bytes(Fate.DEVICE),
-            io_wait_s=now.io.wait_s - started.io.wait_s,
-            io_busy_s=now.io.busy_s - started.io.busy_s,
-            hit_rate=self.plan.hit_rate,
-            to_device_bytes=now.io.to_device_bytes - started.io.to_device_bytes,
-            to_host_bytes=now.io.to_host_bytes - started.io.to_host_bytes,
-            passes=self._session.passes(),
-            ssd_way=self._session.ssd_way(),
-        )
-
     def _evaluated(self, record: EpochRecord) -> EpochRecord:
         """``record`` with the scores of an evaluation of its own."""
-        started = _Mark(self._session)
+        started = self._session.io()
         scores = self.evaluate()
-        now = _Mark(self._session)
-        return record.scored(scores, eval_s=now.time_s - started.time_s, wait_s=now.io.wait_s - started.io.wait_s)
+        now = self._session.io()
+        return record.scored(scores, eval_s=now.time_s - started.time_s, wait_s=now.wait_s - started.wait_s)
 
     def _conclude(self, records: list[EpochRecord], record: EpochRecord) -> None:
         self._state.conclude(record)
@@ -455,11 +431,3 @@ def _close_dropped(model: str, session: Session, run: RunFolder | None) -> None:
         session.close()
     if run is not None:
         run.close()
-
-
-class _Mark:
-    """Time and I/O counters at one moment."""
-
-    def __init__(self, session: Session) -> None:
-        self.time_s = time.perf_counter()
-        self.io: Snapshot = session.io()
