@@ -18,9 +18,9 @@ def command(path: Path, as_json: bool) -> None:
     """Show how scratch files in PATH (here, when left out) would be read and written, the budgets that
     would be taken, and the versions of what is installed. Each problem comes with one remedy.
     """
-    from ooc.cli.machine import examine
+    from ooc.cli.machine import probe_layer
 
-    report = examine(path)
+    report = probe_layer(path)
     if as_json:
         click.echo(json.dumps(asdict(report), indent=2))
         return

@@ -51,7 +51,7 @@ class Report:
         self.problems.append(Problem(what, remedy))
 
 
-def examine(path: Path) -> Report:
+def probe_layer(path: Path) -> Report:
     """Look at the machine as a training with its scratch files in ``path`` would meet it."""
     report = Report()
     folder = _existing_part(path.absolute())

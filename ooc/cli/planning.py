@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ooc.cli.plan_report import PlanReport
-from ooc.cli.recipe import admit_parameters, build_average, build_loss, outline_model
+from ooc.cli.recipe import admit_parameters, build_average, build_loss, planned_model
 from ooc.cli.settings import TrainSettings
 from ooc.memory import budgets_within, default_budgets
 from ooc.plan import Hardware, Limits
@@ -127,7 +127,7 @@ class Planning:
         if spill_dtype not in self._jobs:
             settings, store = self.settings, self._store
             admit_parameters(settings, store)
-            model = outline_model(settings, store)
+            model = planned_model(settings, store)
             threads = settings.threads or (self.hardware.threads if self._described else torch.get_num_threads())
             resources = Resources.parse(
                 limits.device_bytes,

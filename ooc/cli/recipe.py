@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the options of ``ooc train`` describe: the model, or for planning its outline, and how it is trained.
+"""What the options of ``ooc train`` describe: the model, or for planning its shape, and how it is trained.
 
 PyG is imported when a model of it is made: that takes longer than most plans do.
 """
@@ -17,7 +17,7 @@ from ooc.memory import available_memory_bytes
 from ooc.sizes import format_size
 from ooc.storage.store import Task
 from ooc.train.loss import training_classes
-from ooc.train.lowering.outline import Gcn, Gin, Outline, Sage
+from ooc.train.lowering.model_shape import Gcn, Gin, ModelShape, Sage
 from ooc.train.schedule import Scheduler, by_factor, constant, cosine, steps
 from ooc.train.setup import edge_data_used
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ooc.storage.store import Store
     from ooc.train.run import RunFolder
 
-_OUTLINES: dict[str, type[Gcn | Sage | Gin]] = {"gcn": Gcn, "sage": Sage, "gin": Gin}
+_SHAPES: dict[str, type[Gcn | Sage | Gin]] = {"gcn": Gcn, "sage": Sage, "gin": Gin}
 MODELS_WITH_HEADS = frozenset(("gat", "gatv2", "transformer"))
 MODELS_WITH_AGGREGATION = frozenset(("sage", "gin"))
 _NORMS: dict[str, dict[str, Any]] = {
@@ -57,14 +57,14 @@ def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
     return _model(settings, store.num_features, store.num_classes, store.num_edge_features)
 
 
-def outline_model(settings: TrainSettings, store: "Store") -> nn.Module:
-    """What ``build_model`` would make, as far as a plan asks: its outline, where one is known."""
+def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
+    """What ``build_model`` would make, as far as a plan asks: its shape, where one is known."""
     plain = settings.norm == "none" and settings.jk == "none" and not settings.residual
     plain = plain and settings.heads == 1 and settings.aggr == "auto"
-    if settings.model not in _OUTLINES or not plain or edge_data_used(store, settings.ignore_edge_data):
+    if settings.model not in _SHAPES or not plain or edge_data_used(store, settings.ignore_edge_data):
         return build_model(settings, store)
-    return Outline(
-        _OUTLINES[settings.model],
+    return ModelShape(
+        _SHAPES[settings.model],
         store.num_features,
         settings.hidden,
         store.num_classes,
@@ -92,7 +92,7 @@ def rebuild_model(settings: TrainSettings, weights: dict[str, torch.Tensor], run
 def admit_parameters(settings: TrainSettings, store: "Store") -> None:
     """Raise BudgetError when memory cannot hold the weights, without which no budget can be planned for."""
     with torch.device("meta"):
-        model = outline_model(settings, store)
+        model = planned_model(settings, store)
         nbytes = sum(parameter.nbytes for parameter in model.parameters())
     free = available_memory_bytes()
     if nbytes > free:

@@ -43,7 +43,7 @@ class EdgeSweep:
         self._offsets = runtime.rows.offsets[pull.direction]
         self._parts_P2 = runtime.rows.parts.get(pull.direction)
         self._nodes = runtime.plan.rows
-        self._doubts = runtime.doubts.get(pull.direction)
+        self._checks = runtime.checks.get(pull.direction)
         self._arrays: dict[EdgeData | None, Edges] = {
             data: Edges(runtime.matrices[edges_name(pull.direction, data)], runtime.workspace)
             for data in (None, *pull.edge_data)
@@ -66,7 +66,7 @@ class EdgeSweep:
             self._nodes,
             weight_E=None if weight is None else weight[:, 0],
             features_EK=taken.get(EdgeData.FEATURES),
-            doubts=self._doubts,
+            checks=self._checks,
             parts_P2=self._parts(start, stop, indices.device),
         )
 

@@ -34,8 +34,8 @@ def run_program(
     run = ProgramRun(runtime, program)
     passes: list[PassRecord] = []
     slabs: SlabBuffers | None = None
-    for doubts in runtime.doubts.values():
-        doubts.begin(program)
+    for checks in runtime.checks.values():
+        checks.begin(program)
     try:
         run.warm_up()
         watch = _Stopwatch(runtime)

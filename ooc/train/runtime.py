@@ -33,8 +33,8 @@ from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.graph import GraphRows, Scaling, damaged
 from ooc.train.kernels.bucket_rows import BucketRows
-from ooc.train.kernels.doubts import Doubts, Fault
-from ooc.train.kernels.edge_dropout import DISORDER
+from ooc.train.kernels.deferred_checks import DeferredChecks, Fault
+from ooc.train.kernels.edge_dropout import UNSORTED
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from ooc.train.kernels.pulls import pulls_for
 from ooc.train.lowering.opaque import Scattered
@@ -80,7 +80,7 @@ class Runtime:
         self.rows = rows
         self.dtype = dtype
         self.spill_dtype = spill_dtype or dtype
-        self.doubts = {} if device is None else {direction: Doubts(plan.rows) for direction in plan.topologies}
+        self.checks = {} if device is None else {direction: DeferredChecks(plan.rows) for direction in plan.topologies}
         """On a device, about the neighbour lists of each direction."""
         self._resources = ExitStack()
         with ExitStack() as opening:
@@ -223,8 +223,8 @@ class Runtime:
             edges = replace(edges, weight_E=edges.weight_E.to(source.dtype))
         if is_narrow and of_rows.self_term:
             edges = replace(edges, self_loops=SelfLoops.EXACTLY_ONE)
-        if edges.doubts is not None:
-            edges.doubts.look_for_strays(edges.indices_E)
+        if edges.checks is not None:
+            edges.checks.check_range(edges.indices_E)
         try:
             pulled = pulls_for(source).sums(edges, source, has_loops=of_rows.self_N1 is not None, out=out)
         except RuntimeError:
@@ -238,20 +238,20 @@ class Runtime:
 
     def refuse_faults(self) -> None:
         """StoreError where a program has met neighbour lists that cannot be what was written."""
-        found = {direction: doubts.found() for direction, doubts in self.doubts.items()}
+        found = {direction: checks.found() for direction, checks in self.checks.items()}
         for direction, faults in found.items():
-            if Fault.STRAY in faults:
+            if Fault.OUT_OF_RANGE in faults:
                 raise damaged(self.store, f"{direction.value}/indices")
-            if Fault.DISORDER in faults:
-                raise StoreError(DISORDER)
+            if Fault.UNSORTED in faults:
+                raise StoreError(UNSORTED)
 
     def run_kernel(
         self, kernel: Kernel, source: Tensor | BucketRows, own: Tensor | None, edges: TileEdges, groups: range
     ) -> Tensor | Scattered:
         """The tile's rows of what ``kernel`` makes of the neighbours' rows of ``source``; ``own`` are these rows of
         the pull's own matrix, None where the source stands for it."""
-        if edges.doubts is not None:
-            edges.doubts.look_for_strays(edges.indices_E)
+        if edges.checks is not None:
+            edges.checks.check_range(edges.indices_E)
         source = cast(Tensor, source)  # shuffled rows only go to opaque layers, which take both
         return kernel(edges, source, source[edges.start : edges.start + edges.rows] if own is None else own, groups)
 

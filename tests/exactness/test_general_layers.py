@@ -30,8 +30,8 @@ from ooc.plan.passes import ColumnPass, RowPass
 from ooc.storage.store import Store
 from ooc.train.kernels import neighbourhood
 from ooc.train.lowering import general
+from ooc.train.lowering.conformance import ProbeResult, probe_layer
 from ooc.train.lowering.layer import Layer
-from ooc.train.lowering.locality import Findings, examine
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources
 from ooc.train.trainer import Trainer
@@ -213,11 +213,11 @@ def test_a_layer_is_tried_once_a_mode_and_way_of_calling_it(tmp_path: Path, monk
     """Though a model is taken apart several times."""
     tried: list[tuple[float, bool]] = []
 
-    def watched(layer: Layer, module: nn.Module, **options: Any) -> Findings:
+    def watched(layer: Layer, module: nn.Module, **options: Any) -> ProbeResult:
         tried.append((layer.plain["times"], module.training))
-        return examine(layer, module, **options)
+        return probe_layer(layer, module, **options)
 
-    monkeypatch.setattr(general, "examine", watched)
+    monkeypatch.setattr(general, "probe_layer", watched)
     assert_agrees(CustomCase(make=Asked), random_data(ROUGH), tmp_path, epochs=EPOCHS)
     assert tried == [(2.0, True), (3.0, True), (2.0, False), (3.0, False)]
 

@@ -20,7 +20,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from ooc.train.dropout import Draw
 from ooc.train.kernels.cuda import dropout, edge_function, gat, maximum, sums
 from ooc.train.kernels.cuda.segments import Segments, cut
 from ooc.train.kernels.edge_dropout import EdgeDropout
@@ -29,7 +28,7 @@ from ooc.train.kernels.edge_terms import EdgeTerms
 from ooc.train.kernels.edges import SelfLoops, TileEdges
 from ooc.train.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
 from ooc.train.kernels.gat import GatHeads
-from ooc.train.kernels.inner_dropout import EdgeDraw
+from ooc.train.kernels.masks import Draw, EdgeDraw
 
 NODES = 64
 EDGES = 4096
@@ -109,7 +108,7 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
         summed, source = replace(tile, self_loops=SelfLoops.AS_STORED), torch.zeros(NODES, 64)
         summed = replace(summed, features_EK=torch.zeros(EDGES, 5))
         terms = EdgeTerms(range(64), torch.float32, torch.zeros(5, 64), torch.zeros(64))
-        named: dict[str, Any] = {"terms": terms, "segments": segments, "with_parameters": False}
+        named: dict[str, Any] = {"terms": terms, "segments": segments}
         edge_function.pull_messages(
             Gine(), summed, source_NW=source, target_RV=source[:, :0], columns=64, terms=terms, segments=segments
         )
@@ -170,16 +169,13 @@ def pull_edges(
     edge_function.pull_messages(function, tile, source_NW=source, target_RV=target, columns=above.shape[1], **named)
     layout = TargetLayout(heads, columns[1], channels, 2, features)
     packed = torch.zeros(NODES, layout.columns, dtype=dtype)
-    edge_function.pull_source_gradients(
-        function, tile, source_RW=source, target_NP=packed, layout=layout, with_parameters=False, **named
-    )
+    edge_function.pull_source_gradients(function, tile, source_RW=source, target_NP=packed, layout=layout, **named)
     edge_function.pull_target_gradients(
         function,
         tile,
         source_NW=source,
         target_RV=torch.cat((target, target), dim=1) if isinstance(function, Gatv2) else target,
         upstream_R=Upstream(above, torch.zeros(NODES, 2 * heads)),
-        with_parameters=False,
         with_map=features > 0,
         **named,
     )

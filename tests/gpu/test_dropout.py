@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.train.dropout import BY_DEVICE, Draw, keep_mask
+from ooc.train.dropout import BY_DEVICE, keep_mask
 from ooc.train.kernels import inner_dropout as draws
 from ooc.train.kernels.edge_dropout import EdgeDropout
-from ooc.train.kernels.inner_dropout import EdgeDraw
+from ooc.train.kernels.masks import Draw, EdgeDraw
 from tests.gpu.device import DEVICE, EXAMPLES, dropout, same_bits
 
 pytestmark = pytest.mark.gpu

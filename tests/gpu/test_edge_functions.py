@@ -189,7 +189,6 @@ class Pulled:
             source_RW=self.part("source")[rows].contiguous(),
             target_NP=packed[:present],
             layout=self.layout,
-            with_parameters=False,
             terms=self.rows.terms(self.groups, self.case, None if loop_RK is None else loop_RK[rows]),
             heads=self.heads,
         )
@@ -205,7 +204,6 @@ class Pulled:
             source_NW=self.part("source")[:present],
             target_RV=target,
             upstream_R=Upstream(above.gradient[rows], statistics),
-            with_parameters=False,
             with_map=self.rows.weight_KT is not None,
             terms=self.rows.terms(self.groups, self.case, None if loop_RK is None else loop_RK[rows]),
             heads=self.heads,
@@ -348,7 +346,7 @@ def test_features_of_added_self_loops(graph: KernelGraph, seed: int, filling: Fi
 def test_other_functions_are_refused_by_name() -> None:
     graph = KernelGraph(2, torch.tensor([[0], [1]]))
     ((_, _, tile),) = graph.tiles(Direction.IN, 2)
-    function = Gated(torch.ones(2), Reduction.SOFTMAX)
+    function = replace(Gated(torch.ones(2)), reduction=Reduction.SOFTMAX)
     named = dict(source_NW=numbers(0, 2, 2), target_RV=numbers(1, 2, 2), columns=2, heads=Heads(range(1)))
     with pytest.raises(ModelError, match="Gated has no program for a GPU"):
         on_gpu(edge_function.pull_messages, function, tile, **named)

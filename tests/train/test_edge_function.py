@@ -16,7 +16,6 @@ from torch_geometric.nn import GATv2Conv, GINEConv, MessagePassing, TransformerC
 from torch_geometric.nn.conv import gatv2_conv, transformer_conv
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from ooc.errors import ModelError
 from ooc.plan.workload import Direction
 from ooc.train.kernels import edge_function
 from ooc.train.kernels.edge_dropout import EdgeDropout
@@ -48,12 +47,7 @@ class Gated:
     """tanh(x_j) · x_i · w, a message of nobody's: both sides and a parameter take part."""
 
     weight: Tensor
-    reduction: Reduction
-    same_bits: bool = True
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (self.weight,)
+    reduction: Reduction = Reduction.SUM
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return torch.tanh(source_EW) * target_EV * self.weight, None
@@ -183,9 +177,8 @@ def transformer(*, features: int) -> Case:
     return Case(TransformerAttention(HEADS), layer, source=2 * WIDTH, target=WIDTH, features=features, weight=edge)
 
 
-def gine(reduction: Reduction) -> Case:
-    layer = GINEConv(nn.Identity(), aggr=reduction.value)
-    return Case(Gine(reduction), layer, source=WIDTH, target=0, features=WIDTH)
+def gine() -> Case:
+    return Case(Gine(), GINEConv(nn.Identity()), source=WIDTH, target=0, features=WIDTH)
 
 
 def gine_through_linear() -> Case:
@@ -195,9 +188,9 @@ def gine_through_linear() -> Case:
     return Case(Gine(), layer, source=WIDTH, target=0, features=FEATURES, weight=lin.weight, bias=lin.bias)
 
 
-def gated(reduction: Reduction) -> Case:
+def gated() -> Case:
     weight = leaf(90, WIDTH)
-    return Case(Gated(weight, reduction), GatedConv(weight, reduction.value), source=WIDTH, target=WIDTH)
+    return Case(Gated(weight), GatedConv(weight, "sum"), source=WIDTH, target=WIDTH)
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -205,22 +198,17 @@ CASES: dict[str, Callable[[], Case]] = {
     "GATv2, edge features": lambda: gatv2(features=FEATURES),
     "Transformer": lambda: transformer(features=0),
     "Transformer, edge features": lambda: transformer(features=FEATURES),
-    "GINE": lambda: gine(Reduction.SUM),
-    "GINE, max": lambda: gine(Reduction.MAX),
+    "GINE": gine,
     "GINE, linear": gine_through_linear,
-    "gated sum": lambda: gated(Reduction.SUM),
-    "gated max": lambda: gated(Reduction.MAX),
+    "gated sum": gated,
 }
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """What the kernels make of a case, tiles put together; parameters' gradients as either direction sums them, and
-    those of what makes terms of features."""
+    """What the kernels make of a case, tiles put together, and gradients of what makes terms of features."""
 
     rows: tuple[Tensor, Tensor, Tensor]
-    by_sources: list[Tensor]
-    by_targets: list[Tensor]
     of_map: list[Tensor]
 
 
@@ -268,8 +256,6 @@ def pull(
     sizes = (target.shape[1], WIDTH, 0 if above.statistics is None else above.statistics.shape[1])
     layout = TargetLayout(packs, *(columns // packs for columns in sizes), loop=loop_NK.shape[1] if loops else 0)
     packed = layout.pack(target[:scored], above, loop_NK if loops else None)
-    by_sources: list[tuple[Tensor, ...]] = []
-    by_targets: list[tuple[Tensor, ...]] = []
     of_map: list[Tensor] = []
 
     def sources(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
@@ -279,11 +265,9 @@ def pull(
             source_RW=source[rows],
             target_NP=packed,
             layout=layout,
-            with_parameters=True,
             terms=case.terms(groups, layout.loops(packed[rows])),
             heads=heads,
         )
-        by_sources.append(found.parameters)
         return (found.rows,)
 
     def targets(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
@@ -294,20 +278,17 @@ def pull(
             source_NW=source,
             target_RV=target[rows],
             upstream_R=own,
-            with_parameters=True,
             with_map=bool(case.map),
             terms=case.terms(groups, layout.loops(packed[rows])),
             heads=heads,
         )
-        by_targets.append(found.parameters)
         if found.map_RM is not None:
             of_map.append(found.map_RM)
         return (found.rows,)
 
     (d_source,) = by_tiles(graph.tiles(Direction.OUT, height), sources, workers=workers)
     (d_target,) = by_tiles(graph.tiles(Direction.IN, height, scored), targets, workers=workers)
-    sums = ([torch.stack(parts).sum(0) for parts in zip(*tiles, strict=True)] for tiles in (by_sources, by_targets))
-    return Pulled((value, d_source, d_target), *sums, case.map_gradient(torch.cat(of_map), groups) if case.map else [])
+    return Pulled((value, d_source, d_target), case.map_gradient(torch.cat(of_map), groups) if case.map else [])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -323,7 +304,7 @@ def pull(
 def test_output_and_gradients_are_pyg_s(
     name: str, data: st.DataObject, seed: int, height: int, edges_per_piece: int, unscored: int, p: float | None
 ) -> None:
-    """Of both sides' rows and of parameters, in either direction, also where only some leading rows are scored."""
+    """Of both sides' rows, in either direction, also where only some leading rows are scored."""
     case = CASES[name]()
     graph = data.draw(graphs())
     scored = max(1, graph.nodes - unscored)
@@ -332,8 +313,7 @@ def test_output_and_gradients_are_pyg_s(
     dropout = EdgeDropout(p, 1, 2, 3) if p is not None and drops else None
     scale = None if dropout is None else scale_of_edges(dropout, with_loops(graph)[0], range(HEADS))
     out = case.expected(graph, inputs, scale).reshape(graph.nodes, WIDTH)[:scored]
-    own = len(case.function.parameters)
-    wanted = [inputs.source, inputs.target, *case.function.parameters, *case.map]
+    wanted = [inputs.source, inputs.target, *case.map]
     expected = torch.autograd.grad(out, wanted, inputs.gradient, allow_unused=True) if out.requires_grad else []
     with small_pieces(edges_per_piece):
         found = pull(case, graph, inputs, height, dropout)
@@ -342,10 +322,7 @@ def test_output_and_gradients_are_pyg_s(
     reference = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, expected, strict=True)]
     torch.testing.assert_close(d_source, reference[0], **CLOSE)
     torch.testing.assert_close(d_target, reference[1][:scored], **CLOSE)
-    for sums in (found.by_sources, found.by_targets):
-        for one, other in zip(sums, reference[2 : 2 + own], strict=True):
-            torch.testing.assert_close(one, other, **CLOSE)
-    for one, other in zip(found.of_map, reference[2 + own :], strict=True):
+    for one, other in zip(found.of_map, reference[2:], strict=True):
         torch.testing.assert_close(one, other, **CLOSE)
 
 
@@ -357,7 +334,6 @@ def test_tiles_and_threads_change_no_bit(
 ) -> None:
     """Where messages and scores are elementwise, so are all results of rows; terms of features are as good."""
     case = CASES[name]()
-    assert case.function.same_bits
     graph = data.draw(graphs())
     inputs = make_inputs(case, graph, seed, graph.nodes)
     with small_pieces(edges_per_piece):
@@ -379,29 +355,16 @@ def test_gradients_of_parameters_row_by_row(graph: KernelGraph, seed: int, drops
     source, target = inputs.source.detach(), inputs.target.detach()
     reduced = pull_messages(case.function, tile, source_NW=source, target_RV=target[rows], columns=WIDTH, heads=heads)
     above = upstream(case.function, inputs.gradient, reduced.value_RO, reduced.kept)
-    att = case.function.parameters[0].detach().expand(graph.nodes, HEADS, CHANNELS)
+    assert isinstance(case.function, Gatv2)
+    att = case.function.att_HC.detach().expand(graph.nodes, HEADS, CHANNELS)
     brought = torch.cat((target.view(-1, HEADS, CHANNELS), att), dim=2).flatten(1)
     found = pull_target_gradients(
-        case.function, tile, source_NW=source, target_RV=brought, upstream_R=above, with_parameters=False, heads=heads
+        case.function, tile, source_NW=source, target_RV=brought, upstream_R=above, heads=heads
     )
     d_target, d_att = found.rows.view(-1, HEADS, 2 * CHANNELS).chunk(2, dim=2)
     torch.testing.assert_close(d_target.flatten(1), expected.rows[2], **CLOSE)
-    torch.testing.assert_close(d_att.sum(0), expected.by_targets[0], **CLOSE)
-
-
-def test_what_would_not_be_exact_is_refused_by_name() -> None:
-    dense = Gated(torch.ones(WIDTH), Reduction.MAX, same_bits=False)
-    tile = TileEdges(torch.tensor([0]), torch.tensor([0, 1]), 0, 1)
-    ones = torch.ones(1, WIDTH)
-    with pytest.raises(ModelError, match="Gated: the maximum of messages made by dense products"):
-        pull_messages(dense, tile, source_NW=ones, target_RV=ones, columns=WIDTH)
-
-
-def test_a_parameter_that_takes_no_gradient_gets_zeros() -> None:
-    case = CASES["gated sum"]()
-    frozen = Gated(case.function.parameters[0].detach(), Reduction.SUM)
-    graph = KernelGraph(2, torch.tensor([[0, 1], [1, 1]]))
-    inputs = make_inputs(case, graph, 0, 2)
-    case.function = frozen
-    found = pull(case, graph, inputs, 2, None)
-    assert not found.by_sources[0].any() and found.rows[1].any()
+    scale = None if dropout is None else scale_of_edges(dropout, with_loops(graph)[0], range(HEADS))
+    out = case.expected(graph, inputs, scale).reshape(graph.nodes, WIDTH)
+    if out.requires_grad:
+        (wanted,) = torch.autograd.grad(out, [case.function.att_HC], inputs.gradient, allow_unused=True)
+        torch.testing.assert_close(d_att.sum(0), torch.zeros_like(d_att[0]) if wanted is None else wanted, **CLOSE)

@@ -14,9 +14,9 @@ from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edges import TileEdges
 from ooc.train.kernels.inner_dropout import Dropped, DroppedRows, InnerDropout
 from ooc.train.kernels.neighbourhood import neighbourhood
+from ooc.train.lowering.conformance import probe_layer
 from ooc.train.lowering.footprint import peak_bytes as watched_bytes
 from ooc.train.lowering.layer import layer_of, sharing
-from ooc.train.lowering.locality import examine
 from ooc.train.lowering.opaque import Opaque
 from ooc.train.lowering.values import Features, Linear
 from tests.exactness.layers import MlpMessages
@@ -37,7 +37,7 @@ def general(conv: MessagePassing) -> Opaque:
     source = Linear(1, Features(0, WIDTH), nn.Parameter(torch.randn(WIDTH, WIDTH)))
     layer, _ = layer_of(conv, "Layer", [source, "edges"], {}, is_graph=lambda value: isinstance(value, str))
     module = sharing(conv, "Layer")
-    findings = examine(layer, module, columns=WIDTH, edge_features=0, dtype=torch.float32, record=True)
+    findings = probe_layer(layer, module, columns=WIDTH, edge_features=0, dtype=torch.float32, record=True)
     return Opaque(2, source, layer, module, findings, site=1, keep=True)
 
 

@@ -273,7 +273,6 @@ def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
             source_RW=source,
             target_NP=packed,
             layout=layout,
-            with_parameters=False,
             shape=shape,
             **named | {"segments": cut_out},
         )
@@ -285,7 +284,6 @@ def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
             source_NW=source,
             target_RV=target,
             upstream_R=above,
-            with_parameters=False,
             shape=shape,
             **named,
         )

@@ -15,5 +15,6 @@ alone, so it is the same to the bit whatever rows are computed with it and on wh
     pulls            which of these, or of those of a GPU (``cuda``), compute where a tensor is
     neighbourhood    the graph around some rows, for layers that are run as they are
     inner_dropout    masks for what such a layer drops itself
-    doubts           what is wrong with neighbour lists, found on a device that nobody waits for
+    masks            what keys the masks of dropout on rows and on edges
+    deferred_checks  what is wrong with neighbour lists, found on a device that nobody waits for
 """

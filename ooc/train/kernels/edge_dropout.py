@@ -25,7 +25,7 @@ from ooc.train.kernels.edges import Piece
 HEADS_PER_COUNT = 4
 """32-bit numbers that Philox4x32 gives for one value of its counter."""
 
-DISORDER = "neighbours of a row are not in ascending order, as dropout on edges needs; convert again"
+UNSORTED = "neighbours of a row are not in ascending order, as dropout on edges needs; convert again"
 """What is said of lists whose repeated edges cannot be told apart."""
 
 _ROUNDS = 10
@@ -113,4 +113,4 @@ def _check_order(piece: Piece) -> None:
     if piece.has_added:
         falls &= piece.neighbours_E[1:] != piece.row_E[1:] + (piece.tile_start + piece.start)  # the added self-loop
     if bool(falls.any()):
-        raise StoreError(DISORDER)
+        raise StoreError(UNSORTED)

@@ -2,13 +2,11 @@
 """Any message and score per edge: gathered, computed as the user's torch code, and differentiated edge by edge.
 
 An ``EdgeFunction`` says what one edge gives, from the source's row, the target's row and a term made of the edge's own
-features (``edge_terms``);
-a ``Reduction`` says what a target makes of its edges. Forward, targets pull sources. Backward, every edge is
-computed again where its gradient is wanted: over out-edges for what belongs to sources, over in-edges for what
-belongs to targets; parameters' gradients come with either. The reduction's part is known without the other edges:
+features (``edge_terms``); a ``Reduction`` says what a target makes of its edges. Forward, targets pull sources.
+Backward, every edge is computed again where its gradient is wanted: over out-edges for what belongs to sources, over
+in-edges for what belongs to targets. The reduction's part is known without the other edges:
 
     sum       dm_e = dZ_i                                      a mean is a sum whose rows are scaled
-    maximum   dm_e = dZ_i / ties_i where m_e is the maximum
     softmax   dm_e = α_e k_e dZ_i,   ds_e = α_e (k_e dZ_i · m_e - D_i),   α_e = exp(s_e - lse_i)
 
 for message m, score s, dropout's scale k and D_i = dZ_i · Z_i; what lies between rows and (m, s) is autograd's.
@@ -24,12 +22,10 @@ from typing import Protocol, assert_never
 import torch
 from torch import Tensor
 
-from ooc.errors import ModelError
 from ooc.plan.workload import Direction
 from ooc.train.kernels.edge_dropout import EdgeDropout
 from ooc.train.kernels.edge_terms import EdgeTerms
 from ooc.train.kernels.edges import Piece, TileEdges, pieces
-from ooc.train.kernels.maximum import RunningMaximum
 from ooc.train.kernels.softmax import RunningSoftmax
 
 EDGES_PER_PIECE = 4096
@@ -40,7 +36,6 @@ class Reduction(Enum):
     """What a target makes of its edges' messages."""
 
     SUM = "sum"
-    MAX = "max"
     SOFTMAX = "softmax"
     """Their sum weighted by the softmax of the edges' scores, for every head."""
 
@@ -48,18 +43,12 @@ class Reduction(Enum):
 class EdgeFunction(Protocol):
     """Message and score of edges: rows independent of one another, nothing drawn at random, inputs not written to.
 
-    ``parameters`` are what the result depends on besides rows. ``same_bits``: an edge's message has the same bits
-    however many edges are computed with it, which elementwise operators promise and dense products do not.
+    An edge's message has the same bits however many edges are computed with it, which elementwise operators promise and
+    dense products do not.
     """
 
     @property
     def reduction(self) -> Reduction: ...
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]: ...
-
-    @property
-    def same_bits(self) -> bool: ...
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Messages [E, O], and scores [E, H] where the reduction is a softmax."""
@@ -78,7 +67,7 @@ class Heads:
 class Reduced:
     """What a tile's targets make of their edges [R, O], and what the backward pass needs of it beside dZ.
 
-    ``kept``: for a maximum its ties [R, O], for a softmax lse [R, H], nothing for a sum.
+    ``kept``: for a softmax lse [R, H], nothing for a sum.
     """
 
     value_RO: Tensor
@@ -89,8 +78,8 @@ class Reduced:
 class Upstream:
     """The gradient of targets' rows as the backward pass reads it, of the tile's rows or of all N.
 
-    ``gradient``: dZ [·, O], for a maximum divided by its ties. ``statistics``: the maximum itself [·, O]; lse and D
-    of every head [·, H·2]; ``None`` for a sum. :func:`upstream` makes it of a tile's rows.
+    ``gradient``: dZ [·, O]. ``statistics``: lse and D of every head [·, H·2]; ``None`` for a sum. :func:`upstream`
+    makes it of a tile's rows.
     """
 
     gradient: Tensor
@@ -147,12 +136,10 @@ class TargetLayout:
 
 @dataclass(frozen=True, slots=True)
 class RowGradient:
-    """Gradient of the tile's own rows, and the tile's part of those of ``function.parameters``, if asked for: zeros
-    for those that take none. Parts are sums over tiles, which are added in the order of tiles to be reproducible.
-    ``map_RM``: row by row the gradient of the terms' linear map, if asked for (``EdgeTerms.map_gradient``)."""
+    """Gradient of the tile's own rows; ``map_RM``: row by row that of the terms' linear map, if asked for
+    (``EdgeTerms.map_gradient``)."""
 
     rows: Tensor
-    parameters: tuple[Tensor, ...]
     map_RM: Tensor | None = None
 
 
@@ -167,10 +154,9 @@ def pull_messages(
     heads: Heads | None = None,
 ) -> Reduced:
     """Forward: targets pull sources over in-edges, O = ``columns``; ``terms`` of the tile's edges."""
-    _check(function, heads)
+    assert (heads is not None) == (function.reduction is Reduction.SOFTMAX)
     rows, reduction = tile.rows, function.reduction
     out_RO = source_NW.new_zeros(rows, columns)
-    maximum = RunningMaximum(rows, columns, source_NW) if reduction is Reduction.MAX else None
     softmax = None
     if heads is not None:
         out_RHC = out_RO.view(rows, len(heads.heads), -1)
@@ -184,9 +170,6 @@ def pull_messages(
             match reduction:
                 case Reduction.SUM:
                     out_RO[piece.rows] += piece.sums(message_EO)
-                case Reduction.MAX:
-                    assert maximum is not None
-                    maximum.add(piece, message_EO.clone())
                 case Reduction.SOFTMAX:
                     assert softmax is not None and heads is not None and score_EH is not None
                     weight_EH = softmax.weigh(piece, score_EH.clone())
@@ -195,9 +178,6 @@ def pull_messages(
                     out_RO[piece.rows] += piece.sums(_weighted(message_EO, weight_EH))
                 case _:
                     assert_never(reduction)
-    if maximum is not None:
-        maxima = maximum.finish()
-        return Reduced(maxima.value_RW, maxima.ties_RW)
     return Reduced(out_RO, None if softmax is None else softmax.finish())
 
 
@@ -206,9 +186,6 @@ def upstream(function: EdgeFunction, gradient_RO: Tensor, value_RO: Tensor, kept
     match function.reduction:
         case Reduction.SUM:
             return Upstream(gradient_RO, None)
-        case Reduction.MAX:
-            assert kept is not None
-            return Upstream(gradient_RO / kept, value_RO)
         case Reduction.SOFTMAX:
             assert kept is not None
             d_RH = (gradient_RO * value_RO).view(*kept.shape, -1).sum(-1)
@@ -224,7 +201,6 @@ def pull_source_gradients(
     source_RW: Tensor,
     target_NP: Tensor,
     layout: TargetLayout,
-    with_parameters: bool,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
 ) -> RowGradient:
@@ -232,8 +208,8 @@ def pull_source_gradients(
 
     ``target_NP`` are the targets' rows with what flows back to them, as ``layout`` packs them.
     """
-    _check(function, heads)
-    backward = _Backward(function, source_RW, with_parameters, heads, Direction.OUT, terms)
+    assert (heads is not None) == (function.reduction is Reduction.SOFTMAX)
+    backward = _Backward(function, source_RW, heads, Direction.OUT, terms)
     for piece in pieces(tile, len(target_NP), EDGES_PER_PIECE):
         source_EW = source_RW[piece.rows].index_select(0, piece.row_E).requires_grad_()
         target_EV, upstream_E = layout.unpack(target_NP.index_select(0, piece.neighbours_E))
@@ -248,14 +224,13 @@ def pull_target_gradients(
     source_NW: Tensor,
     target_RV: Tensor,
     upstream_R: Upstream,
-    with_parameters: bool,
     with_map: bool = False,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
 ) -> RowGradient:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and of the terms' map."""
-    _check(function, heads)
-    backward = _Backward(function, target_RV, with_parameters, heads, Direction.IN, terms, with_map=with_map)
+    assert (heads is not None) == (function.reduction is Reduction.SOFTMAX)
+    backward = _Backward(function, target_RV, heads, Direction.IN, terms, with_map=with_map)
     for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
         own_E = piece.row_E + piece.start
         source_EW = source_NW.index_select(0, piece.neighbours_E)
@@ -285,13 +260,12 @@ def scratch_bytes(
 
 
 class _Backward:
-    """The gradient of one side's rows and of parameters, added to piece after piece."""
+    """The gradient of one side's rows and of the terms' map, added to piece after piece."""
 
     def __init__(
         self,
         function: EdgeFunction,
         own_RW: Tensor,
-        with_parameters: bool,
         heads: Heads | None,
         direction: Direction,
         terms: EdgeTerms | None,
@@ -299,10 +273,7 @@ class _Backward:
         with_map: bool = False,
     ) -> None:
         self._function, self._heads, self._direction = function, heads, direction
-        self._parameters = function.parameters if with_parameters else ()
-        self._trained = [i for i, parameter in enumerate(self._parameters) if parameter.requires_grad]
         self._rows_RW = torch.zeros_like(own_RW)
-        self._sums = tuple(torch.zeros_like(parameter) for parameter in self._parameters)
         self._terms, self._with_map = terms, with_map
         self._map_RM = own_RW.new_zeros(len(own_RW), terms.map_columns) if terms is not None and with_map else None
 
@@ -328,21 +299,18 @@ class _Backward:
         if not pairs:
             return
         tracked, upstream_gradients = zip(*pairs, strict=True)
-        inputs = [leaf_EW, *(self._parameters[i] for i in self._trained)]
+        inputs = [leaf_EW]
         if self._map_RM is not None and term_ET is not None:
             inputs.append(term_ET)
         found = torch.autograd.grad(tracked, inputs, upstream_gradients, allow_unused=True)
         with torch.no_grad():
             if found[0] is not None:
                 self._rows_RW[piece.rows] += piece.sums(found[0])
-            for i, gradient in zip(self._trained, found[1 : 1 + len(self._trained)], strict=True):
-                if gradient is not None:
-                    self._sums[i].add_(gradient)
             if self._map_RM is not None and self._terms is not None and features_EK is not None:
                 self._map_RM[piece.rows] += self._terms.map_gradient(piece, features_EK, found[-1])
 
     def finish(self) -> RowGradient:
-        return RowGradient(self._rows_RW, self._sums, self._map_RM)
+        return RowGradient(self._rows_RW, self._map_RM)
 
     @torch.no_grad()
     def _output_gradients(
@@ -353,9 +321,6 @@ class _Backward:
         match self._function.reduction:
             case Reduction.SUM:
                 return (gradient_EO,)
-            case Reduction.MAX:
-                assert statistics is not None
-                return (torch.where(statistics == message_EO, gradient_EO, 0.0),)
             case Reduction.SOFTMAX:
                 assert statistics is not None and score_EH is not None and self._heads is not None
                 lse_EH, d_EH = statistics.view(*score_EH.shape, 2).unbind(2)
@@ -374,14 +339,3 @@ class _Backward:
 def _weighted(matrix_EO: Tensor, weight_EH: Tensor) -> Tensor:
     """Every head's columns times its weight."""
     return (matrix_EO.view(*weight_EH.shape, -1) * weight_EH[:, :, None]).view_as(matrix_EO)
-
-
-def _check(function: EdgeFunction, heads: Heads | None) -> None:
-    """Refuse what would not be exact."""
-    assert (heads is not None) == (function.reduction is Reduction.SOFTMAX)
-    name = type(function).__name__
-    if function.reduction is Reduction.MAX and not function.same_bits:
-        raise ModelError(
-            f"{name}: the maximum of messages made by dense products cannot be recomputed to the bit, so "
-            "its gradient could go to another edge than in PyG; use sum, mean or softmax"
-        )

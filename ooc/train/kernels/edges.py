@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.errors import StoreError
-from ooc.train.kernels.doubts import Doubts
+from ooc.train.kernels.deferred_checks import DeferredChecks
 
 EDGES_PER_PIECE = 49152
 """Few enough that what one piece takes is little beside a slab; many enough that operators outweigh their calls, in
@@ -67,7 +67,7 @@ class TileEdges:
     ``indices_E`` and ``offsets_R1`` (counted from the tile's first edge) are of one integer type. ``nodes`` is the
     number of rows of the graph; neighbours at or beyond the end of a shorter pulled matrix are absent: they add
     nothing. ``weight_E`` and ``features_EK`` are what the edges carry, in the store's types, where it was asked for.
-    ``doubts``: where it is noted what is wrong with the lists; None where the kernels raise. ``apart``: a copy of some
+    ``checks``: where it is noted what is wrong with the lists; None where the kernels raise. ``apart``: a copy of some
     columns of the pulled matrix. ``parts_P2``: the parts of long rows, for the kernels of a GPU
     (``ooc.train.kernels.cuda.segments``); None where nobody has listed them.
     """
@@ -79,7 +79,7 @@ class TileEdges:
     self_loops: SelfLoops = SelfLoops.AS_STORED
     weight_E: Tensor | None = None
     features_EK: Tensor | None = None
-    doubts: Doubts | None = None
+    checks: DeferredChecks | None = None
     apart: Apart | None = None
     parts_P2: Tensor | None = None
 

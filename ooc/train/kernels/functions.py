@@ -31,11 +31,6 @@ class Gatv2:
     att_HC: Tensor
     negative_slope: float
     reduction: Reduction = Reduction.SOFTMAX
-    same_bits: bool = True
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (self.att_HC,)
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         att_HC: Tensor = self.att_HC
@@ -59,8 +54,6 @@ class TransformerAttention:
 
     heads: int
     reduction: Reduction = Reduction.SOFTMAX
-    same_bits: bool = True
-    parameters: tuple[Tensor, ...] = ()
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         key_EHC, value_EHC = source_EW.view(len(source_EW), self.heads, 2, -1).unbind(2)
@@ -82,8 +75,6 @@ class GatWithFeatures:
     heads: int
     negative_slope: float
     reduction: Reduction = Reduction.SOFTMAX
-    same_bits: bool = True
-    parameters: tuple[Tensor, ...] = ()
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert term_ET is not None
@@ -100,8 +91,6 @@ class Gine:
     """
 
     reduction: Reduction = Reduction.SUM
-    same_bits: bool = True
-    parameters: tuple[Tensor, ...] = ()
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert term_ET is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout inside of a layer of unknown insides: masks that do not depend on which rows it is run on.
+"""Dropout inside of an opaque layer: masks that do not depend on which rows it is run on.
 
 Such a layer calls ``F.dropout`` itself, forward and once more backward, on the graph around a tile's rows, in which a
 node has another number than in the next tile's. So the call is caught on its way into torch, and entries are dropped by
@@ -8,7 +8,7 @@ between these come before it. That is what coefficients of attention are dropped
 node counts as the edge from it to itself.
 
 What a call drops from is told by how many rows it has, on a graph on which these numbers are all different
-(``ooc.train.lowering.locality``), and is the same in every later run. On a GPU a program of its own draws the same
+(``ooc.train.lowering.conformance``), and is the same in every later run. On a GPU a program of its own draws the same
 numbers (``ooc.train.kernels.cuda.dropout``).
 """
 
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, assert_never
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,29 +24,13 @@ from torch.overrides import TorchFunctionMode
 
 from ooc.errors import ModelError
 from ooc.train.kernels.edge_dropout import HEADS_PER_COUNT, EdgeDropout
+from ooc.train.kernels.masks import EdgeDraw
 from ooc.train.kernels.neighbourhood import Neighbourhood
 
 _DROPOUT = F.dropout
 _MOST_COLUMNS = HEADS_PER_COUNT << 16
 _MASK_BYTES = 96
 """Of a row while the CPU draws its mask: the generator's words; beside a byte a column, and what torch makes."""
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeDraw:
-    """Dropout of ``columns`` columns for edges between these rows of the store, E of them in no order, each of which
-    ``repeats_E`` before it have the same two ends; all int64. A node is the edge from it to itself."""
-
-    dropout: EdgeDropout
-    targets_E: Tensor
-    sources_E: Tensor
-    repeats_E: Tensor
-    columns: int
-
-    def mask(self) -> Tensor:
-        """Bool [E, columns], by the CPU: which entries are kept."""
-        rows = self.targets_E.numpy(), self.sources_E.numpy(), self.repeats_E.numpy().astype(np.uint32)
-        return self.dropout.keep(*rows, range(self.columns))
 
 
 def _drawn_by_cuda(draw: EdgeDraw) -> Tensor:

@@ -11,20 +11,7 @@ from torch import Tensor, nn
 from ooc.errors import ModelError
 from ooc.plan.workload import EdgeData
 from ooc.train.graph import Scaling
-from ooc.train.lowering.edge_functions import (
-    DotAttention,
-    EdgeSum,
-    EdgeTerm,
-    Gatv2Attention,
-    GatWithFeaturesAttention,
-)
-from ooc.train.lowering.per_edge import (
-    AttentionOptions,
-    EdgeAggregate,
-    GatAttention,
-    Maximum,
-    Result,
-)
+from ooc.train.lowering.per_edge import EdgeAggregate, Maximum, Result
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.projection import ONCE, Projection, Repeated, Weights
 from ooc.train.lowering.rectified import Rectified, Signs
@@ -49,8 +36,8 @@ _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 class Setting:
     """What a network is made for. ``sum_first(i, hops, weight)``: whether the i-th product with a weight comes after
     its aggregation; ``edge_data``: what edges carry for the model, so many features; ``training``: with dropout and
-    the statistics of these rows; ``product``: how rows and weights are multiplied; ``examined``: what has been asked
-    about layers that run as they are, and was found by trying them; the settings of one model share it."""
+    the statistics of these rows; ``product``: how rows and weights are multiplied; ``probed``: what has been asked
+    about opaque layers, and was found by trying them; the settings of one model share it."""
 
     num_nodes: int
     num_features: int
@@ -61,7 +48,7 @@ class Setting:
     num_edge_features: int
     sum_first: Callable[[int, int, nn.Parameter], bool]
     training: bool
-    examined: list[tuple[Any, Any]]
+    probed: list[tuple[Any, Any]]
     product: Products = IN_FULL
 
 
@@ -146,60 +133,17 @@ class Assembly:
         product = self.setting.product
         return Projection(self._next(), source, weights, parameters, product=product, repeated=repeated)
 
+    def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value, trains: bool = False) -> Value:
+        """The result of ``make(index, *inputs, keep=…)``, an aggregation that computes something for every edge;
+        ``trains``: it has a gradient even where no input has."""
+        _check_matrix(inputs[0])
+        keep = self.setting.training and (trains or any(value.trains for value in inputs))
+        aggregate = make(self._next(), *inputs, keep=keep)
+        return Result(self._next(), aggregate) if keep else aggregate
+
     def maximum(self, source: Value) -> Value:
         """The largest of the neighbours' values, column by column."""
-        _check_matrix(source)
-        return self._result(Maximum(self._next(), source, keep=self.setting.training and source.trains))
-
-    def gat(self, source: Value, target: Value, options: AttentionOptions, *, negative_slope: float) -> Value:
-        """GAT's attention."""
-        keep = self.setting.training and (source.trains or target.trains)
-        return self._result(
-            GatAttention(self._next(), source, target, options, negative_slope=negative_slope, keep=keep)
-        )
-
-    def gat_with_features(
-        self, source: Value, target: Value, options: AttentionOptions, *, negative_slope: float, term: EdgeTerm
-    ) -> Value:
-        """GAT's attention where edges have features."""
-        keep = self._keeps(source, target, term)
-        return self._result(
-            GatWithFeaturesAttention(
-                self._next(), source, target, options, negative_slope=negative_slope, term=term, keep=keep
-            )
-        )
-
-    def gatv2(
-        self,
-        source: Value,
-        target: Value,
-        options: AttentionOptions,
-        *,
-        att: nn.Parameter,
-        negative_slope: float,
-        term: EdgeTerm | None,
-    ) -> Value:
-        """GATv2's attention."""
-        keep = self._keeps(source, target, term) or (self.setting.training and att.requires_grad)
-        return self._result(
-            Gatv2Attention(
-                self._next(), source, target, options, att=att, negative_slope=negative_slope, term=term, keep=keep
-            )
-        )
-
-    def dot_attention(self, source: Value, target: Value, options: AttentionOptions, *, term: EdgeTerm | None) -> Value:
-        """Attention by scaled dot products."""
-        keep = self._keeps(source, target, term)
-        return self._result(DotAttention(self._next(), source, target, options, term=term, keep=keep))
-
-    def edge_sum(self, source: Value, term: EdgeTerm) -> Value:
-        """The sum of the neighbours' values with what edges add, rectified."""
-        _check_matrix(source)
-        return self._result(EdgeSum(self._next(), source, term, keep=self._keeps(source, source, term)))
-
-    def _keeps(self, source: Value, target: Value, term: EdgeTerm | None) -> bool:
-        """Whether an aggregation of these has a backward pass."""
-        return self.setting.training and (source.trains or target.trains or (term is not None and term.trains))
+        return self.per_edge(Maximum, source)
 
     def edge_site(self, p: float) -> int:
         """The site of a dropout on edges; none where nothing is dropped."""
@@ -209,9 +153,6 @@ class Assembly:
             raise ModelError(f"dropout={p} leaves nothing to train on")
         self.sites += 1
         return self.sites
-
-    def _result(self, aggregate: EdgeAggregate) -> Value:
-        return Result(self._next(), aggregate) if aggregate.keep else aggregate
 
     def sum(self, terms: Sequence[tuple[float, Value]], biases: Sequence[nn.Parameter] = ()) -> Value:
         """Σ c · value + Σ bias; of one value as it is, that value."""

@@ -17,6 +17,7 @@ Shapes: I columns of x, H heads of C channels.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,9 +27,15 @@ from ooc.plan.workload import EdgeData
 from ooc.train.kernels.edge_terms import Filling, LoopFeatures
 from ooc.train.kernels.edges import SelfLoops
 from ooc.train.kernels.gat import TARGET_SCALARS
-from ooc.train.lowering.call import Call
-from ooc.train.lowering.edge_functions import EdgeTerm, with_loops
-from ooc.train.lowering.per_edge import AttentionOptions
+from ooc.train.lowering.edge_functions import (
+    DotAttention,
+    EdgeTerm,
+    Gatv2Attention,
+    GatWithFeaturesAttention,
+    with_loops,
+)
+from ooc.train.lowering.layer import Call
+from ooc.train.lowering.per_edge import AttentionOptions, GatAttention
 from ooc.train.lowering.projection import ONCE, Repeated, Weights
 from ooc.train.lowering.values import Value
 
@@ -83,8 +90,8 @@ def lower_gat(conv: Any, call: Call) -> Value:
     target = _projection(call, targets, (weight, conv.att_dst), repeated[1])
     slope = float(conv.negative_slope)
     if not has_features:
-        options = replace(options, slices=slices)
-        attended = call.assembly.gat(source, target, options, negative_slope=slope)
+        gat = partial(GatAttention, options=replace(options, slices=slices), negative_slope=slope)
+        attended = call.assembly.per_edge(gat, source, target)
     else:
         edge_weight, att_edge = conv.lin_edge.weight, conv.att_edge
 
@@ -94,7 +101,8 @@ def lower_gat(conv: Any, call: Call) -> Value:
 
         term = edge_term(call, of_edges, (edge_weight, att_edge), columns=1)
         term = with_loops(term, options.self_loops, _loop_features(conv, call))
-        attended = call.assembly.gat_with_features(source, target, options, negative_slope=slope, term=term)
+        with_features = partial(GatWithFeaturesAttention, options=options, negative_slope=slope, term=term)
+        attended = call.assembly.per_edge(with_features, source, target, trains=term.trains)
     return _with_residual(conv, call, _heads(conv, call, attended))
 
 
@@ -111,9 +119,10 @@ def lower_gatv2(conv: Any, call: Call) -> Value:
     if takes_features(conv, call):
         term = edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels)
         term = with_loops(term, options.self_loops, _loop_features(conv, call))
-    attended = call.assembly.gatv2(
-        source, target, options, att=conv.att, negative_slope=float(conv.negative_slope), term=term
-    )
+    slope = float(conv.negative_slope)
+    gatv2 = partial(Gatv2Attention, options=options, att=conv.att, negative_slope=slope, term=term)
+    trains = conv.att.requires_grad or (term is not None and term.trains)
+    attended = call.assembly.per_edge(gatv2, source, target, trains=trains)
     return _with_residual(conv, call, _heads(conv, call, attended))
 
 
@@ -141,7 +150,9 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     term = None
     if takes_features(conv, call):
         term = edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels)
-    out = _heads(conv, call, call.assembly.dot_attention(source, target, options, term=term))
+    dot = partial(DotAttention, options=options, term=term)
+    attended = call.assembly.per_edge(dot, source, target, trains=term is not None and term.trains)
+    out = _heads(conv, call, attended)
     if not conv.root_weight:
         return out
     skip = call.apply(conv.lin_skip, call.matrix("x"))

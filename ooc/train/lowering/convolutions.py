@@ -22,6 +22,7 @@ there are others.
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,8 +50,8 @@ from ooc.plan.workload import EdgeData
 from ooc.train.graph import Scaling
 from ooc.train.lowering.assembly import Assembly
 from ooc.train.lowering.attention import edge_term, lower_gat, lower_gatv2, lower_transformer
-from ooc.train.lowering.call import Call
-from ooc.train.lowering.edge_functions import EdgeTerm
+from ooc.train.lowering.edge_functions import EdgeSum, EdgeTerm
+from ooc.train.lowering.layer import Call
 from ooc.train.lowering.opaque import lower_opaque
 from ooc.train.lowering.replaced import is_linear, replaced_functions
 from ooc.train.lowering.values import Value
@@ -246,7 +247,7 @@ def _gine(conv: Any, call: Call) -> Value:
         raise call.refuse(f"nodes have {into} features here, edges {term.features}; give edge_dim={term.features}")
     if into != x.columns:
         raise call.refuse(f"its edges add {into} columns to {x.columns}")
-    return _gin_update(conv, call, assembly.edge_sum(x, term), x)
+    return _gin_update(conv, call, assembly.per_edge(partial(EdgeSum, term=term), x, trains=term.trains), x)
 
 
 def _appnp(conv: Any, call: Call) -> Value:

@@ -93,28 +93,15 @@ class EdgeTerm:
         return through_weights(self.weights, self.parameters, weight, bias)
 
 
-class FunctionAttention(Attention):
-    """Attention by an edge function, which may take a term of the edge's features."""
+class FunctionAggregate(EdgeAggregate):
+    """Messages by an edge function, which may take a term of the edge's features; summed, or weighted by a softmax."""
 
-    pulls_targets = True
     times_streamed = _TIMES_STREAMED
-
-    def __init__(
-        self,
-        index: int,
-        source: Value,
-        target: Value,
-        options: AttentionOptions,
-        *,
-        term: EdgeTerm | None,
-        keep: bool,
-    ) -> None:
-        self.term = term
-        loop = 0 if term is None else term.loop_columns
-        super().__init__(index, source, target, options, kept=1 + loop, keep=keep)
-        self.target_columns = target.columns // options.heads
-        if term is not None:
-            self.parameters = term.parameters
+    term: EdgeTerm | None
+    target_columns = 0
+    """Columns of a group that a target brings."""
+    statistics = 0
+    """Columns of a group, beside the gradient, that the backward pass needs of a target."""
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
@@ -134,12 +121,19 @@ class FunctionAttention(Attention):
         return self.groups * (self.brought_columns + (0 if self.term is None else self.term.gradient_columns))
 
     def function(self, groups: range) -> EdgeFunction:
-        """Message and score of these heads."""
+        """Message and score of these groups."""
         raise NotImplementedError
+
+    def _edges(self, tile: TileEdges) -> TileEdges:
+        return tile
+
+    def _heads(self, key: Key, groups: range) -> Heads | None:
+        """Of a softmax; a sum has none."""
+        return None
 
     def _layout(self, groups: int) -> TargetLayout:
         loop = 0 if self.term is None else self.term.loop_columns
-        return TargetLayout(groups, self.target_columns, self.result, 2, loop)
+        return TargetLayout(groups, self.target_columns, self.result, self.statistics, loop)
 
     def _terms(self, groups: range, dtype: torch.dtype, loop_RK: Tensor | None) -> EdgeTerms | None:
         return None if self.term is None else self.term.of(groups, dtype, loop_RK)
@@ -152,62 +146,49 @@ class FunctionAttention(Attention):
             self.function(groups),
             self._edges(tile),
             source_NW=source,
-            target_RV=own,
+            target_RV=own if self.target_columns else source.new_empty(tile.rows, 0),
             columns=len(groups) * self.result,
             terms=self._terms(groups, source.dtype, loop_RK),
-            heads=Heads(groups, self._dropout(key)),
+            heads=self._heads(key, groups),
         )
-        if not self.keep:
+        if not self.keep or reduced.kept is None:
             return reduced.value_RO
-        assert reduced.kept is not None
         parts = [reduced.value_RO.view(len(own), len(groups), -1), reduced.kept[:, :, None]]
         if loop_RK is not None:
             parts.append(loop_RK[:, None].expand(-1, len(groups), -1))
         return torch.cat(parts, dim=2).view(len(own), -1)
 
-    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        assert target is not None
-        kept_RHK = kept.view(len(kept), self.groups, -1)
-        value, lse = kept_RHK[:, :, : self.result].reshape(len(kept), -1), kept_RHK[:, :, self.result]
-        every = range(self.groups)
-        above = edge_function.upstream(self.function(every), gradient, value, lse)
-        layout = self._layout(self.groups)
-        loop_RK = kept_RHK[:, 0, self.result + 1 :] if layout.loop else None
-        return layout.pack(target, above, loop_RK), None
-
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         layout = self._layout(len(groups))
         loop_RK = layout.loops(source[tile.start : tile.start + tile.rows])
-        return (
-            pulls_for(source)
-            .message_sources(
-                self.function(groups),
-                self._edges(tile),
-                source_RW=own.contiguous(),
-                target_NP=source,
-                layout=layout,
-                with_parameters=False,
-                terms=self._terms(groups, source.dtype, loop_RK),
-                heads=Heads(groups, self._dropout(key)),
-            )
-            .rows
+        found = pulls_for(source).message_sources(
+            self.function(groups),
+            self._edges(tile),
+            source_RW=own.contiguous(),
+            target_NP=source,
+            layout=layout,
+            terms=self._terms(groups, source.dtype, loop_RK),
+            heads=self._heads(key, groups),
         )
+        return found.rows
 
     def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        layout = self._layout(len(groups))
-        target, above = layout.unpack(own.contiguous())
+        layout, own = self._layout(len(groups)), own.contiguous()
+        target, above = layout.unpack(own)
         found = pulls_for(source).message_targets(
             self.function(groups),
             self._edges(tile),
             source_NW=source,
             target_RV=self._with_parameters(target, groups),
             upstream_R=above,
-            with_parameters=False,
             with_map=self.term is not None and self.term.gradient_columns > 0,
-            terms=self._terms(groups, source.dtype, layout.loops(own.contiguous())),
-            heads=Heads(groups, self._dropout(key)),
+            terms=self._terms(groups, source.dtype, layout.loops(own)),
+            heads=self._heads(key, groups),
         )
-        return _side_by_side(found.rows, found.map_RM, len(groups))
+        parts = [part for part in (found.rows, found.map_RM) if part is not None and part.shape[1]]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat([part.view(len(own), len(groups), -1) for part in parts], dim=2).view(len(own), -1)
 
     def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
         """The target's rows with what parameters add to them, so that their gradient comes row by row."""
@@ -222,14 +203,14 @@ class FunctionAttention(Attention):
 
     def _brought_gradient(self, pulled_RGV: Tensor) -> tuple[Tensor, Parameters]:
         """Of the target's own rows and of parameters that came with them."""
-        return pulled_RGV.reshape(len(pulled_RGV), -1), []
+        return pulled_RGV.reshape(len(pulled_RGV), self.groups * self.brought_columns), []
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
         bounds = edge_function.scratch_bytes(
             source=self.source.columns,
             target=self.groups * self.brought_columns,
             message=self.groups * self.result,
-            heads=self.groups,
+            heads=self.groups if self.statistics else 0,
             itemsize=itemsize,
             live=_LIVE_PER_EDGE,
             features=0 if self.term is None else self.term.features,
@@ -239,7 +220,7 @@ class FunctionAttention(Attention):
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.messages(
-            groups=self.groups,
+            groups=self.groups if self.statistics else 0,
             source=self.source.columns,
             brought=self.groups * self.brought_columns,
             message=self.groups * self.result,
@@ -248,6 +229,46 @@ class FunctionAttention(Attention):
             features=0 if self.term is None else self.term.loop_columns,
             itemsize=itemsize,
         )
+
+
+class FunctionAttention(FunctionAggregate, Attention):
+    """Attention by an edge function."""
+
+    pulls_targets = True
+    statistics = 2
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        term: EdgeTerm | None,
+        keep: bool,
+    ) -> None:
+        self.term = term
+        loop = 0 if term is None else term.loop_columns
+        super().__init__(index, source, target, options, kept=1 + loop, keep=keep)
+        self.target_columns = target.columns // options.heads
+        if term is not None:
+            self.parameters = term.parameters
+
+    def _edges(self, tile: TileEdges) -> TileEdges:
+        return Attention._edges(self, tile)
+
+    def _heads(self, key: Key, groups: range) -> Heads:
+        return Heads(groups, self._dropout(key))
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert target is not None
+        kept_RHK = kept.view(len(kept), self.groups, -1)
+        value, lse = kept_RHK[:, :, : self.result].reshape(len(kept), -1), kept_RHK[:, :, self.result]
+        every = range(self.groups)
+        above = edge_function.upstream(self.function(every), gradient, value, lse)
+        layout = self._layout(self.groups)
+        loop_RK = kept_RHK[:, 0, self.result + 1 :] if layout.loop else None
+        return layout.pack(target, above, loop_RK), None
 
 
 class Gatv2Attention(FunctionAttention):
@@ -316,116 +337,27 @@ class GatWithFeaturesAttention(FunctionAttention):
         return GatWithFeatures(len(groups), self.negative_slope)
 
 
-class EdgeSum(EdgeAggregate):
+class EdgeSum(FunctionAggregate):
     """GINE's sum of relu(x_j + t), column by column. Targets bring nothing of their own."""
 
-    times_streamed = _TIMES_STREAMED
+    term: EdgeTerm
 
     def __init__(self, index: int, source: Value, term: EdgeTerm, *, keep: bool) -> None:
         super().__init__(index, source, None, groups=source.columns, result=1, kept=0, keep=keep)
         self.term = term
         self.parameters = term.parameters
-        self._function = Gine()
 
     @property
     def pulls_targets(self) -> bool:  # type: ignore[override]  # the others know it of their kind
         return self.term.gradient_columns > 0
 
-    @property
-    def edge_data(self) -> tuple[EdgeData, ...]:
-        return (EdgeData.FEATURES,)
-
-    @property
-    def upstream_columns(self) -> int:
-        return self.groups
-
-    @property
-    def pulled_target_columns(self) -> int:
-        return self.groups * self.term.gradient_columns
-
-    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        return (
-            pulls_for(source)
-            .messages(
-                self._function,
-                tile,
-                source_NW=source,
-                target_RV=source.new_empty(tile.rows, 0),
-                columns=len(groups),
-                terms=self.term.of(groups, source.dtype, None),
-            )
-            .value_RO
-        )
+    def function(self, groups: range) -> EdgeFunction:
+        return Gine()
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return gradient, None
-
-    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        return (
-            pulls_for(source)
-            .message_sources(
-                self._function,
-                tile,
-                source_RW=own.contiguous(),
-                target_NP=source,
-                layout=TargetLayout(len(groups), 0, 1, 0),
-                with_parameters=False,
-                terms=self.term.of(groups, source.dtype, None),
-            )
-            .rows
-        )
-
-    def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        found = pulls_for(source).message_targets(
-            self._function,
-            tile,
-            source_NW=source,
-            target_RV=own[:, :0],
-            upstream_R=edge_function.Upstream(own.contiguous(), None),
-            with_parameters=False,
-            with_map=True,
-            terms=self.term.of(groups, source.dtype, None),
-        )
-        assert found.map_RM is not None
-        return found.map_RM
-
-    def target_gradient(self, pulled: Tensor) -> tuple[Tensor, Parameters]:
-        return pulled[:, :0], self.term.gradients(pulled.view(len(pulled), self.groups, -1))
-
-    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        bounds = edge_function.scratch_bytes(
-            source=self.source.columns,
-            target=0,
-            message=self.groups,
-            heads=0,
-            itemsize=itemsize,
-            live=_LIVE_PER_EDGE,
-            features=self.term.features,
-            term=self.groups,
-        )
-        return (edge_function.EDGES_PER_PIECE, *bounds)
-
-    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        return memory.messages(
-            groups=0,
-            source=self.groups,
-            brought=0,
-            message=self.groups,
-            packed=self.groups,
-            pulled=self.pulled_target_columns,
-            features=0,
-            itemsize=itemsize,
-        )
 
 
 def with_loops(term: EdgeTerm, self_loops: SelfLoops, loops: LoopFeatures) -> EdgeTerm:
     """``term`` of edges with added self-loops, if there are such."""
     return replace(term, loops=loops) if self_loops is SelfLoops.EXACTLY_ONE else term
-
-
-def _side_by_side(rows_RV: Tensor, map_RM: Tensor | None, groups: int) -> Tensor:
-    """Group after group the gradient of a row and its part of the map's."""
-    if map_RM is None:
-        return rows_RV
-    height = len(rows_RV)
-    return torch.cat((rows_RV.view(height, groups, -1), map_RM.view(height, groups, -1)), dim=2).view(height, -1)

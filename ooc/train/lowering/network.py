@@ -17,15 +17,16 @@ from ooc.plan.cost import aggregating_first_pays
 from ooc.plan.workload import EdgeData
 from ooc.train.graph import ActiveRows, Scaling
 from ooc.train.lowering.assembly import Assembly, Setting
-from ooc.train.lowering.call import ARGUMENTS
-from ooc.train.lowering.hooks import has_hooks, hooks_of
-from ooc.train.lowering.outline import Outline
+from ooc.train.lowering.equivalence import compute_the_same
+from ooc.train.lowering.layer import ARGUMENTS
+from ooc.train.lowering.model_shape import ModelShape
 from ooc.train.lowering.per_edge import Attention, EdgeAggregate
 from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.lowering.projection import Projection
-from ooc.train.lowering.sameness import compute_the_same
 from ooc.train.lowering.values import Aggregate, Linear, Moments, Value
 
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+"""How torch's and PyG's names end of what a module keeps hooks in that may change a result."""
 EVERYWHERE = 1 << 30
 """Hops for what is needed of every row, however far it lies from those that are scored."""
 
@@ -163,7 +164,7 @@ def lower(
         raise ModelError(f"input_dropout must be at least 0 and below 1, not {input_dropout}")
 
     num_nodes = active(0).nodes
-    examined: list[tuple[Any, Any]] = []
+    probed: list[tuple[Any, Any]] = []
 
     def assembled(
         sum_first: Callable[[int, int, nn.Parameter], bool], *, training: bool, once: bool
@@ -180,7 +181,7 @@ def lower(
                 sum_first=sum_first,
                 training=training,
                 product=product,
-                examined=examined,
+                probed=probed,
             )
         )
         return assembly, _output(model, assembly)
@@ -238,7 +239,7 @@ def lower(
 
 def _output(model: nn.Module, assembly: Assembly) -> Value:
     """What the model gives."""
-    if isinstance(model, Outline):
+    if isinstance(model, ModelShape):
         return model.values(assembly)
     from ooc.train.lowering.tracing import trace  # imports PyG, which is there if the model is of it
 
@@ -304,3 +305,13 @@ def _check(model: nn.Module, num_features: int) -> None:
     for path, parameter in model.named_parameters():
         if has_hooks(parameter):
             raise ModelError(f"parameter {path} of {name}: hooks on parameters are not supported")
+
+
+def hooks_of(module: nn.Module) -> list[str]:
+    """The kinds of hooks that ``module`` has. Modules are not called here, so that hooks would not be either."""
+    return [kept.strip("_") for kept, value in vars(module).items() if kept.endswith(_HOOKS) and value]
+
+
+def has_hooks(parameter: nn.Parameter) -> bool:
+    """Whether it has hooks: autograd never adds up its gradient here, so that they would not be called."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

@@ -37,8 +37,8 @@ from ooc.train.kernels.neighbourhood import (
     runs,
 )
 from ooc.train.lowering.assembly import Assembly
+from ooc.train.lowering.conformance import ProbeResult, probe_layer
 from ooc.train.lowering.layer import Layer, layer_of, sharing
-from ooc.train.lowering.locality import Findings, examine
 from ooc.train.lowering.per_edge import EdgeAggregate, Key
 from ooc.train.lowering.values import Value
 
@@ -71,7 +71,15 @@ class Opaque(EdgeAggregate):
     masks of its first dropout, the next one those of its second."""
 
     def __init__(
-        self, index: int, source: Value, layer: Layer, module: nn.Module, findings: Findings, *, site: int, keep: bool
+        self,
+        index: int,
+        source: Value,
+        layer: Layer,
+        module: nn.Module,
+        findings: ProbeResult,
+        *,
+        site: int,
+        keep: bool,
     ) -> None:
         super().__init__(index, source, None, groups=1, result=findings.columns, kept=0, keep=keep)
         self.parameters = findings.parameters
@@ -199,7 +207,7 @@ def lower_opaque(
     *,
     is_graph: Callable[[Any], bool],
 ) -> Value:
-    """What a layer of unknown insides gives for these arguments; ModelError where it cannot be run tile by tile."""
+    """What an opaque layer gives for these arguments; ModelError where it cannot be run tile by tile."""
     layer, source = layer_of(conv, where, args, kwargs, is_graph=is_graph)
     assembly.check_matrix(source)
     assembly.edge_data.update(layer.carried)
@@ -207,9 +215,9 @@ def lower_opaque(
     module = sharing(conv, where)
     record = setting.training and (source.trains or any(p.requires_grad for p in conv.parameters()))
     question = layer, source.columns, record, module.training
-    findings = next((found for asked, found in setting.examined if asked == question), None)
+    findings = next((found for asked, found in setting.probed if asked == question), None)
     if findings is None:
-        findings = examine(
+        findings = probe_layer(
             layer,
             module,
             columns=source.columns,
@@ -217,7 +225,7 @@ def lower_opaque(
             dtype=setting.dtype,
             record=record,
         )
-        setting.examined.append((question, findings))
+        setting.probed.append((question, findings))
     keep = setting.training and (source.trains or bool(findings.parameters))
     site = assembly.sites + 1
     assembly.sites += len(findings.dropped)

@@ -215,8 +215,8 @@ class Attention(EdgeAggregate):
         return EdgeDropout(options.p, key.seed, key.epoch, options.site) if options.p else None
 
     def _edges(self, tile: TileEdges) -> TileEdges:
-        if self.options.p and tile.doubts is not None:
-            tile.doubts.look_for_disorder(tile.indices_E, tile.offsets_R1)
+        if self.options.p and tile.checks is not None:
+            tile.checks.check_order(tile.indices_E, tile.offsets_R1)
         return replace(tile, self_loops=self.options.self_loops)
 
 
@@ -285,8 +285,6 @@ class GatAttention(Attention):
 
 class Result(Value):
     """The result among the columns of an ``EdgeAggregate`` [R, groups · result]."""
-
-    affine = True
 
     def __init__(self, index: int, aggregate: EdgeAggregate) -> None:
         super().__init__(index, (aggregate,), (aggregate.groups * aggregate.result,))

@@ -49,7 +49,6 @@ ONCE = Repeated(1, 1)
 class Projection(Value):
     """x W(θ)ᵀ + b(θ). ``repeated``: which columns are the same."""
 
-    affine = True
     heavy = True
 
     def __init__(

@@ -23,8 +23,8 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 from ooc.errors import ModelError
 from ooc.plan.workload import EdgeData
 from ooc.train.lowering.assembly import Assembly, first_line
-from ooc.train.lowering.call import ARGUMENTS, EdgeInput
 from ooc.train.lowering.convolutions import lower_convolution
+from ooc.train.lowering.layer import ARGUMENTS, EdgeInput
 from ooc.train.lowering.norms import NORMS, lower_norm
 from ooc.train.lowering.replaced import LINEAR, replaced_functions
 from ooc.train.lowering.rowwise import (

@@ -65,8 +65,6 @@ class Gradients:
 class Value:
     """A matrix of one row a node. ``index`` orders the values of a network, inputs first; ``tail`` is a row's shape."""
 
-    affine = False
-    """Whether ``backward`` needs no values to give its inputs' gradients."""
     heavy = False
     """Whether computing it again costs a dense product."""
     packed = False
@@ -128,8 +126,6 @@ class Features(Value):
 class Aggregate(Value):
     """t · A(s · input): each row the scaled sum of its neighbours' scaled rows. Others are kinds of it (per_edge)."""
 
-    affine = True
-
     def __init__(self, index: int, source: Value, scaling: Scaling, *, once: bool) -> None:
         super().__init__(index, (source,), source.tail)
         self.scaling = scaling
@@ -174,7 +170,6 @@ class Moments(Value):
 class Linear(Value):
     """x Wᵀ; ``weight`` [O, I]."""
 
-    affine = True
     heavy = True
 
     def __init__(self, index: int, source: Value, weight: nn.Parameter, product: Products = IN_FULL) -> None:
@@ -211,8 +206,6 @@ class Linear(Value):
 class Sum(Value):
     """Σ c · input + Σ bias; ``biases`` [O] each."""
 
-    affine = True
-
     def __init__(self, index: int, terms: Sequence[tuple[float, Value]], biases: Sequence[nn.Parameter]) -> None:
         super().__init__(index, [value for _, value in terms], terms[0][1].tail)
         self.factors = tuple(factor for factor, _ in terms)
@@ -244,8 +237,6 @@ class Sum(Value):
 
 class Dropout(Value):
     """Entries dropped with probability ``p``, the others scaled up; ``site`` keys the masks."""
-
-    affine = True
 
     def __init__(self, index: int, source: Value, p: float, site: int) -> None:
         super().__init__(index, (source,), source.tail)

@@ -8,10 +8,9 @@ NumPy's Philox counts up before it draws, so that a row's first count is one mor
 import torch
 from torch import Tensor
 
-from ooc.train.dropout import Draw
 from ooc.train.kernels.cuda.dropout_programs import draw_edge_masks, draw_masks
 from ooc.train.kernels.cuda.launch import ceil_div, dropped_below, on_device_of, signed
-from ooc.train.kernels.inner_dropout import EdgeDraw
+from ooc.train.kernels.masks import Draw, EdgeDraw
 
 _DRAWS, _WARPS = 256, 4
 """Counts, or entries of edges, of a program: two a thread. Never tried otherwise."""

@@ -76,25 +76,23 @@ def pull_source_gradients(
     source_RW: Tensor,
     target_NP: Tensor,
     layout: TargetLayout,
-    with_parameters: bool,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
     segments: Segments | None = None,
     shape: Shape | None = None,
 ) -> RowGradient:
     """Backward over out-edges: the gradient of the tile's rows as sources; ``target_NP`` as ``layout`` packs it."""
-    assert not with_parameters, "gradients of parameters come row by row"
     assert len(source_RW) == tile.rows, "a program reads every row's own"
     segments = segments or cut(tile)
     if isinstance(function, Gine):
         assert terms is not None
-        return RowGradient(edge_sum.pull_sources(tile, source_RW, target_NP, terms, segments, shape), ())
+        return RowGradient(edge_sum.pull_sources(tile, source_RW, target_NP, terms, segments, shape))
     assert heads is not None
     source_RW, target_NP = source_RW.contiguous(), rows_in_line(target_NP)
     layer = _Attention.of(function, heads, layout.message)
     out_RW = torch.empty_like(source_RW)
     if out_RW.numel() == 0:
-        return RowGradient(out_RW, ())
+        return RowGradient(out_RW)
     width = out_RW.shape[1]
     workspace = target_NP.new_empty(segments.slots, width, dtype=sums_dtype(target_NP.dtype))
     shape = shape or shape_for(Kernel.MESSAGE_SOURCES, target_NP, layer.channels)
@@ -105,7 +103,7 @@ def pull_source_gradients(
     operands = (source_RW, layer.vector(source_RW), *made.operands)
     pulling.over_segments(message_sources, *operands, numbers=layer.numbers, **constants)
     add_sums(segments, workspace, out_RW)
-    return RowGradient(out_RW, ())
+    return RowGradient(out_RW)
 
 
 def pull_target_gradients(
@@ -115,7 +113,6 @@ def pull_target_gradients(
     source_NW: Tensor,
     target_RV: Tensor,
     upstream_R: Upstream,
-    with_parameters: bool,
     with_map: bool = False,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
@@ -123,12 +120,11 @@ def pull_target_gradients(
     shape: Shape | None = None,
 ) -> RowGradient:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and of the terms' map."""
-    assert not with_parameters, "gradients of parameters come row by row"
     segments = segments or cut(tile)
     if isinstance(function, Gine):
         assert terms is not None and with_map
         d_map_RM = edge_sum.pull_map(tile, source_NW, upstream_R.gradient, terms, segments, shape)
-        return RowGradient(target_RV, (), d_map_RM)
+        return RowGradient(target_RV, d_map_RM)
     assert heads is not None and upstream_R.statistics is not None
     source_NW, target_RV = rows_in_line(source_NW), target_RV.contiguous()
     gradient_RO, statistics = upstream_R.gradient.contiguous(), upstream_R.statistics.contiguous()
@@ -151,7 +147,7 @@ def pull_target_gradients(
         operands = (target_RV, gradient_RO, statistics, layer.vector(target_RV), *made.operands)
         pulling.over_segments(message_targets, *operands, numbers=layer.numbers, **constants)
         add_sums(segments, workspace, out)
-    return RowGradient(rows_RV, (), out[:, target_RV.shape[1] :] if with_map else None)
+    return RowGradient(rows_RV, out[:, target_RV.shape[1] :] if with_map else None)
 
 
 @dataclass(frozen=True, slots=True)

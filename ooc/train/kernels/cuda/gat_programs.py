@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ooc.train.kernels.cuda.dropout_programs import is_kept
-from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_segments
+from ooc.train.kernels.cuda.segment_programs import narrow, open_edge, open_long_row, open_segments
 
 
 @triton.jit
@@ -79,17 +79,10 @@ def attend_segments(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            is_edge = edge < edges
-            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            neighbour, is_edge, _, _, listed = open_edge(indices, first, edge, edges, steps, own, nodes, SELF_LOOPS)
             if HAS_DROPOUT:
-                repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
-                previous = neighbour
-            if SELF_LOOPS:
-                is_edge = is_edge & (neighbour != own)
-                is_added = (edge >= edges) & (edge < steps)
-                neighbour = tl.where(is_added, own, neighbour)
-                is_edge = is_edge | is_added
-            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
+                repeats = tl.where((edge < edges) & (listed == previous), repeats + 1, 0)
+                previous = listed
             place = source + neighbour * STRIDE + group * (CHANNELS + 1)
             value = tl.load(place + column, mask=is_edge & (column < CHANNELS), other=0.0).to(ACCUMULATOR)
             score = tl.load(place + CHANNELS, mask=is_edge, other=0.0).to(ACCUMULATOR) + mine
@@ -224,17 +217,10 @@ def sources_segments(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            is_edge = edge < edges
-            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            neighbour, is_edge, _, _, listed = open_edge(indices, first, edge, edges, steps, own, nodes, SELF_LOOPS)
             if HAS_DROPOUT:
-                repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
-                previous = neighbour
-            if SELF_LOOPS:
-                is_edge = is_edge & (neighbour != own)
-                is_added = (edge >= edges) & (edge < steps)
-                neighbour = tl.where(is_added, own, neighbour)
-                is_edge = is_edge | is_added
-            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
+                repeats = tl.where((edge < edges) & (listed == previous), repeats + 1, 0)
+                previous = listed
             place = target + neighbour * STRIDE + group * (CHANNELS + 3)
             value = tl.load(place + column, mask=is_edge & (column < CHANNELS), other=0.0).to(ACCUMULATOR)
             score = tl.load(place + CHANNELS, mask=is_edge, other=0.0).to(ACCUMULATOR) + a_src

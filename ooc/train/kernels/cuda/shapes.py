@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 LANE_BYTES = 16
 """What a thread loads with one instruction at most."""
 WARP_BYTES = 32 * LANE_BYTES
-MOST_COLUMNS = 1024
 MOST_WARPS = 8
 _SUMMED_BYTES = 4
 """Of a number that is added up, at least."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a layer of unknown insides may be run tile by tile: tried on a small graph, in double precision.
+"""A conformance probe: whether an opaque layer may be run tile by tile: tried on a small graph, in double precision.
 
 What such a layer gives for a row must depend on the row, its in-neighbours and the edges between them, and on nothing
 else: not on degrees of sources, on the number of nodes, on statistics over them, on other tiles, on chance. Nobody can
@@ -30,11 +30,11 @@ _WITHOUT_EDGES = range(15, 20)
 """A tile of rows that have no in-edges, and are others' in-neighbours."""
 _LOOPS, _REPEATS = 3, 4
 _TOLERANCE = 1e-9
-_SHAKE = 0.1
+_PERTURBATION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ProbeResult:
     """What trying a layer has told: its output's ``columns``; which ``parameters`` have a part in it; what a run takes,
     of how many operators it is forward and, with the gradient, backward; ``tells_modes``: whether it computes something
     else in training than in evaluation; ``dropped``: what it drops entries from."""
@@ -57,31 +57,31 @@ class _Case:
     offsets_N1: Tensor
 
 
-def examine(
+def probe_layer(
     layer: Layer, module: nn.Module, *, columns: int, edge_features: int, dtype: torch.dtype, record: bool
-) -> Findings:
+) -> ProbeResult:
     """Try ``module``, a copy of the layer in one of its modes, on rows of ``columns`` columns; ModelError names what
     keeps it from being run tile by tile. ``record``: it is to be differentiated."""
     with torch.random.fork_rng(devices=[]):
-        trial = _Trial(layer, module, columns, edge_features)
-        trial.find_dropout()
-        outputs = trial.check_whole()
-        trial.check_own()
-        trial.check_order()
-        counts = trial.operators(outputs)
-        unused = trial.check_tiles()
-        trial.change()
-        unused &= trial.check_tiles()
+        probe = _Probe(layer, module, columns, edge_features)
+        probe.find_dropout()
+        outputs = probe.check_whole()
+        probe.check_own()
+        probe.check_order()
+        counts = probe.operators(outputs)
+        unused = probe.check_tiles()
+        probe.change()
+        unused &= probe.check_tiles()
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         used = tuple(p for i, p in enumerate(parameters) if i not in unused)
-        tells_modes = trial.tells_modes()
-        dropped = tuple(trial.dropped)
+        tells_modes = probe.tells_modes()
+        dropped = tuple(probe.dropped)
         own = sharing(module, layer.where)
         taken = _footprint(layer, own, columns, edge_features, dtype, used, outputs, dropped, record=record)
-    return Findings(outputs, used, taken, *counts, tells_modes, dropped)
+    return ProbeResult(outputs, used, taken, *counts, tells_modes, dropped)
 
 
-class _Trial:
+class _Probe:
     """A layer's copy in double precision, and the graph that it is tried on."""
 
     def __init__(self, layer: Layer, module: nn.Module, columns: int, edge_features: int) -> None:
@@ -232,7 +232,9 @@ class _Trial:
         two rows of an edge differ."""
         self.case = _small_case(self.layer, self.columns, self.edge_features, self.generator, loops=0)
         for parameter in self.module.parameters():
-            parameter.add_(_SHAKE * torch.randn(parameter.shape, generator=self.generator, dtype=parameter.dtype))
+            parameter.add_(
+                _PERTURBATION * torch.randn(parameter.shape, generator=self.generator, dtype=parameter.dtype)
+            )
 
     def tells_modes(self) -> bool:
         """Whether it gives something else in the other mode, or fails there."""

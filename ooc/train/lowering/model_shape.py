@@ -66,7 +66,7 @@ class Gin(Convolution):
         return assembly.sum([(1.0, assembly.linear(assembly.rectified(hidden), self.weight2))], (self.bias2,))
 
 
-class Outline(nn.Module):
+class ModelShape(nn.Module):
     """``layers`` convolutions one behind the other, ReLU and dropout ``dropout`` between them: PyG's ``BasicGNN``
     without norm and jumping knowledge."""
 

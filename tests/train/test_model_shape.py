@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model planned by its outline, against the PyG model itself."""
+"""A model planned by its shape, against the PyG model itself."""
 
 import subprocess
 import sys
@@ -11,13 +11,13 @@ import pytest
 from torch import nn
 from torch_geometric.nn.models import GCN, GIN, GraphSAGE
 
-from ooc.cli.recipe import outline_model
+from ooc.cli.recipe import planned_model
 from ooc.cli.settings import TrainSettings
 from ooc.cli.train import command
 from ooc.plan import UNMEASURED, Limits
 from ooc.plan.graphs import GraphStatistics
+from ooc.train.lowering.model_shape import Gcn, Gin, ModelShape, Sage
 from ooc.train.lowering.network import values_of
-from ooc.train.lowering.outline import Gcn, Gin, Outline, Sage
 from ooc.train.lowering.values import Aggregate, Dropout, Sum, Value
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
@@ -34,11 +34,11 @@ GRAPH = GraphStatistics(
 )
 
 
-def pair(kind: str, *, layers: int, hidden: int, dropout: float) -> tuple[Outline, nn.Module]:
-    """The outline and the model."""
+def pair(kind: str, *, layers: int, hidden: int, dropout: float) -> tuple[ModelShape, nn.Module]:
+    """The shape and the model."""
     mine, of_pyg = KINDS[kind]
     model = of_pyg(GRAPH.features, hidden, layers, GRAPH.classes, dropout=dropout)
-    return Outline(mine, GRAPH.features, hidden, GRAPH.classes, layers=layers, dropout=dropout), model
+    return ModelShape(mine, GRAPH.features, hidden, GRAPH.classes, layers=layers, dropout=dropout), model
 
 
 def described(output: Value, parameters: Sequence[nn.Parameter]) -> list[tuple[object, ...]]:
@@ -63,21 +63,21 @@ def described(output: Value, parameters: Sequence[nn.Parameter]) -> list[tuple[o
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize(("layers", "hidden"), [(1, 8), (2, 4), (3, 32)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_outline_is_what_the_trace_of_the_model_comes_to(
+def test_a_shape_is_what_the_trace_of_the_model_comes_to(
     kind: str, layers: int, hidden: int, dropout: float, input_dropout: float, savings: tuple[Saving, ...]
 ) -> None:
     """In both modes, with products before sums and after them."""
-    outline, model = pair(kind, layers=layers, hidden=hidden, dropout=dropout)
-    shapes = [[tuple(p.shape) for p in one.parameters()] for one in (outline, model)]
+    shape, model = pair(kind, layers=layers, hidden=hidden, dropout=dropout)
+    shapes = [[tuple(p.shape) for p in one.parameters()] for one in (shape, model)]
     assert shapes[0] == shapes[1]
     options: dict[str, Any] = {"input_dropout": input_dropout, "tile_rows": 1024, "savings": savings}
     store = store_of_statistics(GRAPH)
-    networks = [take_apart(one, store, **options)[0] for one in (outline, model)]
+    networks = [take_apart(one, store, **options)[0] for one in (shape, model)]
     mine, traced = networks
     for mode in ("training", "evaluation"):
         found = [
             described(getattr(network, mode), list(one.parameters()))
-            for network, one in zip(networks, (outline, model), strict=True)
+            for network, one in zip(networks, (shape, model), strict=True)
         ]
         assert found[0] == found[1]
     assert [v.index for v in mine.embeddings] == [v.index for v in traced.embeddings]
@@ -89,7 +89,7 @@ def test_an_outline_is_what_the_trace_of_the_model_comes_to(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_outline_is_planned_like_the_model(kind: str) -> None:
+def test_a_shape_is_planned_like_the_model(kind: str) -> None:
     """Instruction by instruction, where memory is short and dropout makes stages worth computing again."""
     limits = Limits(1_400_000, 1_500_000)
     found = []
@@ -107,16 +107,16 @@ def test_an_outline_is_planned_like_the_model(kind: str) -> None:
     [{"model": "gat"}, {"norm": "layer"}, {"jk": "cat"}, {"residual": True}, {"aggr": "max"}],
     ids=["model", "norm", "jumping knowledge", "residual", "aggregation"],
 )
-def test_what_no_outline_says_is_built(options: dict[str, Any]) -> None:
+def test_what_no_shape_says_is_built(options: dict[str, Any]) -> None:
     """By PyG, options and all."""
     given = command.make_context("train", ["--model", "sage"]).params
     values = {name: given.get(name) for name in TrainSettings.__dataclass_fields__} | {"log": []}
     store = store_of_statistics(GRAPH)
-    assert isinstance(outline_model(TrainSettings(**values), store), Outline)
-    assert not isinstance(outline_model(TrainSettings(**(values | options)), store), Outline)
+    assert isinstance(planned_model(TrainSettings(**values), store), ModelShape)
+    assert not isinstance(planned_model(TrainSettings(**(values | options)), store), ModelShape)
 
 
-def test_planning_an_outline_takes_no_pyg() -> None:
+def test_planning_a_shape_takes_no_pyg() -> None:
     """Whose import, with torch's compiler, would take 1.5 s and 100 MB."""
     code = (
         "import sys; from ooc.cli import main\n"

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ooc.train.kernels.doubts import Doubts, Fault
+from ooc.train.kernels.deferred_checks import DeferredChecks, Fault
 
 NODES = 10
 
 
-def doubts_about(*tiles: list[int], dtype: torch.dtype = torch.int32) -> Doubts:
-    doubts = Doubts(NODES)
+def checks_of(*tiles: list[int], dtype: torch.dtype = torch.int32) -> DeferredChecks:
+    checks = DeferredChecks(NODES)
     for indices in tiles:
-        doubts.look_for_strays(torch.tensor(indices, dtype=dtype))
-    return doubts
+        checks.check_range(torch.tensor(indices, dtype=dtype))
+    return checks
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -25,24 +25,24 @@ def doubts_about(*tiles: list[int], dtype: torch.dtype = torch.int32) -> Doubts:
 @pytest.mark.parametrize("place", range(3))
 def test_a_neighbour_that_is_no_row_is_found_in_any_tile(stray: int, dtype: torch.dtype, place: int) -> None:
     tiles = [[0, NODES - 1], [3], [4, 4]]
-    assert doubts_about(*tiles, dtype=dtype).found() == []
+    assert checks_of(*tiles, dtype=dtype).found() == []
     tiles[place].append(stray)
-    assert doubts_about(*tiles, dtype=dtype).found() == [Fault.STRAY]
+    assert checks_of(*tiles, dtype=dtype).found() == [Fault.OUT_OF_RANGE]
 
 
 def test_tiles_without_edges_tell_nothing() -> None:
-    assert doubts_about([], []).found() == []
-    assert doubts_about([], [NODES], []).found() == [Fault.STRAY]
+    assert checks_of([], []).found() == []
+    assert checks_of([], [NODES], []).found() == [Fault.OUT_OF_RANGE]
 
 
 def test_what_has_been_told_is_forgotten() -> None:
-    doubts = doubts_about([-1], [2])
-    doubts.look_for_disorder(torch.tensor([1, 2, 1, 0]), torch.tensor([0, 2, 4]))
-    assert doubts.found() == [Fault.STRAY, Fault.DISORDER]
-    assert doubts.found() == []
-    doubts.look_for_strays(torch.tensor([5]))
-    doubts.look_for_disorder(torch.tensor([1, 2, 0, 1]), torch.tensor([0, 2, 4]))
-    assert doubts.found() == []
+    checks = checks_of([-1], [2])
+    checks.check_order(torch.tensor([1, 2, 1, 0]), torch.tensor([0, 2, 4]))
+    assert checks.found() == [Fault.OUT_OF_RANGE, Fault.UNSORTED]
+    assert checks.found() == []
+    checks.check_range(torch.tensor([5]))
+    checks.check_order(torch.tensor([1, 2, 0, 1]), torch.tensor([0, 2, 4]))
+    assert checks.found() == []
 
 
 class Launches(TorchDispatchMode):
@@ -58,7 +58,7 @@ class Launches(TorchDispatchMode):
 
 
 def test_three_launches_a_pull() -> None:
-    doubts, indices = doubts_about([1]), torch.arange(NODES)
+    checks, indices = checks_of([1]), torch.arange(NODES)
     with Launches() as launches:
-        doubts.look_for_strays(indices)
+        checks.check_range(indices)
     assert launches.count <= 3
