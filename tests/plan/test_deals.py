@@ -105,7 +105,7 @@ def test_sources_are_dealt_where_they_do_not_fit_and_nowhere_else() -> None:
     (line,) = [line for line in plan.summary() if line["matrix"] == "m2 dealt"]
     assert line["fate"] == "ssd" and line["bytes"] > WHOLE_BYTES
     roomy = planned(400_000_000)
-    assert not roomy.deals and roomy.matrices["m2"].whole
+    assert not roomy.bucketed_rows and roomy.matrices["m2"].whole
     assert not any("dealt" in item.title or "deal out" in item.title for item in roomy.programs["train"])
     assert Direction.OUT in plan.topologies and Direction.OUT not in roomy.topologies, "nobody else needs these edges"
 
@@ -117,7 +117,7 @@ def test_nothing_is_counted_where_nothing_has_to_be_dealt() -> None:
         raise AssertionError("counted")
 
     work = replace(dealable_workload(), bucketing=Bucketing(Direction.OUT, uncounted))
-    assert not planned(400_000_000, work).deals
+    assert not planned(400_000_000, work).bucketed_rows
 
 
 def test_the_least_budget_does_and_less_does_not() -> None:
@@ -132,7 +132,7 @@ def test_more_memory_makes_buckets_higher() -> None:
     """Then fewer rows are dealt twice: less is written and read."""
     scarce = least_bytes(dealable_workload())
     work = dealable_workload()
-    deals = [planned(budget, work).deals.get("m2 dealt") for budget in (scarce, scarce + WHOLE_BYTES // 3)]
+    deals = [planned(budget, work).bucketed_rows.get("m2 dealt") for budget in (scarce, scarce + WHOLE_BYTES // 3)]
     assert deals[0] is not None and deals[1] is not None
     assert deals[1].bucket_rows > deals[0].bucket_rows and deals[1].nbytes < deals[0].nbytes
 
