@@ -29,7 +29,7 @@ from ooc.errors import BudgetError, ModelError
 from ooc.plan.passes import ColumnPass, RowPass
 from ooc.storage.store import Store
 from ooc.train.kernels import neighbourhood
-from ooc.train.lowering import general
+from ooc.train.lowering import opaque
 from ooc.train.lowering.conformance import ProbeResult, probe_layer
 from ooc.train.lowering.layer import Layer
 from ooc.train.prediction import Prediction
@@ -217,7 +217,7 @@ def test_a_layer_is_tried_once_a_mode_and_way_of_calling_it(tmp_path: Path, monk
         tried.append((layer.plain["times"], module.training))
         return probe_layer(layer, module, **options)
 
-    monkeypatch.setattr(general, "probe_layer", watched)
+    monkeypatch.setattr(opaque, "probe_layer", watched)
     assert_agrees(CustomCase(make=Asked), random_data(ROUGH), tmp_path, epochs=EPOCHS)
     assert tried == [(2.0, True), (3.0, True), (2.0, False), (3.0, False)]
 

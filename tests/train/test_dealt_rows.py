@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ooc.train.prospect import stored
 from torch import Tensor
 
 from ooc.errors import SpillError, StoreError
@@ -27,6 +26,7 @@ from ooc.train.kernels.edges import TileEdges
 from ooc.train.shuffle import RowsReader, RowsWriter, ShuffleFile
 from ooc.train.shuffle_counts import counted_gathers, most_gathers
 from ooc.train.shuffle_pass import rows_by_bucket
+from ooc.train.workload import stored
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
 from tests.prefetch.faults import Faults, faulty_engine

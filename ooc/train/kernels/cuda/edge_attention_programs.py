@@ -18,7 +18,7 @@ import triton.language as tl
 from ooc.train.kernels.cuda.dropout_programs import is_kept
 from ooc.train.kernels.cuda.edge_term_programs import edge_terms
 from ooc.train.kernels.cuda.gat_programs import open_repeats
-from ooc.train.kernels.cuda.segment_programs import narrow, open_edge, open_long_row, open_segments
+from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_segments
 
 GATV2 = tl.constexpr(0)
 DOT = tl.constexpr(1)
@@ -75,12 +75,18 @@ def message_segments(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            neighbour, is_edge, is_stored, is_added, listed = open_edge(
-                indices, first, edge, edges, steps, own, nodes, SELF_LOOPS
-            )
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
             if HAS_DROPOUT:
-                repeats = tl.where((edge < edges) & (listed == previous), repeats + 1, 0)
-                previous = listed
+                repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
+                previous = neighbour
+            is_stored, is_added = is_edge, is_edge
+            if SELF_LOOPS:
+                is_stored = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_stored | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             place = source + neighbour * STRIDE + head * BROUGHT
             if KIND == DOT:
                 key = tl.load(place + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)

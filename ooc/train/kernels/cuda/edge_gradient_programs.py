@@ -16,7 +16,7 @@ from ooc.train.kernels.cuda.dropout_programs import is_kept
 from ooc.train.kernels.cuda.edge_attention_programs import DOT, GATV2, SCALAR, score_edges
 from ooc.train.kernels.cuda.edge_term_programs import edge_terms, some_features
 from ooc.train.kernels.cuda.gat_programs import open_repeats
-from ooc.train.kernels.cuda.segment_programs import narrow, open_edge, open_segments
+from ooc.train.kernels.cuda.segment_programs import narrow, open_segments
 
 
 @triton.jit
@@ -72,12 +72,18 @@ def message_sources(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            neighbour, is_edge, is_stored, is_added, listed = open_edge(
-                indices, first, edge, edges, steps, own, nodes, SELF_LOOPS
-            )
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
             if HAS_DROPOUT:
-                repeats = tl.where((edge < edges) & (listed == previous), repeats + 1, 0)
-                previous = listed
+                repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
+                previous = neighbour
+            is_stored, is_added = is_edge, is_edge
+            if SELF_LOOPS:
+                is_stored = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_stored | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             place = target + neighbour * STRIDE + head * PACKED
             query = tl.load(place + wide, mask=is_edge & is_wide, other=0.0).to(ACCUMULATOR)
             above = tl.load(place + QUERY + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
@@ -171,12 +177,18 @@ def message_targets(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            neighbour, is_edge, is_stored, is_added, listed = open_edge(
-                indices, first, edge, edges, steps, own, nodes, SELF_LOOPS
-            )
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
             if HAS_DROPOUT:
-                repeats = tl.where((edge < edges) & (listed == previous), repeats + 1, 0)
-                previous = listed
+                repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
+                previous = neighbour
+            is_stored, is_added = is_edge, is_edge
+            if SELF_LOOPS:
+                is_stored = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_stored | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             place = source + neighbour * STRIDE + head * BROUGHT
             if KIND == DOT:
                 key = tl.load(place + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)

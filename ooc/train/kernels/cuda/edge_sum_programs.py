@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ooc.train.kernels.cuda.edge_term_programs import edge_terms, some_features
-from ooc.train.kernels.cuda.segment_programs import narrow, open_edge, open_segments
+from ooc.train.kernels.cuda.segment_programs import narrow, open_segments
 
 
 @triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_column"])
@@ -36,7 +36,9 @@ def rectified_segments(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            neighbour, is_edge, _, _, _ = open_edge(indices, first, edge, edges, steps, row, nodes, SELF_LOOPS)
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             value = tl.load(pulled + neighbour * STRIDE + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
             place = first + edge
             if HAS_MAP:
@@ -82,7 +84,9 @@ def rectified_map(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            neighbour, is_edge, _, _, _ = open_edge(indices, first, edge, edges, steps, row, nodes, SELF_LOOPS)
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             value = tl.load(source + neighbour * STRIDE + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
             term = edge_terms(
                 features, features, weight, bias, first + edge, row, is_edge, is_edge, column, is_column,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ooc.train.kernels.cuda.dropout_programs import is_kept
-from ooc.train.kernels.cuda.segment_programs import narrow, open_edge, open_long_row, open_segments
+from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_segments
 
 
 @triton.jit
@@ -79,10 +79,17 @@ def attend_segments(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            neighbour, is_edge, _, _, listed = open_edge(indices, first, edge, edges, steps, own, nodes, SELF_LOOPS)
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
             if HAS_DROPOUT:
-                repeats = tl.where((edge < edges) & (listed == previous), repeats + 1, 0)
-                previous = listed
+                repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
+                previous = neighbour
+            if SELF_LOOPS:
+                is_edge = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_edge | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             place = source + neighbour * STRIDE + group * (CHANNELS + 1)
             value = tl.load(place + column, mask=is_edge & (column < CHANNELS), other=0.0).to(ACCUMULATOR)
             score = tl.load(place + CHANNELS, mask=is_edge, other=0.0).to(ACCUMULATOR) + mine
@@ -217,10 +224,17 @@ def sources_segments(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            neighbour, is_edge, _, _, listed = open_edge(indices, first, edge, edges, steps, own, nodes, SELF_LOOPS)
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
             if HAS_DROPOUT:
-                repeats = tl.where((edge < edges) & (listed == previous), repeats + 1, 0)
-                previous = listed
+                repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
+                previous = neighbour
+            if SELF_LOOPS:
+                is_edge = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_edge | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             place = target + neighbour * STRIDE + group * (CHANNELS + 3)
             value = tl.load(place + column, mask=is_edge & (column < CHANNELS), other=0.0).to(ACCUMULATOR)
             score = tl.load(place + CHANNELS, mask=is_edge, other=0.0).to(ACCUMULATOR) + a_src

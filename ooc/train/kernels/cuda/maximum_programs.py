@@ -8,7 +8,7 @@ Maximum and ties, maximum and share lie side by side, column after column.
 import triton
 import triton.language as tl
 
-from ooc.train.kernels.cuda.segment_programs import narrow, open_edge, open_long_row, open_segments
+from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_segments
 
 
 @triton.jit
@@ -44,7 +44,14 @@ def maxima_segments(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            neighbour, is_edge, _, _, _ = open_edge(indices, first, edge, edges, steps, own, nodes, SELF_LOOPS)
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            if SELF_LOOPS:
+                is_edge = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_edge | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             value = tl.load(source + neighbour * STRIDE + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
             is_equal = is_edge & (value == highest)
             is_higher = is_edge & ((value > highest) | (value != value))
@@ -102,7 +109,14 @@ def shares_segments(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            neighbour, is_edge, _, _, _ = open_edge(indices, first, edge, edges, steps, own, nodes, SELF_LOOPS)
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            if SELF_LOOPS:
+                is_edge = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_edge | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             place = target + neighbour * STRIDE + 2 * column
             highest = tl.load(place, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
             share = tl.load(place + 1, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)

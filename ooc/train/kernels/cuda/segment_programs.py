@@ -54,25 +54,6 @@ def open_segments(
 
 
 @triton.jit
-def open_edge(indices, first, edge, edges, steps, own, nodes, SELF_LOOPS: tl.constexpr):
-    """Of the ``edge``-th step of every segment: the neighbour, whether there is one to be followed, whether it is a
-    stored edge, whether an added self-loop, and what the list says. A neighbour that is no row is not followed; with
-    self-loops, a row's own in its list is not either, and the step behind its last edge is to the row ``own``."""
-    is_stored = edge < edges
-    is_added = is_stored
-    listed = tl.load(indices + first + edge, mask=is_stored, other=0).to(tl.int64)
-    neighbour = listed
-    is_edge = is_stored
-    if SELF_LOOPS:
-        is_stored = is_stored & (listed != own)
-        is_added = (edge >= edges) & (edge < steps)
-        neighbour = tl.where(is_added, own, listed)
-        is_edge = is_stored | is_added
-    is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
-    return neighbour, is_edge, is_stored, is_added, listed
-
-
-@triton.jit
 def open_long_row(number, offsets, parts, rows, tile_start, most):
     """The row of the ``number``-th part, its first slot and how many it has, if it is the row's first part; otherwise
     ``rows`` and none. The first two [1, 1]."""

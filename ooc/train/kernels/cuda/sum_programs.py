@@ -10,7 +10,7 @@ is int64.
 import triton
 import triton.language as tl
 
-from ooc.train.kernels.cuda.segment_programs import narrow, open_edge, open_long_row, open_segments
+from ooc.train.kernels.cuda.segment_programs import narrow, open_long_row, open_segments
 
 
 @triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most"])
@@ -35,7 +35,14 @@ def sum_segments(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            neighbour, is_edge, _, _, _ = open_edge(indices, first, edge, edges, steps, own, nodes, SELF_LOOPS)
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            if SELF_LOOPS:
+                is_edge = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_edge | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             value = tl.load(source + neighbour * STRIDE + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
             if HAS_WEIGHT:
                 value = value * tl.load(weight + first + edge, mask=is_edge, other=0.0).to(ACCUMULATOR)
