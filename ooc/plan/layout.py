@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from ooc.plan.bucketing import shuffle_passes
 from ooc.plan.grid import Grid, align_up, block_height
 from ooc.plan.matrices import MatrixPlan
-from ooc.plan.passes import ColumnPass, Pass, RowPass, direct_slabs, passes_using, streaming_memory
+from ooc.plan.passes import ColumnPass, Pass, RowPass, direct_slabs, streaming_memory, users_by_matrix
 from ooc.plan.shuffle import plan_partial_sums
 from ooc.plan.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
 from ooc.plan.workload import Kind, Matrix, PerEdge, Pull, Stage, Workload
@@ -92,12 +92,6 @@ def _groupings(workload: Workload) -> dict[str, PerEdge]:
     """How the columns of matrices that are pulled by groups lie, by matrix."""
     pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
     return {pull.source: pull.per_edge for pull in pulls if pull.per_edge}
-
-
-def summed_sources(workload: Workload) -> frozenset[str]:
-    """The matrices of which every pull is a plain sum."""
-    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
-    return frozenset(p.source for p in pulls) - {p.source for p in pulls if p.per_edge}
 
 
 def scattered_matrices(workload: Workload) -> frozenset[str]:
@@ -201,7 +195,7 @@ def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Wor
     cut = choice.cuts.get(matrix.name)
     height = block_height(step_rows=choice.step_rows, row_bytes=width * matrix.itemsize, frame_bytes=frame_bytes)
     grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
-    as_kept = matrix.kind is not Kind.SCRATCH or (workload.sums_as_kept and matrix.name in summed_sources(workload))
+    as_kept = matrix.kind is not Kind.SCRATCH or (workload.sums_as_kept and matrix.name in workload.summed_sources)
     region_itemsize = matrix.itemsize if as_kept else max(matrix.itemsize, workload.pulled_itemsize)
     whole = cut is not None and cut.columns == 0 and matrix.name not in choice.bucketed
     return MatrixPlan(matrix, grid, region_itemsize, whole=whole)
@@ -298,17 +292,17 @@ def _pulled_into(pull: Pull, itemsize: int, matrices: Mapping[str, Matrix]) -> s
 
 def _wanted(passes: Sequence[Pass], matrices: dict[str, MatrixPlan]) -> list[tuple[str, int, int, int]]:
     """(matrix, bytes, first pass, last pass) of every region."""
+    users = users_by_matrix(passes)
     wanted = []
     for name, planned in matrices.items():
-        uses = passes_using(passes, name)
-        if planned.whole and uses:
-            wanted.append((name, planned.region_nbytes, uses[0], uses[-1]))
+        if planned.whole and name in users:
+            wanted.append((name, planned.region_nbytes, users[name][0], users[name][-1]))
     for item in passes:
         at = item.index
         wanted += [(name, nbytes, at, at) for name, nbytes in streaming_memory(item, matrices).items()]
         if isinstance(item, ColumnPass):
             name = item.pull.source
-            first = passes_using(passes, name)[0] if direct_slabs(passes, item) else item.index
+            first = users[name][0] if direct_slabs(passes, item) else item.index
             nbytes = item.slab_buffers * matrices[name].slab_stride()
             last = item.index + (item.slabs < matrices[name].grid.slabs)
             wanted.append((name, nbytes, first, last))

@@ -5,6 +5,7 @@ of it, and what it moves of the matrices that have no blocks.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from ooc.plan.grid import Grid
@@ -19,7 +20,7 @@ _SHUFFLED = ", sources dealt out"
 """Of one whose source is not in memory whole, but read as it has been shuffled to its targets."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowPass:
     """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed; or
     its rows come of ``bucketed``; or, with ``rest``, its last slab alone is in memory and pulled so.
@@ -64,11 +65,11 @@ class RowPass:
         """Whether it goes over the rows downwards."""
         return self.stage.reverse
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         return (*self.loads, self.bucketed or self.pull.source) if self.pull else self.loads
 
-    @property
+    @cached_property
     def stores(self) -> tuple[str, ...]:
         names = self.stage.stores
         if self.rest is None:  # what the pass before has stored, all of it, is not stored again
@@ -76,13 +77,13 @@ class RowPass:
         return names if self.pull is None else (*names, *self.pull.added_to)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShufflePass(RowPass):
     """Shuffle the rows of ``pull.source``, step by step, along the edges out of them; ``pull.output`` is how they lie
     then. Its stage is none of the workload's: it belongs to the pass that pulls the source next."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ColumnPass:
     """Pull the first ``slabs`` slabs of ``pull.source`` into the ``rows`` rows of ``output``, one after the other: all
     of them, or all but the last, which is then left to the row pass behind (``RowPass.rest``). ``output`` is that of
@@ -111,11 +112,11 @@ class ColumnPass:
             return f"pull {self.pull.source}, slab by slab"
         return f"pull {self.pull.source}{_GENERAL}{_SPILLING if self.spills_sums else ''}"
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         return (self.pull.source, *self.pull.own)
 
-    @property
+    @cached_property
     def stores(self) -> tuple[str, ...]:
         return (self.output, *self.pull.added_to)
 
@@ -147,6 +148,15 @@ def streaming_memory(item: Pass, matrices: Mapping[str, MatrixPlan]) -> dict[str
 def passes_using(passes: Sequence[Pass], name: str) -> list[int]:
     """The passes that read or write matrix ``name``, by their index."""
     return [step.index for step in passes if name in step.reads or name in step.stores]
+
+
+def users_by_matrix(passes: Sequence[Pass]) -> dict[str, list[int]]:
+    """What ``passes_using`` finds, of every matrix that is read or written."""
+    users: dict[str, list[int]] = {}
+    for step in passes:
+        for name in {*step.reads, *step.stores}:
+            users.setdefault(name, []).append(step.index)
+    return users
 
 
 def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:

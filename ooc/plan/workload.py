@@ -9,6 +9,7 @@ each stage into one row pass, or into a column pass and a row pass where the pul
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from ooc.plan.shuffle import GatheredRows
 
@@ -252,7 +253,7 @@ class Bucketing:
     gathered: GatheredRows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Workload:
     """Everything the planner needs to know of a model on a graph.
 
@@ -283,3 +284,9 @@ class Workload:
     handed: Mapping[str, Sequence[int]] = field(default_factory=dict)
     parts: Parts | None = None
     bucketing: Bucketing | None = None
+
+    @cached_property
+    def summed_sources(self) -> frozenset[str]:
+        """The matrices of which every pull is a plain sum."""
+        pulls = [stage.pull for stages in self.programs.values() for stage in stages if stage.pull]
+        return frozenset(p.source for p in pulls) - {p.source for p in pulls if p.per_edge}
