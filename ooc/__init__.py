@@ -20,7 +20,6 @@ from ooc.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ooc.conversion.conversion import convert as convert
-    from ooc.conversion.names import dataset as dataset
     from ooc.errors import BudgetError as BudgetError
     from ooc.errors import HardwareError as HardwareError
     from ooc.errors import ModelError as ModelError
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from ooc.errors import StoreError as StoreError
     from ooc.errors import TrainingError as TrainingError
     from ooc.remote import remote_backend as remote_backend
+    from ooc.sources.names import dataset as dataset
     from ooc.storage.store import Store as Store
     from ooc.storage.store import open_store as open  # noqa: F401
     from ooc.train.trainer import Trainer as Trainer
@@ -44,7 +44,7 @@ _HOMES = {
     "Store": ("ooc.storage.store", "Store"),
     "Trainer": ("ooc.train.trainer", "Trainer"),
     "convert": ("ooc.conversion.conversion", "convert"),
-    "dataset": ("ooc.conversion.names", "dataset"),
+    "dataset": ("ooc.sources.names", "dataset"),
     "open": ("ooc.storage.store", "open_store"),
     "remote_backend": ("ooc.remote", "remote_backend"),
     **{name: ("ooc.errors", name) for name in _ERRORS},

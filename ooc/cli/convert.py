@@ -9,9 +9,9 @@ from typing import Any, cast
 import click
 
 from ooc.cli.options import SIZE
-from ooc.cli.progress import Reporter, format_count
-from ooc.conversion.reading import READING_OPTIONS
+from ooc.report.progress import Reporter, format_count
 from ooc.sizes import format_size
+from ooc.sources.reading import READING_OPTIONS
 
 FunctionOfOptions = Callable[..., None]
 
@@ -28,7 +28,7 @@ def _print_list(context: click.Context, option: click.Parameter, wanted: bool) -
     if wanted:
         from rich.console import Console
 
-        from ooc.cli.conversion_tables import print_list
+        from ooc.report.conversion_tables import print_list
 
         print_list(Console())
         context.exit()
@@ -36,7 +36,7 @@ def _print_list(context: click.Context, option: click.Parameter, wanted: bool) -
 
 def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[str | Path, str | None]:
     """Where ``source`` lies and its name, if it is a dataset's; downloaded if it must be and may be."""
-    from ooc.conversion.names import named, obtain
+    from ooc.sources.names import named, obtain
 
     def confirm(question: str) -> bool:
         return yes or (sys.stdin.isatty() and click.confirm(f"{question}?", err=True))
@@ -145,8 +145,8 @@ def command(
     if dry_run:
         from rich.console import Console
 
-        from ooc.cli.conversion_tables import print_forecast
-        from ooc.conversion.reading import Request
+        from ooc.report.conversion_tables import print_forecast
+        from ooc.sources.reading import Request
 
         given = {name: value for name, value in reading.items() if value is not None}
         print_forecast(

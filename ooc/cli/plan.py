@@ -157,10 +157,10 @@ def _planning(
 
 
 def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advice: bool, as_json: bool) -> None:
-    from ooc.cli.alternatives import changes
-    from ooc.cli.gantt import write_gantt
     from ooc.cli.planning import NARROW
-    from ooc.cli.tables import print_assumptions, print_changes, print_report
+    from ooc.report.alternatives import changes
+    from ooc.report.gantt import write_gantt
+    from ooc.report.tables import print_assumptions, print_changes, print_report
 
     report = planning.report()
     narrow = planning.settings.spill_dtype == NARROW
@@ -182,8 +182,8 @@ def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advic
 
 
 def _sweep(planning: "Planning", axes: dict[str, list[int]], console: "Console", as_json: bool) -> None:
-    from ooc.cli.alternatives import sweep
-    from ooc.cli.tables import print_assumptions, print_sweep
+    from ooc.report.alternatives import sweep
+    from ooc.report.tables import print_assumptions, print_sweep
 
     limits = planning.limits
     cells = sweep(
@@ -205,7 +205,7 @@ def _sweep(planning: "Planning", axes: dict[str, list[int]], console: "Console",
 
 
 def _compare(run: Path, store: str | None, console: "Console", as_json: bool) -> None:
-    from ooc.cli.comparison import compare, print_comparison
+    from ooc.report.comparison import compare, print_comparison
 
     if store is not None:
         from ooc.storage.store import open_store
@@ -221,7 +221,7 @@ def _compare(run: Path, store: str | None, console: "Console", as_json: bool) ->
 
 def _list_machines(console: "Console", as_json: bool) -> None:
     from ooc.cli.plan_options import load_hardware, shipped_names
-    from ooc.cli.tables import print_machines
+    from ooc.report.tables import print_machines
 
     machines = {name: load_hardware(name) for name in shipped_names()}
     if as_json:

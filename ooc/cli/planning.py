@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ooc.cli.plan_report import PlanReport
 from ooc.cli.recipe import admit_parameters, build_average, build_loss, planned_model
 from ooc.cli.settings import TrainSettings
 from ooc.memory import budgets_within, default_budgets
+from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
+from ooc.report.plan_report import PlanReport
 from ooc.sizes import format_size
 from ooc.train.averaging import Averaging
 from ooc.train.metrics import resolve_metric
 from ooc.train.resources import Resources, find_device, free_device_bytes, hardware_for
 from ooc.train.setup import Job, Saving, prepare
 from ooc.train.statistics_store import store_of_statistics
-from ooc.train.task import label_columns
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store

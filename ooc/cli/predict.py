@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ooc.cli.options import COUNT, SIZE
-from ooc.cli.progress import Reporter, format_count
 from ooc.cli.settings import TrainSettings
 from ooc.errors import OptionError
+from ooc.report.progress import Reporter, format_count
 
 if TYPE_CHECKING:
     import numpy as np

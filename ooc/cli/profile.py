@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ooc.cli.progress import Reporter
 from ooc.errors import OptionError
+from ooc.report.progress import Reporter
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
-    from ooc.train.profiling import Profile, Reading
+    from ooc.profile import Profile, Reading
 
 _PLAIN_WIDTH = 100
 _BUSY = 0.1
@@ -38,7 +38,7 @@ def command(spill_dir: Path, device: str, refresh: bool, as_json: bool) -> None:
     What is found is kept in ~/.cache/ooc (or XDG_CACHE_HOME) by machine and disk, and ooc train plans by it. It changes
     which plan is chosen and how long it is expected to take, never what is computed.
     """
-    from ooc.train.profiling import cached, keep, measure
+    from ooc.profile import cached, keep, measure
 
     if not spill_dir.is_dir():
         raise OptionError(f"--spill-dir: {spill_dir} is no folder")

@@ -14,10 +14,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from ooc.cli.settings import TrainSettings
 from ooc.errors import BudgetError, OptionError, RunError
 from ooc.memory import available_memory_bytes
+from ooc.model.lowering.model_shape import Gcn, Gin, ModelShape, Sage
 from ooc.sizes import format_size
 from ooc.storage.store import Task
 from ooc.train.loss import training_classes
-from ooc.train.lowering.model_shape import Gcn, Gin, ModelShape, Sage
 from ooc.train.schedule import Scheduler, by_factor, constant, cosine, steps
 from ooc.train.setup import edge_data_used
 

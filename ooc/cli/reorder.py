@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ooc.cli.options import SIZE
-from ooc.cli.progress import Reporter, format_count
+from ooc.report.progress import Reporter, format_count
 from ooc.sizes import format_size
 
 

@@ -13,13 +13,13 @@ from click.core import ParameterSource
 from ooc import __version__
 from ooc.cli import EXIT_INTERRUPTED
 from ooc.cli.options import GroupedCommand, Option
-from ooc.cli.progress import Reporter
 from ooc.cli.settings import CHANGEABLE, RUN, TrainSettings, next_run, only_store, train_options
 from ooc.errors import OptionError
+from ooc.report.progress import Reporter
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
-    from ooc.train.logs import EpochLog
+    from ooc.report.logs import EpochLog
     from ooc.train.run import RunFolder
 
 _RUNS = Path("runs")
@@ -110,11 +110,11 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     import torch
     from rich.console import Console
 
-    from ooc.cli.plan_report import PlanReport
     from ooc.cli.recipe import admit_parameters, build_average, build_loss, build_model, build_optimizer, build_schedule
-    from ooc.cli.tables import print_outcome, print_plan
     from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
-    from ooc.train.logs import several
+    from ooc.report.logs import several
+    from ooc.report.plan_report import PlanReport
+    from ooc.report.tables import print_outcome, print_plan
     from ooc.train.metrics import resolve_metric
     from ooc.train.trainer import Trainer
 
@@ -192,7 +192,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
 
 def _logs(settings: TrainSettings, run: "RunFolder") -> "list[EpochLog]":
     """The logs asked for, beside the run's own."""
-    from ooc.train.logs import CsvLog, TensorBoardLog
+    from ooc.report.logs import CsvLog, TensorBoardLog
 
     logs: list[EpochLog] = []
     if "csv" in settings.log:

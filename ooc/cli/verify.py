@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from ooc.cli.progress import Reporter
 from ooc.errors import StoreError
+from ooc.report.progress import Reporter
 
 
 @click.command(short_help="Check a store.")

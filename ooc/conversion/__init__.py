@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources → stores. The entry point is ``ooc.convert``, which is ``ooc.conversion.conversion.convert``.
+"""A source becomes a store. ``ooc.convert`` is ``ooc.conversion.conversion.convert``.
 
-Reading order: ``source`` (what a format hands over), ``formats`` (which one it is), ``conversion`` (the stages),
-``journal`` and ``output`` (how they survive being killed), ``topology`` and ``edge_sort`` (both directions of the edges
-under a budget), ``reorder`` (a store's rows in hop order), ``forecast`` (what all that will take).
+Reading order: ``conversion`` (the stages), ``journal`` and ``output`` (how they survive being killed), ``topology``,
+``edge_sort`` and ``csr`` (both directions of the edges under a budget), ``features`` and ``labels``, ``order`` and
+``reorder`` (rows in hop order), ``budget`` and ``forecast`` (what all that will take).
+
+The package is not called convert: ``ooc.convert`` is the function.
 """

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ooc.conversion.ahead import cores
 from ooc.conversion.edge_sort import sort_bytes
 from ooc.conversion.order import order_bytes
-from ooc.conversion.source import Source
 from ooc.errors import BudgetError, SourceError
 from ooc.memory import available_memory_bytes
 from ooc.sizes import format_size
+from ooc.sources.files.ahead import cores
+from ooc.sources.source import Source
 from ooc.storage.array import chunk_rows
 from ooc.storage.store import Store, Task
 

@@ -11,18 +11,18 @@ from typing import Any
 from ooc.conversion.budget import Shares, check_disk, check_folder, default_budget_bytes, divide, divide_for_order
 from ooc.conversion.edges import ValueForm
 from ooc.conversion.features import write_features
-from ooc.conversion.formats import open_source
 from ooc.conversion.labels import write_labels
 from ooc.conversion.order import Order, parse_order
 from ooc.conversion.output import Workplace, parse_on_cancel, resolved, workplace
-from ooc.conversion.reading import Request
 from ooc.conversion.reorder import write_in_order
-from ooc.conversion.source import Source
 from ooc.conversion.topology import Edges, write_topology
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.interruption import heeding, interruptible_by_ctrl_c
 from ooc.sizes import parse_size
+from ooc.sources.reading import Request
+from ooc.sources.registry import open_source
+from ooc.sources.source import Source
 from ooc.storage.store import FORMAT_VERSION, VERSION_WITHOUT_EDGE_DATA, Store, open_store, write_group
 from ooc.version import __version__
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ooc.conversion.source import EdgeData, Source
 from ooc.errors import SourceError
+from ooc.sources.source import EdgeData, Source
 from ooc.storage.array import AnyArray
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store
 

@@ -10,11 +10,11 @@ from shutil import rmtree
 
 import numpy as np
 
-from ooc.conversion.ahead import ahead
 from ooc.conversion.output import Workplace
-from ooc.conversion.source import Source
 from ooc.errors import SourceError
 from ooc.events import TaskAdvanced, TaskFinished, TaskStarted
+from ooc.sources.files.ahead import ahead
+from ooc.sources.source import Source
 from ooc.storage.array import AnyArray
 from ooc.storage.writer import ArrayWriter
 

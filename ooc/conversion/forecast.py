@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ooc.conversion.ahead import cores
 from ooc.conversion.budget import disk_bytes_for, least_budget_bytes
-from ooc.conversion.names import Dataset
 from ooc.conversion.order import order_bytes
-from ooc.conversion.source import Source
 from ooc.errors import BudgetError
+from ooc.sources.files.ahead import cores
+from ooc.sources.names import Dataset
+from ooc.sources.source import Source
 from ooc.storage.store import Task
 
 _ID_BYTES = 8

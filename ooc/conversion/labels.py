@@ -10,8 +10,8 @@ from shutil import rmtree
 import numpy as np
 
 from ooc.conversion.journal import Journal, flush_all
-from ooc.conversion.source import LabelBlock, Source
 from ooc.errors import SourceError
+from ooc.sources.source import LabelBlock, Source
 from ooc.storage.store import SPLITS, Task
 from ooc.storage.writer import ArrayWriter
 

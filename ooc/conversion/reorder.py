@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from ooc.conversion.ahead import ahead
 from ooc.conversion.budget import (
     Shares,
     check_disk_for_order,
@@ -28,11 +27,12 @@ from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
 from ooc.conversion.journal import flush_all
 from ooc.conversion.order import HopOrder, Order, Places, hop_order, parse_order
 from ooc.conversion.output import Workplace, parse_on_cancel, resolved, workplace
-from ooc.conversion.source import ranges
 from ooc.conversion.topology import write_direction
 from ooc.errors import OptionError
 from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted, ignore
 from ooc.sizes import parse_size
+from ooc.sources.files.ahead import ahead
+from ooc.sources.source import ranges
 from ooc.storage.array import METADATA_FILE, Array
 from ooc.storage.store import SPLITS, Store, open_store, write_group
 from ooc.storage.traversal import check_range

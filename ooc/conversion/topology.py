@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from ooc.conversion.ahead import ahead
 from ooc.conversion.budget import Shares
 from ooc.conversion.csr import CsrWriter
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
 from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
 from ooc.conversion.journal import flush_all
 from ooc.conversion.output import Workplace
-from ooc.conversion.source import EdgeBlock, Source
 from ooc.errors import SourceError
 from ooc.events import TaskAdvanced, TaskFinished, TaskStarted
+from ooc.sources.files.ahead import ahead
+from ooc.sources.source import EdgeBlock, Source
 from ooc.storage.array import Array, open_array
 from ooc.storage.store import EDGE_WEIGHT
 

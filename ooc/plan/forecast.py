@@ -9,17 +9,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc.plan.capacity import capacity_of
 from ooc.plan.cost import computing_of, ssd_seconds, together_seconds, wire_seconds
 from ooc.plan.hardware import Hardware
-from ooc.plan.layout import Layout, free_frames
+from ooc.plan.layout.layout import Layout, free_frames
+from ooc.plan.layout.passes import (
+    ColumnPass,
+    Pass,
+    pulled_columns,
+    streamed_read_bytes,
+    streamed_write_bytes,
+    sweeps_of,
+)
 from ooc.plan.lifetimes import edges_of
-from ooc.plan.passes import ColumnPass, Pass, pulled_columns, streamed_read_bytes, streamed_write_bytes, sweeps_of
-from ooc.plan.program import blocks_to_write, found_in_memory
-from ooc.plan.replacement import Uses, belady
-from ooc.plan.schedule import block_table, lasting_blocks
-from ooc.plan.sequence import BlockTable, Span, Use, uses_of
-from ooc.plan.staging import room_between_uses
+from ooc.plan.program.capacity import capacity_of
+from ooc.plan.program.program import blocks_to_write, found_in_memory
+from ooc.plan.program.replacement import Uses, belady
+from ooc.plan.program.schedule import block_table, lasting_blocks
+from ooc.plan.program.sequence import BlockTable, Span, Use, uses_of
+from ooc.plan.program.staging import room_between_uses
 from ooc.plan.workload import Workload
 
 _STEPS = 24

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ooc.plan.bucketing import bucketable, leaner_bucketed
-from ooc.plan.layout import Choice, Layout, SlabChoice, lay_out
+from ooc.plan.layout.bucketing import bucketable, leaner_bucketed
+from ooc.plan.layout.layout import Choice, Layout, SlabChoice, lay_out
 from ooc.plan.problem import WHOLE, Goal, Problem
 
 BLOCK_BYTES = 4 << 20

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, combinations
 
 from ooc.errors import BudgetError
-from ooc.plan.capacity import Limits, budget_of
 from ooc.plan.forecast import TIE
 from ooc.plan.hardware import UNMEASURED, Hardware
-from ooc.plan.matrices import shuffles_in
-from ooc.plan.plan import Plan
+from ooc.plan.layout.matrices import shuffles_in
 from ooc.plan.problem import Candidate, Goal, Problem, Recomputed, Variants
-from ooc.plan.simulator import simulate
+from ooc.plan.program.capacity import Limits, budget_of
+from ooc.plan.program.plan import Plan
+from ooc.plan.simulate.simulator import simulate
 from ooc.plan.solver import PlannedLayout, solve, solve_from_one_width
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size

@@ -3,13 +3,14 @@
 
 *State.* A set of forward stages that the backward pass recomputes, and a ``Choice``: rows of a step, the slabs and
 buffers of every gathered matrix, which sums are spilled, which sources are gathered by buckets. What stays in memory
-from step to step is no part of it: for given frames, Belady's rule (``ooc.plan.replacement``) has the best answer.
+from step to step is no part of it: for given frames, Belady's rule (``ooc.plan.program.replacement``) has the best
+answer.
 
 *Choices.* Single steps lead from a state to others (``ooc.plan.moves``); ``ooc.plan.planner`` goes by them.
 
 *Cost.* Forecast seconds of the epoch (``ooc.plan.forecast``), behind bytes written to the SSD where they count.
 
-*Constraint.* Every pass fits the arenas that the budgets leave (``ooc.plan.capacity``).
+*Constraint.* Every pass fits the arenas that the budgets leave (``ooc.plan.program.capacity``).
 
 *Bound.* An epoch takes no less than it computes with all that is gathered whole in memory. So recomputing a set of
 stages pays at most if that adds less to the bound than the epoch waits for data without.
@@ -20,10 +21,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from ooc.plan.capacity import Capacity, Limits
 from ooc.plan.forecast import forecast_traffic, seconds_of, seconds_of_computing
 from ooc.plan.hardware import Hardware
-from ooc.plan.layout import Choice, Layout, SlabChoice, lay_out, layout_key, pulled_sources
+from ooc.plan.layout.layout import Choice, Layout, SlabChoice, lay_out, layout_key, pulled_sources
+from ooc.plan.program.capacity import Capacity, Limits
 from ooc.plan.workload import Workload
 
 Recomputed = frozenset[int]

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ooc.errors import BudgetError
-from ooc.plan.capacity import frames_needed
 from ooc.plan.cost import tasks_are_few
 from ooc.plan.forecast import TIE
 from ooc.plan.hardware import Hardware
-from ooc.plan.layout import Choice, Layout
+from ooc.plan.layout.layout import Choice, Layout
 from ooc.plan.moves import FEW_STEPS, Moves
-from ooc.plan.plan import Plan
 from ooc.plan.problem import Candidate, Problem
-from ooc.plan.schedule import build_plan
+from ooc.plan.program.capacity import frames_needed
+from ooc.plan.program.plan import Plan
+from ooc.plan.program.schedule import build_plan
 from ooc.plan.workload import Workload
 
 MOST_STEPS = 4 * FEW_STEPS

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
-from ooc.plan.shuffle import GatheredRows
+from ooc.plan.layout.shuffle import GatheredRows
 
 
 class Fate(Enum):
@@ -132,11 +132,11 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one;
-    or, with ``per_edge``, what a kernel makes of the neighbours' rows. ``edge_data`` is read along with the edges:
-    with weights it is ``Σ_j w_ij source[j]``. ``scattered``: a matrix, in memory whole or spilled as partial sums
-    (``ooc.plan.shuffle``), to whose rows the kernel adds what it finds for the neighbours, tile after tile. ``kept``:
-    the matrix that the stage stores what it has pulled in, just as it is."""
+    """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one; or,
+    with ``per_edge``, what a kernel makes of the neighbours' rows. ``edge_data`` is read along with the edges: with
+    weights it is ``Σ_j w_ij source[j]``. ``scattered``: a matrix, in memory whole or spilled as partial sums
+    (``ooc.plan.layout.shuffle``), to whose rows the kernel adds what it finds for the neighbours, tile after tile.
+    ``kept``: the matrix that the stage stores what it has pulled in, just as it is."""
 
     source: str
     output: str
@@ -246,8 +246,8 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucketing:
-    """How sources can be shuffled to those who gather them (``ooc.plan.shuffle``): by the edges of ``direction``, out
-    of every row, and ``gathered`` many at a time, which is counted when it is first asked for."""
+    """How sources can be shuffled to those who gather them (``ooc.plan.layout.shuffle``): by the edges of
+    ``direction``, out of every row, and ``gathered`` many at a time, which is counted when it is first asked for."""
 
     direction: Direction
     gathered: GatheredRows

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import BudgetError
-from ooc.plan.staging import Way
+from ooc.plan.program.staging import Way
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device, Event
 from ooc.sizes import format_size

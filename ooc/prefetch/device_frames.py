@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ooc.plan.program import Program
-from ooc.plan.staging import Staging, Way
+from ooc.plan.program.program import Program
+from ooc.plan.program.staging import Staging, Way
 from ooc.prefetch.device import Device, Event
 from ooc.prefetch.frames import Nbytes, Workspace
 from ooc.prefetch.transfers import Transfers

@@ -15,8 +15,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ooc.plan.program import Program
-from ooc.plan.staging import Staging
+from ooc.plan.program.program import Program
+from ooc.plan.program.staging import Staging
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine, Span, Ticket
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frames of host memory below a device at run time: what goes over PCIe, and what the SSD reads and writes.
 
-Follows ``ooc.plan.staging`` and decides nothing: transfers are asked for in the order of the lower program, each gives
-its host frames their blocks first, and reads from the SSD set off for later ones. The host waits in two cases only: for
-a block that has not come from the SSD yet, and for what still moves through a host frame that the SSD is to read into.
+Follows ``ooc.plan.program.staging`` and decides nothing: transfers are asked for in the order of the lower program,
+each gives its host frames their blocks first, and reads from the SSD set off for later ones. The host waits in two
+cases only: for a block that has not come from the SSD yet, and for what still moves through a host frame that the SSD
+is to read into.
 
 Where an engine reads and writes the device's own memory (GPUDirect), blocks that would only pass through their host
 frame come and go without it. Such a request is no event of a stream: before it the host waits for what has
@@ -17,8 +18,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ooc.plan.program import Program
-from ooc.plan.staging import PassingThrough, Staging, Way, passing_through
+from ooc.plan.program.program import Program
+from ooc.plan.program.staging import PassingThrough, Staging, Way, passing_through
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device, Event
 from ooc.prefetch.engine import Engine, Ticket

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ooc.model.task import label_columns
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.metrics import RANKING_BYTES, RANKINGS, TALLY_BYTES, Metric, Tally, tally
-from ooc.train.task import label_columns
 
 
 class Scorer(Protocol):

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ooc.errors import ModelError, StoreError
+from ooc.model.task import label_columns
 from ooc.storage.store import Store, Task
-from ooc.train.task import label_columns
 
 RowsLoss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [r, C], labels [r] or [r, L]) → a scalar or, from a user's callable, [r]."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from ooc.errors import ModelError
-from ooc.train.lowering.network import has_hooks, hooks_of
+from ooc.model.lowering.network import has_hooks, hooks_of
 
 _PLAIN = (bool, int, float, str, type(None))
 _MODE = "training"

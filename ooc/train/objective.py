@@ -13,13 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ooc.model.lowering.network import Network
+from ooc.model.stages import Contribution
+from ooc.model.task import Targets
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.evaluation import Scorer, scoring_nbytes, tallies_nbytes
 from ooc.train.loss import Loss
-from ooc.train.lowering.network import Network
 from ooc.train.metrics import Metric
-from ooc.train.stages import Contribution
-from ooc.train.task import Targets
 
 _CHUNK_ROWS = 1 << 16
 """Rows of a split that are read at a time."""

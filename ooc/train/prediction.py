@@ -16,8 +16,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ooc.engine.first_aggregation import find_aggregation
+from ooc.engine.placement import Placement
+from ooc.engine.session import Session
 from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Listener
+from ooc.model.graph import ActiveRows
+from ooc.model.lowering import Network, lower
+from ooc.model.stages import Sink, StageBuilder, Step
 from ooc.plan import Limits
 from ooc.plan.workload import EdgeData
 from ooc.sizes import format_size
@@ -25,18 +31,12 @@ from ooc.storage.array import Array
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import distances
 from ooc.train.evaluation import make_scorer
-from ooc.train.first_aggregation import find_aggregation
-from ooc.train.graph import ActiveRows
 from ooc.train.loss import Loss
-from ooc.train.lowering import Network, lower
 from ooc.train.metrics import Metric
 from ooc.train.objective import Objective
-from ooc.train.placement import Placement
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
-from ooc.train.session import Session
 from ooc.train.setup import Job, edge_counts, edge_data_used, whole_tiles
-from ooc.train.stages import Sink, StageBuilder, Step
 
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40

@@ -19,13 +19,13 @@ from torch.nn.parameter import is_lazy
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.memory import budgets_within, default_budgets
+from ooc.model.lowering import Network
 from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.prefetch.cuda import Cuda
 from ooc.prefetch.device import Device
+from ooc.profile import known_hardware
 from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store
-from ooc.train.lowering import Network
-from ooc.train.profiling import known_hardware
 
 _TRITON_BYTES = 80_000_000 if find_spec("triton") else 0
 """torch-geometric imports a part of torch that imports triton where it is installed, GPU or not."""

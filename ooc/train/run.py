@@ -29,8 +29,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
-from ooc.train.record import EpochRecord
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store

@@ -4,7 +4,7 @@
 ``prepare`` takes a model apart for training; its ``Job`` plans for any machine and budgets, and never runs. Of the
 graph, only where the edges of every tile begin is read, and for layers of unknown insides the in-edges, once, a tile's
 at a time, and once more where what they gather does not fit in memory; what that takes beside a tile's edges is a few
-bytes a node (``ooc.train.shuffle_counts``). ``Job.ready`` is what a ``Session`` runs on this machine.
+bytes a node (``ooc.engine.shuffle_counts``). ``Job.ready`` is what a ``Session`` runs on this machine.
 """
 
 from collections.abc import Callable, Collection
@@ -14,30 +14,30 @@ from enum import Enum
 import torch
 from torch import nn
 
+from ooc.engine.first_aggregation import find_aggregation
+from ooc.engine.session import Prepared
+from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
+from ooc.model.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
+from ooc.model.lowering import Network, lower
+from ooc.model.lowering.products import IN_FULL, Products
+from ooc.model.stages import StageBuilder, Step
+from ooc.model.workload import STORE_MATRICES, EdgeCounts, counted, describe_workload, matrix_columns, stored
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.graphs import GraphStatistics
 from ooc.plan.planner import choose_workload
-from ooc.plan.verifier import verify_plan
+from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import EdgeData
 from ooc.sizes import format_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.averaging import Averaging
 from ooc.train.evaluation import make_scorer
-from ooc.train.first_aggregation import find_aggregation
-from ooc.train.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
 from ooc.train.loss import RowsLoss, resolve_loss
-from ooc.train.lowering import Network, lower
-from ooc.train.lowering.products import IN_FULL, Products
 from ooc.train.metrics import Metric
 from ooc.train.objective import Objective, scoring_bytes
 from ooc.train.resources import Resources, spill_dtype
-from ooc.train.session import Prepared
-from ooc.train.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
-from ooc.train.stages import StageBuilder, Step
 from ooc.train.statistics_store import spread, store_of_statistics
-from ooc.train.workload import STORE_MATRICES, EdgeCounts, counted, describe_workload, matrix_columns, stored
 
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
 """What may be left out of what edges carry."""

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ooc.engine.record import EpochRecord
 from ooc.errors import RunError, TrainingError
 from ooc.train.averaging import Averaging
 from ooc.train.metrics import Metric
-from ooc.train.record import EpochRecord
 from ooc.train.run import RunFolder
 from ooc.train.schedule import Schedules
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ooc.model.workload import TileEdges
 from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
-from ooc.train.workload import TileEdges
 
 
 def store_of_statistics(graph: GraphStatistics) -> Store:

@@ -20,9 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from ooc.engine.placement import Placement
+from ooc.engine.record import EpochRecord
+from ooc.engine.session import Prepared, Session
 from ooc.errors import OptionError, RunError
 from ooc.events import EpochFinished, Listener, ignore
 from ooc.interruption import interruptible_by_ctrl_c
+from ooc.model.workload import drop_gradients_cut_off, zero_gradients
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.prefetch.device import Device
 from ooc.storage.store import Store, open_store
@@ -31,16 +35,12 @@ from ooc.train.loss import RowsLoss
 from ooc.train.metrics import Metric, resolve_metric
 from ooc.train.model_snapshot import ModelSnapshot
 from ooc.train.objective import Objective
-from ooc.train.placement import Placement
 from ooc.train.prediction import Prediction
-from ooc.train.record import EpochRecord
 from ooc.train.resources import OVERHEAD_BYTES, TILE_ROWS, Resources, spill_folder
 from ooc.train.run import RunFolder, holds_run
 from ooc.train.schedule import Scheduler, Schedules
-from ooc.train.session import Prepared, Session
 from ooc.train.setup import Saving, Tuning, check_optimizer, check_trainable, checked_norm, prepare
 from ooc.train.state import TrainingState
-from ooc.train.workload import drop_gradients_cut_off, zero_gradients
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

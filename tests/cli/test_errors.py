@@ -15,9 +15,9 @@ import click
 import pytest
 
 from ooc import cli, interruption
-from ooc.cli.progress import Reporter
 from ooc.errors import StoreError
 from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.report.progress import Reporter
 from tests.cli.conftest import RunCommand
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)

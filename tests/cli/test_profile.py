@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ooc import profile as profiling
 from ooc.events import Listener, Note
 from ooc.plan import UNMEASURED
-from ooc.train import profiling
-from ooc.train.profiling import Profile, Reading
+from ooc.profile import Profile, Reading
 from tests.cli.conftest import RunCommand
 
 TRAIN = ["--hidden", "16", "--layers", "2", "--gpu-budget", "32M", "--host-budget", "32M", "--epochs", "1"]

@@ -18,8 +18,8 @@ from ooc.cli.settings import TrainSettings
 from ooc.cli.train import command
 from ooc.errors import OptionError
 from ooc.events import EpochFinished
+from ooc.report.logs import CsvLog, TensorBoardLog
 from ooc.storage.store import open_store
-from ooc.train.logs import CsvLog, TensorBoardLog
 from tests.cli.conftest import RunCommand
 from tests.cli.test_run import record
 

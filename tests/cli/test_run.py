@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
-from ooc.train.record import EpochRecord
 from ooc.train.run import RunFolder
 
 ROOT = Path(__file__).parents[2]

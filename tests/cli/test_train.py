@@ -20,10 +20,10 @@ import torch
 import ooc
 from ooc.cli.recipe import build_model, build_optimizer
 from ooc.cli.settings import TrainSettings
+from ooc.engine import session
+from ooc.engine.record import EpochRecord
 from ooc.sizes import parse_size
 from ooc.storage.store import open_store
-from ooc.train import session
-from ooc.train.record import EpochRecord
 from tests.cli.conftest import RunCommand
 
 SMALL = ["--hidden", "16", "--layers", "2", "--gpu-budget", "32M", "--host-budget", "32M"]

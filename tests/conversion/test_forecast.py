@@ -8,11 +8,11 @@ import pytest
 
 import ooc
 from ooc.conversion.forecast import Chosen, Forecast, Rates, Subject, forecast, measure, subject_of, subject_of_dataset
-from ooc.conversion.formats import open_source
-from ooc.conversion.names import DATASETS
-from ooc.conversion.reading import Request
 from ooc.errors import BudgetError
 from ooc.events import Event, TaskStarted
+from ooc.sources.names import DATASETS
+from ooc.sources.reading import Request
+from ooc.sources.registry import open_source
 
 _RATES = Rates(
     read_bytes_per_s=1e9,

@@ -15,15 +15,15 @@ import ooc
 from ooc.conversion import conversion
 from ooc.conversion import journal as journal_module
 from ooc.conversion.budget import Shares
-from ooc.conversion.formats import open_source
 from ooc.conversion.journal import Journal
-from ooc.conversion.reading import READING_OPTIONS, Request
 from ooc.errors import SourceError, StoreError
 from ooc.events import Event, Note, TaskFinished, TaskStarted
+from ooc.sources.reading import READING_OPTIONS, Request
+from ooc.sources.registry import open_source
 from ooc.storage.verification import verify
 from tests.conversion.arrays import files_of, random_arrays
-from tests.conversion.fixtures import FIXTURES, random_graph
 from tests.conversion.killed import run
+from tests.sources.fixtures import FIXTURES, random_graph
 
 _SMALL = "synthetic:nodes=3000,edges=4000,features=3,classes=3"
 _PLAIN: dict[str, Any] = {"self_loops": True, "row_normalize": True}

@@ -15,9 +15,9 @@ from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerCo
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from ooc.train.dropout import keep_mask
-from ooc.train.kernels.edge_dropout import EdgeDropout
-from tests.train.test_edge_dropout import scale_of_edges
+from ooc.kernels.dropout.edges import EdgeDropout
+from ooc.kernels.dropout.rows import keep_mask
+from tests.kernels.test_edge_dropout import scale_of_edges
 
 FIRST_EPOCH = 0
 """What keys the dropout masks of the first epoch."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, GINConv, SAGEConv, TransformerConv
 
 from ooc.errors import OptionError
-from ooc.plan.passes import ColumnPass
-from ooc.train.lowering import attention
+from ooc.model.layers import attention
+from ooc.plan.layout.passes import ColumnPass
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
 from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GINEConv, TransformerConv
 
 from ooc.errors import ModelError
-from ooc.plan.passes import ColumnPass
+from ooc.plan.layout.passes import ColumnPass
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch, tuned_trainer

@@ -14,7 +14,7 @@ from torch_geometric.nn import Sequential as GraphSequential
 from torch_geometric.nn.models import GCN, GraphSAGE
 
 from ooc.errors import ModelError, OptionError
-from ooc.plan.passes import ColumnPass
+from ooc.plan.layout.passes import ColumnPass
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch, tuned_trainer

@@ -14,12 +14,12 @@ from torch_geometric.nn import MessagePassing, SAGEConv
 from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 
 from ooc.errors import ModelError
+from ooc.kernels import neighbourhood
+from ooc.kernels.dropout.edges import EdgeDropout
+from ooc.kernels.dropout.opaque import Dropped, DroppedRows, InnerDropout
+from ooc.kernels.edges import TileEdges, pieces
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
-from ooc.train.kernels import neighbourhood
-from ooc.train.kernels.edge_dropout import EdgeDropout
-from ooc.train.kernels.edges import TileEdges, pieces
-from ooc.train.kernels.inner_dropout import Dropped, DroppedRows, InnerDropout
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
 from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ooc.plan import moves, problem
-from ooc.plan.layout import Choice, Layout, lay_out
-from ooc.plan.passes import ColumnPass, RowPass, direct_slabs
-from ooc.plan.plan import Plan
+from ooc.plan.layout.layout import Choice, Layout, lay_out
+from ooc.plan.layout.passes import ColumnPass, RowPass, direct_slabs
+from ooc.plan.program.plan import Plan
 from ooc.plan.workload import Workload
 from ooc.storage.store import Store
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of

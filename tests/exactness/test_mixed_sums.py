@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.nn import APPNP, GATConv, GCNConv, GINConv, GraphConv, SAGEConv, SGConv
 
-from ooc.plan.passes import ColumnPass, RowPass
+from ooc.plan.layout.passes import ColumnPass, RowPass
 from ooc.storage.store import Store
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources

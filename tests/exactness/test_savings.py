@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 import ooc
+from ooc.engine import runtime
 from ooc.plan.workload import Kind
 from ooc.prefetch.arena import Arena
 from ooc.storage.store import Store
-from ooc.train import runtime
 from ooc.train.trainer import Saving
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, make_trainer, train_epoch
 from tests.exactness.models import MODELS, Branches, Predicted, Residual

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from ooc.errors import BudgetError, OocError
+from ooc.kernels import neighbourhood
 from ooc.plan import UNMEASURED, Limits
 from ooc.plan.graphs import GraphStatistics
 from ooc.prefetch.engines.direct import DirectEngine
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
-from ooc.train.kernels import neighbourhood
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
 from ooc.train.setup import prepare
@@ -25,7 +25,7 @@ from ooc.train.trainer import Trainer
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of, train_epoch
 from tests.exactness.layers import MlpMessages
 from tests.exactness.reference import CustomCase
-from tests.exactness.test_general_layers import least
+from tests.exactness.test_opaque_layers import least
 from tests.exactness.test_savings import in_hop_order
 from tests.graphs import GraphCase, graph_cases, random_data
 from tests.prefetch.faults import Faults, faulty_engine
@@ -207,7 +207,7 @@ def test_a_disk_that_fails_ends_the_run_with_one_line(
     def engine(*_: Any, **__: Any) -> tuple[DirectEngine, str]:
         return faulty_engine(Faults(seed=3, **faults), depth=8, bulk_depth=4), "a test"
 
-    monkeypatch.setattr("ooc.train.runtime.choose_engine", engine)
+    monkeypatch.setattr("ooc.engine.runtime.choose_engine", engine)
     with pytest.raises(OocError, match=r"^\S+: (reading|writing) .* at byte \d+ failed: [^\n]+$"):
         trained(store, tmp_path, **scarce)
     assert_no_more_held(before)
@@ -219,6 +219,6 @@ def test_a_disk_without_room_for_them_is_found_before_training(
 ) -> None:
     """The plan knows how much they take."""
     scarce = least(CASE, store, tmp_path, **OPTIONS)
-    monkeypatch.setattr("ooc.train.session.free_bytes", lambda folder: 100_000)
+    monkeypatch.setattr("ooc.engine.session.free_bytes", lambda folder: 100_000)
     with pytest.raises(BudgetError, match=r"the plan spills .* where 100.* are free"):
         trained(store, tmp_path, **scarce)

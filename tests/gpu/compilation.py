@@ -20,15 +20,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from ooc.train.kernels.cuda import dropout, edge_function, gat, maximum, sums
-from ooc.train.kernels.cuda.segments import Segments, cut
-from ooc.train.kernels.edge_dropout import EdgeDropout
-from ooc.train.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
-from ooc.train.kernels.edge_terms import EdgeTerms
-from ooc.train.kernels.edges import SelfLoops, TileEdges
-from ooc.train.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
-from ooc.train.kernels.gat import GatHeads
-from ooc.train.kernels.masks import Draw, EdgeDraw
+from ooc.kernels.cuda import dropout, edge_function, gat, maximum, sums
+from ooc.kernels.cuda.segments import Segments, cut
+from ooc.kernels.dropout.edges import EdgeDropout
+from ooc.kernels.dropout.masks import Draw, EdgeDraw
+from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
+from ooc.kernels.edge_terms import EdgeTerms
+from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
+from ooc.kernels.gat import GatHeads
 
 NODES = 64
 EDGES = 4096

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from ooc.train.kernels.cuda.segment_programs import open_long_row, open_segments
+from ooc.kernels.cuda.programs.segments import open_long_row, open_segments
 
 
 @triton.jit(do_not_specialize=["slots", "rows", "tile_start", "most"])

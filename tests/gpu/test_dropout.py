@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.train.dropout import BY_DEVICE, keep_mask
-from ooc.train.kernels import inner_dropout as draws
-from ooc.train.kernels.edge_dropout import EdgeDropout
-from ooc.train.kernels.masks import Draw, EdgeDraw
+from ooc.kernels.dropout import opaque as draws
+from ooc.kernels.dropout.edges import EdgeDropout
+from ooc.kernels.dropout.masks import Draw, EdgeDraw
+from ooc.kernels.dropout.rows import BY_DEVICE, keep_mask
 from tests.gpu.device import DEVICE, EXAMPLES, dropout, same_bits
 
 pytestmark = pytest.mark.gpu

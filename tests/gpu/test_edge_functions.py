@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.errors import ModelError
+from ooc.kernels import edge_function as reference
+from ooc.kernels.cuda.shapes import Shape
+from ooc.kernels.dropout.edges import EdgeDropout
+from ooc.kernels.edge_function import EdgeFunction, Heads, Reduction, TargetLayout, Upstream
+from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
+from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
 from ooc.plan.workload import Direction
-from ooc.train.kernels import edge_function as reference
-from ooc.train.kernels.cuda.shapes import Shape
-from ooc.train.kernels.edge_dropout import EdgeDropout
-from ooc.train.kernels.edge_function import EdgeFunction, Heads, Reduction, TargetLayout, Upstream
-from ooc.train.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
-from ooc.train.kernels.edges import SelfLoops, TileEdges
-from ooc.train.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
 from tests.examples import examples
 from tests.gpu.device import (
     DEVICE,
@@ -33,8 +33,8 @@ from tests.gpu.device import (
     shapes,
     there,
 )
-from tests.train.kernel_cases import KernelGraph, graphs, numbers
-from tests.train.test_edge_function import Gated
+from tests.kernels.kernel_cases import KernelGraph, graphs, numbers
+from tests.kernels.test_edge_function import Gated
 
 pytestmark = pytest.mark.gpu
 

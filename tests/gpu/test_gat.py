@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ooc.kernels import gat as reference
+from ooc.kernels.cuda.shapes import Shape
+from ooc.kernels.dropout.edges import EdgeDropout
+from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.plan.workload import Direction
-from ooc.train.kernels import gat as reference
-from ooc.train.kernels.cuda.shapes import Shape
-from ooc.train.kernels.edge_dropout import EdgeDropout
-from ooc.train.kernels.edges import SelfLoops, TileEdges
 from tests.examples import examples
 from tests.gpu.device import DEVICE, EXAMPLES, MOST, gat, same_bits, segments_of, shapes, there
-from tests.train.kernel_cases import KernelGraph, graphs, numbers
+from tests.kernels.kernel_cases import KernelGraph, graphs, numbers
 
 pytestmark = pytest.mark.gpu
 

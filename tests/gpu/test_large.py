@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from ooc.train import aggregate
-from ooc.train.kernels import gat as gat_reference
-from ooc.train.kernels import maximum as maximum_reference
-from ooc.train.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels import aggregate
+from ooc.kernels import gat as gat_reference
+from ooc.kernels import maximum as maximum_reference
+from ooc.kernels.edges import SelfLoops, TileEdges
 from tests.gpu.device import DEVICE, INTERPRETED, cut, gat, maximum, same_bits, sums, there
 
 pytestmark = [

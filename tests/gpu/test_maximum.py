@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ooc.kernels import maximum as reference
+from ooc.kernels.cuda.shapes import Shape
+from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.plan.workload import Direction
-from ooc.train.kernels import maximum as reference
-from ooc.train.kernels.cuda.shapes import Shape
-from ooc.train.kernels.edges import SelfLoops, TileEdges
 from tests.examples import examples
 from tests.gpu.device import DEVICE, EXAMPLES, MOST, cut, maximum, same_bits, segments_of, shapes, there
-from tests.train.kernel_cases import KernelGraph, graphs, numbers
+from tests.kernels.kernel_cases import KernelGraph, graphs, numbers
 
 pytestmark = pytest.mark.gpu
 

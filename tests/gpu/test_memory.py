@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ooc.train.kernels.cuda import memory
-from ooc.train.kernels.edge_terms import Filling, LoopFeatures
-from ooc.train.kernels.edges import SelfLoops, TileEdges
-from ooc.train.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads
-from ooc.train.kernels.pulls import BY_DEVICE
-from ooc.train.lowering.edge_functions import DotAttention, EdgeSum, EdgeTerm, Gatv2Attention
-from ooc.train.lowering.per_edge import AttentionOptions, EdgeAggregate
-from ooc.train.lowering.values import Features
+from ooc.kernels.cuda import memory
+from ooc.kernels.edge_terms import Filling, LoopFeatures
+from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads
+from ooc.kernels.pulls import BY_DEVICE
+from ooc.model.layers.edge_functions import DotAttention, EdgeSum, EdgeTerm, Gatv2Attention
+from ooc.model.layers.per_edge import AttentionOptions, EdgeAggregate
+from ooc.model.lowering.values import Features
 from tests.gpu.device import cut, edge_function, edge_sum, gat, launch, maximum, sums
-from tests.train.test_kernel_memory import peak_bytes, torch_peak_bytes
+from tests.kernels.test_kernel_memory import peak_bytes, torch_peak_bytes
 
 pytestmark = pytest.mark.gpu
 

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import DeviceType
 
+from ooc.kernels.pulls import BY_DEVICE
 from ooc.plan.hardware import UNMEASURED_DEVICE
-from ooc.plan.timeline import Event, Resource
+from ooc.plan.simulate.timeline import Event, Resource
 from ooc.prefetch.device import Device
 from ooc.storage.store import Store
-from ooc.train.kernels.pulls import BY_DEVICE
 from ooc.train.trainer import Trainer
+from tests.engine.fake_device import FakeDevice, FakeEvent
 from tests.exactness.comparison import least_budgets, store_of, tuned_trainer
 from tests.exactness.reference import ModelCase, smooth_adam
 from tests.graphs import GraphCase, random_data
-from tests.train.fake_device import FakeDevice, FakeEvent
 
 TOOLS = str(Path(__file__).resolve().parent.parent.parent / "tools")
 sys.path.insert(0, TOOLS)

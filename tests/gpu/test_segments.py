@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.train.kernels.cuda.segments import Segments, long_parts, most_parts
-from ooc.train.kernels.edges import TileEdges
+from ooc.kernels.cuda.segments import Segments, long_parts, most_parts
+from ooc.kernels.edges import TileEdges
 from tests.examples import examples
 from tests.gpu.device import DEVICE, EXAMPLES, cut
 from tests.gpu.segment_lists import list_long_rows, list_segments

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.errors import ModelError
+from ooc.kernels import aggregate
+from ooc.kernels.cuda.shapes import Shape
+from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.plan.workload import Direction
-from ooc.train import aggregate
-from ooc.train.kernels.cuda.shapes import Shape
-from ooc.train.kernels.edges import SelfLoops, TileEdges
 from tests.examples import examples
 from tests.gpu.device import DEVICE, EXAMPLES, MOST, same_bits, segments_of, shapes, sums, there
-from tests.train.kernel_cases import HEIGHTS, KernelGraph, graphs, numbers
+from tests.kernels.kernel_cases import HEIGHTS, KernelGraph, graphs, numbers
 
 pytestmark = pytest.mark.gpu
 

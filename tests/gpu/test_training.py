@@ -15,14 +15,17 @@ from torch_geometric.data import Data
 
 import ooc
 from ooc.errors import BudgetError, StoreError
+from ooc.kernels import aggregate
+from ooc.kernels.cuda.segments import EDGES_PER_SEGMENT
+from ooc.kernels.dropout import opaque as inner_dropout
+from ooc.kernels.dropout import rows as dropout
+from ooc.kernels.pulls import BY_DEVICE, Pulls
+from ooc.model.layers import attention
 from ooc.plan.hardware import UNMEASURED_DEVICE
 from ooc.storage.store import Store
-from ooc.train import aggregate, dropout
-from ooc.train.kernels import inner_dropout
-from ooc.train.kernels.cuda.segments import EDGES_PER_SEGMENT
-from ooc.train.kernels.pulls import BY_DEVICE, Pulls
-from ooc.train.lowering import attention
 from ooc.train.trainer import Trainer
+from tests.engine.fake_device import FakeDevice
+from tests.engine.test_device import GatsOfFeatures
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, store_of, tuned_trainer
 from tests.exactness.layers import AmongOthers, Cosine, principal, twice
 from tests.exactness.reference import CustomCase, Epoch, ModelCase, Reference, disagreement, smooth_adam
@@ -30,8 +33,6 @@ from tests.exactness.test_edge_features import Gines, Transformers
 from tests.exactness.test_inner_dropout import Among
 from tests.gpu.device import DEVICE
 from tests.graphs import GraphCase, random_data
-from tests.train.fake_device import FakeDevice
-from tests.train.test_device import GatsOfFeatures
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from ooc.plan.replacement import Uses, belady
-from ooc.plan.sequence import Use
+from ooc.plan.program.replacement import Uses, belady
+from ooc.plan.program.sequence import Use
 
 
 class Policy(Enum):

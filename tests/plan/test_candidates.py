@@ -8,9 +8,9 @@ import pytest
 
 from ooc.plan import UNMEASURED, Limits, Plan, planner
 from ooc.plan.planner import plan_layout, simulated_best
-from ooc.plan.simulator import simulate
+from ooc.plan.program.verifier import verify_plan
+from ooc.plan.simulate.simulator import simulate
 from ooc.plan.solver import PlannedLayout, solve_from_one_width
-from ooc.plan.verifier import verify_plan
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
 WORK = workload()

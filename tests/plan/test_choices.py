@@ -8,11 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ooc.plan import UNMEASURED, Hardware, Limits, Workload
-from ooc.plan.capacity import Capacity
-from ooc.plan.layout import Choice, SlabChoice, lay_out, layout_key, pulled_sources
+from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, layout_key, pulled_sources
 from ooc.plan.problem import Problem
+from ooc.plan.program.capacity import Capacity
+from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import PlannedLayout
-from ooc.plan.verifier import verify_plan
 from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, keeping, workload
 

@@ -7,7 +7,7 @@ import pytest
 
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits, make_plan
 from ooc.plan.cost import computing_of
-from ooc.plan.passes import ColumnPass, Pass, RowPass
+from ooc.plan.layout.passes import ColumnPass, Pass, RowPass
 from ooc.plan.workload import PerEdge
 from tests.plan.workloads import workload
 

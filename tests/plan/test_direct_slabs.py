@@ -8,11 +8,11 @@ import pytest
 
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, make_plan
-from ooc.plan.capacity import frames_needed
-from ooc.plan.layout import Choice, Layout, SlabChoice, lay_out
-from ooc.plan.passes import ColumnPass, direct_slabs
-from ooc.plan.sequence import Use
-from ooc.plan.verifier import verify_plan
+from ooc.plan.layout.layout import Choice, Layout, SlabChoice, lay_out
+from ooc.plan.layout.passes import ColumnPass, direct_slabs
+from ooc.plan.program.capacity import frames_needed
+from ooc.plan.program.sequence import Use
+from ooc.plan.program.verifier import verify_plan
 from ooc.sizes import parse_size
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 

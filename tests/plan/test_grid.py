@@ -6,7 +6,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ooc.plan.grid import Grid, block_height
+from ooc.plan.layout.grid import Grid, block_height
 
 
 @given(

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
 from ooc.plan import Hardware, Limits, Plan, make_plan
-from ooc.plan.channels import Pcie
 from ooc.plan.hardware import Curve, Disk, Wire
-from ooc.plan.simulator import simulate
-from ooc.plan.timeline import Resource, Timeline
+from ooc.plan.simulate.channels import Pcie
+from ooc.plan.simulate.simulator import simulate
+from ooc.plan.simulate.timeline import Resource, Timeline
 from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 

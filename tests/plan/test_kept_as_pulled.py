@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload
-from ooc.plan.layout import SlabChoice
-from ooc.plan.passes import ColumnPass, RowPass
+from ooc.plan.layout.layout import SlabChoice
+from ooc.plan.layout.passes import ColumnPass, RowPass
 from ooc.plan.planner import plan_layout
-from ooc.plan.sequence import Use
-from ooc.plan.verifier import verify_plan
+from ooc.plan.program.sequence import Use
+from ooc.plan.program.verifier import verify_plan
 from tests.plan.workloads import WITH_DEVICE_MEMORY, held, keeping, workload
 
 ROWS, WIDTH = 40_000, 64

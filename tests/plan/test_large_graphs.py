@@ -22,7 +22,7 @@ MAG240M = (121_751_666, 1_297_748_926, 768, 153)
 MEASURE = f"""
 import json, re, time
 from ooc.plan import Limits, make_plan
-from ooc.plan.verifier import verify_plan
+from ooc.plan.program.verifier import verify_plan
 from tests.plan.workloads import WITH_DEVICE_MEMORY, large_gcn
 work = large_gcn(*{IGB260M})
 start = time.process_time()

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, Hardware, Plan
-from ooc.plan.layout import Choice, SlabChoice, lay_out
-from ooc.plan.passes import ColumnPass, RowPass
-from ooc.plan.simulator import simulate
-from ooc.plan.verifier import verify_plan
+from ooc.plan.layout.layout import Choice, SlabChoice, lay_out
+from ooc.plan.layout.passes import ColumnPass, RowPass
+from ooc.plan.program.verifier import verify_plan
+from ooc.plan.simulate.simulator import simulate
 from tests.plan.workloads import WITH_DEVICE_MEMORY, held, workload
 
 ROWS, WIDTH = 40_000, 64

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
 from ooc.plan import Limits, Plan, Workload, make_plan
-from ooc.plan.program import Program
-from ooc.plan.sequence import Use
-from ooc.plan.verifier import verify_plan
+from ooc.plan.program.program import Program
+from ooc.plan.program.sequence import Use
+from ooc.plan.program.verifier import verify_plan
 from ooc.sizes import parse_size
 from tests.examples import examples
 from tests.plan.policies import Policy, count_hits

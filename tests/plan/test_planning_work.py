@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from ooc.plan import Limits, Workload, forecast, make_plan, problem, replacement, schedule, staging
+from ooc.plan import Limits, Workload, forecast, make_plan, problem
 from ooc.plan.forecast import Traffic
-from ooc.plan.layout import Layout
+from ooc.plan.layout.layout import Layout
 from ooc.plan.planner import plan_layout
-from ooc.plan.replacement import Uses
-from ooc.plan.schedule import block_table
-from ooc.plan.sequence import uses_of
+from ooc.plan.program import replacement, schedule, staging
+from ooc.plan.program.replacement import Uses
+from ooc.plan.program.schedule import block_table
+from ooc.plan.program.sequence import uses_of
 from ooc.plan.solver import MOST_STEPS, PlannedLayout
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, workload
 

@@ -11,7 +11,7 @@ from ooc.plan import UNMEASURED, Direction, Hardware, Kind, Limits, Matrix, Pull
 from ooc.plan.hardware import Curve, Disk
 from ooc.plan.planner import choose_workload, plan_layout
 from ooc.plan.problem import Recomputed
-from ooc.plan.verifier import verify_plan
+from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Kept
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 

@@ -6,8 +6,8 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.plan.replacement import Kept, Uses, belady, next_spans
-from ooc.plan.sequence import Span, Use
+from ooc.plan.program.replacement import Kept, Uses, belady, next_spans
+from ooc.plan.program.sequence import Span, Use
 from tests.examples import examples
 from tests.plan.policies import Policy, count_hits
 

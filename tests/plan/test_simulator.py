@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Hardware, Limits, Plan, Workload, make_plan
-from ooc.plan.channels import Drive
 from ooc.plan.hardware import Curve, Disk
-from ooc.plan.simulator import simulate
-from ooc.plan.timeline import Event, Resource, stretches
+from ooc.plan.simulate.channels import Drive
+from ooc.plan.simulate.simulator import simulate
+from ooc.plan.simulate.timeline import Event, Resource, stretches
 from tests.examples import examples
 from tests.plan.test_planner import workload
 

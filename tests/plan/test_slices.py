@@ -7,9 +7,9 @@ import pytest
 
 from ooc.plan import UNMEASURED
 from ooc.plan.cost import computing_of
-from ooc.plan.layout import Choice, SlabChoice, lay_out, pulled_sources
-from ooc.plan.passes import ColumnPass
-from ooc.plan.temporaries import most_edges, scratch_nbytes
+from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, pulled_sources
+from ooc.plan.layout.passes import ColumnPass
+from ooc.plan.layout.temporaries import most_edges, scratch_nbytes
 from ooc.plan.workload import EdgeWork, Stage, Workload
 from tests.plan.workloads import in_groups, workload
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, Limits, make_plan
-from ooc.plan.passes import ColumnPass, Pass, column_step_rows, pulled_columns
-from ooc.plan.temporaries import PULL_TILE_ROWS, scratch_nbytes
-from ooc.plan.verifier import verify_plan
+from ooc.plan.layout.passes import ColumnPass, Pass, column_step_rows, pulled_columns
+from ooc.plan.layout.temporaries import PULL_TILE_ROWS, scratch_nbytes
+from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Parts, PerEdge, Workload
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Direction, Limits, Plan, Workload, make_plan
 from ooc.plan.forecast import Traffic, forecast_traffic
-from ooc.plan.layout import Choice, SlabChoice, lay_out
-from ooc.plan.program import Program, found_in_memory
-from ooc.plan.sequence import Use
-from ooc.plan.simulator import simulate
-from ooc.plan.staging import Staging, Way
-from ooc.plan.verifier import verify_plan
+from ooc.plan.layout.layout import Choice, SlabChoice, lay_out
+from ooc.plan.program.program import Program, found_in_memory
+from ooc.plan.program.sequence import Use
+from ooc.plan.program.staging import Staging, Way
+from ooc.plan.program.verifier import verify_plan
+from ooc.plan.simulate.simulator import simulate
 from ooc.plan.workload import Parts
 from ooc.sizes import parse_size
 from tests.examples import examples

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import overload
 
 from ooc.plan import UNMEASURED, Direction, Hardware, Kind, Limits, Matrix, Plan, Pull, Stage, Topology, Workload
-from ooc.plan.capacity import Capacity
 from ooc.plan.hardware import Wire
-from ooc.plan.layout import Choice, SlabChoice, lay_out, pulled_sources
+from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, pulled_sources
 from ooc.plan.problem import Problem
+from ooc.plan.program.capacity import Capacity
+from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import PlannedLayout
-from ooc.plan.verifier import verify_plan
 from ooc.plan.workload import PerEdge
 
 WITH_DEVICE_MEMORY = replace(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ooc.errors import BudgetError
-from ooc.plan.staging import Way
+from ooc.plan.program.staging import Way
 from ooc.prefetch import cuda
 from ooc.prefetch.cuda import Cuda, CudaEvent
 

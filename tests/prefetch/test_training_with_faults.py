@@ -52,7 +52,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
     def make() -> DirectEngine:
         return faulty_engine(faults[-1], depth=8, bulk_depth=4, piece_bytes=64 << 10)
 
-    monkeypatch.setattr("ooc.train.runtime.choose_engine", lambda *_, **__: (make(), "a test"))
+    monkeypatch.setattr("ooc.engine.runtime.choose_engine", lambda *_, **__: (make(), "a test"))
     return faults
 
 

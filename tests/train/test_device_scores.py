@@ -14,11 +14,11 @@ from ooc.storage.store import Store, Task
 from ooc.train.metrics import Metric
 from ooc.train.objective import Members
 from ooc.train.trainer import Trainer
+from tests.engine.fake_device import FakeDevice
+from tests.engine.test_device import builder, on_device, use
 from tests.exactness.comparison import least_budgets, store_of
 from tests.exactness.reference import ModelCase
-from tests.train.fake_device import FakeDevice
 from tests.train.labelled import labelled, random_labels, random_values
-from tests.train.test_device import builder, on_device, use
 from tests.train.test_metrics import CASES, DATA, case_of
 
 MODEL = ModelCase(kind="gcn", layers=2, hidden=8)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch_geometric.nn.models import GCN
 
 import ooc
+from ooc.engine import runtime
 from ooc.errors import ModelError, StoreError
 from ooc.storage.store import Store, Task, open_store
-from ooc.train import runtime
 from ooc.train.loss import resolve_loss
 from tests.exactness.comparison import store_of, train_epoch, tuned_trainer
 from tests.exactness.reference import disagreement

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.nn.models import GCN
 
+from ooc.engine import runtime
 from ooc.errors import BudgetError, OptionError
 from ooc.storage.store import SPLITS, Store
-from ooc.train import runtime
 from ooc.train.metrics import Metric, average_precision, roc_auc, tally
 from tests.exactness.comparison import store_of, tuned_trainer
 from tests.graphs import GraphCase, random_data

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import ooc
+from ooc.engine import runtime
 from ooc.errors import BudgetError, ModelError, OocError, OptionError
 from ooc.plan import ColumnPass
 from ooc.storage.store import Store
-from ooc.train import rows_file, runtime
+from ooc.train import rows_file
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources
 from tests.exactness.comparison import make_trainer, store_of, tuned_trainer

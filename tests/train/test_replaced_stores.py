@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import ooc
+from ooc.engine.first_aggregation import GROUP
 from ooc.errors import StoreError
 from ooc.events import EpochFinished, Event, TaskAdvanced
 from ooc.storage.store import Store
-from ooc.train.first_aggregation import GROUP
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources
 from ooc.train.trainer import Trainer

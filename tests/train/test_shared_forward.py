@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooc
+from ooc.engine.record import EpochRecord
 from ooc.storage.store import Store
-from ooc.train.record import EpochRecord
 from ooc.train.trainer import Saving, Trainer
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase

@@ -68,7 +68,7 @@ def disk(folder: Path) -> dict[str, Any]:
     """The disk of ``folder`` through the engine that training on the CPU uses there: bytes a second in moments, as the
     profile has them."""
     from ooc.errors import OocError
-    from ooc.train.profiling.disk import measure_disk
+    from ooc.profile.disk import measure_disk
 
     try:
         times = measure_disk(folder)

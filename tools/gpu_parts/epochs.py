@@ -15,8 +15,8 @@ from gpu_parts.overlap import hidden as hidden_copies
 from gpu_parts.report import Failed, is_out_of_memory
 from ooc.errors import OocError
 from ooc.plan import Hardware, Limits
-from ooc.plan.simulator import simulate
-from ooc.plan.timeline import Event
+from ooc.plan.simulate.simulator import simulate
+from ooc.plan.simulate.timeline import Event
 from ooc.prefetch.device import Device
 from ooc.storage.store import Store, open_store
 from ooc.train.trainer import Trainer

@@ -12,7 +12,7 @@ import torch
 from gpu_parts.epochs import MOVED
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import KNOWN, GraphStatistics
-from ooc.plan.simulator import simulate
+from ooc.plan.simulate.simulator import simulate
 from ooc.prefetch.device import Device
 from ooc.storage.store import Store
 from ooc.train.metrics import Metric

@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from ooc.events import Event as Told
 from ooc.events import TaskAdvanced
-from ooc.plan.staging import Way
-from ooc.plan.timeline import Event, PassTime, Resource, Timeline, trace
+from ooc.plan.program.staging import Way
+from ooc.plan.simulate.timeline import Event, PassTime, Resource, Timeline, trace
 from ooc.prefetch import device
 from ooc.prefetch.arena import Bytes
 

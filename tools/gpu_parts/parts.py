@@ -141,7 +141,7 @@ class Parts:
     def _profile(self) -> dict[str, Any]:
         """What the plans of later parts go by, and their forecasts; kept in a file for later processes."""
         from ooc.events import ignore
-        from ooc.train.profiling import measure
+        from ooc.profile import measure
 
         self._free_memory()
         measured: dict[str, Any] = measure(self._scratch, ignore, device=self._device.type).as_dict()
@@ -156,7 +156,7 @@ class Parts:
     def _hardware(self) -> Any:
         """This machine as measured; estimates where that has failed, or in a rehearsal."""
         from ooc.plan.hardware import UNMEASURED_DEVICE
-        from ooc.train.profiling import Profile
+        from ooc.profile import Profile
 
         if not self._profile_file.exists():
             return UNMEASURED_DEVICE

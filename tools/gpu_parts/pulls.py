@@ -89,8 +89,8 @@ def compare_sums(graph: PowerLaw, width: int, dtype_name: str, device: torch.dev
     Raises ``Failed`` where our sum is not torch's, to what float32 allows.
     """
     needs_triton()
-    from ooc.train.kernels.cuda import choice
-    from ooc.train.kernels.cuda.sums import pull_tile
+    from ooc.kernels.cuda import choice
+    from ooc.kernels.cuda.sums import pull_tile
 
     dtype = DTYPES[dtype_name]
     generator = torch.Generator(device).manual_seed(width)
@@ -173,7 +173,7 @@ def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -
     """Seconds of our maxima and of GAT's and GATv2's attention with ``heads`` heads of ``width`` columns together,
     float32, by the fastest shapes."""
     needs_triton()
-    from ooc.train.kernels.cuda import choice
+    from ooc.kernels.cuda import choice
 
     generator = torch.Generator(device).manual_seed(width)
 
@@ -201,8 +201,8 @@ Calls = dict[str, tuple[Any, int, Callable[[Any], Any]]]
 
 
 def _maxima(graph: PowerLaw, width: int, draw: Draw) -> Calls:
-    from ooc.train.kernels.cuda import maximum
-    from ooc.train.kernels.cuda.choice import Kernel
+    from ooc.kernels.cuda import maximum
+    from ooc.kernels.cuda.choice import Kernel
 
     (into, cut_in), (out, cut_out) = _tiles(graph)
     x, gradient = draw(graph.nodes, width), draw(graph.nodes, width)
@@ -222,9 +222,9 @@ def _maxima(graph: PowerLaw, width: int, draw: Draw) -> Calls:
 
 
 def _attention(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
-    from ooc.train.kernels.cuda import gat
-    from ooc.train.kernels.cuda.choice import Kernel
-    from ooc.train.kernels.gat import GatHeads
+    from ooc.kernels.cuda import gat
+    from ooc.kernels.cuda.choice import Kernel
+    from ooc.kernels.gat import GatHeads
 
     (into, cut_in), (out, cut_out) = _tiles(graph)
     layer = GatHeads(range(heads), 0.2)
@@ -245,10 +245,10 @@ def _attention(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
 
 
 def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
-    from ooc.train.kernels.cuda import edge_function
-    from ooc.train.kernels.cuda.choice import Kernel
-    from ooc.train.kernels.edge_function import Heads, TargetLayout
-    from ooc.train.kernels.functions import Gatv2
+    from ooc.kernels.cuda import edge_function
+    from ooc.kernels.cuda.choice import Kernel
+    from ooc.kernels.edge_function import Heads, TargetLayout
+    from ooc.kernels.functions import Gatv2
 
     (into, cut_in), (out, cut_out) = _tiles(graph)
     layer, every, channels = Gatv2(draw(heads, width // heads), 0.2), Heads(range(heads)), width // heads
@@ -297,8 +297,8 @@ def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
 
 def _tiles(graph: PowerLaw) -> list[tuple[Any, Any]]:
     """All rows as one tile with its segments, in-edges and out-edges."""
-    from ooc.train.kernels.cuda.segments import cut
-    from ooc.train.kernels.edges import TileEdges
+    from ooc.kernels.cuda.segments import cut
+    from ooc.kernels.edges import TileEdges
 
     tiles = [TileEdges(lists.indices_E, lists.offsets_N1, 0, graph.nodes) for lists in (graph.into, graph.out)]
     return [(tile, cut(tile)) for tile in tiles]

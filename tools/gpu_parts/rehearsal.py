@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ooc.plan.staging import Way
+from ooc.plan.program.staging import Way
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device, Event
 

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""t · A(s · X), computed once and kept in the store under ``agg/`` for every later run.
+
+The array is stamped with checksums of all it depends on: features, in-edges, self-loops and weights that count. One
+whose stamp does not fit is ignored and replaced. Written beside its place and renamed, so that a half-written one is
+never found; where the store cannot be written to, nothing is kept.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import torch
+
+from ooc.engine.runtime import Runtime
+from ooc.errors import StoreError
+from ooc.model.graph import Scaling
+from ooc.prefetch.spill import free_bytes
+from ooc.storage.array import Array, flush, open_array
+from ooc.storage.store import EDGE_WEIGHT, Store, write_group
+from ooc.storage.writer import ArrayWriter
+
+GROUP = "agg"
+_STAMP = "stamp.json"
+_FORM = 1
+"""Of the stamp. Aggregations without one may have been rounded by a run that kept its intermediates in bfloat16."""
+_FREE_SHARE = 2
+"""Free space asked for, in sizes of the array: a cache must not be what fills a disk."""
+
+
+def find_aggregation(store: Store, scaling: Scaling, dtype: torch.dtype) -> Array | None:
+    """The kept aggregation, [N, F] in ``dtype``, or None if there is none that fits the store as it is."""
+    name = _name(scaling, dtype)
+    try:
+        stamp = json.loads((store.path / name / _STAMP).read_text())
+        if stamp != _stamp(store, scaling):
+            return None
+        return open_array(store.path, name)
+    except (OSError, ValueError, StoreError):
+        return None
+
+
+def keep_aggregation(store: Store, scaling: Scaling, runtime: Runtime, matrix: str) -> bool:
+    """Write ``matrix`` of the run, just computed, to the store. False where there is no room or no right to."""
+    dtype = runtime.dtype
+    name = _name(scaling, dtype)
+    rows, columns = store.num_nodes, store.num_features
+    if free_bytes(store.path) < _FREE_SHARE * rows * columns * dtype.itemsize:
+        return False
+    _remove_abandoned(store)
+    temporary = f"{name}.partial-{os.getpid()}"
+    try:
+        stamp = _stamp(store, scaling)
+        store.check_unreplaced()
+        write_group(store.path / GROUP, {})
+        with ArrayWriter(store.path, temporary, (rows, columns), str(dtype).removeprefix("torch.")) as writer:
+            for block in runtime.read_rows(matrix):
+                writer.append(np.ascontiguousarray(block.numpy()))
+        (store.path / temporary / _STAMP).write_text(json.dumps(stamp))
+        if find_aggregation(store, scaling, dtype) is not None:
+            return True  # another run was faster, and a third may be reading what it kept
+        for written in [*(store.path / temporary).rglob("*"), store.path / temporary]:
+            flush(written)
+        store.check_unreplaced()  # another store must not get this one's
+        shutil.rmtree(store.path / name, ignore_errors=True)
+        (store.path / temporary).rename(store.path / name)
+        flush(store.path / GROUP)
+    except (OSError, StoreError):
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(store.path / temporary)
+    return True
+
+
+def _remove_abandoned(store: Store) -> None:
+    """Remove what processes that are no more have left half-written."""
+    for left in (store.path / GROUP).glob("*.partial-*"):
+        if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _name(scaling: Scaling, dtype: torch.dtype) -> str:
+    return f"{GROUP}/{scaling.name.lower()}_{str(dtype).removeprefix('torch.')}"
+
+
+def _stamp(store: Store, scaling: Scaling) -> dict[str, int]:
+    """A checksum over the chunk checksums of each array that the aggregation is made from."""
+    names = ["x", "in/indptr", "in/indices", *(["in/self_loops"] if store.num_self_loops else [])]
+    if scaling.weighted:
+        names.append(f"in/{EDGE_WEIGHT}")
+    sums = {name: int(google_crc32c.value(store.array(name).checksums().tobytes())) for name in names}
+    return {"form": _FORM, **sums}

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tile reads and writes: rows of matrices, and edges, wherever the plan has put them.
+
+Blocks lie in frames, or a matrix whole in a region; either way a tile's rows are a view of that memory. ``open``
+is called when a step begins, on the one thread that moves blocks; ``tile``, ``put`` and ``take`` on any.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from ooc.engine.residency import BlockedMatrix
+from ooc.kernels.tensors import first_rows, typed
+from ooc.plan.layout.grid import Grid
+from ooc.prefetch.frames import Workspace
+
+T = TypeVar("T")
+
+
+class Input:
+    """A matrix whose rows a pass loads, as values of ``dtype`` (None: as they are): all ``columns`` or some of them."""
+
+    def __init__(
+        self,
+        matrix: BlockedMatrix,
+        workspace: Workspace[Any],
+        *,
+        whole: Tensor | None,
+        dtype: torch.dtype | None,
+        columns: range | None = None,
+    ) -> None:
+        grid = matrix.grid
+        columns = range(grid.columns) if columns is None else columns
+        self._slabs = range(columns.start // grid.slab_columns, -(-columns.stop // grid.slab_columns))
+        skipped = self._slabs.start * grid.slab_columns
+        self._taken = slice(columns.start - skipped, columns.stop - skipped)
+        self._all = len(columns) == grid.columns
+        self._columns = columns
+        self._matrix = matrix
+        self._workspace = workspace
+        self._whole = whole
+        self._blocks: OpenBlocks[list[Tensor]] = OpenBlocks()
+        self._dtype = dtype or matrix.dtype
+        self._none = torch.empty(0, len(columns), dtype=self._dtype, device=workspace.place)
+
+    def open(self, start: int, stop: int) -> None:
+        """Rows ``start:stop`` are about to be taken."""
+        if self._whole is not None:
+            return
+        self._blocks.open(_blocks(self._matrix.grid, start, stop), self._rows)
+
+    def _rows(self, block: int) -> list[Tensor]:
+        return [self._matrix.rows(self._workspace, k, block) for k in self._slabs]
+
+    def tile(self, start: int, stop: int) -> Tensor:
+        """Rows ``start:stop``, or as many of them as the matrix has."""
+        grid = self._matrix.grid
+        if start >= grid.rows:
+            return self._none
+        if self._whole is not None:
+            rows = typed(self._whole[start:stop], self._dtype)
+            return rows if self._all else rows[:, self._columns.start : self._columns.stop]
+        pieces = _of_tile(grid, self._blocks, start, stop)
+        rows = typed(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1), self._dtype)
+        return rows if self._all else rows[:, self._taken]
+
+
+class Output:
+    """A matrix whose rows a row pass stores: slabs in a region, slabs in frames, or both.
+
+    Values are rounded to the matrix's type wherever they are kept, so that it makes no difference where that is.
+    """
+
+    def __init__(
+        self,
+        matrix: BlockedMatrix,
+        workspace: Workspace[Any],
+        *,
+        whole: Tensor | None,
+        direct: Sequence[Tensor],
+        framed: range,
+    ) -> None:
+        self._matrix = matrix
+        self._workspace = workspace
+        self._whole = whole
+        self._direct = direct
+        self._framed = framed
+        regions = direct if whole is None else [whole]
+        self._rounds_first = any(region.dtype != matrix.dtype for region in regions)
+        """Whether something is wider than what is kept: elsewhere the copy itself rounds, in half the time."""
+        self._blocks: OpenBlocks[list[Tensor]] = OpenBlocks()
+
+    def open(self, start: int, stop: int) -> None:
+        """Rows ``start:stop`` are about to be put."""
+        if self._whole is not None:
+            return
+        self._blocks.open(_blocks(self._matrix.grid, start, stop), self._rows)
+
+    def _rows(self, block: int) -> list[Tensor]:
+        return [self._matrix.rows(self._workspace, k, block) for k in self._framed]
+
+    def put(self, start: int, stop: int, rows: Tensor) -> None:
+        """Rows ``start:stop`` are ``rows``, as far as the matrix has them."""
+        grid = self._matrix.grid
+        stop = min(stop, grid.rows)
+        if start >= stop:
+            return
+        rows = first_rows(rows, stop - start)
+        if self._rounds_first:
+            rows = typed(rows, self._matrix.dtype)
+        if self._whole is not None:
+            self._whole[start:stop].copy_(rows)
+            return
+        slabs = (rows,) if grid.slabs == 1 else torch.split(rows, grid.slab_columns, dim=1)
+        for region, slab in zip(self._direct, slabs, strict=False):
+            region[start:stop].copy_(slab)
+        for k, piece in zip(self._framed, _of_tile(grid, self._blocks, start, stop), strict=True):
+            piece.copy_(slabs[k])
+
+
+class Sums:
+    """A matrix whole in memory that tiles scatter to: all zeros at first, added to in the order of the tiles."""
+
+    def __init__(self, whole: Tensor) -> None:
+        self._whole = whole.zero_()
+
+    def add(self, rows_S: Tensor, values_SC: Tensor) -> None:
+        """Add to some rows, none of them twice. Those beyond the matrix's end are of no use to anybody."""
+        inside_S = rows_S < len(self._whole)
+        if not bool(inside_S.all()):
+            rows_S, values_SC = rows_S[inside_S], values_SC[inside_S]
+        self._whole.index_add_(0, rows_S, values_SC)
+
+    def finish(self) -> None:
+        """They are there."""
+
+
+class Edges:
+    """An array of the edges of one direction, their indices or what they carry, for one sweep over the rows."""
+
+    def __init__(self, matrix: BlockedMatrix, workspace: Workspace[Any]) -> None:
+        self._matrix = matrix
+        self._workspace = workspace
+        self._blocks: OpenBlocks[Tensor] = OpenBlocks()
+
+    def open(self, start: int, stop: int) -> None:
+        """Edges ``start:stop`` are about to be taken."""
+        grid = self._matrix.grid
+
+        self._blocks.open(_blocks(grid, start, stop), lambda block: self._matrix.rows(self._workspace, 0, block))
+
+    def take(self, start: int, stop: int) -> Tensor:
+        """What the array has of edges ``start:stop`` [E, columns]; a copy only where it lies in several frames."""
+        height = self._matrix.grid.block_rows
+        if stop <= start:
+            return torch.empty(0, self._matrix.grid.columns, dtype=self._matrix.dtype, device=self._workspace.place)
+        pieces = [
+            self._blocks[block][max(0, start - block * height) : stop - block * height]
+            for block in _blocks(self._matrix.grid, start, stop)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+class OpenBlocks(Generic[T]):
+    """Views of the blocks of this step and the one before it, whose tiles may still be computed.
+
+    Older ones are let go: small objects that outlive many tiles leave holes in the heap that no tile's fits. Views of
+    the step before can be had all the while the next one opens.
+    """
+
+    def __init__(self) -> None:
+        self._now: dict[int, T] = {}
+        self._before: dict[int, T] = {}
+
+    def open(self, blocks: range, view: Callable[[int], T]) -> None:
+        now = {}
+        for block in blocks:
+            known = self._now.get(block)
+            now[block] = view(block) if known is None else known
+        self._before = self._now  # in this order: who no longer finds a block in the one finds it in the other
+        self._now = now
+
+    def __getitem__(self, block: int) -> T:
+        found = self._now.get(block)
+        return self._before[block] if found is None else found
+
+
+def _of_tile(grid: Grid, blocks: OpenBlocks[list[Tensor]], start: int, stop: int) -> list[Tensor]:
+    """Rows ``start:stop``, which lie in one block, of each of its slabs."""
+    block, first = divmod(start, grid.block_rows)
+    pieces = blocks[block]
+    if first == 0 and stop - start >= grid.height(block):
+        return pieces
+    return [piece[first : first + stop - start] for piece in pieces]
+
+
+def _blocks(grid: Grid, start: int, stop: int) -> range:
+    """The row blocks that rows ``start:stop`` lie in."""
+    stop = min(stop, grid.rows)
+    return range(start // grid.block_rows, -(-stop // grid.block_rows)) if stop > start else range(0)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pull of a pass: what the tiles of a sweep gather from, wherever that lies, and the kernel that does it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ooc.engine.edge_sweep import EdgeSweep
+from ooc.engine.operands import Input
+from ooc.engine.program_run import ProgramRun
+from ooc.engine.shuffle import RowsReader
+from ooc.kernels.bucket_rows import BucketRows
+from ooc.kernels.edges import Apart
+from ooc.model.graph import Scaling
+from ooc.model.stages import Kernel, Tile
+from ooc.plan.layout.passes import ColumnPass, RowPass
+from ooc.plan.program.sequence import Step
+from ooc.plan.workload import Pull
+
+
+class PullRun(ABC):
+    """A pull for one sweep over the rows; ``groups`` of its source's columns."""
+
+    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | Scaling, groups: range) -> None:
+        self._runtime, self._pull, self._kernel, self._groups = run.runtime, pull, kernel, groups
+        self._edges = EdgeSweep(run.runtime, pull)
+        self._apart: Apart | None = None
+
+    def open(self, number: int, step: Step) -> None:
+        """The rows of ``step``, which is step ``number`` of the program, are about to be pulled."""
+        self._edges.open(step.start, step.stop)
+
+    @abstractmethod
+    def source(self, tile: Tile) -> Tensor | BucketRows:
+        """What a tile gathers from."""
+
+    def own(self, tile: Tile) -> Tensor | None:
+        """A tile's rows of the pull's own matrix, if it has one."""
+        return next((tile.inputs[name] for name in self._pull.own), None)
+
+    def rows(self, tile: Tile, out: Tensor | None = None) -> Tensor:
+        """What is pulled into the rows of ``tile``, on any thread; what is scattered on the way is the tile's. In
+        ``out``, if they can be summed right into it."""
+        edges = self._edges.take(tile.start, tile.stop)
+        source = self.source(tile)
+        if isinstance(self._kernel, Scaling):
+            assert isinstance(source, Tensor)
+            return self._runtime.pull_rows(source, edges, self._pull.direction, self._kernel, out)
+        edges = replace(edges, apart=self._apart)
+        return tile.take(self._runtime.run_kernel(self._kernel, source, self.own(tile), edges, self._groups))
+
+
+class WholePull(PullRun):
+    """From a source that is in memory whole."""
+
+    def __init__(self, run: ProgramRun, item: RowPass, pull: Pull, kernel: Kernel | Scaling) -> None:
+        kind = pull.per_edge
+        super().__init__(run, pull, kernel, range(kind.groups if kind else 0))
+        source = run.whole(pull.source, item.index)
+        assert source is not None, "what is pulled is in memory whole, or read as it has been shuffled"
+        self._source = source[: run.written_rows(pull.source, item.index)]
+        if kind is not None:
+            self._apart = Apart.of(self._source, kind.groups, kind.apart)
+
+    def source(self, tile: Tile) -> Tensor:
+        return self._source
+
+
+class BucketedPull(PullRun):
+    """From a source that is read bucket by bucket as it has been shuffled."""
+
+    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | Scaling, source: RowsReader) -> None:
+        assert pull.per_edge is not None
+        super().__init__(run, pull, kernel, range(pull.per_edge.groups))
+        self._source = source
+
+    def open(self, number: int, step: Step) -> None:
+        super().open(number, step)
+        self._source.open(step.start, step.stop)
+
+    def source(self, tile: Tile) -> BucketRows:
+        return self._source.tile(tile.start)
+
+
+class SlabBuffers:
+    """The buffers of a column pass, and of the row pass behind it that pulls the last slab."""
+
+    def __init__(self, run: ProgramRun, item: ColumnPass) -> None:
+        self._run = run
+        self._workspace = run.workspace
+        self._source = run.runtime.matrices[item.pull.source]
+        self._buffers = run.slab_buffers(item)
+        self._filling: dict[int, list[tuple[Any, Tensor, Tensor | None]]] = {}
+
+    def slab(self, slab: int) -> Tensor:
+        """The memory of ``slab`` [N, columns]; the last slab may be narrower."""
+        buffer, width = self._buffers[slab % len(self._buffers)], self._source.grid.width(slab)
+        return buffer if buffer.shape[1] == width else buffer.reshape(-1)[: len(buffer) * width].view(-1, width)
+
+    def fill(self, number: int) -> None:
+        """Start filling the buffers that are free before step ``number``; wait for the slab that it pulls."""
+        workspace, grid, program = self._workspace, self._source.grid, self._run.program
+        for block, in_frame in program.fill.get(number, ()):
+            _, slab, row_block = self._run.plan.blocks.where(block)
+            nbytes = grid.block_nbytes(slab, row_block)
+            start = row_block * grid.block_rows
+            rows = self.slab(slab)[start : start + grid.height(row_block)]
+            if in_frame:
+                workspace.await_read(block)
+                rows.copy_(self._source.rows(workspace, slab, row_block))
+            else:
+                memory = rows.reshape(-1).view(torch.uint8)[-nbytes:]  # narrower values: into the upper half
+                narrow = memory.view(self._source.dtype).view(rows.shape) if len(memory) < rows.nbytes else None
+                self._filling.setdefault(slab, []).append((workspace.fill(block, memory), rows, narrow))
+        arriving = self._filling.get(program.steps[number].slab, [])
+        while arriving:  # if one fails, it and those behind it are still there to be settled
+            transfer, rows, narrow = arriving[0]
+            workspace.hold(transfer)
+            if narrow is not None:
+                rows.copy_(narrow.clone())
+            del arriving[0]
+
+    def settle(self) -> None:
+        """Return when nothing is written to the buffers any more, whatever the result."""
+        for blocks in self._filling.values():
+            for transfer, _, _ in blocks:
+                transfer.settle()
+        self._filling.clear()
+
+
+class SlabPull(PullRun):
+    """From one slab of the source, in its buffer."""
+
+    def __init__(
+        self, run: ProgramRun, item: ColumnPass, buffers: SlabBuffers, slab: int, kernel: Kernel | Scaling
+    ) -> None:
+        kind, grid = item.pull.per_edge, run.runtime.matrices[item.pull.source].grid
+        groups = range(0)
+        if kind is not None:
+            unit = grid.columns // kind.groups
+            first = slab * grid.slab_columns // unit
+            groups = range(first, first + grid.width(slab) // unit)
+        super().__init__(run, item.pull, kernel, groups)
+        self._buffers = buffers
+        self._slab = buffers.slab(slab)[: run.written_rows(item.pull.source, item.index)]
+        self._arrived = False
+        self._own: Input | None = None
+        if kind is None:
+            return
+        for name in item.pull.own:
+            matrix = run.runtime.matrices[name]
+            columns = matrix.grid.columns // kind.groups
+            self._own = Input(
+                matrix,
+                run.workspace,
+                whole=run.whole(name, item.index),
+                dtype=run.runtime.dtype,
+                columns=range(groups.start * columns, groups.stop * columns),
+            )
+
+    def open(self, number: int, step: Step) -> None:
+        self._buffers.fill(number)
+        kind = self._pull.per_edge
+        if not self._arrived and kind is not None:
+            self._apart = Apart.of(self._slab, len(self._groups), kind.apart)
+        self._arrived = True
+        super().open(number, step)
+        if self._own is not None:
+            self._own.open(step.start, step.stop)
+
+    def source(self, tile: Tile) -> Tensor:
+        return self._slab
+
+    def own(self, tile: Tile) -> Tensor | None:
+        return None if self._own is None else self._own.tile(tile.start, tile.stop)

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one trainer holds while it runs: arenas, spill files, threads, and every matrix with its blocks.
+
+Where a block goes from the SSD to the kernel: the ``Workspace`` reads it into the frame that the program gives it,
+steps ahead, on a device with memory of its own by way of a frame of the host; ``Input.tile`` (ooc.engine.operands)
+views rows of that frame; the stage's function, or a pull, takes that view as its operand. ``ProgramRun`` says what
+happens between steps, ``PassRun`` what in them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ooc.engine.residency import BlockedMatrix
+from ooc.engine.shuffle import P, ShuffleFile
+from ooc.engine.workers import WorkerPool
+from ooc.errors import StoreError
+from ooc.kernels.bucket_rows import BucketRows
+from ooc.kernels.deferred_checks import DeferredChecks, Fault
+from ooc.kernels.dropout.edges import UNSORTED
+from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.pulls import pulls_for
+from ooc.model.graph import GraphRows, Scaling, damaged
+from ooc.model.layers.opaque import Scattered
+from ooc.model.stages import Kernel
+from ooc.model.workload import edge_array
+from ooc.plan.layout.matrices import edges_name
+from ooc.plan.program.plan import Plan
+from ooc.plan.program.staging import Way
+from ooc.plan.workload import Direction, Fate, Kind
+from ooc.prefetch.arena import Arena
+from ooc.prefetch.device import Device
+from ooc.prefetch.device_frames import DeviceWorkspace
+from ooc.prefetch.engine import Counters, Engine, Span
+from ooc.prefetch.engines.choice import BY_GPUDIRECT, BY_WAY_OF_HOST, choose_engine, choose_gpudirect
+from ooc.prefetch.frames import HostWorkspace, Workspace
+from ooc.prefetch.spill import create_spill
+from ooc.prefetch.transfers import Transfers
+from ooc.storage.array import Array
+from ooc.storage.store import Store
+
+_TORCH = {
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int8": torch.int8,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+
+
+class Runtime:
+    """Owns the arenas, spill files and I/O threads of one trainer. ``close`` gives everything back.
+
+    ``device``: one with memory of its own, for which the plan has been made; None: the CPU computes.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        arrays: Mapping[str, Array],
+        rows: GraphRows,
+        dtype: torch.dtype,
+        spill_dir: Path,
+        *,
+        spill_dtype: torch.dtype | None = None,
+        threads: int,
+        device: Device | None = None,
+    ) -> None:
+        assert plan.has_tiers == (device is not None), "the plan is made for another kind of machine"
+        self.plan = plan
+        self.store = store
+        self.rows = rows
+        self.dtype = dtype
+        self.spill_dtype = spill_dtype or dtype
+        self.checks = {} if device is None else {direction: DeferredChecks(plan.rows) for direction in plan.topologies}
+        """On a device, about the neighbour lists of each direction."""
+        self._resources = ExitStack()
+        with ExitStack() as opening:
+            opening.enter_context(store.held())
+            self.engine, _ = choose_engine(spill_dir, store.path)
+            opening.callback(self.engine.close)
+            self.workers = WorkerPool(threads)
+            opening.callback(self.workers.close)
+            self._arena = Arena(plan.arena_bytes if device is None else plan.host_frames * plan.frame_bytes)
+            opening.callback(self._arena.close)
+            self._transfers: Transfers | None = None
+            self._gpudirect: Engine | None = None
+            self.workspace = self._open_workspace(device, spill_dir, opening)
+            self.matrices: dict[str, BlockedMatrix] = {}
+            for name, base, grid in zip(plan.blocks.names, plan.blocks.bases, plan.blocks.grids, strict=True):
+                array = self._array(name, arrays)
+                dtype = self._dtype(name, array)
+                region_dtype = self._region_dtype(name, dtype)
+                self.matrices[name] = matrix = BlockedMatrix(name, grid, dtype, region_dtype, base, array)
+                opening.callback(matrix.close)
+                if name in plan.spilled:
+                    matrix.file = create_spill(spill_dir, name, grid.file_nbytes)
+            self.partial_sums = self._open_shuffles(plan.partial_sums, spill_dir, opening)
+            self.bucketed_rows = self._open_shuffles(plan.bucketed_rows, spill_dir, opening)
+            opening.callback(self.workspace.settle)
+            self._resources = opening.pop_all()
+
+    def _open_shuffles(self, plans: Mapping[str, P], spill_dir: Path, opening: ExitStack) -> dict[str, ShuffleFile[P]]:
+        files = {}
+        for name, plan in plans.items():
+            spill = create_spill(spill_dir, name, plan.nbytes)
+            files[name] = ShuffleFile(name, plan, self.matrices[name].region_dtype, spill, self.engine)
+            opening.callback(files[name].close)
+        return files
+
+    def _open_workspace(self, device: Device | None, spill_dir: Path, opening: ExitStack) -> Workspace[Any]:
+        """The memory that is computed in; on a device, with the host's arena below it."""
+        plan, arena = self.plan, self._arena
+        if device is None:
+            return HostWorkspace(arena, plan.frame_bytes, self.engine, self._locate, plan.blocks.nbytes)
+        host = arena.view(0, arena.nbytes)
+        opening.callback(device.close)
+        sizes = {"arena_bytes": plan.arena_bytes, "limit_bytes": plan.device_limit_bytes}
+        memory = device.open(**sizes, host=host, facts=list(self.rows.memory()))
+        self._gpudirect = choose_gpudirect(spill_dir, device=device.place.type, counters=self.counters)
+        if self._gpudirect is not None:
+            opening.callback(self._gpudirect.close)
+        self._transfers = Transfers(
+            *(device, host, plan.frame_bytes, self.engine, self._locate, self._gpudirect),
+            slab_of=lambda block: plan.blocks.where(block)[1],
+        )
+        return DeviceWorkspace(device, memory, plan.frame_bytes, self._transfers, plan.blocks.nbytes)
+
+    def _locate(self, block: int) -> tuple[Sequence[Span], int]:
+        """Where a block lies on the SSD, and its bytes."""
+        name, slab, number = self.plan.blocks.where(block)
+        matrix = self.matrices[name]
+        return matrix.spans(slab, number), matrix.grid.block_nbytes(slab, number)
+
+    def _array(self, name: str, arrays: Mapping[str, Array]) -> Array | None:
+        """The store's array behind a matrix or an index array; None for what is the run's own."""
+        for direction, topology in self.plan.topologies.items():
+            if name == edges_name(direction):
+                return self.store.topology(direction.value)[1]
+            for data in topology.data:
+                if name == edges_name(direction, data):
+                    return edge_array(self.store, direction, data)
+        return arrays[name] if self.plan.matrices[name].matrix.kind is Kind.STORE else None
+
+    def _dtype(self, name: str, array: Array | None) -> torch.dtype:
+        if array is not None:
+            return _TORCH[array.dtype.name]
+        matrix = self.plan.matrices[name].matrix
+        if matrix.kind is Kind.BITS:
+            return torch.uint8
+        return self.dtype if matrix.itemsize == self.dtype.itemsize else self.spill_dtype
+
+    def _region_dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """The type of a matrix in a region, whose blocks hold ``dtype``."""
+        planned = self.plan.matrices.get(name)
+        return dtype if planned is None or planned.region_itemsize == dtype.itemsize else self.dtype
+
+    def rounded(self, values: Tensor, source: str) -> Tensor:
+        """What was pulled of ``source``, as it would be had it been kept in between: a pass that keeps nothing gives
+        the same results."""
+        kept_as = self.matrices[source].dtype
+        return values if kept_as == self.dtype else values.to(kept_as).to(self.dtype)
+
+    @property
+    def counters(self) -> Counters:
+        return self.engine.counters
+
+    def peak_bytes(self, tier: Fate) -> int:
+        """What has been used of a budget so far: the arena's high-water mark, and what is admitted beside it. Of a
+        device with memory of its own both arenas are taken whole."""
+        plan, used = self.plan, self._arena.used_bytes
+        if plan.has_tiers:
+            return plan.device_peak_bytes if tier is Fate.DEVICE else plan.host_peak_bytes
+        if tier is Fate.DEVICE:
+            return plan.device_peak_bytes - plan.device_arena_bytes + min(used, plan.device_arena_bytes)
+        return plan.fixed_host_bytes + max(0, used - plan.device_arena_bytes)
+
+    @property
+    def ssd_way(self) -> str:
+        """What reads and writes the SSD, and how that gets to a device with memory of its own."""
+        if self._transfers is None:
+            return self.engine.name
+        if self._gpudirect is None:
+            return f"{self.engine.name}, {BY_WAY_OF_HOST}"
+        return f"{self.engine.name}, and {self._gpudirect.name} {BY_GPUDIRECT}"
+
+    def pcie_bytes(self, way: Way) -> int:
+        """Bytes sent that way over PCIe so far."""
+        return 0 if self._transfers is None else self._transfers.bytes_moved[way]
+
+    def close(self) -> None:
+        """End the threads, free the arena and the spill files. May be called twice."""
+        self._resources.close()
+
+    def settle(self) -> None:
+        """Let everything under way end, whatever its result."""
+        self.workspace.settle()
+        files: list[ShuffleFile[Any]] = [*self.partial_sums.values(), *self.bucketed_rows.values()]
+        for file in files:
+            file.settle()
+
+    def pull_rows(
+        self, source: Tensor, edges: TileEdges, direction: Direction, scaling: Scaling, out: Tensor | None = None
+    ) -> Tensor:
+        """The tile's rows of the sum over neighbours, with the self term that ``scaling`` has; in ``out``, of the
+        source's type, where kernels can sum right into it.
+
+        ``source`` may have fewer rows than the graph: the others are zero. Where it is narrower than what is computed
+        in, so is the result: a sum in float32, rounded once, which is why the self term is one of the summands.
+        """
+        of_rows = self.rows.scaled(scaling)
+        is_narrow = source.dtype != self.dtype
+        if edges.weight_E is not None:
+            assert not is_narrow, "weights would be rounded to the source's type"
+            edges = replace(edges, weight_E=edges.weight_E.to(source.dtype))
+        if is_narrow and of_rows.self_term:
+            edges = replace(edges, self_loops=SelfLoops.EXACTLY_ONE)
+        if edges.checks is not None:
+            edges.checks.check_range(edges.indices_E)
+        try:
+            pulled = pulls_for(source).sums(edges, source, has_loops=of_rows.self_N1 is not None, out=out)
+        except RuntimeError:
+            indices = edges.indices_E
+            if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.plan.rows:
+                raise damaged(self.store, f"{direction.value}/indices") from None
+            raise
+        if not is_narrow:
+            of_rows.add_self(pulled, source, edges.start, min(edges.start + edges.rows, len(source)))
+        return pulled
+
+    def refuse_faults(self) -> None:
+        """StoreError where a program has met neighbour lists that cannot be what was written."""
+        found = {direction: checks.found() for direction, checks in self.checks.items()}
+        for direction, faults in found.items():
+            if Fault.OUT_OF_RANGE in faults:
+                raise damaged(self.store, f"{direction.value}/indices")
+            if Fault.UNSORTED in faults:
+                raise StoreError(UNSORTED)
+
+    def run_kernel(
+        self, kernel: Kernel, source: Tensor | BucketRows, own: Tensor | None, edges: TileEdges, groups: range
+    ) -> Tensor | Scattered:
+        """The tile's rows of what ``kernel`` makes of the neighbours' rows of ``source``; ``own`` are these rows of
+        the pull's own matrix, None where the source stands for it."""
+        if edges.checks is not None:
+            edges.checks.check_range(edges.indices_E)
+        source = cast(Tensor, source)  # shuffled rows only go to opaque layers, which take both
+        return kernel(edges, source, source[edges.start : edges.start + edges.rows] if own is None else own, groups)
+
+    def read_rows(self, name: str) -> Iterator[Tensor]:
+        """A constant matrix, row block by row block, for those who want a copy of it. No program may be running."""
+        matrix = self.matrices[name]
+        grid = matrix.grid
+        for block in range(grid.blocks):
+            self.workspace.await_written(matrix.number(0, block))
+            memory = torch.empty(grid.block_nbytes(0, block), dtype=torch.uint8)
+            self.engine.read(matrix.spans(0, block), memory.numpy()).wait()
+            yield matrix.rows_of(memory, 0, block)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared programs brought to life: arenas, spill files and threads, the model on its device, and running them."""
+
+import ctypes
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ooc.engine.executor import run_program
+from ooc.engine.first_aggregation import keep_aggregation
+from ooc.engine.placement import Placement
+from ooc.engine.record import EpochRecord, PassRecord
+from ooc.engine.runtime import Runtime
+from ooc.errors import BudgetError, OocError, OptionError
+from ooc.events import Listener, Note, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.model.lowering import Network
+from ooc.model.stages import StageBuilder, Step
+from ooc.plan import Fate, Plan, Workload
+from ooc.plan.program.staging import Way
+from ooc.prefetch.device import Device
+from ooc.prefetch.spill import free_bytes
+from ooc.sizes import format_size
+from ooc.storage.array import Array
+from ooc.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A model taken apart, its programs, the plan that runs them within the budgets, and what they may use."""
+
+    store: Store
+    network: Network
+    arrays: dict[str, Array]
+    builder: StageBuilder
+    steps: dict[str, list[Step]]
+    workload: Workload
+    plan: Plan
+    spill_dir: Path
+    spill_dtype: torch.dtype
+    threads: int
+    device: Device | None
+    listener: Listener
+
+
+class Session:
+    """Runs prepared programs. Nothing is allocated before ``start``; ``close`` gives everything back."""
+
+    def __init__(self, prepared: Prepared, placement: Placement) -> None:
+        self._prepared = prepared
+        self._placement = placement
+        self._store = prepared.store
+        self._spill_dir = prepared.spill_dir
+        self._listener = prepared.listener
+        self._runtime: Runtime | None = None
+        self._passes: tuple[PassRecord, ...] = ()
+
+    @property
+    def started(self) -> bool:
+        """Whether ``start`` has been called since the last ``close``."""
+        return self._runtime is not None
+
+    def start(self) -> None:
+        """Arenas, files and the first aggregation, unless they are there already."""
+        if self._runtime is not None:
+            return
+        prepared = self._prepared
+        _keep_freed_memory()
+        self._runtime = Runtime(
+            prepared.plan,
+            self._store,
+            prepared.arrays,
+            prepared.builder.rows,
+            prepared.network.dtype,
+            self._spill_dir,
+            spill_dtype=prepared.spill_dtype,
+            threads=prepared.threads,
+            device=prepared.device,
+        )
+        try:
+            self._placement.enter()
+            self._prepare(self._runtime)
+        except BaseException:
+            self.close()
+            raise
+
+    def check_disk(self) -> None:
+        """Raise BudgetError when scratch data will not fit where it goes; a spill folder that is missing is made."""
+        there = next(folder for folder in (self._spill_dir, *self._spill_dir.absolute().parents) if folder.exists())
+        needed, free = self._prepared.plan.spill_bytes, free_bytes(there)
+        if needed > free:
+            raise BudgetError(
+                f"the plan spills {format_size(needed)} to {self._spill_dir}, where {format_size(free)} are free; "
+                "give another spill_dir= or larger budgets"
+            )
+        try:
+            self._spill_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"spill folder {self._spill_dir}: {error.strerror or error}") from error
+
+    def _prepare(self, runtime: Runtime) -> None:
+        """Compute the first aggregation, and keep it in the store for later runs."""
+        if not self._prepared.steps["prepare"]:
+            return
+        self.run("prepare", "first aggregation")
+        network = self._prepared.network
+        for scaling in network.aggregated_once:
+            name = network.first_aggregation(scaling)
+            if name not in self._prepared.arrays and keep_aggregation(self._store, scaling, runtime, name):
+                self._listener(Note(f"the first aggregation is kept in {self._store.path} for later runs"))
+
+    @torch.no_grad()
+    def run(self, program: str, task: str) -> None:
+        """Run one of the programs; ``task`` is its name for people.
+
+        StoreError where the store was replaced before or meanwhile: files are opened by their names whenever they are
+        read, and what was computed of two stores belongs to neither.
+        """
+        self._store.check_unreplaced()
+        runtime, prepared = self._running(), self._prepared
+        self._listener(TaskStarted(task, len(prepared.plan.programs[program]), "passes"))
+        intra_op_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        prepared.network.forget_weights()
+        try:
+            self._passes = run_program(
+                runtime,
+                program,
+                prepared.steps[program],
+                prepared.builder.commit,
+                lambda done: self._listener(TaskAdvanced(task, done)),
+            )
+        except OocError:
+            self._store.check_unreplaced()  # then that is the reason
+            raise
+        finally:
+            torch.set_num_threads(intra_op_threads)
+            self._listener(TaskFinished(task))
+        self._store.check_unreplaced()
+
+    def record(self, started: "Snapshot", *, epoch: int, loss: float) -> EpochRecord:
+        """What the epoch that began at ``started`` and is over has taken; not scored yet."""
+        runtime, now = self._running(), self.io()
+        return EpochRecord(
+            epoch=epoch,
+            loss=loss,
+            train_acc=None,
+            valid_acc=None,
+            test_acc=None,
+            time_s=now.time_s - started.time_s,
+            eval_s=0.0,
+            ssd_read_bytes=now.read_bytes - started.read_bytes,
+            ssd_write_bytes=now.write_bytes - started.write_bytes,
+            host_peak_bytes=runtime.peak_bytes(Fate.HOST),
+            device_peak_bytes=runtime.peak_bytes(Fate.DEVICE),
+            io_wait_s=now.wait_s - started.wait_s,
+            io_busy_s=now.busy_s - started.busy_s,
+            hit_rate=self._prepared.plan.hit_rate,
+            to_device_bytes=now.to_device_bytes - started.to_device_bytes,
+            to_host_bytes=now.to_host_bytes - started.to_host_bytes,
+            passes=self._passes,
+            ssd_way=runtime.ssd_way,
+        )
+
+    def io(self) -> "Snapshot":
+        """The time, and what has been read, written and waited for so far."""
+        return Snapshot(self._running())
+
+    def close(self) -> None:
+        """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""
+        self._prepared.network.forget_weights()
+        if self._runtime is not None:
+            try:
+                self._placement.leave()
+            finally:
+                self._runtime.close()
+                self._runtime = None
+
+    def _running(self) -> Runtime:
+        assert self._runtime is not None, "start comes first"
+        return self._runtime
+
+
+class Snapshot:
+    """The time and the counters of the engine and of PCIe at one moment."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.time_s = time.perf_counter()
+        counters = runtime.counters
+        self.read_bytes = counters.read_bytes
+        self.write_bytes = counters.write_bytes
+        self.wait_s = counters.wait_s
+        self.busy_s = counters.busy_seconds()
+        self.to_device_bytes = runtime.pcie_bytes(Way.TO_DEVICE)
+        self.to_host_bytes = runtime.pcie_bytes(Way.TO_HOST)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what tiles' temporaries free: handing it back and faulting it in again for every tile costs
+    more than the arithmetic (first touch of 4 KiB pages runs at 0.4 GB/s). Bounded by the tiles' size.
+
+    What is larger than 16 MiB goes back at once. Of edges with features, where pieces of many sizes come and go, the
+    heap otherwise kept 150 MB more than was in use at any time: more than the budgets allow for.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(mmap_threshold, 16 << 20)
+        mallopt(trim_threshold, 32 << 20)

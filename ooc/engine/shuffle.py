@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows on their way through a file to where they are needed: ``ooc.plan.layout.shuffle`` says how, and why.
+
+One thread writes, reads and adds up; what has come is taken on any. Everything lies in memory that the plan has set
+aside, and whole pages are written and read.
+
+Shapes: R rows of a tile, n rows of it that a bucket gets, S rows that a tile adds to, C columns.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from ooc.engine.operands import OpenBlocks
+from ooc.engine.residency import as_matrix
+from ooc.errors import StoreError
+from ooc.kernels.bucket_rows import BucketRows
+from ooc.plan.layout.grid import align_up
+from ooc.plan.layout.shuffle import CHUNKS_ARRIVING, CHUNKS_LEAVING, BucketedRows, PartialSums, Shuffle
+from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket
+
+_NUMBERS = {4: torch.int32, 8: torch.int64}
+"""The type of an entry's number, by its bytes."""
+
+P = TypeVar("P", bound=Shuffle)
+
+
+class ShuffleFile(Generic[P]):
+    """The file of one shuffle. ``dtype``: of its values. ``written``: by bucket, bytes of entries."""
+
+    def __init__(self, name: str, plan: P, dtype: torch.dtype, file: OpenFile, engine: Engine) -> None:
+        assert dtype.itemsize == plan.itemsize, "rows are shuffled as they are computed"
+        self.plan = plan
+        self.dtype = dtype
+        self.written = [0] * plan.buckets
+        self._name = name
+        self._file = file
+        self._engine = engine
+        self._offsets = plan.offsets()
+        self._under_way: set[Ticket] = set()
+
+    def write(self, bucket: int, at: int, memory: Tensor) -> Ticket:
+        """Start writing to a bucket's part, from byte ``at`` of it on."""
+        assert at + len(memory) <= self.plan.bucket_nbytes(bucket), "a bucket gets more than has been counted"
+        return self._sent(self._engine.write([self._span(bucket, at, len(memory))], memory.numpy()))
+
+    def read(self, bucket: int, at: int, memory: Tensor) -> Ticket:
+        """Start reading a bucket's part, from byte ``at`` of it on."""
+        return self._sent(self._engine.read([self._span(bucket, at, len(memory))], memory.numpy()))
+
+    def _span(self, bucket: int, at: int, nbytes: int) -> Span:
+        return Span(self._file, self._offsets[bucket] + at, nbytes, self._name)
+
+    def _sent(self, ticket: Ticket) -> Ticket:
+        self._under_way.add(ticket)
+        return ticket
+
+    def wait(self, ticket: Ticket) -> None:
+        """Return when it has ended; raises SpillError where it failed."""
+        ticket.wait()
+        self._under_way.discard(ticket)
+
+    def entries(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """The numbers [n] and values [n, C] of the entries that ``memory``, bytes, holds or has room for."""
+        count, columns = len(memory) // self.plan.entry_bytes, self.plan.columns + 1
+        numbers = as_matrix(memory, _NUMBERS[self.plan.itemsize], count, columns)[:, 0]
+        return numbers, as_matrix(memory, self.dtype, count, columns)[:, 1:]
+
+    def settle(self) -> None:
+        """Let everything under way end, whatever its result."""
+        for ticket in self._under_way:
+            ticket.settle()
+        self._under_way.clear()
+
+    def close(self) -> None:
+        """Give the disk back. May be called twice."""
+        self.settle()
+        self._file.close()
+
+
+class _Writer(Generic[P]):
+    """Chunks of memory that entries are put into, bucket by bucket; what the file held is forgotten. ``memory``:
+    ``writing_nbytes`` bytes, until the writer has finished."""
+
+    def __init__(self, file: ShuffleFile[P], memory: Tensor) -> None:
+        plan = self._plan = file.plan
+        self._file = file
+        self._memory: list[Tensor] = list(memory[: plan.writing_nbytes].view(-1, plan.chunk_bytes))
+        self._chunk = list(range(plan.buckets))
+        self._free = list(range(plan.buckets, plan.buckets + CHUNKS_LEAVING))
+        self._filled = [0] * plan.buckets
+        self._at = [0] * plan.buckets
+        self._leaving: deque[tuple[Ticket, int]] = deque()
+        file.written = [0] * plan.buckets
+
+    def _room(self, bucket: int) -> Tensor:
+        """What is left of a bucket's chunk, never nothing."""
+        chunk = self._memory[self._chunk[bucket]]
+        return chunk[self._filled[bucket] : self._plan.filled_bytes]
+
+    def _put(self, bucket: int, nbytes: int) -> None:
+        """So many bytes have been put there."""
+        self._filled[bucket] += nbytes
+        self._file.written[bucket] += nbytes
+        if self._filled[bucket] == self._plan.filled_bytes:
+            self._write(bucket)
+
+    def _write(self, bucket: int) -> None:
+        """Send a bucket's chunk off and give it another."""
+        number, nbytes = self._chunk[bucket], align_up(self._filled[bucket])
+        ticket = self._file.write(bucket, self._at[bucket], self._memory[number][:nbytes])
+        self._at[bucket] += nbytes
+        self._leaving.append((ticket, number))
+        if not self._free:
+            first, free = self._leaving.popleft()
+            self._file.wait(first)
+            self._free.append(free)
+        self._chunk[bucket] = self._free.pop()
+        self._filled[bucket] = 0
+
+    def finish(self) -> None:
+        """Everything has been added: return when the file holds it."""
+        for bucket, filled in enumerate(self._filled):
+            if filled:
+                self._write(bucket)
+        while self._leaving:
+            self._file.wait(self._leaving.popleft()[0])
+
+
+# ---- partial sums ------------------------------------------------------------------------------------------
+
+
+class SumsWriter(_Writer[PartialSums]):
+    """Takes what tiles add to rows, in the order of the tiles."""
+
+    def add(self, rows_S: Tensor, values_SC: Tensor) -> None:
+        """Ascending rows, none of them twice, and what is to be added to each. Those beyond the matrix's end are of no
+        use to anybody."""
+        rows_S = rows_S[: int(torch.searchsorted(rows_S, self._plan.rows))]
+        buckets, counts = torch.unique_consecutive(rows_S // self._plan.bucket_rows, return_counts=True)
+        borders = [0, *counts.cumsum(0).tolist()]
+        for bucket, (start, stop) in zip(buckets.tolist(), pairwise(borders), strict=True):
+            numbers = rows_S[start:stop] - bucket * self._plan.bucket_rows
+            while start < stop:
+                into_numbers, into_values = self._file.entries(self._room(bucket))
+                count = min(stop - start, len(into_numbers))
+                into_numbers[:count].copy_(numbers[:count])
+                into_values[:count].copy_(values_SC[start : start + count])
+                numbers, start = numbers[count:], start + count
+                self._put(bucket, count * self._plan.entry_bytes)
+
+
+class SummedRows:
+    """The rows of the sums, for one sweep over them, taken like an ``Input``'s: bucket after bucket is added up, the
+    next one being read. ``memory``: ``reading_nbytes`` bytes."""
+
+    def __init__(self, file: ShuffleFile[PartialSums], memory: Tensor, *, reverse: bool) -> None:
+        plan = self._plan = file.plan
+        self._file = file
+        self._chunks = list(self._in_order(reverse))
+        sums = min(2, plan.buckets)
+        self._sums = [memory[i * plan.sums_nbytes : (i + 1) * plan.sums_nbytes] for i in range(sums)]
+        rest = memory[sums * plan.sums_nbytes : plan.reading_nbytes].view(-1, plan.chunk_bytes)
+        self._memory, self._numbers = list(rest[:-1]), as_matrix(rest[-1], torch.int64, plan.chunk_bytes // 8, 1)[:, 0]
+        self._arriving: deque[Ticket] = deque()
+        self._added = 0
+        self._bucket = -1
+
+    def _in_order(self, reverse: bool) -> Iterator[tuple[int, int, int]]:
+        """(bucket, where in its part, bytes of entries) of each chunk."""
+        plan = self._plan
+        for bucket in reversed(range(plan.buckets)) if reverse else range(plan.buckets):
+            starts = range(0, self._file.written[bucket], plan.filled_bytes)
+            for number, start in enumerate(starts):
+                nbytes = min(plan.filled_bytes, self._file.written[bucket] - start)
+                yield bucket, number * plan.chunk_bytes, nbytes
+
+    def open(self, start: int, stop: int) -> None:
+        """Rows ``start:stop``, all of one bucket, are about to be taken, those of the bucket before the last never
+        again."""
+        bucket = start // self._plan.bucket_rows
+        if bucket != self._bucket and start < self._plan.rows:
+            self._bucket = bucket
+            self._add_up(bucket)
+
+    def tile(self, start: int, stop: int) -> Tensor:
+        """Rows ``start:stop``, or as many of them as the matrix has."""
+        if start >= self._plan.rows:
+            return torch.empty(0, self._plan.columns, dtype=self._file.dtype)
+        bucket, first = divmod(start, self._plan.bucket_rows)
+        return self._rows(bucket)[first : first + stop - start]
+
+    def _rows(self, bucket: int) -> Tensor:
+        memory = self._sums[bucket % len(self._sums)]
+        return as_matrix(memory, self._file.dtype, self._plan.height(bucket), self._plan.columns)
+
+    def _add_up(self, bucket: int) -> None:
+        sums = self._rows(bucket).zero_()
+        self._send()
+        while self._arriving and self._chunks[self._added][0] == bucket:
+            self._file.wait(self._arriving.popleft())
+            memory = self._memory[self._added % CHUNKS_ARRIVING]
+            numbers, values = self._file.entries(memory[: self._chunks[self._added][2]])
+            sums.index_add_(0, self._numbers[: len(numbers)].copy_(numbers), values)
+            self._added += 1
+            self._send()
+
+    def _send(self) -> None:
+        """Have as many chunks on their way as there is memory for."""
+        while len(self._arriving) < CHUNKS_ARRIVING:
+            number = self._added + len(self._arriving)
+            if number == len(self._chunks):
+                return
+            bucket, at, nbytes = self._chunks[number]
+            memory = self._memory[number % CHUNKS_ARRIVING][: align_up(nbytes)]
+            self._arriving.append(self._file.read(bucket, at, memory))
+
+
+# ---- rows by the buckets that gather them ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BucketsRows:
+    """Rows of a tile that a bucket gets, counted from the tile's first, ascending."""
+
+    bucket: int
+    rows_n: Tensor
+
+
+class RowsWriter(_Writer[BucketedRows]):
+    """Takes rows, tile after tile, and appends them to the parts of those who gather them. StoreError where a bucket
+    gets more of them, or fewer, than have been counted."""
+
+    def add(self, start: int, values_RC: Tensor, found: list[BucketsRows]) -> None:
+        """Rows ``start``… of the source."""
+        for one in found:
+            bucket, count = one.bucket, len(one.rows_n)
+            if self._file.written[bucket] + count * self._plan.entry_bytes > self._wanted(bucket):
+                raise _unlike()
+            entries = torch.empty(count * self._plan.entry_bytes, dtype=torch.uint8)
+            numbers, values = self._file.entries(entries)
+            numbers.copy_(one.rows_n + start)
+            values.copy_(values_RC.index_select(0, one.rows_n))
+            while len(entries):
+                room = self._room(bucket)
+                part = entries[: len(room)]
+                room[: len(part)].copy_(part)
+                entries = entries[len(part) :]
+                self._put(bucket, len(part))
+
+    def _wanted(self, bucket: int) -> int:
+        return self._plan.entries[bucket] * self._plan.entry_bytes
+
+    def finish(self) -> None:
+        if any(written < self._wanted(bucket) for bucket, written in enumerate(self._file.written)):
+            raise _unlike()
+        super().finish()
+
+
+class RowsReader:
+    """The source as steps gather from it, for one sweep over ``targets`` rows: bucket after bucket, the next one being
+    read. ``memory``: ``reading_nbytes`` bytes."""
+
+    def __init__(self, file: ShuffleFile[BucketedRows], memory: Tensor, *, targets: int, reverse: bool) -> None:
+        plan = self._plan = file.plan
+        self._file = file
+        self._count = -(-targets // plan.bucket_rows)
+        self._step = -1 if reverse else 1
+        self._memory = list(memory[: plan.reading_nbytes].view(-1, plan.part_nbytes + plan.places_nbytes))
+        self._bucket = -1
+        self._arriving: dict[int, Ticket] = {}
+        self._rows: OpenBlocks[BucketRows] = OpenBlocks()
+
+    def open(self, start: int, stop: int) -> None:
+        """Rows ``start:stop``, all of one bucket, are about to be computed, those of the bucket before the last never
+        again; those of the step before the last have been."""
+        bucket = start // self._plan.bucket_rows
+        if bucket == self._bucket:  # no step of the bucket before this one is computed any more
+            self._send(bucket + self._step)
+        else:
+            self._send(bucket)
+            self._file.wait(self._arriving.pop(bucket))
+            self._bucket = bucket
+        self._rows.open(range(bucket, bucket + 1), self._view)
+
+    def tile(self, start: int) -> BucketRows:
+        """The source as the tile that begins with row ``start`` gathers from it."""
+        return self._rows[start // self._plan.bucket_rows]
+
+    def _view(self, bucket: int) -> BucketRows:
+        """The rows of a bucket that has been read."""
+        memory, plan = self._memory[bucket % len(self._memory)], self._plan
+        stored, values = self._file.entries(memory[: plan.entries[bucket] * plan.entry_bytes])
+        numbers = as_matrix(memory[plan.part_nbytes :], torch.int64, len(stored), 1)[:, 0]
+        return BucketRows(plan.rows, numbers.copy_(stored), values)
+
+    def _send(self, bucket: int) -> None:
+        if 0 <= bucket < self._count and bucket not in self._arriving:
+            memory = self._memory[bucket % len(self._memory)]
+            self._arriving[bucket] = self._file.read(bucket, 0, memory[: self._plan.bucket_nbytes(bucket)])
+
+
+def _unlike() -> StoreError:
+    return StoreError(
+        "rows have other edges out of them than into others: the edges of both directions are not alike; ooc verify "
+        "tells where; convert again"
+    )

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many entries an external shuffle has (``ooc.plan.layout.shuffle``), counted beforehand in one sweep over the
+in-edges.
+
+Of partial sums: a tile adds to each of its in-neighbours outside of it, once for every run of its rows
+(``kernels.neighbourhood``). That is the graph's affair alone.
+
+Of bucketed rows: a bucket gathers its own rows and all in-neighbours of these, each once, however many of its targets
+have it. They are counted for the lowest buckets, and the rows of two neighbours joined for a bucket twice as high, and
+so on: as when sorted runs are merged, of every height at most one bucket waits for the one beside it. A large set of
+rows is kept as a byte for each row of the source, so all that wait take a byte a row for each of the few heights whose
+buckets gather most of the source, and little beside that.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ooc.engine.edge_sweep import relative_offsets
+from ooc.kernels.edges import TileEdges, highest_row
+from ooc.kernels.neighbourhood import other_neighbours, runs
+from ooc.model.graph import damaged
+from ooc.model.workload import HandedRows
+from ooc.model.workload import TileEdges as CountedEdges
+from ooc.plan.layout.shuffle import GatheredRows
+from ooc.plan.workload import Direction
+from ooc.storage.store import Store
+
+_CHUNK_BYTES = 1 << 20
+"""Of offsets that are read at a time, at least those of one tile or bucket."""
+_MOST_EDGES = 1 << 20
+"""Edges of a bucket that are looked at together."""
+
+
+def counted_rows(store: Store) -> HandedRows:
+    """Entries of partial sums of a store that is there, each read from it when it is first asked for."""
+    return cache(partial(_count_sums, store))
+
+
+def most_rows(tile_edges: CountedEdges) -> HandedRows:
+    """Those of a graph of which only degrees are known: an entry for each edge out of the rows, which is the most."""
+    return lambda rows, others, tile_rows: tile_edges(Direction.OUT, tile_rows)
+
+
+def counted_gathers(store: Store) -> GatheredRows:
+    """Rows gathered in a store that is there, each read from it when it is first asked for."""
+    return cache(partial(_count_rows, store))
+
+
+def most_gathers(tile_edges: CountedEdges) -> GatheredRows:
+    """Those of a graph of which only degrees are known: a row for each target and for each edge into it, or all rows,
+    which is the most."""
+
+    @cache
+    def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
+        edges = tile_edges(Direction.IN, height)
+        counts: list[list[int]] = []
+        while not counts or len(counts[-1]) > 1:
+            tiles = 1 << len(counts)
+            starts = range(0, -(-targets // height), tiles)
+            ends = [min(start + tiles, len(edges) - 1) for start in starts]
+            counts.append(
+                [min(rows, tiles * height + edges[end] - edges[start]) for start, end in zip(starts, ends, strict=True)]
+            )
+        return counts
+
+    return gathered
+
+
+def _sweep(store: Store, rows: int, height: int) -> Iterator[tuple[int, int, npt.NDArray[np.signedinteger]]]:
+    """Every ``height`` of the first ``rows`` rows: where they start and stop, and where their in-edges begin, one more
+    than rows."""
+    indptr, _ = store.topology(Direction.IN.value)
+    at_once = max(1, _CHUNK_BYTES // (8 * height)) * height
+    for first in range(0, rows, at_once):
+        last = min(rows, first + at_once)
+        offsets = indptr.read(first, last + 1)
+        if offsets[0] < 0 or offsets[-1] > store.num_edges or (np.diff(offsets) < 0).any():
+            raise damaged(store, "in/indptr")
+        for start in range(first, last, height):
+            stop = min(last, start + height)
+            yield start, stop, offsets[start - first : stop - first + 1]
+
+
+def _count_sums(store: Store, rows: int, others: int, tile_rows: int) -> Sequence[int]:
+    _, indices = store.topology(Direction.IN.value)
+    handed = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
+    for start, stop, offsets in _sweep(store, rows, tile_rows):
+        neighbours = torch.from_numpy(indices.read(int(offsets[0]), int(offsets[-1])))
+        relative = relative_offsets(offsets, 0, stop - start, torch.int64)
+        for run in runs(TileEdges(neighbours, relative, start, store.num_nodes)):
+            np.add.at(handed, other_neighbours(run, others).numpy() // tile_rows + 1, 1)
+    return [int(count) for count in np.cumsum(handed)]
+
+
+def _count_rows(store: Store, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
+    _, indices = store.topology(Direction.IN.value)
+    joined = _Joined()
+    for start, stop, offsets in _sweep(store, targets, height):
+        gathered = _Rows(np.arange(start, min(stop, rows)), rows)
+        end = int(offsets[-1])
+        for edge in range(int(offsets[0]), end, _MOST_EDGES):
+            neighbours = torch.from_numpy(indices.read(edge, min(end, edge + _MOST_EDGES)))
+            everything = relative_offsets(np.array([0, len(neighbours)]), 0, 1, torch.int64)
+            highest_row(TileEdges(neighbours, everything, start, store.num_nodes), 0, neighbours)
+            inside = neighbours.numpy()
+            gathered = gathered.joined(_Rows(np.unique(inside[inside < rows]).astype(np.int64), rows))
+        joined.add(gathered)
+    return joined.finish()
+
+
+class _Rows:
+    """Some rows below ``rows``: ascending numbers, or where these would take more, whether each is one of them."""
+
+    def __init__(self, numbers: npt.NDArray[np.int64], rows: int) -> None:
+        self._rows = rows
+        self._found: npt.NDArray[np.int64] | npt.NDArray[np.bool_] = numbers
+        if numbers.nbytes > rows:
+            self._found = np.zeros(rows, dtype=np.bool_)
+            self._found[numbers] = True
+
+    @property
+    def _is_marked(self) -> bool:
+        return self._found.dtype == np.bool_
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._found)) if self._is_marked else len(self._found)
+
+    def joined(self, other: "_Rows") -> "_Rows":
+        """With those of ``other``. Neither is used after that."""
+        if not self._is_marked and not other._is_marked:
+            return _Rows(np.union1d(self._found, other._found), self._rows)
+        large, small = (self, other) if self._is_marked else (other, self)
+        if small._is_marked:
+            large._found |= small._found
+        else:
+            large._found[small._found] = True
+        return large
+
+
+class _Joined:
+    """Buckets taken one after the other, and those of twice as many rows that they make, and so on."""
+
+    def __init__(self) -> None:
+        self._counts: list[list[int]] = []
+        self._waiting: list[_Rows | None] = []
+
+    def add(self, rows: _Rows) -> None:
+        """The next of the lowest buckets."""
+        self._put(0, rows)
+
+    def _put(self, level: int, rows: _Rows) -> None:
+        if level == len(self._counts):
+            self._counts.append([])
+            self._waiting.append(None)
+        self._counts[level].append(len(rows))
+        first, self._waiting[level] = self._waiting[level], rows
+        if first is not None:
+            self._waiting[level] = None
+            self._put(level + 1, first.joined(rows))
+
+    def finish(self) -> Sequence[Sequence[int]]:
+        """The counts, from the lowest buckets to one of all. Those that have no other beside them are the last of their
+        height, and of the next."""
+        level = 0
+        while len(self._counts[level]) > 1:
+            last = self._waiting[level]
+            if last is not None:
+                self._waiting[level] = None
+                self._put(level + 1, last)
+            level += 1
+        return self._counts[: level + 1]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles computed side by side, their sums taken in order.
+
+Operators on a tile are too small to be worth splitting over cores: the threads of a parallel operator meet at
+its end, some tens of microseconds apart, and on a busy machine they wait for one another most of the time. So
+every core computes a tile of its own, single-threaded, and only the results meet. What is summed over tiles is
+added in the order of the tiles, so the number of threads changes no result.
+
+There are thousands of tiles in an epoch, of a few milliseconds each, and who hands them out computes on the same cores:
+a task is a queue's entry and one lock, not a future with its condition, and results are taken several at a time, so
+that the thread that takes them need not wake for each.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from threading import Lock, Thread
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
+
+import torch
+
+from ooc.model.workload import TASKS_AHEAD
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class WorkerPool:
+    """``workers`` threads for tiles."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._busy_s = [0.0] * workers
+        """By worker, which alone adds to it."""
+        self.tasks: SimpleQueue[_Task[Any] | None] | None = SimpleQueue() if workers > 1 else None
+        self._threads: list[Thread] = []
+        if self.tasks is not None:
+            for number in range(workers):
+                thread = Thread(target=self._work, args=(self.tasks, number), name=f"ooc-tile_{number}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    @property
+    def busy_s(self) -> float:
+        """What all of them together have spent on tasks."""
+        return sum(self._busy_s)
+
+    def close(self) -> None:
+        """End the threads. May be called twice."""
+        for _ in self._threads:
+            assert self.tasks is not None
+            self.tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def timed(self, compute: Callable[[], R], worker: int = 0) -> R:
+        """``compute()``, its time added to ``busy_s``."""
+        begun = perf_counter()
+        try:
+            return compute()
+        finally:
+            self._busy_s[worker] += perf_counter() - begun
+
+    def _work(self, tasks: "SimpleQueue[_Task[Any] | None]", worker: int) -> None:
+        torch.set_grad_enabled(False)  # the mode belongs to the thread; a stage that records sets it for itself
+        while (task := tasks.get()) is not None:
+            self.timed(task.run, worker)
+            del task  # what it gave is not this thread's to keep
+
+
+class OrderedPipeline(Generic[T, R]):
+    """Tasks put one after the other, computed on any thread of a pool, reduced on this one in order.
+
+    Every task belongs to a ``step``, and steps only grow. At most three results a worker wait for their turn. A
+    context manager: after an error it leaves when no task is being computed any more.
+    """
+
+    def __init__(self, pool: WorkerPool, compute: Callable[[T], R], reduce: Callable[[R], None]) -> None:
+        self._pool = pool
+        self._compute = compute
+        self._reduce = reduce
+        self._pending: deque[_Task[R]] = deque()
+
+    def put(self, step: int, task: T) -> None:
+        """Have ``task`` computed, and reduce what is ready to make room."""
+        compute = partial(self._compute, task)
+        if self._pool.tasks is None:
+            self._reduce(self._pool.timed(compute))
+            return
+        handed = _Task(step, compute)
+        self._pending.append(handed)
+        self._pool.tasks.put(handed)
+        if len(self._pending) > TASKS_AHEAD * self._pool.workers:
+            self._reduce_first(self._pool.workers)
+
+    def finish(self, step: int) -> None:
+        """Return when all tasks of steps up to ``step`` are reduced."""
+        self._reduce_first(sum(task.step <= step for task in self._pending))
+
+    def drain(self) -> None:
+        """Return when everything is reduced."""
+        self._reduce_first(len(self._pending))
+
+    def _reduce_first(self, count: int) -> None:
+        """Wait for the last of the first ``count`` tasks to begin with: the others are done by then, or nearly."""
+        if count:
+            self._pending[count - 1].wait()
+        for _ in range(count):
+            self._reduce(self._pending.popleft().result())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._pending:
+            task.left_out = True
+        for task in self._pending:
+            task.wait()
+        self._pending.clear()
+
+
+class _Task(Generic[R]):
+    """What one thread hands to another to be computed; unless it is ``left_out`` before that one gets to it."""
+
+    __slots__ = ("_compute", "_done", "_error", "_result", "left_out", "step")
+
+    def __init__(self, step: int, compute: Callable[[], R]) -> None:
+        self.step = step
+        self.left_out = False
+        self._compute: Callable[[], R] | None = compute
+        self._result: R | None = None
+        self._error: BaseException | None = None
+        self._done = Lock()
+        self._done.acquire()
+
+    def run(self) -> None:
+        """On a thread of the pool, once."""
+        compute, self._compute = self._compute, None
+        try:
+            if compute is not None and not self.left_out:
+                self._result = compute()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.release()
+
+    def wait(self) -> None:
+        """Return when it has been run."""
+        with self._done:
+            pass
+
+    def result(self) -> R:
+        """What ``compute`` gave or raised, when it has."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return cast(R, self._result)

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an aggregation computes for a tile of rows, given the neighbours' matrices in memory.
+
+Every kernel is a pull: the rows of a tile read the rows of their neighbours, forward over in-edges and backward
+over out-edges, and nothing is ever scattered. A row's result depends on the order of its own list of neighbours
+alone, so it is the same to the bit whatever rows are computed with it and on whichever thread.
+
+    edges            a tile's edges in bounded pieces; self-loops; numbers of repeated edges
+    dropout          masks of rows, of edges (both ends draw alike), and inside layers that are run as they are
+    softmax          the softmax over a row's edges, piece after piece
+    gat              GAT's attention: scores from one scalar at each end
+    edge_function    any message and score per edge, under autograd
+    functions        GATv2, TransformerConv and GINE as edge functions
+    maximum          the largest of the neighbours' rows, gradients shared among ties
+    pulls            which of these, or of those of a GPU (``cuda``), compute where a tensor is
+    neighbourhood    the graph around some rows, for layers that are run as they are
+    deferred_checks  what is wrong with neighbour lists, found on a device that nobody waits for
+"""

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The edges of a piece once for every head, so that each head has weights of its own in one pass of ``embedding_bag``.
+
+They lie bag by bag, a bag being one head of one row: the row's edges for its first head, for its second, …, then
+those of the next row. So the heads of a neighbour, side by side in memory, are fetched soon after one another, and
+whatever is computed of an edge for a head is one flat array.
+
+Shapes: E edges and R rows of the piece, H heads, B = R·H bags, X = E·H edges of bags, V = N·H rows of T slices of K
+columns each; mostly one.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ooc.kernels.edges import Apart, Piece
+
+_INT32_MAX = 2**31 - 1
+
+
+class Bags:
+    """The bags of a piece whose neighbours are rows of ``slab_NS``: heads side by side, ``slices`` of K columns each.
+
+    ``rows`` and ``continues`` are the piece's. ``apart``: where some of the columns are found by themselves, too.
+    """
+
+    def __init__(
+        self, piece: Piece, heads: int, slab_NS: Tensor, apart: Apart | None = None, *, slices: int = 1
+    ) -> None:
+        assert slab_NS.is_contiguous() and slab_NS.shape[1] % (heads * slices) == 0
+        self.rows, self.continues = piece.rows, piece.continues
+        self._apart = apart
+        self._slices = slices
+        self.matrix_VK = slab_NS.view(-1, slab_NS.shape[1] // heads)
+        self._shape = (piece.stop - piece.start, heads)
+        self._edges = piece.edges * heads
+        fits = max(slab_NS.numel(), self._edges * heads) <= _INT32_MAX
+        dtype = torch.int32 if fits else torch.int64
+        offsets_R1 = piece.offsets_R1.to(dtype)
+        counts_R, first_R = offsets_R1.diff(), offsets_R1[:-1, None] * heads
+        numbers_H = torch.arange(heads, dtype=dtype)
+        start_RH = first_R + counts_R[:, None] * numbers_H
+        self._counts_B = counts_R[:, None].expand(self._shape).reshape(-1).numpy().astype(np.intp)
+        self._offsets_B1 = torch.cat((start_RH.view(-1), offsets_R1.new_tensor([self._edges])))
+        # Number n of a bag is edge n of its row. Where a head's edges follow one another, as they do nowhere but here,
+        # x = start + n is at place head · E + (the row's first edge) + n.
+        ahead_RH = offsets_R1[:-1, None] + numbers_H * piece.edges - start_RH
+        self._place_X = self.spread(ahead_RH).add_(torch.arange(self._edges, dtype=dtype))
+        self._row_X = self._in_order(piece.neighbours_E.to(dtype) * heads + numbers_H[:, None])
+
+    def by_bag(self, values_EH: Tensor) -> Tensor:
+        """Values of every edge and head, bag by bag [X]."""
+        return self._in_order(values_EH.t())
+
+    def _in_order(self, values_HE: Tensor) -> Tensor:
+        return values_HE.reshape(-1).index_select(0, self._place_X)
+
+    def spread(self, values_RH: Tensor) -> Tensor:
+        """Values of every row and head at each edge of their bag [X]."""
+        return torch.from_numpy(np.repeat(values_RH.reshape(-1).numpy(), self._counts_B))
+
+    def columns(self, *columns: int, slice_number: int = 0) -> tuple[Tensor, ...]:
+        """Some columns of a slice of the neighbours' rows [X], counted from its end where negative."""
+        return tuple(self._column_V(column, slice_number).index_select(0, self._row_X) for column in columns)
+
+    def _column_V(self, column: int, slice_number: int) -> Tensor:
+        slices, apart = self._slices, self._apart
+        if apart is not None and column in apart.columns:
+            count, place, numbers = len(apart.columns), apart.columns.index(column), apart.numbers_NGS
+        else:
+            count, numbers = self.matrix_VK.shape[1] // slices, self.matrix_VK
+            place = column % count
+        return numbers.view(-1)[slice_number * count + place :: slices * count]
+
+    def maxima(self, values_X: Tensor) -> Tensor:
+        """Largest of every bag [R, H]; −∞ where there are no edges."""
+        return self._reduce(np.maximum, values_X, -torch.inf)
+
+    def sums(self, values_X: Tensor) -> Tensor:
+        """Sum of every bag [R, H]."""
+        return self._reduce(np.add, values_X, 0.0)
+
+    def sums_apart(self, weight_X: Tensor, is_first_X: Tensor, is_kept_X: Tensor | None = None) -> Tensor:
+        """Σ weight · neighbour's row, over those edges of every bag that are ``is_first_X`` and over the others, apart
+        → [2, R, H, T, K]. No row is fetched twice, nor for an edge that is not kept."""
+        is_first = is_first_X.numpy()
+        parts = [is_first, ~is_first]
+        offsets_B1 = self._offsets_B1.numpy()
+        if is_kept_X is not None:
+            parts = [part & is_kept_X.numpy() for part in parts]
+            offsets_B1 = _counts_before(is_kept_X.numpy(), offsets_B1)
+        chosen_Y = torch.from_numpy(np.concatenate([np.flatnonzero(part) for part in parts]))
+        if chosen_Y.numel() == 0:
+            return weight_X.new_zeros(2, *self._shape, self._slices, self.matrix_VK.shape[1] // self._slices)
+        first_B1 = _counts_before(parts[0], self._offsets_B1.numpy())
+        sums = F.embedding_bag(
+            self._row_X.index_select(0, chosen_Y),
+            self.matrix_VK,
+            torch.from_numpy(np.concatenate((first_B1[:-1], offsets_B1 - first_B1 + first_B1[-1]))),
+            mode="sum",
+            include_last_offset=True,
+            per_sample_weights=weight_X.index_select(0, chosen_Y),
+        )
+        return sums.view(2, *self._shape, self._slices, -1)
+
+    @cached_property
+    def _filled(self) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.intp]]:
+        """Which bags have edges (``None``: all), and where those begin."""
+        counts, starts = self._counts_B, self._offsets_B1[:-1].numpy().astype(np.intp)
+        if counts.all():
+            return None, starts
+        filled = np.flatnonzero(counts)
+        return filled, starts[filled]
+
+    def _reduce(self, operator: Any, values_X: Tensor, empty: float) -> Tensor:
+        filled, starts = self._filled
+        reduced: Any = operator.reduceat(values_X.numpy(), starts)
+        if filled is not None:
+            of_filled, reduced = reduced, np.full(len(self._counts_B), empty, dtype=reduced.dtype)
+            reduced[filled] = of_filled
+        return torch.from_numpy(reduced).view(self._shape)
+
+
+def _counts_before(is_counted: npt.NDArray[np.bool_], places: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """How many there are before each of some places, in the type of those."""
+    before = np.zeros(len(is_counted) + 1, dtype=places.dtype)
+    np.cumsum(is_counted, out=before[1:])
+    counts: npt.NDArray[Any] = before[places]
+    return counts

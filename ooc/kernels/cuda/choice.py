@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which shape of a program is fastest for rows of a width, measured once for a GPU and kept in the user's cache folder.
+
+Nothing is measured while a model trains: ``shape_for`` looks a shape up and takes the table's where nobody has
+measured. ``measure`` tries all candidates by a timer it is given. Another GPU, version of Triton or of this program
+has a file of its own; what is there but damaged counts as not there.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ooc.kernels.cuda.shapes import Shape, candidates, usual
+from ooc.version import __version__
+
+ROUNDS = 5
+"""How often every candidate is timed, each in turn, so that what disturbs one disturbs all."""
+
+
+class Kernel(Enum):
+    """What shapes are chosen for."""
+
+    SUM = "sum"
+    MAXIMUM = "maximum"
+    MAXIMUM_SOURCES = "maximum sources"
+    ATTEND = "attend"
+    ATTEND_SOURCES = "attend sources"
+    MESSAGES = "messages"
+    MESSAGE_SOURCES = "message sources"
+    MESSAGE_TARGETS = "message targets"
+    RECTIFIED = "rectified"
+    RECTIFIED_MAP = "rectified map"
+
+    @property
+    def takes_whole_rows(self) -> bool:
+        """Whether a program needs all columns of a head."""
+        match self:
+            case Kernel.SUM | Kernel.MAXIMUM | Kernel.MAXIMUM_SOURCES | Kernel.RECTIFIED | Kernel.RECTIFIED_MAP:
+                return False
+            case Kernel.ATTEND | Kernel.ATTEND_SOURCES:
+                return True
+            case Kernel.MESSAGES | Kernel.MESSAGE_SOURCES | Kernel.MESSAGE_TARGETS:
+                return True
+
+    @property
+    def edges_together(self) -> int:
+        """Whose loads are issued together: fewer where an edge takes many registers."""
+        is_plain = self in (Kernel.SUM, Kernel.MAXIMUM, Kernel.MAXIMUM_SOURCES, Kernel.ATTEND, Kernel.ATTEND_SOURCES)
+        return 4 if is_plain else 2
+
+    @property
+    def adds_columns(self) -> bool:
+        """Whether a program adds up the columns of a head."""
+        return self.takes_whole_rows and self is not Kernel.ATTEND
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kernel with rows of ``width`` numbers of ``itemsize`` bytes."""
+
+    kernel: Kernel
+    width: int
+    itemsize: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.kernel.value} {self.width} x {self.itemsize}"
+
+    @property
+    def usual(self) -> Shape:
+        return usual(
+            self.width, self.itemsize, whole_rows=self.kernel.takes_whole_rows, unroll=self.kernel.edges_together
+        )
+
+    @property
+    def candidates(self) -> list[Shape]:
+        """Those that change no bit: where a program adds up columns, their order is that of threads and warps."""
+        found = candidates(
+            self.width, self.itemsize, whole_rows=self.kernel.takes_whole_rows, unroll=self.kernel.edges_together
+        )
+        if self.kernel.adds_columns:
+            return [shape for shape in found if (shape.rows, shape.warps) == (self.usual.rows, self.usual.warps)]
+        return found
+
+
+class Choices:
+    """The shapes measured so far, as the file at ``path`` has them; without a path they are not kept."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._shapes = {} if path is None else _read(path)
+        self._asked: dict[Case, Shape] = {}
+
+    def shape(self, case: Case) -> Shape:
+        """The fastest measured; the table's where none was. Asked for every launch."""
+        known = self._asked.get(case)
+        if known is None:
+            known = self._asked[case] = self._shapes.get(case.key, case.usual)
+        return known
+
+    def measure(self, case: Case, seconds: Callable[[Shape], float], *, rounds: int = ROUNDS) -> Shape:
+        """The candidate whose median of ``seconds`` is least, the earlier one of equals; kept from now on.
+
+        A candidate for which ``seconds`` raises, as one too large for this GPU does, is left out: errors of Triton and
+        torch have no class in common. Raises the last such error where none ran.
+        """
+        taken: dict[Shape, list[float]] = {shape: [] for shape in case.candidates}
+        refused: Exception | None = None
+        for _ in range(rounds):
+            for shape in list(taken):
+                try:
+                    taken[shape].append(seconds(shape))
+                except Exception as error:
+                    refused = error
+                    del taken[shape]
+        if not taken:
+            assert refused is not None
+            raise refused
+        fastest = min(taken, key=lambda shape: statistics.median(taken[shape]))
+        self._shapes[case.key] = self._asked[case] = fastest
+        self._write()
+        return fastest
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
+        try:
+            data = {key: asdict(shape) for key, shape in sorted(self._shapes.items())}
+            temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+            temporary.replace(self._path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def shape_for(kernel: Kernel, source_NW: Tensor, width: int | None = None) -> Shape:
+    """The shape for rows of ``source_NW``, or for ``width`` of their columns, on the GPU where they are."""
+    case = Case(kernel, source_NW.shape[1] if width is None else width, source_NW.itemsize)
+    return choices(str(source_NW.device)).shape(case)
+
+
+@functools.cache
+def choices(device: str) -> Choices:
+    """Those of a device; of the processor, where programs are only interpreted, none are kept."""
+    return Choices(location(torch.cuda.get_device_name(device)) if device.startswith("cuda") else None)
+
+
+def location(gpu: str) -> Path:
+    """The file of the shapes measured on a GPU of this name, whether it is there or not."""
+    import triton
+
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    text = json.dumps([gpu, triton.__version__, __version__])
+    return root / "ooc" / f"shapes-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+def _read(path: Path) -> dict[str, Shape]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return {key: Shape(**{name: int(number) for name, number in shape.items()}) for key, shape in data.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

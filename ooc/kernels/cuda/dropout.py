@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of dropout, drawn on a GPU bit for bit: on rows those of ``ooc.kernels.dropout.rows``, inside of a layer that
+runs as it is those of ``ooc.kernels.dropout.opaque``.
+
+NumPy's Philox counts up before it draws, so that a row's first count is one more than on its own account.
+"""
+
+import torch
+from torch import Tensor
+
+from ooc.kernels.cuda.launch import ceil_div, dropped_below, on_device_of, signed
+from ooc.kernels.cuda.programs.dropout import draw_edge_masks, draw_masks
+from ooc.kernels.dropout.masks import Draw, EdgeDraw
+
+_DRAWS, _WARPS = 256, 4
+"""Counts, or entries of edges, of a program: two a thread. Never tried otherwise."""
+_NUMBERS = 8
+"""Of 32 bits, that Philox4x64 gives for a count."""
+
+
+def keep_mask(draw: Draw, like: Tensor) -> Tensor:
+    """Bool, of the shape of ``like`` [R, W] and where it is: which entries are kept."""
+    rows, columns = like.shape
+    counts = ceil_div(columns, _NUMBERS)
+    eights = torch.empty(rows, counts, dtype=torch.int64, device=like.device)
+    if eights.numel():
+        with on_device_of(like):
+            draw_masks[(ceil_div(eights.numel(), _DRAWS),)](
+                eights,
+                eights.numel(),
+                draw.row_start * counts + 1,
+                signed(draw.key & (2**64 - 1)),
+                signed(draw.key >> 64),
+                draw.threshold,
+                DRAWS=_DRAWS,
+                num_warps=_WARPS,
+            )
+    return eights.view(torch.bool)[:, :columns]
+
+
+def keep_edges(draw: EdgeDraw) -> Tensor:
+    """Bool [E, columns], where the edges are: which entries are kept."""
+    keep = torch.empty(len(draw.targets_E), draw.columns, dtype=torch.int8, device=draw.targets_E.device)
+    if keep.numel():
+        key, threshold, _ = dropped_below(draw.dropout)
+        with on_device_of(keep):
+            draw_edge_masks[(ceil_div(keep.numel(), _DRAWS),)](
+                keep,
+                draw.targets_E,
+                draw.sources_E,
+                draw.repeats_E,
+                keep.numel(),
+                draw.columns,
+                key,
+                threshold,
+                DRAWS=_DRAWS,
+                num_warps=_WARPS,
+            )
+    return keep.view(torch.bool)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GAT's attention on a GPU: as ``ooc.kernels.gat``; dropout's masks are the same bit for bit.
+
+Sources may be narrower than the scalars of targets. Z is of the sources' type; what is kept for the backward pass is of
+the summing type, float32 unless the sources are float64, because a coefficient depends on the difference of a score
+and lse.
+
+Shapes: N rows of a pulled matrix, R rows of the tile, G groups of the slab, heads or slices of heads, C channels of a
+group; columns S of a slab are group after group, scalars beside channels.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from ooc.kernels.cuda.choice import Kernel, shape_for
+from ooc.kernels.cuda.launch import (
+    Pulling,
+    accumulator,
+    ceil_div,
+    dropped_below,
+    on_device_of,
+    rows_in_line,
+    sums_dtype,
+)
+from ooc.kernels.cuda.programs.gat import (
+    attend_segments,
+    attend_slots,
+    pack_upstream,
+    sources_segments,
+    sources_slots,
+)
+from ooc.kernels.cuda.segments import Segments, cut
+from ooc.kernels.cuda.shapes import Shape, usual
+from ooc.kernels.edges import TileEdges
+from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns
+
+__all__ = ["attend", "pull_sources", "upstream"]
+
+
+def attend(
+    gat: GatHeads,
+    tile: TileEdges,
+    *,
+    source_NS: Tensor,
+    a_dst_RG: Tensor,
+    keep: bool,
+    segments: Segments | None = None,
+    shape: Shape | None = None,
+) -> Tensor:
+    """Forward: targets pull z and a_src over in-edges → Z [R, G·C]; with ``keep`` what the backward pass needs beside
+    it, [R, G·(2C+2)]. lse is 0 where a row has no edges. ``segments``: the tile's, if it has been cut before."""
+    assert len(a_dst_RG) == tile.rows, "a program reads the scalar of every row"
+    source_NS, a_dst_RG = rows_in_line(source_NS), a_dst_RG.contiguous()
+    groups, sums = len(gat.groups), sums_dtype(source_NS.dtype)
+    channels = source_NS.shape[1] // groups - SOURCE_SCALARS
+    segments = segments or cut(tile)
+    dtype = sums if keep else source_NS.dtype
+    out = source_NS.new_empty(tile.rows, groups * result_columns(channels, keep=keep), dtype=dtype)
+    if out.numel() == 0:
+        return out
+    workspace = source_NS.new_empty(segments.slots, groups, 2 * channels + 3, dtype=sums)
+    shape = shape or shape_for(Kernel.ATTEND, source_NS, channels)
+    pulling = Pulling(tile, segments, source_NS, out, workspace, shape, across=groups)
+    numbers, constants = _of_layer(gat)
+    columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "KEEP": keep}
+    pulling.over_segments(attend_segments, a_dst_RG, numbers=numbers, **constants, **columns)
+    pulling.over_long_rows(attend_slots, **columns)
+    return out
+
+
+def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, Tensor]:
+    """From the gradient of Z and what the forward pass kept: what sources pull [R, G·(C+3)], and da_dst [R, G]. In one
+    launch; of torch's operators it would be seven beside views, which read and write a row's columns ten times."""
+    rows, groups = a_dst_RG.shape
+    channels = dz_RW.shape[1] // groups
+    dz_RW, kept_RK, a_dst_RG = dz_RW.contiguous(), kept_RK.contiguous(), a_dst_RG.contiguous()
+    out, da_dst_RG = dz_RW.new_empty(rows, groups * (channels + TARGET_SCALARS)), dz_RW.new_empty(rows, groups)
+    shape = usual(channels, dz_RW.itemsize, whole_rows=True)
+    if out.numel():
+        with on_device_of(dz_RW):
+            pack_upstream[(ceil_div(rows, shape.rows) * groups,)](
+                *(dz_RW, kept_RK, a_dst_RG, out, da_dst_RG, rows),
+                CHANNELS=channels,
+                GROUPS=groups,
+                ACCUMULATOR=accumulator(dz_RW.dtype),
+                ROWS=shape.rows,
+                COLUMNS=shape.columns,
+                num_warps=shape.warps,
+            )
+    return out, da_dst_RG
+
+
+def pull_sources(
+    gat: GatHeads,
+    tile: TileEdges,
+    *,
+    target_NS: Tensor,
+    source_RS: Tensor,
+    segments: Segments | None = None,
+    shape: Shape | None = None,
+) -> Tensor:
+    """Backward: sources pull dZ with its scalars over out-edges → dz of the messages and da_src [R, G·(C+1)], of the
+    sources' type. Scalars of ``target_NS`` are read as they are: in a type narrower than float32, lse is too coarse.
+    """
+    assert len(source_RS) == tile.rows, "a program reads every row's own"
+    target_NS, source_RS = rows_in_line(target_NS), rows_in_line(source_RS)
+    groups, sums = len(gat.groups), sums_dtype(target_NS.dtype)
+    channels = target_NS.shape[1] // groups - TARGET_SCALARS
+    segments = segments or cut(tile)
+    out = source_RS.new_empty(tile.rows, groups * (channels + SOURCE_SCALARS))
+    if out.numel() == 0:
+        return out
+    workspace = target_NS.new_empty(segments.slots, groups, 2 * channels + 1, dtype=sums)
+    shape = shape or shape_for(Kernel.ATTEND_SOURCES, target_NS, channels)
+    pulling = Pulling(tile, segments, target_NS, out, workspace, shape, across=groups)
+    numbers, constants = _of_layer(gat)
+    columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "SOURCE_STRIDE": source_RS.stride(0)}
+    pulling.over_segments(sources_segments, source_RS, numbers=numbers, **constants, **columns)
+    pulling.over_long_rows(sources_slots, source_RS, **columns)
+    return out
+
+
+def _of_layer(gat: GatHeads) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    """What programs over segments take of the layer: the slab's first group, the generator's key as one number and
+    below which of its numbers a coefficient is dropped; and constants, with what others are scaled by."""
+    key, threshold, scale = dropped_below(gat.dropout)
+    constants = {
+        "SLOPE": gat.negative_slope,
+        "HAS_DROPOUT": gat.dropout is not None,
+        "SCALE": scale,
+        "SLICES": gat.slices,
+    }
+    return (gat.groups.start, key, threshold), constants

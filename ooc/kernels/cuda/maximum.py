@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The largest of the neighbours' rows and its gradient on a GPU: as ``ooc.kernels.maximum``, whose
+``upstream`` serves here too.
+
+Maxima are of the source's type. What is kept for the backward pass is of the summing type, float32 unless the source
+is float64: it holds the maximum exactly, and numbers of ties that narrower types would round.
+
+Shapes: N rows of a pulled matrix, R rows of the tile, W columns.
+"""
+
+from torch import Tensor
+
+from ooc.kernels.cuda.choice import Kernel, shape_for
+from ooc.kernels.cuda.launch import Pulling, ceil_div, rows_in_line, sums_dtype
+from ooc.kernels.cuda.programs.maximum import maxima_segments, maxima_slots, shares_segments
+from ooc.kernels.cuda.programs.sums import sum_slots
+from ooc.kernels.cuda.segments import Segments, cut
+from ooc.kernels.cuda.shapes import Shape
+from ooc.kernels.edges import TileEdges
+from ooc.kernels.maximum import upstream
+
+__all__ = ["pull_maxima", "pull_sources", "upstream"]
+
+
+def pull_maxima(
+    tile: TileEdges, source_NW: Tensor, *, keep: bool, segments: Segments | None = None, shape: Shape | None = None
+) -> Tensor:
+    """Forward: targets pull the largest value of every column over in-edges → [R, W]; with ``keep`` each with its
+    ties beside it, [R, W·2]. ``segments``: the tile's, if it has been cut before."""
+    source_NW = rows_in_line(source_NW)
+    width, sums = source_NW.shape[1], sums_dtype(source_NW.dtype)
+    segments = segments or cut(tile)
+    out = source_NW.new_empty(tile.rows, 2 * width if keep else width, dtype=sums if keep else source_NW.dtype)
+    if out.numel() == 0:
+        return out
+    workspace = source_NW.new_empty(segments.slots, 2 * width, dtype=sums)
+    shape = shape or shape_for(Kernel.MAXIMUM, source_NW)
+    blocks = ceil_div(width, shape.columns)
+    pulling = Pulling(tile, segments, source_NW, out, workspace, shape, across=blocks)
+    pulling.over_segments(maxima_segments, WIDTH=width, BLOCKS=blocks, KEEP=keep)
+    pulling.over_long_rows(maxima_slots, WIDTH=width, BLOCKS=blocks, KEEP=keep)
+    return out
+
+
+def pull_sources(
+    tile: TileEdges,
+    *,
+    target_NK: Tensor,
+    source_RW: Tensor,
+    segments: Segments | None = None,
+    shape: Shape | None = None,
+) -> Tensor:
+    """Backward: sources pull the shares of the maxima they equal over out-edges → [R, W], of the sources' type.
+
+    ``target_NK``: maximum and share of every column, as ``upstream`` gives them.
+    """
+    assert len(source_RW) == tile.rows, "a program reads every row's own"
+    target_NK, source_RW = rows_in_line(target_NK), rows_in_line(source_RW)
+    width, sums = source_RW.shape[1], sums_dtype(target_NK.dtype)
+    segments = segments or cut(tile)
+    out_RW = source_RW.new_empty(tile.rows, width)
+    if out_RW.numel() == 0:
+        return out_RW
+    workspace = target_NK.new_empty(segments.slots, width, dtype=sums)
+    shape = shape or shape_for(Kernel.MAXIMUM_SOURCES, target_NK, width)
+    blocks = ceil_div(width, shape.columns)
+    pulling = Pulling(tile, segments, target_NK, out_RW, workspace, shape, across=blocks)
+    stride = source_RW.stride(0)
+    pulling.over_segments(shares_segments, source_RW, WIDTH=width, BLOCKS=blocks, SOURCE_STRIDE=stride)
+    pulling.over_long_rows(sum_slots, WIDTH=width, BLOCKS=blocks)
+    return out_RW

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a tile cut into segments of at most so many edges, as programs take them.
+
+Degrees of real graphs are so uneven that one hub, summed by one program, would outlast all other rows together. So
+rows with more than ``EDGES_PER_SEGMENT`` edges are cut at multiples of it from their own first edge: each part is
+summed into a slot of a workspace, and a second launch adds a row's slots in order. Where a row is cut depends on
+nothing but the row, so results do not depend on tiles.
+
+Who has the offsets in host memory lists the parts there, once for a graph, and brings those of a tile along with its
+offsets: few rows are long, and a tile without such rows needs no list at all. Every other row is a segment of its own,
+which programs find by its number.
+
+R rows of a tile, P parts of its long rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, from_numpy
+
+from ooc.kernels.edges import TileEdges
+
+EDGES_PER_SEGMENT = 512
+"""Edges that one program sums one after the other. Few enough that a tile's last programs do not keep the others
+waiting; many enough that the workspace stays small beside the results. Never measured on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What a launch takes: first the parts of long rows, which take longest, then all R rows, of which it passes over
+    the long ones.
+
+    ``parts_P2``: of every part its row in the graph and which of the row's parts it is, in order of rows and within a
+    row in order of edges. The part's place in this list is its slot in the workspace, of which there are P.
+    """
+
+    offsets_R1: Tensor
+    start: int
+    parts_P2: Tensor
+    most: int
+    rows: int
+    slots: int
+
+    @property
+    def count(self) -> int:
+        """Of segments; those of long rows are empty."""
+        return self.slots + self.rows
+
+
+def cut(tile: TileEdges, most: int = EDGES_PER_SEGMENT) -> Segments:
+    """The segments of a tile's rows. If nobody has listed its parts, the host waits for the offsets and does."""
+    parts_P2 = tile.parts_P2
+    if parts_P2 is None or most != EDGES_PER_SEGMENT:
+        offsets = tile.offsets_R1.cpu().numpy()
+        parts_P2 = from_numpy(long_parts(offsets, tile.start, most)).to(tile.offsets_R1.device)
+    return Segments(tile.offsets_R1, tile.start, parts_P2, most, tile.rows, parts_P2.shape[0])
+
+
+def long_parts(
+    offsets_R1: npt.NDArray[np.signedinteger], start: int = 0, most: int = EDGES_PER_SEGMENT
+) -> npt.NDArray[np.signedinteger]:
+    """The parts [P, 2] of rows with more than ``most`` edges, for ``Segments``; of the offsets' type. The rows are
+    those from ``start`` on, and their edges begin at ``offsets_R1``."""
+    edges_R = np.diff(offsets_R1)
+    rows_L = np.flatnonzero(edges_R > most)
+    parts_L = -(-edges_R[rows_L] // most)
+    first_L = np.cumsum(parts_L) - parts_L
+    number_P = np.arange(parts_L.sum())
+    parts_P2 = np.stack((np.repeat(rows_L + start, parts_L), number_P - np.repeat(first_L, parts_L)), axis=1)
+    return parts_P2.astype(offsets_R1.dtype)
+
+
+def most_parts(edges: int, most: int = EDGES_PER_SEGMENT) -> int:
+    """The most parts that so many edges can make."""
+    return edges // most + edges // (most + 1)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dropout inside of an opaque layer: masks that do not depend on which rows it is run on.
+
+Such a layer calls ``F.dropout`` itself, forward and once more backward, on the graph around a tile's rows, in which a
+node has another number than in the next tile's. So the call is caught on its way into torch, and entries are dropped by
+who they belong to: to a node, by its row of the store, or to an edge, by the rows of both ends and how many edges
+between these come before it. That is what coefficients of attention are dropped by (``kernels.edge_dropout``), and a
+node counts as the edge from it to itself.
+
+What a call drops from is told by how many rows it has, on a graph on which these numbers are all different
+(``ooc.model.layers.conformance``), and is the same in every later run. On a GPU a program of its own draws the same
+numbers (``ooc.kernels.cuda.dropout``).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, assert_never
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ooc.errors import ModelError
+from ooc.kernels.dropout.edges import HEADS_PER_COUNT, EdgeDropout
+from ooc.kernels.dropout.masks import EdgeDraw
+from ooc.kernels.neighbourhood import Neighbourhood
+
+_DROPOUT = F.dropout
+_MOST_COLUMNS = HEADS_PER_COUNT << 16
+_MASK_BYTES = 96
+"""Of a row while the CPU draws its mask: the generator's words; beside a byte a column, and what torch makes."""
+
+
+def _drawn_by_cuda(draw: EdgeDraw) -> Tensor:
+    from ooc.kernels.cuda import dropout  # needs triton
+
+    return dropout.keep_edges(draw)
+
+
+BY_DEVICE: dict[str, Callable[[EdgeDraw], Tensor]] = {"cpu": EdgeDraw.mask, "cuda": _drawn_by_cuda}
+"""By torch's name of a kind of device: which entries are kept, where the rows are."""
+
+
+class DroppedRows(Enum):
+    """What a tensor inside of a layer has a row for."""
+
+    NODES = "nodes"
+    EDGES = "edges"
+    OTHER_EDGES = "edges but self-loops"
+    EDGES_AND_LOOPS = "edges, then a self-loop of every node"
+    OTHER_EDGES_AND_LOOPS = "edges but self-loops, then a self-loop of every node"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """One call of ``F.dropout``: what it drops from, and into how many ``columns`` its rows unfold."""
+
+    rows: DroppedRows
+    columns: int
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row while its mask is drawn, beside torch's."""
+        return _MASK_BYTES + self.columns
+
+
+Draws = Callable[[int, float], EdgeDropout]
+"""By the call's number from 0 and its probability: how it drops."""
+
+
+class InnerDropout(TorchFunctionMode):
+    """In here, the k-th ``F.dropout`` that drops anything of what layer ``where`` computes on ``near`` is ``calls[k]``
+    and drops as ``draws`` says. Any other use of it raises ModelError."""
+
+    def __init__(self, near: Neighbourhood, calls: Sequence[Dropped], draws: Draws, where: str) -> None:
+        super().__init__()
+        self._where = where
+        self._near, self._calls, self._draws = near, calls, draws
+        self._done = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._drop(*args, **(kwargs or {})) if func is _DROPOUT else func(*args, **(kwargs or {}))
+
+    def _drop(self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0.0:
+            return values
+        if self._done == len(self._calls):
+            raise ModelError(f"{self._where}: how often it drops something depends on the rows that it is run on")
+        call = self._calls[self._done]
+        targets, sources = _ends(call.rows, self._near)
+        if len(targets) != len(values):
+            raise ModelError(
+                f"{self._where}: what it drops from has {len(values)} rows here, not one for each of {call.rows.value}"
+            )
+        dropout = self._draws(self._done, p)
+        self._done += 1
+        columns = values[:1].numel() if len(values) else 0
+        draw = EdgeDraw(dropout, targets, sources, _repeats(targets, sources), columns)
+        keep = BY_DEVICE[values.device.type](draw).reshape(values.shape)
+        scale = keep.to(values.dtype).mul_(dropout.kept_scale)
+        return values.mul_(scale) if inplace else values * scale
+
+
+class Discovery(TorchFunctionMode):
+    """Finds the ``calls`` of ``F.dropout`` in here that drop anything; lets all values through. ``near``: a graph on
+    which all ``DroppedRows`` are of different numbers. ``other_shapes``: of what has no row for each of any of them."""
+
+    def __init__(self, near: Neighbourhood) -> None:
+        super().__init__()
+        self.calls: list[Dropped] = []
+        self.other_shapes: list[tuple[int, ...]] = []
+        self._by_length = {len(_ends(rows, near)[0]): rows for rows in DroppedRows}
+        assert len(self._by_length) == len(DroppedRows), "two kinds of rows cannot be told apart"
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._drop(*args, **(kwargs or {})) if func is _DROPOUT else func(*args, **(kwargs or {}))
+
+    def _drop(self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if training and p != 0.0:
+            rows = self._by_length.get(len(values)) if values.dim() else None
+            columns = values[:1].numel() if values.dim() else 0
+            if rows is None or columns > _MOST_COLUMNS:
+                self.other_shapes.append(tuple(values.shape))
+            else:
+                self.calls.append(Dropped(rows, columns))
+        return values
+
+
+def _ends(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
+    """Target and source, rows of the store, of everything that has a row."""
+    own_R = torch.arange(near.start, near.start + near.rows, device=near.others_S.device)
+    nodes = torch.cat((own_R, near.others_S))
+    sources, targets = nodes[near.edge_index_2E]
+    match rows:
+        case DroppedRows.NODES:
+            parts = [(nodes, nodes)]
+        case DroppedRows.EDGES:
+            parts = [(targets, sources)]
+        case DroppedRows.EDGES_AND_LOOPS:
+            parts = [(targets, sources), (nodes, nodes)]
+        case DroppedRows.OTHER_EDGES | DroppedRows.OTHER_EDGES_AND_LOOPS:
+            is_other = near.edge_index_2E[0] != near.edge_index_2E[1]
+            parts = [(targets[is_other], sources[is_other])]
+            if rows is DroppedRows.OTHER_EDGES_AND_LOOPS:
+                parts.append((nodes, nodes))
+        case _:
+            assert_never(rows)
+    return torch.cat([one for one, _ in parts]), torch.cat([other for _, other in parts])
+
+
+def _repeats(targets_E: Tensor, sources_E: Tensor) -> Tensor:
+    """How many before each one have the same two ends."""
+    order_E = sources_E.argsort(stable=True)
+    order_E = order_E[targets_E[order_E].argsort(stable=True)]
+    ends_2E = torch.stack((targets_E, sources_E))[:, order_E]
+    is_first_E = torch.ones_like(order_E, dtype=torch.bool)
+    is_first_E[1:] = (ends_2E[:, 1:] != ends_2E[:, :-1]).any(dim=0)
+    positions_E = torch.arange(len(order_E), device=order_E.device)
+    first_E = (positions_E * is_first_E).cummax(dim=0).values
+    return torch.empty_like(order_E).index_copy_(0, order_E, positions_E - first_E)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the features of edges add to messages and scores: a linear map of them, t = f Wᵀ + b, or themselves.
+
+The map is summed feature after feature by ``embedding_bag``, as rows are pulled, so that an edge's term has the same
+bits whatever edges and columns are computed with it; a dense product promises no such thing. Its gradient is likewise
+summed row by row, Σ_e dt_e f_e over a row's edges, and only then over rows.
+
+Added self-loops have features, too, as PyG fills them in: a constant, or the sum or mean over the other edges into the
+row. Over in-edges that is known of the tile; over out-edges rows bring it along.
+
+Shapes: R rows of the tile, E edges of a piece, K features, T columns of the term, those of G groups.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ooc.kernels.edges import Piece, SelfLoops, TileEdges, pieces, rows_in_line
+
+
+class Filling(Enum):
+    """What the features of an added self-loop are made of."""
+
+    CONSTANT = "constant"
+    SUM = "sum"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFeatures:
+    """The features of added self-loops; ``constant_K`` of the constant ones."""
+
+    filling: Filling
+    constant_K: Tensor | None = None
+
+    def of(self, tile: TileEdges, dtype: torch.dtype, edges_per_piece: int) -> Tensor:
+        """[R, K] for the rows of a tile of in-edges."""
+        assert tile.features_EK is not None
+        out_RK = torch.zeros(tile.rows, tile.features_EK.shape[1], dtype=dtype)
+        if self.constant_K is not None:
+            return out_RK + self.constant_K.to(dtype)
+        count_R1 = torch.zeros(tile.rows, 1, dtype=dtype)
+        for piece in pieces(replace(tile, self_loops=SelfLoops.AS_STORED), tile.nodes, edges_per_piece):
+            assert piece.positions_E is not None
+            own_E = piece.row_E + (piece.tile_start + piece.start)
+            other_E1 = (piece.neighbours_E != own_E).to(dtype)[:, None]
+            out_RK[piece.rows] += piece.sums(tile.features_EK[piece.positions_E].to(dtype) * other_E1)
+            count_R1[piece.rows] += piece.sums(other_E1)
+        return out_RK / count_R1.clamp_(min=1) if self.filling is Filling.MEAN else out_RK
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeTerms:
+    """The terms of a slab's groups. ``weight_KT``, ``bias_T``: the linear map; without, the term is the features'
+    columns of these groups. ``loop_RK`` are the features of the tile's added self-loops."""
+
+    groups: range
+    dtype: torch.dtype
+    weight_KT: Tensor | None = None
+    bias_T: Tensor | None = None
+    loop_RK: Tensor | None = None
+
+    @property
+    def map_columns(self) -> int:
+        """Columns of ``map_gradient``."""
+        if self.weight_KT is None:
+            return 0
+        return self.weight_KT.numel() + (0 if self.bias_T is None else self.bias_T.numel())
+
+    def features(self, tile: TileEdges, piece: Piece) -> Tensor:
+        """[E, K] in the compute dtype."""
+        stored_EK, positions = tile.features_EK, piece.positions_E
+        assert stored_EK is not None and positions is not None
+        if self.loop_RK is None or isinstance(positions, slice):
+            return stored_EK[positions].to(self.dtype)
+        is_loop_E = positions >= len(stored_EK)
+        features_EK = torch.empty(piece.edges, stored_EK.shape[1], dtype=self.dtype)
+        features_EK[~is_loop_E] = stored_EK[positions[~is_loop_E]].to(self.dtype)
+        features_EK[is_loop_E] = self.loop_RK[positions[is_loop_E] - len(stored_EK)]
+        return features_EK
+
+    def make(self, features_EK: Tensor) -> Tensor:
+        """Terms [E, T]."""
+        if self.weight_KT is None:
+            return features_EK[:, self.groups.start : self.groups.stop].contiguous()
+        edges, count = features_EK.shape
+        term_ET = F.embedding_bag(
+            torch.arange(count).repeat(edges),
+            rows_in_line(self.weight_KT),
+            torch.arange(0, edges * count + 1, count),
+            mode="sum",
+            include_last_offset=True,
+            per_sample_weights=features_EK.reshape(-1),
+        )
+        return term_ET if self.bias_T is None else term_ET.add_(self.bias_T)
+
+    def map_gradient(self, piece: Piece, features_EK: Tensor, gradient_ET: Tensor) -> Tensor:
+        """What the piece's edges add to the gradient of the map, by row: weight's K rows and, if there is one, the
+        bias of every group [rows, G · (K + 1) · T/G]."""
+        parts = [piece.sums(gradient_ET, features_EK[:, k].contiguous()) for k in range(features_EK.shape[1])]
+        if self.bias_T is not None:
+            parts.append(piece.sums(gradient_ET))
+        groups = len(self.groups)
+        return torch.stack([part.view(len(part), groups, -1) for part in parts], dim=2).flatten(1)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The convolutions of PyG that are edge functions: what they compute per edge, in PyG's own order of operators.
+
+Rows of a side are head after head, and within a head in the order named here, so that any group of whole heads is
+a slab of columns. What features of edges add comes as a term of as many columns as it is added to, head after head.
+All of these are elementwise but for sums over a head, so they give the same bits whatever edges are computed together.
+
+H heads of C channels.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ooc.kernels.edge_function import Reduction
+
+
+@dataclass(frozen=True, slots=True)
+class Gatv2:
+    """GATv2 (Brody et al., "How Attentive are Graph Attention Networks?", ICLR 2022), as ``GATv2Conv``.
+
+    Sources bring ``lin_l(x)``, targets ``lin_r(x)``: C columns a head. ``att_HC`` are the heads' attention vectors,
+    rows of the convolution's ``att[0]``; an edge's term is ``lin_edge`` of its features.
+    Targets may bring the vectors too, C columns more a head: then every row has a gradient of them of its own, and
+    rows can be summed in one order however they were computed.
+    """
+
+    att_HC: Tensor
+    negative_slope: float
+    reduction: Reduction = Reduction.SOFTMAX
+
+    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        att_HC: Tensor = self.att_HC
+        if target_EV.shape[1] != source_EW.shape[1]:
+            target_EHC, att_HC = target_EV.view(len(target_EV), len(att_HC), -1).chunk(2, dim=2)
+            target_EV = target_EHC.reshape(source_EW.shape)
+        hidden_EW = target_EV + source_EW
+        if term_ET is not None:
+            hidden_EW = hidden_EW + term_ET
+        hidden_EHC = F.leaky_relu(hidden_EW, self.negative_slope).view(-1, *self.att_HC.shape)
+        return source_EW, (hidden_EHC * att_HC).sum(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerAttention:
+    """Scaled dot products of keys and queries, as ``TransformerConv`` (Shi et al., "Masked Label Prediction", 2020).
+
+    Sources bring key and value, 2 C columns a head; targets the query, C columns a head. An edge's term is ``lin_edge``
+    of its features, added to both key and value.
+    """
+
+    heads: int
+    reduction: Reduction = Reduction.SOFTMAX
+
+    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        key_EHC, value_EHC = source_EW.view(len(source_EW), self.heads, 2, -1).unbind(2)
+        query_EHC = target_EV.view_as(key_EHC)
+        if term_ET is not None:
+            term_EHC = term_ET.view_as(key_EHC)
+            key_EHC, value_EHC = key_EHC + term_EHC, value_EHC + term_EHC
+        score_EH = (query_EHC * key_EHC).sum(-1) / math.sqrt(query_EHC.shape[2])
+        return value_EHC.reshape(len(source_EW), -1), score_EH
+
+
+@dataclass(frozen=True, slots=True)
+class GatWithFeatures:
+    """GAT with features of edges, as ``GATConv``: a score is the leaky sum of three scalars.
+
+    Sources bring z and a_src, C + 1 columns a head; targets a_dst, one; an edge's term is its share of the score, one.
+    """
+
+    heads: int
+    negative_slope: float
+    reduction: Reduction = Reduction.SOFTMAX
+
+    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert term_ET is not None
+        source_EHC = source_EW.view(len(source_EW), self.heads, -1)
+        score_EH = source_EHC[:, :, -1] + target_EV + term_ET
+        return source_EHC[:, :, :-1].reshape(len(source_EW), -1), F.leaky_relu(score_EH, self.negative_slope)
+
+
+@dataclass(frozen=True, slots=True)
+class Gine:
+    """relu(x_j + t) with t the edge's features, through ``lin`` if there is one, as ``GINEConv`` (Hu et al., 2020).
+
+    Targets bring nothing: no columns.
+    """
+
+    reduction: Reduction = Reduction.SUM
+
+    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert term_ET is not None
+        return torch.relu(source_EW + term_ET), None

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The largest of the neighbours' rows, column by column, and its gradient shared among ties as PyG shares it.
+
+PyG takes maxima by ``scatter_reduce_`` into zeros, without counting those zeros among the values. Its gradient
+goes in equal parts to all values that equal the maximum, but there the zeros do count: where a maximum is exactly
+0, which rectified values often give, one part more is made and lost. Ties are counted so here.
+
+Backward, a source pulls the maxima of the rows it points to and the gradient of each, already divided by its
+ties, and takes it wherever its own value is the maximum. Values must therefore be kept as they were compared. What
+belongs to a column lies side by side, so that any columns are a slab: maximum and ties, maximum and share.
+
+Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, W columns.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ooc.kernels.edges import Piece, TileEdges, pieces
+
+EDGES_PER_PIECE = 4096
+"""Rows of a whole slab are gathered for every edge: fewer edges than where only scalars are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maxima:
+    """``value_RW``: largest over a row's edges, 0 where there are none; ``ties_RW``: into how many parts its gradient
+    goes, at least 1."""
+
+    value_RW: Tensor
+    ties_RW: Tensor
+
+
+class RunningMaximum:
+    """Maxima and ties of a tile's rows, added to piece after piece."""
+
+    def __init__(self, rows: int, columns: int, like: Tensor) -> None:
+        self._value_RW = like.new_full((rows, columns), -torch.inf)
+        self._ties_RW = like.new_zeros(rows, columns)
+        self._has_edges_R1 = torch.zeros(rows, 1, dtype=torch.bool)
+
+    def add(self, piece: Piece, value_EW: Tensor) -> None:
+        """Count the piece's edges; ``value_EW`` is written over."""
+        here = piece.rows
+        highest = piece.maxima(value_EW)
+        if piece.continues:
+            highest = torch.maximum(highest, self._value_RW[here])
+            self._ties_RW[here] *= self._value_RW[here] == highest
+        self._value_RW[here] = highest
+        # Compared in place, which gives 0 and 1 in the values' own type: several times as fast as by way of bool.
+        self._ties_RW[here] += piece.sums(value_EW.eq_(highest.index_select(0, piece.row_E)))
+        self._has_edges_R1[here] |= piece.offsets_R1.diff()[:, None] > 0
+
+    def finish(self) -> Maxima:
+        empty_R1 = ~self._has_edges_R1
+        value_RW = self._value_RW.masked_fill_(empty_R1, 0.0)
+        ties_RW = self._ties_RW.add_(value_RW == 0).masked_fill_(empty_R1, 1.0)
+        return Maxima(value_RW, ties_RW)
+
+
+def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
+    """Forward: targets pull the largest value of every column over in-edges → [R, W]; with ``keep`` each with its
+    ties beside it, [R, W·2]."""
+    running = RunningMaximum(tile.rows, source_NW.shape[1], source_NW)
+    for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
+        running.add(piece, source_NW.index_select(0, piece.neighbours_E))
+    maxima = running.finish()
+    return torch.stack((maxima.value_RW, maxima.ties_RW), dim=2).view(tile.rows, -1) if keep else maxima.value_RW
+
+
+def upstream(gradient_RW: Tensor, kept_RK: Tensor) -> Tensor:
+    """From the gradient of the maxima and what the forward pass kept: maximum and share of every column [R, W·2]."""
+    value_RW, ties_RW = kept_RK.view(*gradient_RW.shape, 2).unbind(2)
+    return torch.stack((value_RW, gradient_RW / ties_RW), dim=2).view(len(gradient_RW), -1)
+
+
+def pull_sources(tile: TileEdges, *, target_NK: Tensor, source_RW: Tensor) -> Tensor:
+    """Backward: sources pull the shares of the maxima they equal over out-edges → [R, W]."""
+    out_RW = torch.zeros_like(source_RW)
+    for piece in pieces(tile, len(target_NK), EDGES_PER_PIECE):
+        here = piece.rows
+        value_EW, share_EW = target_NK.index_select(0, piece.neighbours_E).view(piece.edges, -1, 2).unbind(2)
+        is_highest_EW = (value_EW == source_RW[here].index_select(0, piece.row_E)).to(share_EW.dtype)
+        out_RW[here] += piece.sums(is_highest_EW.mul_(share_EW))
+    return out_RW
+
+
+def scratch_bytes(*, columns: int, itemsize: int) -> tuple[int, int]:
+    """Bounds on what one call allocates at a time, results included: for every edge of a piece and every row of the
+    tile, five matrices of the slab's width; for every row beside that, six."""
+    return 5 * columns * itemsize + columns + 48, 6 * columns * itemsize + columns + 32

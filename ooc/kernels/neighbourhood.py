@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graph that some rows and their in-neighbours make: small enough to be run as a graph of its own.
+
+The rows are a tile's, or a run of them where the tile has many edges. Nodes are these rows, 0…R-1, and behind them
+their other in-neighbours, ascending; edges are those into the rows, in the store's order. Nodes behind the R-th have no
+edges into them, and nothing that a layer gives for them is of use. Where rows have no edges at all, which some layers
+fail on, there is one more node that has one.
+
+Shapes: N rows of the pulled matrix, R rows at hand, S other nodes, E edges, K features of an edge.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ooc.kernels.bucket_rows import BucketRows
+from ooc.kernels.edges import TileEdges, highest_row
+
+EDGES_AT_ONCE = 16384
+"""A run's edges, where no single row has more: layers keep several messages' widths for every edge."""
+EDGES_AT_ONCE_ON_DEVICE = 8 * EDGES_AT_ONCE
+"""The same on a device with memory of its own, to which every operator has to be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbourhood:
+    """``others_S``: the other nodes as rows of the pulled matrix; ``edge_index_2E`` counts the nodes of this
+    graph, int64, sources above targets. ``weight_E`` and ``features_EK`` are as the tile's, in the store's types.
+    ``stands_in``: the rows have no edges, and the other node is none of their in-neighbours."""
+
+    start: int
+    rows: int
+    others_S: Tensor
+    edge_index_2E: Tensor
+    weight_E: Tensor | None
+    features_EK: Tensor | None
+    stands_in: bool = False
+
+    def gather(self, source_NC: Tensor | BucketRows) -> Tensor:
+        """The rows of the pulled matrix that are nodes here → [R + S, C]."""
+        own_RC = source_NC[self.start : self.start + self.rows]
+        return torch.cat((own_RC, source_NC.index_select(0, self.others_S)))
+
+
+def edges_at_once(place: torch.device) -> int:
+    """A run's edges where tensors are there."""
+    return EDGES_AT_ONCE if place.type == "cpu" else EDGES_AT_ONCE_ON_DEVICE
+
+
+def runs(tile: TileEdges) -> Iterator[TileEdges]:
+    """Its rows in order, as many together as have up to so many edges, or one that has more. Where a tile is cut
+    depends on nothing but the tile and what kind of device computes."""
+    most = edges_at_once(tile.indices_E.device)
+    if len(tile.indices_E) <= most:  # without asking a device
+        yield tile
+        return
+    offsets = tile.offsets_R1.cpu().numpy()
+    start = 0
+    while start < tile.rows:
+        stop = int(np.searchsorted(offsets, int(offsets[start]) + most, side="right")) - 1
+        stop = min(max(stop, start + 1), tile.rows)
+        edges = slice(int(offsets[start]), int(offsets[stop]))
+        yield replace(
+            tile,
+            indices_E=tile.indices_E[edges],
+            offsets_R1=tile.offsets_R1[start : stop + 1] - int(offsets[start]),
+            start=tile.start + start,
+            weight_E=None if tile.weight_E is None else tile.weight_E[edges],
+            features_EK=None if tile.features_EK is None else tile.features_EK[edges],
+        )
+        start = stop
+
+
+def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
+    """That of a tile, or of a run of its rows; neighbours at or beyond ``rows``, the height of the pulled matrix, are
+    absent."""
+    neighbours_E = tile.indices_E.long()
+    counts_R = tile.offsets_R1.diff().long()
+    rows_R = torch.arange(tile.rows, device=neighbours_E.device)
+    target_E = torch.repeat_interleave(rows_R, counts_R, output_size=len(neighbours_E))
+    weight_E, features_EK = tile.weight_E, tile.features_EK
+    if len(neighbours_E) and highest_row(tile, 0, neighbours_E) >= rows:
+        present_E = neighbours_E < rows
+        neighbours_E, target_E = neighbours_E[present_E], target_E[present_E]
+        weight_E = None if weight_E is None else weight_E[present_E]
+        features_EK = None if features_EK is None else features_EK[present_E]
+    if not len(neighbours_E):
+        return _without_edges(tile)
+    is_own_E = (neighbours_E >= tile.start) & (neighbours_E < tile.start + tile.rows)
+    outer = (~is_own_E).nonzero()[:, 0]
+    others_S, place = torch.unique(neighbours_E[outer], sorted=True, return_inverse=True)
+    source_E = (neighbours_E - tile.start).index_copy_(0, outer, place + tile.rows)
+    return Neighbourhood(tile.start, tile.rows, others_S, torch.stack((source_E, target_E)), weight_E, features_EK)
+
+
+def other_neighbours(tile: TileEdges, rows: int) -> Tensor:
+    """The in-neighbours below ``rows`` of a tile, or of a run of its rows, that are none of these rows: ascending, each
+    once. Those of its ``neighbourhood``, alone."""
+    neighbours_E = tile.indices_E.long()
+    if not len(neighbours_E):
+        return neighbours_E
+    highest_row(tile, 0, neighbours_E)
+    is_own_E = (neighbours_E >= tile.start) & (neighbours_E < tile.start + tile.rows)
+    others_S: Tensor = torch.unique(neighbours_E[~is_own_E & (neighbours_E < rows)], sorted=True)
+    return others_S
+
+
+def _without_edges(tile: TileEdges) -> Neighbourhood:
+    """Rows that have no edges, and beside them the first of them once more, with an edge from the second: between
+    different rows where there are two, as differences of 0 have no gradient in some layers."""
+    weight_E, features_EK, place = tile.weight_E, tile.features_EK, tile.indices_E.device
+    edge_index_2E = torch.full((2, 1), tile.rows, device=place)
+    if tile.rows > 1:
+        edge_index_2E[0] = 1
+    return Neighbourhood(
+        tile.start,
+        tile.rows,
+        torch.full((1,), tile.start, device=place),
+        edge_index_2E,
+        None if weight_E is None else weight_E.new_ones(1),
+        None if features_EK is None else features_EK.new_ones(1, features_EK.shape[1]),
+        stands_in=True,
+    )

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernels pull the rows that a tensor has: those of the device where it is.
+
+Sums, attention, maxima and edge functions, with one signature on all devices. What comes between forward and backward
+is plain torch and the same everywhere (``maximum.upstream``, ``edge_function.upstream``) but for GAT's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ooc.kernels import aggregate, edge_function, gat, maximum
+from ooc.kernels.edge_function import Reduced, RowGradient
+from ooc.kernels.edge_terms import LoopFeatures
+from ooc.kernels.edges import TileEdges
+
+
+@dataclass(frozen=True, slots=True)
+class Pulls:
+    """What a kind of device pulls with, each with the signature of the CPU's function; ``loops``: features of added
+    self-loops that are made of those of other edges [R, K]."""
+
+    sums: Callable[..., Tensor]
+    attend: Callable[..., Tensor]
+    attend_upstream: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    attend_sources: Callable[..., Tensor]
+    maxima: Callable[..., Tensor]
+    maxima_sources: Callable[..., Tensor]
+    messages: Callable[..., Reduced]
+    message_sources: Callable[..., RowGradient]
+    message_targets: Callable[..., RowGradient]
+    loops: Callable[[LoopFeatures, TileEdges, torch.dtype], Tensor]
+
+
+def _loops_on_cpu(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> Tensor:
+    return loops.of(tile, dtype, edge_function.EDGES_PER_PIECE)
+
+
+_CPU = Pulls(
+    aggregate.pull_tile,
+    gat.attend,
+    gat.upstream,
+    gat.pull_sources,
+    maximum.pull_maxima,
+    maximum.pull_sources,
+    edge_function.pull_messages,
+    edge_function.pull_source_gradients,
+    edge_function.pull_target_gradients,
+    _loops_on_cpu,
+)
+
+
+@cache
+def _of_cuda() -> Pulls:
+    from ooc.kernels.cuda import (
+        edge_function,
+        edge_terms,
+        gat,
+        maximum,
+        sums,  # need triton
+    )
+
+    return Pulls(
+        sums.pull_tile,
+        gat.attend,
+        gat.upstream,
+        gat.pull_sources,
+        maximum.pull_maxima,
+        maximum.pull_sources,
+        edge_function.pull_messages,
+        edge_function.pull_source_gradients,
+        edge_function.pull_target_gradients,
+        edge_terms.loop_features,
+    )
+
+
+BY_DEVICE: dict[str, Callable[[], Pulls]] = {"cpu": lambda: _CPU, "cuda": _of_cuda}
+"""By torch's name of a kind of device."""
+
+
+def pulls_for(source: Tensor) -> Pulls:
+    """Those that take rows of ``source`` where it is."""
+    return BY_DEVICE[source.device.type]()

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an aggregation knows of every row: where its edges start, how it is scaled, whether it counts itself.
+
+GCN's and mean's coefficients factor into a scaling of rows before and after a plain sum, so the topology on
+disk is column indices only:
+
+    gcn   D^-1/2 (A + I) D^-1/2 M      mean   D^-1 A M      sum   A M
+
+Where edges have weights, A is a matrix of these, the sum a weighted one, and I what self-loops weigh (edge_weights).
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ooc.errors import StoreError
+from ooc.kernels.cuda.segments import long_parts, most_parts
+from ooc.model.edge_weights import weighted_degrees
+from ooc.plan.workload import Direction
+from ooc.prefetch.arena import Arena, Bytes
+from ooc.storage.store import Store
+
+_CHUNK_ROWS = 1 << 16
+
+
+class Scaling(Enum):
+    """How neighbours are weighted."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    GCN = "gcn"
+    GCN_NO_LOOPS = "gcn without self-loops"
+    WEIGHTED_SUM = "weighted sum"
+    WEIGHTED_GCN = "weighted gcn"
+    WEIGHTED_GCN_IMPROVED = "weighted gcn with self-loops of weight 2"
+    WEIGHTED_GCN_NO_LOOPS = "weighted gcn without self-loops"
+
+    @property
+    def weighted(self) -> bool:
+        """By the weights of the store's edges."""
+        return self in _WEIGHTED
+
+    @property
+    def normalized(self) -> bool:
+        """By the degrees of both ends, before and after the sum."""
+        return self not in (Scaling.SUM, Scaling.MEAN, Scaling.WEIGHTED_SUM)
+
+    @property
+    def loop_weight(self) -> float | None:
+        """What a self-loop weighs that is added to a row without one; None: none is added."""
+        return _LOOP_WEIGHTS.get(self)
+
+    @property
+    def may_vanish(self) -> bool:
+        """Whether a row may be scaled with 0: without self-loops there are rows without edges, and weights may be 0."""
+        return self is Scaling.GCN_NO_LOOPS or (self.weighted and self.normalized)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is scaled."""
+        return self in (Scaling.SUM, Scaling.WEIGHTED_SUM)
+
+    @property
+    def row_scalings(self) -> int:
+        """How often a row is scaled on its way to a sum."""
+        return (not self.plain) + self.normalized
+
+
+_WEIGHTED = frozenset(
+    (
+        Scaling.WEIGHTED_SUM,
+        Scaling.WEIGHTED_GCN,
+        Scaling.WEIGHTED_GCN_IMPROVED,
+        Scaling.WEIGHTED_GCN_NO_LOOPS,
+    )
+)
+_LOOP_WEIGHTS = {Scaling.GCN: 1.0, Scaling.WEIGHTED_GCN: 1.0, Scaling.WEIGHTED_GCN_IMPROVED: 2.0}
+
+
+@dataclass(frozen=True, slots=True)
+class RowScaling:
+    """What one scaling does to every row, in host memory: ``scale_N1`` and ``self_N1`` in the compute dtype.
+
+    ``before``: rows are scaled before the sum as well as after it. ``self_term``: every row counts itself once;
+    ``self_N1`` then holds what its self-loop weighs minus the self-loops already among its edges, ``None`` where that
+    is 1 everywhere.
+    """
+
+    scale_N1: Tensor | None = None
+    before: bool = False
+    self_term: bool = False
+    self_N1: Tensor | None = None
+
+    def add_self(self, pulled: Tensor, source: Tensor, start: int, stop: int) -> None:
+        """Add the self term of rows ``start:stop`` to the first rows of ``pulled``; ``source`` is the whole slab."""
+        if not self.self_term or start >= stop:
+            return
+        own = pulled[: stop - start]
+        if self.self_N1 is None:
+            own.add_(source[start:stop])
+        else:
+            own.addcmul_(source[start:stop], _beside(self.self_N1[start:stop], source))
+
+    def scale(self, start: int, rows_RC: Tensor) -> Tensor | None:
+        """[R, 1] factors after the sum for rows from ``start`` on, where these are; ``None`` for a plain sum."""
+        return None if self.scale_N1 is None else _beside(self.scale_N1[start : start + rows_RC.shape[0]], rows_RC)
+
+
+_PLAIN = RowScaling()
+
+
+@dataclass(slots=True)
+class GraphRows:
+    """Per-row facts in host memory: ``offsets`` [N+1] by direction, and what each scaling of the model needs; for the
+    kernels of a device with memory of its own, ``parts`` of long rows [P, 2] (``kernels.cuda.segments``)."""
+
+    offsets: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
+    parts: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
+    scalings: Mapping[Scaling, RowScaling] = field(default_factory=dict)
+
+    def memory(self) -> Iterator[Bytes]:
+        """Where it lies, on pages of its own: tiles' parts of it are brought to a device."""
+        yield from (offsets.view(np.uint8) for offsets in self.offsets.values())
+        yield from (parts_P2.reshape(-1).view(np.uint8) for parts_P2 in self.parts.values() if len(parts_P2))
+        for scaling in self.scalings.values():
+            for facts_N1 in (scaling.scale_N1, scaling.self_N1):
+                if facts_N1 is not None:
+                    yield facts_N1.view(-1).view(torch.uint8).numpy()
+
+    def scaled(self, scaling: Scaling) -> RowScaling:
+        """What ``scaling`` does to rows; nothing where nothing is known of it."""
+        return self.scalings.get(scaling, _PLAIN)
+
+    def most_edges(self, direction: Direction) -> int:
+        """The most edges of any row, 0 where nothing is known of them; in chunks of rows, as their differences are as
+        large as the offsets."""
+        offsets = self.offsets.get(direction, np.zeros(1, dtype=np.int64))
+        starts = range(0, len(offsets) - 1, _CHUNK_ROWS)
+        return max((int(np.diff(offsets[start : start + _CHUNK_ROWS + 1]).max()) for start in starts), default=0)
+
+
+def _beside(facts_R1: Tensor, rows_RC: Tensor) -> Tensor:
+    """What is known of rows, where these are: they wait on the host, and go to a device tile by tile."""
+    return facts_R1.to(rows_RC.device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveRows:
+    """How many leading rows a stage must compute: element d is for what lies d hops before the scored rows.
+
+    ``training`` counts from the rows of the loss, ``scoring`` from those of any split; both have one element
+    more than the network has layers, and never shrink. Every in-neighbour of the rows of one element is among
+    those of the next. Without an order by hops all are ``nodes``.
+    """
+
+    nodes: int
+    training: tuple[int, ...]
+    scoring: tuple[int, ...]
+
+    def training_rows(self, hops: int) -> int:
+        """Rows within ``hops`` of those of the loss; all where the network reaches farther than this was made for."""
+        return self.training[hops] if hops < len(self.training) else self.nodes
+
+    def scoring_rows(self, hops: int) -> int:
+        """Rows within ``hops`` of those of any split; all where the network reaches farther than this was made for."""
+        return self.scoring[hops] if hops < len(self.scoring) else self.nodes
+
+    @classmethod
+    def everything(cls, nodes: int, depth: int) -> "ActiveRows":
+        """Nothing is left out."""
+        return cls(nodes, (nodes,) * (depth + 1), (nodes,) * (depth + 1))
+
+    @classmethod
+    def of_store(cls, store: Store, depth: int) -> "ActiveRows":
+        """What a store in hop order lets one leave out, by the counts it was written with."""
+        if store.attributes.get("order") != "hop":
+            return cls.everything(store.num_nodes, depth)
+        training, scoring = (
+            tuple(int(counts[min(d, len(counts) - 1)]) for d in range(depth + 1))
+            for counts in (store.attributes["train_hops"], store.attributes["hops"])
+        )
+        return cls(store.num_nodes, training, scoring)
+
+
+def damaged(store: Store, array: str) -> StoreError:
+    """The error for a store whose ``array`` cannot be what was written."""
+    return StoreError(f"{array} of the store {store.path} is damaged; ooc verify tells where; convert again")
+
+
+def directions(store: Store) -> tuple[Direction, ...]:
+    """The distinct topologies of a store: an undirected one is its own transpose."""
+    return (Direction.IN,) if store.undirected else (Direction.IN, Direction.OUT)
+
+
+def offset_itemsize(store: Store) -> int:
+    return 4 if store.num_edges < 2**31 else 8
+
+
+def rows_nbytes(store: Store, scalings: Collection[Scaling], itemsize: int, *, on_device: bool) -> int:
+    """Host bytes that ``load_rows`` will take, for admission beforehand; a bound, where there may be long rows."""
+    facts = sum((not scaling.plain) + _counts_own(store, scaling) for scaling in scalings)
+    offsets = len(directions(store)) * offset_itemsize(store)
+    parts = 2 * most_parts(store.num_edges) * offsets if on_device else 0
+    return (store.num_nodes + 1) * (offsets + facts * itemsize) + parts
+
+
+def _counts_own(store: Store, scaling: Scaling) -> bool:
+    """Whether what a row's self-loop adds differs from row to row, or from 1."""
+    return scaling.loop_weight is not None and (store.num_self_loops > 0 or scaling.loop_weight != 1.0)
+
+
+def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype, *, on_device: bool) -> GraphRows:
+    """Read offsets and derive ``scalings``, in chunks of rows so that nothing larger than the result is held.
+    ``on_device``: and list the parts of long rows."""
+    offsets = _load_offsets(store)
+    parts = {direction: _parts(stops) for direction, stops in offsets.items()} if on_device else {}
+    into_rows = offsets[Direction.IN]
+    return GraphRows(offsets, parts, {scaling: _row_scaling(store, scaling, into_rows, dtype) for scaling in scalings})
+
+
+def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
+    chunks = [
+        long_parts(offsets[start : start + _CHUNK_ROWS + 1], start)
+        for start in range(0, max(1, len(offsets) - 1), _CHUNK_ROWS)
+    ]
+    count = sum(map(len, chunks))
+    if not count:
+        return chunks[0]
+    parts_P2 = _on_own_pages(2 * count * offsets.itemsize).view(offsets.dtype).reshape(count, 2)
+    return np.concatenate(chunks, out=parts_P2)
+
+
+def _load_offsets(store: Store) -> dict[Direction, npt.NDArray[np.signedinteger]]:
+    n = store.num_nodes
+    offset_type = np.dtype(f"i{offset_itemsize(store)}")
+    offsets: dict[Direction, npt.NDArray[np.signedinteger]] = {}
+    for direction in directions(store):
+        indptr, _ = store.topology(direction.value)
+        rows = _on_own_pages((n + 1) * offset_type.itemsize).view(offset_type)
+        for start in range(0, n + 1, _CHUNK_ROWS):
+            stop = min(n + 1, start + _CHUNK_ROWS)
+            rows[start:stop] = indptr.read(start, stop)
+            before = max(0, start - 1)
+            if (np.diff(rows[before:stop]) < 0).any() or rows[0] != 0 or rows[start:stop].max() > store.num_edges:
+                raise damaged(store, f"{direction.value}/indptr")
+        if rows[n] != store.num_edges:
+            raise damaged(store, f"{direction.value}/indptr")
+        offsets[direction] = rows
+    return offsets
+
+
+def _row_scaling(
+    store: Store, scaling: Scaling, into_rows: npt.NDArray[np.signedinteger], dtype: torch.dtype
+) -> RowScaling:
+    """What ``scaling`` does to the store's rows, whose in-edges begin at ``into_rows`` [N+1]."""
+    if scaling.plain:
+        return _PLAIN
+    n, fill = store.num_nodes, scaling.loop_weight
+    scale = _facts(n, dtype)
+    own = _facts(n, dtype) if _counts_own(store, scaling) else None
+    for start in range(0, n, _CHUNK_ROWS):
+        stop = min(n, start + _CHUNK_ROWS)
+        into = into_rows[start : stop + 1]
+        degree, loop = (
+            weighted_degrees(store, into, start, loop_weight=fill)
+            if scaling.weighted
+            else _degrees(store, into, start, self_term=fill is not None)
+        )
+        if own is not None:
+            own[start:stop, 0] = loop
+        if scaling.normalized:
+            inverse = degree.to(dtype).pow(-0.5)
+            scale[start:stop, 0] = inverse.masked_fill(degree == 0, 0.0)
+        else:
+            scale[start:stop, 0] = 1.0 / degree.clamp(min=1).to(dtype)
+    return RowScaling(scale, before=scaling.normalized, self_term=fill is not None, self_N1=own)
+
+
+def _facts(rows: int, dtype: torch.dtype) -> Tensor:
+    """[rows, 1]."""
+    return torch.from_numpy(_on_own_pages(rows * dtype.itemsize)).view(dtype).view(rows, 1)
+
+
+def _on_own_pages(nbytes: int) -> Bytes:
+    """Memory whose pages nothing else lies on, as a device locks whole ones."""
+    return Arena(nbytes).view(0, nbytes)
+
+
+def _degrees(
+    store: Store, into_rows: npt.NDArray[np.signedinteger], start: int, *, self_term: bool
+) -> tuple[Tensor, Tensor]:
+    """In-degrees [R] of the rows from ``start`` whose edges begin at ``into_rows`` [R+1], with ``self_term`` one for
+    all their self-loops together; and what it takes to make these one."""
+    degree = torch.from_numpy(np.diff(into_rows).astype(np.int64))
+    missing = torch.ones_like(degree)
+    if store.num_self_loops:
+        missing -= torch.from_numpy(store.array("in/self_loops").read(start, start + len(degree)).astype(np.int64))
+    return (degree + missing if self_term else degree), missing

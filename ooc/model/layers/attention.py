@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyG's attentions as values.
+
+What an edge needs of its source is one matrix, what it needs of its target another, each one dense product of x:
+
+    GATConv            z, a_src = z · att_src of every head      a_dst = z · att_dst
+    GATv2Conv          lin_l(x)                                  lin_r(x)
+    TransformerConv    lin_key(x), lin_value(x) of every head    lin_query(x)
+
+A wide head of GATConv is cut into slices of its channels, each with the head's scores beside it, so that it need not be
+pulled whole.
+
+Features of edges add to that one linear map of theirs: GATConv's to the score, as ``lin_edge`` and ``att_edge`` make it
+together, GATv2Conv's before the score, TransformerConv's to key and value.
+
+Shapes: I columns of x, H heads of C channels.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ooc.kernels.edge_terms import Filling, LoopFeatures
+from ooc.kernels.edges import SelfLoops
+from ooc.kernels.gat import TARGET_SCALARS
+from ooc.model.layers.edge_functions import (
+    DotAttention,
+    EdgeTerm,
+    Gatv2Attention,
+    GatWithFeaturesAttention,
+    with_loops,
+)
+from ooc.model.layers.layer import Call
+from ooc.model.layers.per_edge import AttentionOptions, GatAttention
+from ooc.model.lowering.projection import ONCE, Repeated, Weights
+from ooc.model.lowering.values import Value
+from ooc.plan.workload import EdgeData
+
+_SLICE_NBYTES = 16e9
+"""What a slab of one slice is to take at most, if that can be: so much of a GPU of 24 GB, beside what it works in."""
+_WIDEST_SLICE = 64
+"""Channels. Four of these took the CPU's pulls 1.05 times as long as a head of 256; on a GPU nothing was measured.
+Narrower ones have more scalars for as many channels."""
+_NARROWEST_SLICE = 16
+"""Channels. Rows of narrower ones would be fetched in parts of cache lines."""
+
+
+def slices_of_head(channels: int, *, nodes: int, itemsize: int) -> int:
+    """Into how many slices a head of ``channels`` channels is cut, as many to each: as few as are narrow enough for a
+    graph of so many nodes, or else as many as can be. The same whatever the budgets, since sums over slices round as
+    slices are cut."""
+    widest = _WIDEST_SLICE
+    while widest > _NARROWEST_SLICE and nodes * (widest + TARGET_SCALARS) * itemsize > _SLICE_NBYTES:
+        widest //= 2
+    even = [slices for slices in range(1, channels // _NARROWEST_SLICE + 1) if channels % slices == 0]
+    return next((slices for slices in even if channels // slices <= widest), max(even, default=1))
+
+
+def lower_gat(conv: Any, call: Call) -> Value:
+    """GATConv."""
+    options = _options(conv, call)
+    if conv.lin is None:
+        raise call.refuse("in_channels of sources and targets apart are not supported")
+    weight: nn.Parameter = conv.lin.weight
+    slices = 1
+    has_features = takes_features(conv, call)
+    if not has_features:  # functions of edges compute a message for every group by itself
+        setting = call.assembly.setting
+        slices = slices_of_head(conv.out_channels, nodes=setting.num_nodes, itemsize=setting.dtype.itemsize)
+
+    def by_head() -> Tensor:
+        return weight.view(conv.heads, conv.out_channels, -1)
+
+    def scores(att: Tensor) -> Tensor:
+        score_HI = torch.einsum("hc,hci->hi", att[0], by_head())
+        return score_HI.repeat_interleave(slices, dim=0)
+
+    def sources() -> tuple[Tensor, None]:
+        by_slice = weight.view(conv.heads * slices, conv.out_channels // slices, -1)
+        return torch.cat((by_slice, scores(conv.att_src)[:, None]), dim=1).flatten(0, 1), None
+
+    def targets() -> tuple[Tensor, None]:
+        return scores(conv.att_dst), None
+
+    repeated = Repeated(slices, conv.out_channels // slices + 1), Repeated(slices, 1)
+    source = _projection(call, sources, (weight, conv.att_src), repeated[0])
+    target = _projection(call, targets, (weight, conv.att_dst), repeated[1])
+    slope = float(conv.negative_slope)
+    if not has_features:
+        gat = partial(GatAttention, options=replace(options, slices=slices), negative_slope=slope)
+        attended = call.assembly.per_edge(gat, source, target)
+    else:
+        edge_weight, att_edge = conv.lin_edge.weight, conv.att_edge
+
+        def of_edges() -> tuple[Tensor, None]:
+            by_head = edge_weight.view(conv.heads, conv.out_channels, -1)
+            return torch.einsum("hc,hck->hk", att_edge[0], by_head), None
+
+        term = edge_term(call, of_edges, (edge_weight, att_edge), columns=1)
+        term = with_loops(term, options.self_loops, _loop_features(conv, call))
+        with_features = partial(GatWithFeaturesAttention, options=options, negative_slope=slope, term=term)
+        attended = call.assembly.per_edge(with_features, source, target, trains=term.trains)
+    return _with_residual(conv, call, _heads(conv, call, attended))
+
+
+def lower_gatv2(conv: Any, call: Call) -> Value:
+    """GATv2Conv."""
+    options = _options(conv, call)
+    source = _projection(call, *_of_linear(conv.lin_l))
+    target = source
+    if conv.lin_r is not conv.lin_l:
+        target = _projection(call, *_of_linear(conv.lin_r))
+    if call.arguments.get("edge_attr") is not None and conv.lin_edge is None:
+        raise call.refuse("it is given edge_attr without edge_dim")
+    term = None
+    if takes_features(conv, call):
+        term = edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels)
+        term = with_loops(term, options.self_loops, _loop_features(conv, call))
+    slope = float(conv.negative_slope)
+    gatv2 = partial(Gatv2Attention, options=options, att=conv.att, negative_slope=slope, term=term)
+    trains = conv.att.requires_grad or (term is not None and term.trains)
+    attended = call.assembly.per_edge(gatv2, source, target, trains=trains)
+    return _with_residual(conv, call, _heads(conv, call, attended))
+
+
+def lower_transformer(conv: Any, call: Call) -> Value:
+    """TransformerConv."""
+    options = _options(conv, call)
+    key, value = conv.lin_key, conv.lin_value
+    weights = (key.weight, value.weight)
+    if (key.bias is None) != (value.bias is None):
+        raise call.refuse("a bias of only one of lin_key and lin_value is not supported")
+    biases = () if key.bias is None else (key.bias, value.bias)
+
+    def sources() -> tuple[Tensor, Tensor | None]:
+        def interleaved(parts: tuple[Tensor, ...]) -> Tensor:
+            by_head = [part.view(conv.heads, conv.out_channels, *part.shape[1:]) for part in parts]
+            return torch.cat(by_head, dim=1).flatten(0, 1)
+
+        return interleaved(weights), interleaved(biases) if biases else None
+
+    source = _projection(call, sources, (*weights, *biases))
+    target = _projection(call, *_of_linear(conv.lin_query))
+    if (call.arguments.get("edge_attr") is None) != (conv.lin_edge is None):
+        given = "without edge_attr" if conv.lin_edge is not None else "with edge_attr and no edge_dim"
+        raise call.refuse(f"it is called {given}")
+    term = None
+    if takes_features(conv, call):
+        term = edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels)
+    dot = partial(DotAttention, options=options, term=term)
+    attended = call.assembly.per_edge(dot, source, target, trains=term is not None and term.trains)
+    out = _heads(conv, call, attended)
+    if not conv.root_weight:
+        return out
+    skip = call.apply(conv.lin_skip, call.matrix("x"))
+    if conv.lin_beta is None:
+        return call.assembly.sum([(1.0, out), (1.0, skip)])
+    lin_beta = conv.lin_beta
+
+    def gated(out: Tensor, skip: Tensor) -> Tensor:
+        beta: Tensor = lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
+        return beta * skip + (1 - beta) * out
+
+    return call.assembly.rowwise(call.where, gated, [out, skip], tuple(lin_beta.parameters()))
+
+
+def _options(conv: Any, call: Call) -> AttentionOptions:
+    if conv.aggr not in ("add", "sum"):
+        raise call.refuse(f"aggr={conv.aggr!r} is not supported; attention sums")
+    if call.arguments.get("return_attention_weights") is not None:
+        raise call.refuse("return_attention_weights is not supported: nothing is kept for an edge")
+    p = float(conv.dropout) if conv.training else 0.0
+    loops = SelfLoops.EXACTLY_ONE if getattr(conv, "add_self_loops", False) else SelfLoops.AS_STORED
+    return AttentionOptions(conv.heads, conv.out_channels, loops, p, call.assembly.edge_site(p))
+
+
+def takes_features(conv: Any, call: Call) -> bool:
+    """Whether the convolution has a part for edges' features and is given them."""
+    return conv.lin_edge is not None and call.takes("edge_attr", EdgeData.FEATURES)
+
+
+def edge_term(call: Call, weights: Weights, parameters: tuple[nn.Parameter, ...], *, columns: int) -> EdgeTerm:
+    """What a linear map of the edges' features adds, ``columns`` numbers a group."""
+    features = call.assembly.setting.num_edge_features
+    if parameters[0].shape[1] != features:
+        raise call.refuse(f"it takes {parameters[0].shape[1]} features of edges, the store has {features}")
+    return EdgeTerm(features, columns, weights, parameters)
+
+
+def _loop_features(conv: Any, call: Call) -> LoopFeatures:
+    """What the convolution's ``fill_value`` makes of added self-loops."""
+    fill = conv.fill_value
+    if isinstance(fill, str):
+        fillings = {"mean": Filling.MEAN, "add": Filling.SUM, "sum": Filling.SUM}
+        if fill not in fillings:
+            raise call.refuse(f"fill_value={fill!r} is not supported; use 'mean', 'add' or numbers")
+        return LoopFeatures(fillings[fill])
+    return LoopFeatures(Filling.CONSTANT, torch.as_tensor(fill, dtype=torch.float64).detach().reshape(-1))
+
+
+def _projection(
+    call: Call,
+    weights: Weights,
+    parameters: tuple[nn.Parameter, ...],
+    repeated: Repeated = ONCE,
+) -> Value:
+    features = int(parameters[0].shape[1])
+    return call.assembly.projection(call.matrix("x"), weights, parameters, features=features, repeated=repeated)
+
+
+def _of_linear(linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
+    """A linear layer as it is."""
+    weight, bias = linear.weight, linear.bias
+
+    def made() -> tuple[Tensor, Tensor | None]:
+        return weight, bias
+
+    return made, (weight,) if bias is None else (weight, bias)
+
+
+def _heads(conv: Any, call: Call, attended: Value) -> Value:
+    """Heads side by side, or their mean."""
+    if conv.concat:
+        return attended
+    heads, channels = conv.heads, conv.out_channels
+    return call.assembly.rowwise(call.where, lambda rows: rows.reshape(-1, heads, channels).mean(dim=1), [attended])
+
+
+def _with_residual(conv: Any, call: Call, out: Value) -> Value:
+    terms = [(1.0, out)]
+    if conv.res is not None:
+        terms.append((1.0, call.assembly.linear(call.matrix("x"), conv.res.weight)))
+    return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A conformance probe: whether an opaque layer may be run tile by tile: tried on a small graph, in double precision.
+
+What such a layer gives for a row must depend on the row, its in-neighbours and the edges between them, and on nothing
+else: not on degrees of sources, on the number of nodes, on statistics over them, on other tiles, on chance. Nobody can
+tell that by looking at its code. So it is run on a graph as a whole and once more tile by tile, each tile with its
+in-neighbours alone, as training is going to run it, and both have to give the same values and gradients: with the
+parameters that it has and with others, since one that is 0 may hide what it multiplies.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ooc.errors import ModelError
+from ooc.kernels.dropout.edges import EdgeDropout
+from ooc.kernels.dropout.opaque import Discovery, Dropped, InnerDropout
+from ooc.kernels.edges import TileEdges
+from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
+from ooc.model.layers.layer import Layer, sharing
+from ooc.model.lowering.assembly import first_line
+from ooc.model.lowering.footprint import Footprint, footprint, operators, peak_bytes
+from ooc.plan.workload import EdgeData
+
+_NODES, _TILE, _EDGES = 23, 5, 70
+_WITHOUT_EDGES = range(15, 20)
+"""A tile of rows that have no in-edges, and are others' in-neighbours."""
+_LOOPS, _REPEATS = 3, 4
+_TOLERANCE = 1e-9
+_PERTURBATION = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What trying a layer has told: its output's ``columns``; which ``parameters`` have a part in it; what a run takes,
+    of how many operators it is forward and, with the gradient, backward; ``tells_modes``: whether it computes something
+    else in training than in evaluation; ``dropped``: what it drops entries from."""
+
+    columns: int
+    parameters: tuple[nn.Parameter, ...]
+    footprint: Footprint
+    forward_operators: int
+    backward_operators: int
+    tells_modes: bool
+    dropped: tuple[Dropped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """Rows, the whole graph, and a gradient to take back."""
+
+    x_NC: Tensor
+    near: Neighbourhood
+    offsets_N1: Tensor
+
+
+def probe_layer(
+    layer: Layer, module: nn.Module, *, columns: int, edge_features: int, dtype: torch.dtype, record: bool
+) -> ProbeResult:
+    """Try ``module``, a copy of the layer in one of its modes, on rows of ``columns`` columns; ModelError names what
+    keeps it from being run tile by tile. ``record``: it is to be differentiated."""
+    with torch.random.fork_rng(devices=[]):
+        probe = _Probe(layer, module, columns, edge_features)
+        probe.find_dropout()
+        outputs = probe.check_whole()
+        probe.check_own()
+        probe.check_order()
+        counts = probe.operators(outputs)
+        unused = probe.check_tiles()
+        probe.change()
+        unused &= probe.check_tiles()
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        used = tuple(p for i, p in enumerate(parameters) if i not in unused)
+        tells_modes = probe.tells_modes()
+        dropped = tuple(probe.dropped)
+        own = sharing(module, layer.where)
+        taken = _footprint(layer, own, columns, edge_features, dtype, used, outputs, dropped, record=record)
+    return ProbeResult(outputs, used, taken, *counts, tells_modes, dropped)
+
+
+class _Probe:
+    """A layer's copy in double precision, and the graph that it is tried on."""
+
+    def __init__(self, layer: Layer, module: nn.Module, columns: int, edge_features: int) -> None:
+        self.layer = layer
+        self.training = module.training
+        self.module = copy.deepcopy(module).double()
+        self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self.columns, self.edge_features = columns, edge_features
+        self.generator = torch.Generator().manual_seed(1)
+        self.case = _small_case(layer, columns, edge_features, self.generator, loops=_LOOPS)
+        self.dropped: Sequence[Dropped] = ()
+
+    def find_dropout(self) -> None:
+        """Find what the layer drops entries from; refused where that is neither of nodes nor of edges."""
+        discovery = Discovery(self.case.near)
+        self._whole(discovery)
+        if discovery.other_shapes:
+            shape = list(discovery.other_shapes[0])
+            raise self.layer.refuse(f"it drops entries of a tensor of shape {shape}, not a row a node or edge")
+        if discovery.calls and not self.training:
+            raise self.layer.refuse("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
+        self.dropped = discovery.calls
+
+    def _masked(self, near: Neighbourhood) -> InnerDropout:
+        """Masks for a run on ``near``."""
+        return _masked(near, self.dropped, self.layer.where)
+
+    def check_whole(self) -> int:
+        """Columns of what it gives; refused where that is no matrix, or another one every time."""
+        layer, x_NC = self.layer, self.case.x_NC
+        kept = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        torch.manual_seed(1)
+        before = torch.random.get_rng_state()
+        first = self._whole(self._masked(self.case.near))
+        drawn = not torch.equal(before, torch.random.get_rng_state())
+        if not isinstance(first, Tensor) or first.dim() != 2 or len(first) != len(x_NC) or first.dtype != x_NC.dtype:
+            raise layer.refuse("it does not give one row of numbers a node")
+        if drawn or not _same(self._whole(self._masked(self.case.near)), first):
+            when = " in training" if self.training else ""
+            raise layer.refuse(
+                f"it draws random numbers{when} other than by F.dropout, which could not be drawn again for the "
+                "gradient; set that to 0"
+            )
+        for name, buffer in self.module.named_buffers():
+            if not torch.equal(buffer, kept[name]):
+                raise layer.refuse(f"it changes its buffer {name} whenever it is run")
+        return int(first.shape[1])
+
+    def check_own(self) -> None:
+        """Refused where it uses parts of the layer that it is a copy of, as a function does that is kept with them: it
+        would go by their mode, and their gradients would be lost."""
+        layer, case = self.layer, self.case
+        originals = [parameter for parameter in layer.module.parameters() if parameter.requires_grad]
+        with self._masked(case.near):
+            expected = layer.forward(self.module, case.x_NC, case.near)
+        modes = [(part, part.training) for part in layer.module.modules()]
+        try:
+            for part, training in modes:
+                part.training = not training
+            with self._masked(case.near):
+                result = layer.forward(self.module, case.x_NC, case.near)
+        finally:
+            for part, training in modes:
+                part.training = training
+        with self._masked(case.near):
+            gradient_NO = torch.ones_like(expected)
+            _, found = layer.backward(self.module, case.x_NC, case.near, gradient_NO, originals, trains=False)
+        if not _same(result, expected) or any(gradient is not None for gradient in found):
+            raise layer.refuse(
+                "a function that it keeps refers to the layer itself, and would in every thread's copy; use a method"
+            )
+
+    def check_order(self) -> None:
+        """Refused where it matters in which order the edges into a node are given: a store has them in its own."""
+        near = self.case.near
+        order_E = torch.randperm(near.edge_index_2E.shape[1], generator=self.generator)
+        order_E = order_E[near.edge_index_2E[1, order_E].argsort(stable=True)]
+        weight_E, features_EK = (None if v is None else v[order_E] for v in (near.weight_E, near.features_EK))
+        other = Neighbourhood(0, near.rows, near.others_S, near.edge_index_2E[:, order_E], weight_E, features_EK)
+        with Discovery(near):  # nothing is dropped: repeated edges are told apart by their order
+            result = self.layer.forward(self.module, self.case.x_NC, other)
+            expected = self.layer.forward(self.module, self.case.x_NC, near)
+        if not _same(result, expected):
+            raise self.layer.refuse("what it gives depends on the order of edges, which a store does not keep")
+
+    def operators(self, outputs: int) -> tuple[int, int]:
+        """Of a run forward, and of one backward."""
+        layer, module, case, parameters = self.layer, self.module, self.case, self.parameters
+        gradient_NO = torch.ones(_NODES, outputs, dtype=case.x_NC.dtype)
+
+        def backward() -> object:
+            return layer.backward(module, case.x_NC, case.near, gradient_NO, parameters, trains=True)
+
+        with self._masked(case.near):
+            forward = operators(lambda: layer.forward(module, case.x_NC, case.near))
+        with self._masked(case.near):
+            return forward, operators(backward)
+
+    def check_tiles(self) -> set[int]:
+        """Which parameters have no part in what it gives; refused where tile by tile it gives something else."""
+        case, layer = self.case, self.layer
+        with self._masked(case.near):
+            values_NO = layer.forward(self.module, case.x_NC, case.near)
+        gradient_NO = torch.randn(values_NO.shape, generator=self.generator, dtype=values_NO.dtype)
+        with self._masked(case.near):
+            whole = layer.backward(self.module, case.x_NC, case.near, gradient_NO, self.parameters, trains=True)
+        expected = [_or_zero(whole[0], case.x_NC), *map(_or_zero, whole[1], self.parameters)]
+        found = [torch.zeros_like(part) for part in expected]
+        for start in range(0, _NODES, _TILE):
+            near = neighbourhood(self._tile(start), _NODES)
+            here = slice(start, start + near.rows)
+            x_SC = near.gather(case.x_NC)
+            try:
+                with self._masked(near):
+                    rows_RO = layer.forward(self.module, x_SC, near)
+                with self._masked(near):
+                    d_x, d_parameters = layer.backward(
+                        self.module, x_SC, near, gradient_NO[here], self.parameters, trains=True
+                    )
+            except ModelError:
+                raise
+            except Exception as error:
+                reason = first_line(error)
+                raise layer.refuse(
+                    f"it fails on some rows with their in-neighbours, or without any: {reason}"
+                ) from error
+            if not _same(rows_RO, values_NO[here]):
+                raise self._not_local()
+            d_x = _or_zero(d_x, x_SC)
+            found[0][here] += d_x[: near.rows]
+            found[0][near.others_S] += d_x[near.rows :]
+            for i, part in enumerate(d_parameters, start=1):
+                found[i] += _or_zero(part, found[i])
+        if not all(map(_same, found, expected)):
+            raise self._not_local()
+        return {i for i, part in enumerate(whole[1]) if part is None}
+
+    def _not_local(self) -> Exception:
+        return self.layer.refuse(
+            "what it gives for a node depends on more than the node, its in-neighbours and the edges between them, "
+            "as it does with degrees of sources, the number of nodes, statistics over nodes, or several hops in one "
+            "layer"
+        )
+
+    @torch.no_grad()
+    def change(self) -> None:
+        """Other parameters, since one that is 0 hides what it multiplies, and a graph without self-loops, on which the
+        two rows of an edge differ."""
+        self.case = _small_case(self.layer, self.columns, self.edge_features, self.generator, loops=0)
+        for parameter in self.module.parameters():
+            parameter.add_(
+                _PERTURBATION * torch.randn(parameter.shape, generator=self.generator, dtype=parameter.dtype)
+            )
+
+    def tells_modes(self) -> bool:
+        """Whether it gives something else in the other mode, or fails there."""
+        if self.dropped:
+            return True
+        here = self.layer.forward(self.module, self.case.x_NC, self.case.near)
+        self.module.train(not self.training)
+        try:
+            return not _same(self.layer.forward(self.module, self.case.x_NC, self.case.near), here)
+        except Exception:
+            return True
+
+    def _whole(self, dropout: Discovery | InnerDropout) -> Tensor:
+        try:
+            with dropout, torch.no_grad():
+                result: Tensor = self.layer.run(self.module, self.case.x_NC, self.case.near)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise self.layer.refuse(f"it fails on a small graph: {first_line(error)}") from error
+        return result
+
+    def _tile(self, start: int) -> TileEdges:
+        near, offsets = self.case.near, self.case.offsets_N1
+        stop = min(start + _TILE, _NODES)
+        edges = slice(int(offsets[start]), int(offsets[stop]))
+        return TileEdges(
+            near.edge_index_2E[0, edges],
+            offsets[start : stop + 1] - offsets[start],
+            start,
+            _NODES,
+            weight_E=None if near.weight_E is None else near.weight_E[edges],
+            features_EK=None if near.features_EK is None else near.features_EK[edges],
+        )
+
+
+def _small_case(layer: Layer, columns: int, edge_features: int, generator: torch.Generator, *, loops: int) -> _Case:
+    """A graph with so many self-loops, with repeated edges, rows without in-edges and a whole tile of them."""
+    sources = torch.randint(0, _NODES, (_EDGES,), generator=generator)
+    targets = torch.randint(0, _NODES - len(_WITHOUT_EDGES), (_EDGES,), generator=generator)
+    targets += len(_WITHOUT_EDGES) * (targets >= _WITHOUT_EDGES.start)
+    sources = torch.where(sources == targets, (sources + 1) % _NODES, sources)
+    sources[:loops] = targets[:loops]
+    again = slice(loops, loops + _REPEATS)
+    sources, targets = torch.cat((sources, sources[again])), torch.cat((targets, targets[again]))
+    order = (targets * _NODES + sources).argsort(stable=True)
+    near = _graph(layer, torch.stack((sources, targets))[:, order], _NODES, edge_features, torch.float64, generator)
+    counts = torch.bincount(targets, minlength=_NODES)
+    offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+    return _Case(torch.randn(_NODES, columns, generator=generator, dtype=torch.float64), near, offsets)
+
+
+def _graph(
+    layer: Layer,
+    edge_index: Tensor,
+    rows: int,
+    edge_features: int,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> Neighbourhood:
+    """Edges into the first ``rows`` nodes, with what they carry."""
+    edges = edge_index.shape[1]
+    weight = 0.1 + torch.rand(edges, generator=generator, dtype=dtype)
+    features = torch.randn(edges, edge_features, generator=generator, dtype=dtype)
+    return Neighbourhood(
+        0,
+        rows,
+        torch.empty(0, dtype=torch.int64),
+        edge_index,
+        weight if EdgeData.WEIGHT in layer.carried else None,
+        features if EdgeData.FEATURES in layer.carried else None,
+    )
+
+
+def _footprint(
+    layer: Layer,
+    module: nn.Module,
+    columns: int,
+    edge_features: int,
+    dtype: torch.dtype,
+    parameters: Sequence[nn.Parameter],
+    outputs: int,
+    dropped: Sequence[Dropped],
+    *,
+    record: bool,
+) -> Footprint:
+    """What running ``module`` takes, forward and, with ``record``, backward."""
+
+    def run(nodes: int, edges: int, skewed: bool) -> int:
+        generator = torch.Generator().manual_seed(1)
+        rows = nodes // 2
+        sources = torch.randint(0, nodes, (edges,), generator=generator)
+        targets = torch.randint(0, 1 if skewed else rows, (edges,), generator=generator).sort().values
+        near = _graph(layer, torch.stack((sources, targets)), rows, edge_features, dtype, generator)
+        near = replace(near, others_S=torch.arange(rows, nodes))
+        x_SC = torch.randn(nodes, columns, generator=generator, dtype=dtype)
+        gradient_RO = torch.randn(rows, outputs, generator=generator, dtype=dtype)
+        carried = [v for v in (near.weight_E, near.features_EK) if v is not None]
+        known = [x_SC, gradient_RO, near.edge_index_2E, *carried, *module.parameters(), *module.buffers()]
+
+        def compute() -> object:
+            with _masked(near, dropped, layer.where):
+                if record:
+                    return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=True)
+                return layer.forward(module, x_SC, near)
+
+        return peak_bytes(compute, known)
+
+    found = footprint(run)
+    if found is None:
+        raise layer.refuse("it takes memory for every row times the most edges of any row, which no budget can hold")
+    return found
+
+
+def _masked(near: Neighbourhood, dropped: Sequence[Dropped], where: str) -> InnerDropout:
+    """Masks that are as good as any."""
+    return InnerDropout(near, dropped, lambda call, p: EdgeDropout(p, 1, 1, call + 1), where)
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    """Whether they are, but for rounding; NaN is the same as NaN."""
+    finite = expected[expected.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return found.shape == expected.shape and torch.allclose(
+        found, expected, rtol=0.0, atol=_TOLERANCE * max(scale, 1e-3), equal_nan=True
+    )
+
+
+def _or_zero(gradient: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if gradient is None else gradient

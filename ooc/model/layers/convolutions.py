@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyG's convolutions as values: what each computes, by its own options.
+
+    GCNConv     A (X Wᵀ) + b                            APPNP     K times: (1 - α) A X + α X₀
+    SAGEConv    (A X) Wlᵀ + b + X Wrᵀ                    SGConv    (A^K X) Wᵀ + b
+    GINConv     nn(A X + (1 + ε) X)                     GCN2Conv  (1 - β) U + β U W₁, U = (1 - α) A X + α X₀
+    GraphConv   (A X) W₁ᵀ + b + X W₂ᵀ                    TAGConv   Σ_k A^k X W_kᵀ + b
+    GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
+
+    GATConv, GATv2Conv, TransformerConv     attention: see attention.py
+    any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are: see opaque.py
+    SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
+
+A W that is something else in a model, a subclass of Linear for one, is traced as modules between convolutions are.
+Where its weights have to be known, as in attention, the convolution runs as it is; so it does where its own functions
+are replaced.
+
+A is the sum, the mean or the GCN-normalised sum over in-neighbours, weighted where GCNConv and its like are given the
+edges' weights. Without these PyG's ``improved=True`` changes nothing: the weight of added self-loops is only used where
+there are others.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import (
+    APPNP,
+    GATConv,
+    GATv2Conv,
+    GCN2Conv,
+    GCNConv,
+    GINConv,
+    GINEConv,
+    GraphConv,
+    MessagePassing,
+    SAGEConv,
+    SGConv,
+    TAGConv,
+    TransformerConv,
+)
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
+
+from ooc.errors import ModelError
+from ooc.model.graph import Scaling
+from ooc.model.layers.attention import edge_term, lower_gat, lower_gatv2, lower_transformer
+from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm
+from ooc.model.layers.layer import Call
+from ooc.model.layers.opaque import lower_opaque
+from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.replaced import is_linear, replaced_functions
+from ooc.model.lowering.values import Value
+from ooc.plan.workload import EdgeData
+
+_SUMS = ("add", "sum")
+
+
+def lower_convolution(
+    conv: MessagePassing,
+    where: str,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    assembly: Assembly,
+    *,
+    is_graph: Callable[[Any], bool],
+    trace: Callable[[nn.Module, Value], Value],
+) -> Value:
+    """What ``conv`` gives for these arguments; ModelError for an option or an argument that is not supported."""
+    lower = _LOWERINGS.get(type(conv))
+    if lower is None:
+        return lower_opaque(conv, where, args, kwargs, assembly, is_graph=is_graph)
+    replaced = _replaced(conv)
+    if replaced:
+        where = f"{where}, run as it is because of its {replaced}"
+        return lower_opaque(conv, where, args, kwargs, assembly, is_graph=is_graph)
+    bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
+    bound.apply_defaults()
+    arguments = bound.arguments
+    weighted = arguments.get("edge_weight") is not None
+    if type(conv) in _OF_ANY_AGGREGATION and not _is_known(conv.aggr, weighted=weighted):
+        return lower_opaque(conv, where, args, kwargs, assembly, is_graph=is_graph)
+    if not is_graph(arguments["edge_index"]):
+        raise ModelError(f"{where}: edge_index must be the model's own edges")
+    if arguments.get("size") is not None:
+        raise ModelError(f"{where}: size is not supported")
+    if conv.flow != "source_to_target":
+        raise ModelError(f"{where}: flow={conv.flow!r} is not supported")
+    call = Call(where, arguments, assembly, trace)
+    assembly.convolved.append(call.matrix("x"))
+    return lower(conv, call)
+
+
+def _is_known(aggr: Any, *, weighted: bool) -> bool:
+    """Whether there is a formula for an aggregation, of edges with weights or without."""
+    return aggr in _SUMS if weighted else aggr in (*_SUMS, "mean", "max")
+
+
+def _replaced(conv: Any) -> str:
+    """What keeps ``conv`` from being what its class's formula says; empty where nothing does."""
+    functions = replaced_functions(conv)
+    if functions:
+        return f"own {functions[0]}"
+    if conv.explain:
+        return "explain"
+    aggregation = _AGGREGATIONS.get(conv.aggr) if isinstance(conv.aggr, str) else None
+    if aggregation is not None and (type(conv.aggr_module) is not aggregation or replaced_functions(conv.aggr_module)):
+        return f"aggr_module {type(conv.aggr_module).__name__}"
+    for name, may_have_bias in _LINEARS.get(type(conv), {}).items():
+        linear = getattr(conv, name)
+        if linear is None:
+            continue
+        if not is_linear(linear):
+            return f"{name}, a {type(linear).__name__}"
+        if linear.bias is not None and not may_have_bias:
+            return f"{name} with a bias"
+    return ""
+
+
+def _linear(call: Call, linear: Any, rows: Value) -> tuple[Value, list[nn.Parameter]]:
+    """What a linear map, or what is in its place, gives for rows, and a bias that is still to be added."""
+    if not is_linear(linear):
+        return call.apply(linear, rows), []
+    return call.assembly.linear(rows, linear.weight), _bias(linear)
+
+
+def _linear_of_sum(
+    call: Call, linear: Any, rows: Value, scaling: Scaling, hops: int = 1
+) -> tuple[Value, list[nn.Parameter]]:
+    """The same for A^hops(rows), in whichever order is cheaper."""
+    if is_linear(linear):
+        return call.assembly.aggregate_product(rows, linear.weight, scaling, hops), _bias(linear)
+    for _ in range(hops):
+        rows = call.assembly.aggregate(rows, scaling)
+    return call.apply(linear, rows), []
+
+
+def _bias(module: Any) -> list[nn.Parameter]:
+    return [] if module.bias is None else [module.bias]
+
+
+def _gcn_scaling(conv: Any, call: Call) -> Scaling:
+    """GCN's normalisation, as this convolution is told to apply it."""
+    _check_sum(conv, call)
+    weighted = call.takes("edge_weight", EdgeData.WEIGHT)
+    if not getattr(conv, "normalize", True):
+        return Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
+    if not conv.add_self_loops:
+        return Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
+    if not weighted:
+        return Scaling.GCN
+    return Scaling.WEIGHTED_GCN_IMPROVED if getattr(conv, "improved", False) else Scaling.WEIGHTED_GCN
+
+
+def _check_sum(conv: Any, call: Call) -> None:
+    if conv.aggr not in _SUMS:
+        raise call.refuse(f"aggr={conv.aggr!r} is not supported; {type(conv).__name__} sums")
+
+
+def _gcn(conv: Any, call: Call) -> Value:
+    scaling = _gcn_scaling(conv, call)
+    x = call.matrix("x")
+    if is_linear(conv.lin) and conv.lin.bias is None:
+        product = call.assembly.aggregate_product(x, conv.lin.weight, scaling)
+    else:
+        product = call.assembly.aggregate(call.apply(conv.lin, x), scaling)
+    return call.assembly.sum([(1.0, product)], _bias(conv))
+
+
+def _sage(conv: Any, call: Call) -> Value:
+    assembly = call.assembly
+    scalings = {"mean": Scaling.MEAN, "sum": Scaling.SUM, "add": Scaling.SUM}
+    x = source = call.matrix("x")
+    if conv.project:
+        linear, biases = _linear(call, conv.lin, x)
+        source = assembly.rectified(assembly.sum([(1.0, linear)], biases))
+    if conv.aggr == "max":
+        product, biases = _linear(call, conv.lin_l, assembly.maximum(source))
+    else:
+        product, biases = _linear_of_sum(call, conv.lin_l, source, scalings[conv.aggr])
+    terms = [(1.0, product)]
+    if conv.root_weight:
+        root, root_biases = _linear(call, conv.lin_r, x)
+        terms.append((1.0, root))
+        biases = biases + root_biases
+    total = assembly.sum(terms, biases)
+    if conv.normalize:
+        total = assembly.rowwise(call.where, lambda rows: F.normalize(rows, p=2.0, dim=-1), [total])
+    return total
+
+
+def _graph(conv: Any, call: Call) -> Value:
+    assembly = call.assembly
+    x = call.matrix("x")
+    weighted = call.takes("edge_weight", EdgeData.WEIGHT)
+    if conv.aggr in _SUMS:
+        scaling = Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
+        product, biases = _linear_of_sum(call, conv.lin_rel, x, scaling)
+    elif conv.aggr == "max":
+        product, biases = _linear(call, conv.lin_rel, assembly.maximum(x))
+    else:
+        product, biases = _linear_of_sum(call, conv.lin_rel, x, Scaling.MEAN)
+    root, root_biases = _linear(call, conv.lin_root, x)
+    return assembly.sum([(1.0, product), (1.0, root)], biases + root_biases)
+
+
+def _gin(conv: Any, call: Call) -> Value:
+    assembly = call.assembly
+    x = call.matrix("x")
+    if conv.aggr == "max":
+        aggregated = assembly.maximum(x)
+    elif conv.aggr == "mean":
+        aggregated = assembly.aggregate(x, Scaling.MEAN)
+    else:
+        aggregated = assembly.aggregate(x, Scaling.SUM)
+    return _gin_update(conv, call, aggregated, x)
+
+
+def _gin_update(conv: Any, call: Call, aggregated: Value, x: Value) -> Value:
+    """nn(aggregated + (1 + ε) x)."""
+    assembly = call.assembly
+    if isinstance(conv.eps, nn.Parameter):
+        eps = conv.eps
+        own = assembly.rowwise(call.where, lambda rows: (1 + eps) * rows, [x], (eps,))
+        total = assembly.sum([(1.0, aggregated), (1.0, own)])
+    else:
+        total = assembly.sum([(1.0, aggregated), (1.0 + float(conv.eps), x)])
+    return call.apply(conv.nn, total)
+
+
+def _gine(conv: Any, call: Call) -> Value:
+    assembly = call.assembly
+    _check_sum(conv, call)
+    x = call.matrix("x")
+    if not call.takes("edge_attr", EdgeData.FEATURES):
+        raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
+    if conv.lin is not None:
+        weight, bias = conv.lin.weight, conv.lin.bias
+        term = edge_term(call, lambda: (weight, bias), (weight, bias), columns=1)
+    else:
+        term = EdgeTerm(assembly.setting.num_edge_features, 1)
+    into = x.columns if conv.lin is None else conv.lin.weight.shape[0]
+    if term.weights is None and into != term.features:
+        raise call.refuse(f"nodes have {into} features here, edges {term.features}; give edge_dim={term.features}")
+    if into != x.columns:
+        raise call.refuse(f"its edges add {into} columns to {x.columns}")
+    return _gin_update(conv, call, assembly.per_edge(partial(EdgeSum, term=term), x, trains=term.trains), x)
+
+
+def _appnp(conv: Any, call: Call) -> Value:
+    scaling = _gcn_scaling(conv, call)
+    if conv.dropout:
+        raise call.refuse(f"dropout={conv.dropout} drops edges, which is not supported")
+    start = value = call.matrix("x")
+    alpha = float(conv.alpha)
+    for _ in range(conv.K):
+        terms = [(1.0 - alpha, call.assembly.aggregate(value, scaling)), (alpha, start)]
+        value = call.assembly.sum([(factor, term) for factor, term in terms if factor])
+    return value
+
+
+def _sg(conv: Any, call: Call) -> Value:
+    scaling = _gcn_scaling(conv, call)
+    if conv.K < 1:
+        raise call.refuse(f"K={conv.K} sums over no neighbours, which is not supported; use a linear map")
+    if conv.cached and not call.assembly.is_constant(call.matrix("x")):
+        raise call.refuse("cached=True keeps the first epoch's aggregation of an input that changes; it is not exact")
+    product, biases = _linear_of_sum(call, conv.lin, call.matrix("x"), scaling, hops=conv.K)
+    return call.assembly.sum([(1.0, product)], biases)
+
+
+def _tag(conv: Any, call: Call) -> Value:
+    """Σ_k A^k X W_kᵀ, by powers of A on X or, where the output is narrower and X changes from epoch to epoch, by
+    Horner's rule: X W₀ᵀ + A (X W₁ᵀ + A (…))."""
+    assembly = call.assembly
+    _check_sum(conv, call)
+    weighted = call.takes("edge_weight", EdgeData.WEIGHT)
+    if conv.normalize:
+        scaling = Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
+    else:
+        scaling = Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
+    x = call.matrix("x")
+    biases = _bias(conv)
+    commutes = all(is_linear(lin) and lin.bias is None for lin in conv.lins)
+    sums_once = assembly.setting.aggregate_once and assembly.is_constant(x)
+    if not commutes or sums_once or x.columns <= conv.out_channels:
+        power, terms = x, []
+        for k, lin in enumerate(conv.lins):
+            if k:
+                power = assembly.aggregate(power, scaling)
+            term, of_term = _linear(call, lin, power)
+            terms.append((1.0, term))
+            biases = biases + of_term
+        return assembly.sum(terms, biases)
+    weights = [lin.weight for lin in conv.lins]
+    total = assembly.linear(x, weights[-1])
+    for k in range(conv.K - 1, -1, -1):
+        terms = [(1.0, assembly.linear(x, weights[k])), (1.0, assembly.aggregate(total, scaling))]
+        total = assembly.sum(terms, biases if k == 0 else ())
+    return total if conv.K else assembly.sum([(1.0, total)], biases)
+
+
+def _gcn2(conv: Any, call: Call) -> Value:
+    assembly = call.assembly
+    scaling = _gcn_scaling(conv, call)
+    alpha, beta = float(conv.alpha), float(conv.beta)
+    aggregated = assembly.aggregate(call.matrix("x"), scaling)
+    start = call.matrix("x_0")
+    weight1, weight2 = conv.weight1, conv.weight2
+
+    def mixed(rows: Tensor, weight: Tensor) -> Tensor:
+        return torch.addmm(rows, rows, weight, beta=1.0 - beta, alpha=beta)
+
+    if weight2 is None:
+        total = assembly.sum([(1.0 - alpha, aggregated), (alpha, start)])
+        return assembly.rowwise(call.where, lambda rows: mixed(rows, weight1), [total], (weight1,), heavy=True)
+    own = assembly.sum([(1.0 - alpha, aggregated)])
+    first = assembly.rowwise(call.where, lambda rows: mixed(rows, weight1), [own], (weight1,), heavy=True)
+    second = assembly.rowwise(call.where, lambda rows: mixed(alpha * rows, weight2), [start], (weight2,), heavy=True)
+    return assembly.sum([(1.0, first), (1.0, second)])
+
+
+_AGGREGATIONS: dict[str, type[nn.Module]] = {
+    "add": SumAggregation,
+    "sum": SumAggregation,
+    "mean": MeanAggregation,
+    "max": MaxAggregation,
+}
+_LINEARS: dict[type[nn.Module], dict[str, bool]] = {
+    GINEConv: {"lin": True},
+    GATConv: {"lin": False, "lin_edge": False, "res": False},
+    GATv2Conv: {"lin_l": True, "lin_r": True, "lin_edge": False, "res": False},
+    TransformerConv: {"lin_key": True, "lin_query": True, "lin_value": True, "lin_edge": False, "lin_beta": True},
+}
+"""The linear maps of which a formula takes the weights, and whether it takes a bias of theirs."""
+_OF_ANY_AGGREGATION = (SAGEConv, GraphConv, GINConv)
+_LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Value]] = {
+    GCNConv: _gcn,
+    SAGEConv: _sage,
+    GraphConv: _graph,
+    GINConv: _gin,
+    GINEConv: _gine,
+    GCN2Conv: _gcn2,
+    APPNP: _appnp,
+    SGConv: _sg,
+    TAGConv: _tag,
+    GATConv: lower_gat,
+    GATv2Conv: lower_gatv2,
+    TransformerConv: lower_transformer,
+}

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregations of any message per edge, differentiated edge by edge: attention that is no sum of scalars, and whatever
+takes the features of edges.
+
+Every row keeps its lse; the gradient of what targets bring, and of what parameters make of the edges, takes a pull of
+its own over in-edges. Gradients of parameters come row by row in the pulled matrix, so that they can be summed in one
+order however rows and columns were cut.
+
+Shapes: R rows of the tile, G groups, K features of an edge, T columns of its term in a group.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ooc.kernels import edge_function
+from ooc.kernels.cuda import memory
+from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout
+from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
+from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
+from ooc.kernels.pulls import pulls_for
+from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key
+from ooc.model.lowering.projection import Weights, through_weights
+from ooc.model.lowering.values import Value
+from ooc.plan.workload import EdgeData
+
+_LIVE_PER_EDGE = 8
+"""Matrices of a message's width that the functions and their gradients have alive for every edge."""
+
+_TIMES_STREAMED = 3
+"""How often what they have at a time for an edge is written or read, measured as ``per_edge`` says: GATv2's forward 2,
+its gradients 5 (2.15 million edges, 4 heads of 32 channels). The others were not measured."""
+
+Parameters = list[tuple[nn.Parameter, Tensor]]
+
+
+@dataclass(frozen=True)
+class EdgeTerm:
+    """What the ``features`` of an edge add to its message or score, ``columns`` numbers a group: a linear map made of
+    ``parameters``, or (None) the features themselves. ``loops``: those of added self-loops, where there are such."""
+
+    features: int
+    columns: int
+    weights: Weights | None = None
+    parameters: tuple[nn.Parameter, ...] = ()
+    loops: LoopFeatures | None = None
+
+    @property
+    def trains(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.parameters)
+
+    @property
+    def loop_columns(self) -> int:
+        """Columns that every group keeps of a row's self-loop."""
+        return self.features if self.loops is not None else 0
+
+    @property
+    def gradient_columns(self) -> int:
+        """Columns of the map's gradient in a group."""
+        if self.weights is None or not self.trains:
+            return 0
+        with torch.no_grad():
+            _, bias = self.weights()
+        return (self.features + (bias is not None)) * self.columns
+
+    def of(self, groups: range, dtype: torch.dtype, loop_RK: Tensor | None) -> EdgeTerms:
+        """The terms of a slab's groups."""
+        if self.weights is None:
+            return EdgeTerms(groups, dtype, loop_RK=loop_RK)
+        part = slice(groups.start * self.columns, groups.stop * self.columns)
+        with torch.no_grad():
+            weight, bias = self.weights()
+        bias_T = None if bias is None else bias.detach()[part]
+        return EdgeTerms(groups, dtype, weight.detach()[part].t().contiguous(), bias_T, loop_RK)
+
+    def loop_features(self, tile: TileEdges, like: Tensor) -> Tensor:
+        """Those of a tile's rows [R, K], of the type of ``like`` and where it is."""
+        loops = self.loops
+        assert loops is not None
+        if loops.constant_K is None:
+            return pulls_for(like).loops(loops, tile, like.dtype)
+        return like.new_zeros(tile.rows, self.features) + loops.constant_K.to(like.device, like.dtype)
+
+    def gradients(self, pulled_RGM: Tensor) -> Parameters:
+        """Of the parameters, from that of the map row by row."""
+        if self.weights is None or not self.trains:
+            return []
+        by_row = pulled_RGM.sum(0).view(len(pulled_RGM[0]), -1, self.columns)
+        weight = by_row[:, : self.features].transpose(1, 2).reshape(-1, self.features)
+        bias = by_row[:, self.features].reshape(-1) if by_row.shape[1] > self.features else None
+        return through_weights(self.weights, self.parameters, weight, bias)
+
+
+class FunctionAggregate(EdgeAggregate):
+    """Messages by an edge function, which may take a term of the edge's features; summed, or weighted by a softmax."""
+
+    times_streamed = _TIMES_STREAMED
+    term: EdgeTerm | None
+    target_columns = 0
+    """Columns of a group that a target brings."""
+    statistics = 0
+    """Columns of a group, beside the gradient, that the backward pass needs of a target."""
+
+    @property
+    def edge_data(self) -> tuple[EdgeData, ...]:
+        return () if self.term is None else (EdgeData.FEATURES,)
+
+    @property
+    def upstream_columns(self) -> int:
+        return self._layout(self.groups).columns
+
+    @property
+    def brought_columns(self) -> int:
+        """Columns of a group that have a gradient of the target's own: what it brings, and parameters with it."""
+        return self.target_columns
+
+    @property
+    def pulled_target_columns(self) -> int:
+        return self.groups * (self.brought_columns + (0 if self.term is None else self.term.gradient_columns))
+
+    def function(self, groups: range) -> EdgeFunction:
+        """Message and score of these groups."""
+        raise NotImplementedError
+
+    def _edges(self, tile: TileEdges) -> TileEdges:
+        return tile
+
+    def _heads(self, key: Key, groups: range) -> Heads | None:
+        """Of a softmax; a sum has none."""
+        return None
+
+    def _layout(self, groups: int) -> TargetLayout:
+        loop = 0 if self.term is None else self.term.loop_columns
+        return TargetLayout(groups, self.target_columns, self.result, self.statistics, loop)
+
+    def _terms(self, groups: range, dtype: torch.dtype, loop_RK: Tensor | None) -> EdgeTerms | None:
+        return None if self.term is None else self.term.of(groups, dtype, loop_RK)
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        loop_RK = None
+        if self.term is not None and self.term.loops is not None:
+            loop_RK = self.term.loop_features(tile, source)
+        reduced = pulls_for(source).messages(
+            self.function(groups),
+            self._edges(tile),
+            source_NW=source,
+            target_RV=own if self.target_columns else source.new_empty(tile.rows, 0),
+            columns=len(groups) * self.result,
+            terms=self._terms(groups, source.dtype, loop_RK),
+            heads=self._heads(key, groups),
+        )
+        if not self.keep or reduced.kept is None:
+            return reduced.value_RO
+        parts = [reduced.value_RO.view(len(own), len(groups), -1), reduced.kept[:, :, None]]
+        if loop_RK is not None:
+            parts.append(loop_RK[:, None].expand(-1, len(groups), -1))
+        return torch.cat(parts, dim=2).view(len(own), -1)
+
+    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        layout = self._layout(len(groups))
+        loop_RK = layout.loops(source[tile.start : tile.start + tile.rows])
+        found = pulls_for(source).message_sources(
+            self.function(groups),
+            self._edges(tile),
+            source_RW=own.contiguous(),
+            target_NP=source,
+            layout=layout,
+            terms=self._terms(groups, source.dtype, loop_RK),
+            heads=self._heads(key, groups),
+        )
+        return found.rows
+
+    def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        layout, own = self._layout(len(groups)), own.contiguous()
+        target, above = layout.unpack(own)
+        found = pulls_for(source).message_targets(
+            self.function(groups),
+            self._edges(tile),
+            source_NW=source,
+            target_RV=self._with_parameters(target, groups),
+            upstream_R=above,
+            with_map=self.term is not None and self.term.gradient_columns > 0,
+            terms=self._terms(groups, source.dtype, layout.loops(own)),
+            heads=self._heads(key, groups),
+        )
+        parts = [part for part in (found.rows, found.map_RM) if part is not None and part.shape[1]]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat([part.view(len(own), len(groups), -1) for part in parts], dim=2).view(len(own), -1)
+
+    def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
+        """The target's rows with what parameters add to them, so that their gradient comes row by row."""
+        return target
+
+    def target_gradient(self, pulled: Tensor) -> tuple[Tensor, Parameters]:
+        by_group = pulled.view(len(pulled), self.groups, -1)
+        rows, parameters = self._brought_gradient(by_group[:, :, : self.brought_columns])
+        if self.term is not None:
+            parameters += self.term.gradients(by_group[:, :, self.brought_columns :])
+        return rows, parameters
+
+    def _brought_gradient(self, pulled_RGV: Tensor) -> tuple[Tensor, Parameters]:
+        """Of the target's own rows and of parameters that came with them."""
+        return pulled_RGV.reshape(len(pulled_RGV), self.groups * self.brought_columns), []
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        bounds = edge_function.scratch_bytes(
+            source=self.source.columns,
+            target=self.groups * self.brought_columns,
+            message=self.groups * self.result,
+            heads=self.groups if self.statistics else 0,
+            itemsize=itemsize,
+            live=_LIVE_PER_EDGE,
+            features=0 if self.term is None else self.term.features,
+            term=0 if self.term is None else self.groups * self.term.columns,
+        )
+        return (edge_function.EDGES_PER_PIECE, *bounds)
+
+    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        return memory.messages(
+            groups=self.groups if self.statistics else 0,
+            source=self.source.columns,
+            brought=self.groups * self.brought_columns,
+            message=self.groups * self.result,
+            packed=self.upstream_columns,
+            pulled=self.pulled_target_columns,
+            features=0 if self.term is None else self.term.loop_columns,
+            itemsize=itemsize,
+        )
+
+
+class FunctionAttention(FunctionAggregate, Attention):
+    """Attention by an edge function."""
+
+    pulls_targets = True
+    statistics = 2
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        term: EdgeTerm | None,
+        keep: bool,
+    ) -> None:
+        self.term = term
+        loop = 0 if term is None else term.loop_columns
+        super().__init__(index, source, target, options, kept=1 + loop, keep=keep)
+        self.target_columns = target.columns // options.heads
+        if term is not None:
+            self.parameters = term.parameters
+
+    def _edges(self, tile: TileEdges) -> TileEdges:
+        return Attention._edges(self, tile)
+
+    def _heads(self, key: Key, groups: range) -> Heads:
+        return Heads(groups, self._dropout(key))
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert target is not None
+        kept_RHK = kept.view(len(kept), self.groups, -1)
+        value, lse = kept_RHK[:, :, : self.result].reshape(len(kept), -1), kept_RHK[:, :, self.result]
+        every = range(self.groups)
+        above = edge_function.upstream(self.function(every), gradient, value, lse)
+        layout = self._layout(self.groups)
+        loop_RK = kept_RHK[:, 0, self.result + 1 :] if layout.loop else None
+        return layout.pack(target, above, loop_RK), None
+
+
+class Gatv2Attention(FunctionAttention):
+    """GATv2's; ``att`` [1, H, C]."""
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        att: nn.Parameter,
+        negative_slope: float,
+        term: EdgeTerm | None,
+        keep: bool,
+    ) -> None:
+        self.att = att
+        self.negative_slope = negative_slope
+        super().__init__(index, source, target, options, term=term, keep=keep)
+        self.parameters = (att, *self.parameters)
+
+    @property
+    def brought_columns(self) -> int:
+        return 2 * self.target_columns
+
+    def function(self, groups: range) -> EdgeFunction:
+        return Gatv2(self.att.detach()[0, groups.start : groups.stop], self.negative_slope)
+
+    def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
+        target_RHC = target.view(len(target), len(groups), -1)
+        att_RHC = self.att.detach()[:, groups.start : groups.stop].expand_as(target_RHC)
+        return torch.cat((target_RHC, att_RHC), dim=2).view(len(target), -1)
+
+    def _brought_gradient(self, pulled_RGV: Tensor) -> tuple[Tensor, Parameters]:
+        d_target, d_att = pulled_RGV.chunk(2, dim=2)
+        parameters = [(self.att, d_att.sum(0, keepdim=True))] if self.att.requires_grad else []
+        return d_target.reshape(len(pulled_RGV), -1), parameters
+
+
+class DotAttention(FunctionAttention):
+    """TransformerConv's scaled dot products: sources bring key and value, targets the query."""
+
+    def function(self, groups: range) -> EdgeFunction:
+        return TransformerAttention(len(groups))
+
+
+class GatWithFeaturesAttention(FunctionAttention):
+    """GAT's where edges have features: sources bring z and a_src, targets a_dst, edges their share of the score."""
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        negative_slope: float,
+        term: EdgeTerm,
+        keep: bool,
+    ) -> None:
+        self.negative_slope = negative_slope
+        super().__init__(index, source, target, options, term=term, keep=keep)
+
+    def function(self, groups: range) -> EdgeFunction:
+        return GatWithFeatures(len(groups), self.negative_slope)
+
+
+class EdgeSum(FunctionAggregate):
+    """GINE's sum of relu(x_j + t), column by column. Targets bring nothing of their own."""
+
+    term: EdgeTerm
+
+    def __init__(self, index: int, source: Value, term: EdgeTerm, *, keep: bool) -> None:
+        super().__init__(index, source, None, groups=source.columns, result=1, kept=0, keep=keep)
+        self.term = term
+        self.parameters = term.parameters
+
+    @property
+    def pulls_targets(self) -> bool:  # type: ignore[override]  # the others know it of their kind
+        return self.term.gradient_columns > 0
+
+    def function(self, groups: range) -> EdgeFunction:
+        return Gine()
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return gradient, None
+
+
+def with_loops(term: EdgeTerm, self_loops: SelfLoops, loops: LoopFeatures) -> EdgeTerm:
+    """``term`` of edges with added self-loops, if there are such."""
+    return replace(term, loops=loops) if self_loops is SelfLoops.EXACTLY_ONE else term

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A convolution as a model calls it; and an opaque layer, run as it is on the graph around some rows.
+
+Shapes: R rows, S nodes of the graph around them, C columns in and O out, E edges.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ooc.errors import ModelError
+from ooc.kernels.neighbourhood import Neighbourhood
+from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.values import Value
+from ooc.plan.workload import EdgeData
+
+if TYPE_CHECKING:
+    from torch_geometric.nn import MessagePassing
+
+_PLAIN = (bool, int, float, str, torch.dtype)
+
+
+ARGUMENTS = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
+"""What PyG's models call what edges carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeInput:
+    """Stands for what the store's edges carry: good for nothing but being given to a convolution."""
+
+    data: EdgeData
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a convolution: its arguments by name, what refusals call it, and how to trace a module on rows."""
+
+    where: str
+    arguments: dict[str, Any]
+    assembly: Assembly
+    trace: Callable[[nn.Module, Value], Value]
+
+    def matrix(self, name: str) -> Value:
+        """The argument ``name``, which must be a matrix of rows."""
+        value = self.arguments[name]
+        if not isinstance(value, Value):
+            raise ModelError(f"{self.where}: {name} must be one matrix of rows")
+        return value
+
+    def takes(self, name: str, data: EdgeData) -> bool:
+        """Whether the argument ``name`` is what the store's edges carry of this kind; it may be nothing, too."""
+        given = self.arguments.get(name)
+        if given is None:
+            return False
+        if given != EdgeInput(data):
+            raise self.refuse(f"{name} must be the model's own {ARGUMENTS[data]}")
+        self.assembly.edge_data.add(data)
+        return True
+
+    def refuse(self, reason: str) -> ModelError:
+        return ModelError(f"{self.where}: {reason}")
+
+    def apply(self, module: nn.Module, rows: Value) -> Value:
+        """What a module inside the convolution gives for rows, whatever it is."""
+        try:
+            return self.trace(module, rows)
+        except ModelError as error:
+            raise self.refuse(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer and its call by a model: the names of the arguments that stand for rows, for edges and for what these
+    carry; ``plain`` are all others. ``where`` is what refusals call it."""
+
+    module: "MessagePassing"
+    where: str
+    rows: str
+    edges: str
+    carried: Mapping[EdgeData, str]
+    plain: Mapping[str, Any]
+
+    def refuse(self, reason: str) -> ModelError:
+        return ModelError(f"{self.where}: {reason}")
+
+    def run(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Any:
+        """What ``module``, the layer or a copy of it, gives for all nodes of ``near``."""
+        stored = {EdgeData.WEIGHT: near.weight_E, EdgeData.FEATURES: near.features_EK}
+        arguments = {**self.plain, self.rows: x_SC, self.edges: near.edge_index_2E}
+        for data, name in self.carried.items():
+            values = stored[data]
+            assert values is not None
+            arguments[name] = values.to(x_SC.dtype)
+        return module(**arguments)
+
+    def forward(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Tensor:
+        """Its rows → [R, O]."""
+        with torch.no_grad():
+            result: Tensor = self.run(module, x_SC, near)
+        return result[: near.rows]
+
+    def backward(
+        self,
+        module: nn.Module,
+        x_SC: Tensor,
+        near: Neighbourhood,
+        gradient_RO: Tensor,
+        parameters: Sequence[nn.Parameter],
+        *,
+        trains: bool,
+    ) -> tuple[Tensor | None, list[Tensor | None]]:
+        """From the gradient of its rows to those of the nodes [S, C], if ``trains``, and of parameters of ``module``;
+        None for what has no part in it."""
+        x_SC = x_SC.detach().requires_grad_(trains)
+        with torch.enable_grad():
+            result: Tensor = self.run(module, x_SC, near)[: near.rows]
+        wanted = [x_SC, *parameters] if trains else list(parameters)
+        if not result.requires_grad or not wanted:
+            found: Sequence[Tensor | None] = [None] * len(wanted)
+        else:
+            found = torch.autograd.grad(result, wanted, gradient_RO, allow_unused=True)
+        return (found[0], list(found[1:])) if trains else (None, list(found))
+
+
+def layer_of(
+    module: "MessagePassing",
+    where: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    is_graph: Callable[[Any], bool],
+) -> tuple[Layer, Value]:
+    """The layer as it is called, and the rows it is given; ModelError for a call that is not supported."""
+    from ooc.model.lowering.replaced import strangers  # here, so that what has no such layer does without PyG
+
+    for part in module.modules():
+        for name in strangers(part):  # copies would share what it refers to
+            what = f"{name} of {type(part).__name__}, set on the instance,"
+            raise ModelError(f"{where}: {what} is not supported; write a subclass with a method of that name")
+    try:
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise ModelError(f"{where} is called in a way that is not supported: {error}") from error
+    rows = {name: value for name, value in given.items() if isinstance(value, Value)}
+    edges = [name for name, value in given.items() if is_graph(value)]
+    carried = {value.data: name for name, value in given.items() if isinstance(value, EdgeInput)}
+    known = {*rows, *edges, *carried.values()}
+    plain = {name: value for name, value in given.items() if name not in known and value is not None}
+    layer = Layer(module, where, next(iter(rows), ""), edges[0] if edges else "", carried, plain)
+    if len(rows) != 1 or len(edges) != 1:
+        raise layer.refuse("it must be given one matrix of rows and the model's own edges, beside what these carry")
+    for name, value in plain.items():
+        if not isinstance(value, _PLAIN):
+            raise layer.refuse(f"{name} is neither rows nor edges nor a plain number")
+    if module.flow != "source_to_target":
+        raise layer.refuse(f"flow={module.flow!r} is not supported")
+    return layer, rows[layer.rows]
+
+
+def sharing(module: nn.Module, where: str) -> nn.Module:
+    """A copy of ``module`` with the very same parameters and buffers: its mode and what it keeps between calls are its
+    own. ModelError where it cannot be copied."""
+    known = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    for part in module.modules():  # results that it still has cannot be copied with what they were computed from
+        kept = [value for value in vars(part).values() if isinstance(value, Tensor) and not value.is_leaf]
+        known |= {id(value): value.detach() for value in kept}
+    try:
+        return copy.deepcopy(module, known)
+    except Exception as error:
+        raise ModelError(f"{where} cannot be copied for every thread: {type(error).__name__}: {error}") from error

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any other message-passing layer: the user's own forward, run on a tile's rows and their in-neighbours.
+
+Forward, a tile gathers its rows and their in-neighbours out of the pulled matrix and runs the layer on the graph that
+they make (``kernels.neighbourhood``), run after run of rows where there are many edges. Backward, it runs once more
+under autograd, and the gradient goes to all of these rows: to the tile's own, which are a row of the result each, and
+to those of the in-neighbours, which are added up, tile after tile in their order. Two matrices in full width are read
+and added to anywhere: the one that is gathered from, and its gradient. Where they are not in memory whole, the first is
+dealt out to the tiles that gather from it (``ooc.plan.layout.shuffle``), and what is added to the second waits in a
+file (``ooc.plan.layout.shuffle``): nothing is read or written at random, but rows move once for every bucket that has
+an edge from them, where a sum gets by with some columns of every row. Rows of a tile are computed together by code that
+promises nothing of single rows, so tiles are the same ones in every plan.
+
+Shapes: R rows of the tile, S nodes of the graph around some of them, C columns of the source.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from threading import local
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ooc.kernels.bucket_rows import BucketRows
+from ooc.kernels.dropout.edges import EdgeDropout
+from ooc.kernels.dropout.opaque import InnerDropout
+from ooc.kernels.edges import TileEdges
+from ooc.kernels.fixed_order import in_fixed_order
+from ooc.kernels.neighbourhood import (
+    EDGES_AT_ONCE,
+    EDGES_AT_ONCE_ON_DEVICE,
+    Neighbourhood,
+    neighbourhood,
+    runs,
+)
+from ooc.model.layers.conformance import ProbeResult, probe_layer
+from ooc.model.layers.layer import Layer, layer_of, sharing
+from ooc.model.layers.per_edge import EdgeAggregate, Key
+from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.values import Value
+from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
+
+if TYPE_CHECKING:
+    from torch_geometric.nn import MessagePassing
+
+_BYTES_PER_EDGE = 96
+"""Of an edge while its tile's graph is made: both ends, which of them are the tile's own, their order; int64."""
+_SORTING_BYTES_PER_EDGE = 64
+"""Of an edge besides where a device sorts, as it does to add up in one order."""
+_RUN_OPERATORS = 30
+"""Of a run besides the layer's own: its graph made, rows gathered, gradients added."""
+_WAITING = 4
+"""Gradients of in-neighbours that wait to be added, or are being computed, by thread; on a device, where they are added
+before the next tile is computed, only the latter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """Of a tile: the gradient of its own rows [R, C]; ``others``, ascending rows of the source, none twice, and what is
+    to be added to their gradients [S, C], part after part and tile after tile; and the gradients of parameters."""
+
+    rows: Tensor
+    others: list[tuple[Tensor, Tensor]]
+    parameters: list[tuple[nn.Parameter, Tensor]]
+
+
+class Opaque(EdgeAggregate):
+    """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
+    masks of its first dropout, the next one those of its second."""
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        layer: Layer,
+        module: nn.Module,
+        findings: ProbeResult,
+        *,
+        site: int,
+        keep: bool,
+    ) -> None:
+        super().__init__(index, source, None, groups=1, result=findings.columns, kept=0, keep=keep)
+        self.parameters = findings.parameters
+        self.layer = layer
+        self.findings = findings
+        self.site = site
+        self._module = module
+        self._of_thread = local()
+
+    @property
+    def computes(self) -> tuple[object, ...]:
+        """The same for those that compute the same of one source."""
+        layer = self.layer
+        mode = self._module.training if self.findings.tells_modes else None
+        return layer.module, mode, layer.rows, layer.edges, layer.carried, layer.plain
+
+    @property
+    def edge_data(self) -> tuple[EdgeData, ...]:
+        return tuple(self.layer.carried)
+
+    @property
+    def upstream_columns(self) -> int:
+        return self.result
+
+    @property
+    def pulled_target_columns(self) -> int:
+        """Those of the source; of one that has no gradient a column of zeros, since a pull gives something."""
+        return self.source.columns if self.source.trains else 1
+
+    def needs(self) -> tuple[Value, ...]:
+        return ()
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
+        module, parts = self._own_module(), []
+        for run in runs(tile):
+            near = neighbourhood(run, len(source))
+            with self._running(key, near):
+                parts.append(self.layer.forward(module, near.gather(source), near))
+        return torch.cat(parts)
+
+    def scatter(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Scattered:
+        """From a tile's rows of the result's gradient, ``own``, to those of all that it depends on."""
+        module, trains = self._own_module(), self.source.trains
+        parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
+        others: list[tuple[Tensor, Tensor]] = []
+        sums: list[Tensor | None] = [None] * len(parameters)
+        rows: list[Tensor] = []
+        for run in runs(tile):
+            near = neighbourhood(run, len(source))
+            x_SC = near.gather(source)
+            gradient = own[run.start - tile.start :][: run.rows]
+            with self._running(key, near):
+                d_x, parts = self.layer.backward(module, x_SC, near, gradient, parameters, trains=trains)
+            sums = [_added(total, part) for total, part in zip(sums, parts, strict=True)]
+            if trains:
+                d_x = torch.zeros_like(x_SC) if d_x is None else d_x
+                rows.append(d_x[: run.rows])
+                if not near.stands_in:
+                    others.append((near.others_S, d_x[run.rows :]))
+        pairs = [(p, total) for p, total in zip(parameters, sums, strict=True) if total is not None]
+        return Scattered(torch.cat(rows) if trains else source.new_zeros(tile.rows, 1), others, pairs)
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        taken = self.findings.footprint
+        columns = self.source.columns
+        per_node = taken.node_bytes + columns * itemsize
+        masks = 2 * max((dropped.row_nbytes for dropped in self.findings.dropped), default=0)  # a loop for each edge
+        return (
+            EDGES_AT_ONCE,
+            taken.edge_bytes + per_node + masks + _BYTES_PER_EDGE,
+            2 * (columns + self.result) * itemsize,
+        )
+
+    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        _, bytes_per_edge, bytes_per_row = self.temporaries(itemsize)
+        return EDGES_AT_ONCE_ON_DEVICE, bytes_per_edge + _SORTING_BYTES_PER_EDGE, bytes_per_row
+
+    def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
+        is_forward, found = own is None, self.findings
+        waiting = 0 if is_forward or not self.source.trains else self.source.columns * itemsize
+        if not on_device:
+            temporaries = self.temporaries(itemsize)
+            waiting *= _WAITING
+            return PerEdge(self.groups, columns, own, *temporaries, general=True, waiting_bytes_per_edge=waiting)
+        temporaries = self.device_temporaries(itemsize)
+        operators = found.forward_operators if is_forward else found.backward_operators
+        work = EdgeWork(temporaries[1], operators=_RUN_OPERATORS + operators)
+        return PerEdge(self.groups, columns, own, *temporaries, general=True, waiting_bytes_per_edge=waiting, work=work)
+
+    @contextmanager
+    def _running(self, key: Key, near: Neighbourhood) -> Iterator[None]:
+        """While the layer runs on ``near``: sums in one order, and the masks of this epoch."""
+        with in_fixed_order(near.others_S.device, self.layer.where), self._dropping(key, near):
+            yield
+
+    def _dropping(self, key: Key, near: Neighbourhood) -> AbstractContextManager[object]:
+        """The masks of this epoch for a run on ``near``; in training of a layer that has dropped nothing too, in case
+        that it does so after all."""
+        if not self._module.training:
+            return nullcontext()
+        where = self.layer.where
+        return InnerDropout(
+            near, self.findings.dropped, lambda call, p: EdgeDropout(p, key.seed, key.epoch, self.site + call), where
+        )
+
+    def _own_module(self) -> nn.Module:
+        """This thread's copy: a layer may keep something while it runs."""
+        module: nn.Module | None = getattr(self._of_thread, "module", None)
+        if module is None:
+            module = self._of_thread.module = sharing(self._module, self.layer.where)
+        return module
+
+
+def _added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+    """Their sum; not in place, since gradients of several parameters may be one tensor."""
+    return part if total is None else total if part is None else total + part
+
+
+def lower_opaque(
+    conv: "MessagePassing",
+    where: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    assembly: Assembly,
+    *,
+    is_graph: Callable[[Any], bool],
+) -> Value:
+    """What an opaque layer gives for these arguments; ModelError where it cannot be run tile by tile."""
+    layer, source = layer_of(conv, where, args, kwargs, is_graph=is_graph)
+    assembly.check_matrix(source)
+    assembly.edge_data.update(layer.carried)
+    setting = assembly.setting
+    module = sharing(conv, where)
+    record = setting.training and (source.trains or any(p.requires_grad for p in conv.parameters()))
+    question = layer, source.columns, record, module.training
+    findings = next((found for asked, found in setting.probed if asked == question), None)
+    if findings is None:
+        findings = probe_layer(
+            layer,
+            module,
+            columns=source.columns,
+            edge_features=setting.num_edge_features,
+            dtype=setting.dtype,
+            record=record,
+        )
+        setting.probed.append((question, findings))
+    keep = setting.training and (source.trains or bool(findings.parameters))
+    site = assembly.sites + 1
+    assembly.sites += len(findings.dropped)
+    assembly.convolved.append(source)
+    return assembly.add(lambda index: Opaque(index, source, layer, module, findings, site=site, keep=keep))

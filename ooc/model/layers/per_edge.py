@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregations that compute something for every edge: what they pull in either direction, and what they keep for it.
+
+    forward    targets pull m = the source's rows over in-edges                  → p: the result, and what is kept
+    loss, …    from the gradient of the result, p and the target's own row       → dp: what sources pull of a target
+    backward   sources pull dp over out-edges, with their own row of m           → dm: the gradient of the source's rows
+    targets    where the target's own row has a gradient that only edges tell:
+               targets pull m again, with their own row of dp                    → dt
+
+Everything is laid out group after group, heads or single columns, so that any number of groups is a slab by itself.
+
+Shapes: N rows of a slab, R rows of the tile, H heads and C channels of a head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from ooc.kernels import edges, gat, maximum
+from ooc.kernels.cuda import memory
+from ooc.kernels.dropout.edges import EdgeDropout
+from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.pulls import pulls_for
+from ooc.model.graph import Scaling
+from ooc.model.lowering.values import Aggregate, Gradients, Rows, Value
+from ooc.plan.workload import EdgeWork, PerEdge
+
+# What pulls take on the CPU beside fetching, as so much streamed: by times measured on two cores that stream 61 GB/s.
+
+_ATTENDED_BYTES = (2500, 1050)
+"""Of GAT's attention for an edge, and for each of its heads: 41 ns and 17 ns, forward as backward, with 1 to 8 heads of
+8 to 256 channels and 4 to 60 edges a row."""
+_DROPPED_BYTES = (3000, 430)
+"""The same of dropout."""
+_ATTENDED_TIMES = 34
+"""How often each value of a row: 2.2 ns a column."""
+_ATTENDED_OPERATORS = 60
+"""Of a tile however few edges it has: 0.9 ms, in which other threads compute nothing; and as many of dropout."""
+_TIMES_WIDEST = 5
+"""How often what maxima have at a time for an edge: forward 4, backward 7 (2 million edges, 128 columns)."""
+
+
+class Key(Protocol):
+    """What dropout's masks are drawn for besides edges."""
+
+    seed: int
+    epoch: int
+
+
+class EdgeAggregate(Aggregate):
+    """The common part. ``groups`` know nothing of one another; a row of the value is p, the result's ``result``
+    columns first in every group; only these have a gradient. ``target``: rows of its own that a target brings.
+    ``keep``: there is a backward pass.
+    """
+
+    pulls_targets = False
+    """Whether the gradient of the target's own rows takes a pull of its own."""
+    slices = 1
+    """How many groups, one set after the other, share what is computed of an edge."""
+    source_scalars: tuple[int, ...] = ()
+    """Columns of every group of m, counted from its end, that the CPU's kernels are quicker with in a copy."""
+
+    @property
+    def upstream_scalars(self) -> tuple[int, ...]:
+        """The same of dp."""
+        return ()
+
+    def __init__(
+        self, index: int, source: Value, target: Value | None, *, groups: int, result: int, kept: int, keep: bool
+    ) -> None:
+        Value.__init__(
+            self,
+            index,
+            (source,) if target is None else (source, target),
+            (groups * (result + (kept if keep else 0)),),
+        )
+        self.scaling = Scaling.SUM
+        self.once = False
+        self.hops = 1
+        self.target = target
+        self.groups = groups
+        self.result = result
+        self.keep = keep
+        self.p = 0.0
+
+    @property
+    def takes_gradient(self) -> bool:
+        return self.trains
+
+    def needs(self) -> tuple[Value, ...]:
+        return (self,) if self.target is None else (self, self.target)
+
+    @property
+    def upstream_columns(self) -> int:
+        """Columns of dp."""
+        raise NotImplementedError
+
+    @property
+    def pulled_target_columns(self) -> int:
+        """Columns of what targets pull in the backward pass."""
+        raise NotImplementedError
+
+    @property
+    def trains_target(self) -> bool:
+        """Whether the target's own rows, or parameters that come with them, have a gradient."""
+        return self.own_trains or (self.target is not None and self.target.trains)
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        """p of a tile's rows; ``own`` are the target's."""
+        raise NotImplementedError
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """dp of a tile's rows from the gradient of the result; and the gradient of the target's rows, where that tells
+        it."""
+        raise NotImplementedError
+
+    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        """dm of a tile's rows from a slab of dp; ``own`` are the rows of m."""
+        raise NotImplementedError
+
+    def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        """What targets pull of m in the backward pass; ``own`` are the rows of dp."""
+        raise NotImplementedError
+
+    def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
+        """From what targets pulled to the gradient of their own rows, and of parameters."""
+        raise NotImplementedError
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        """Edges at once, bytes for each of them and for each row, and bytes a row beside that, of any of the pulls."""
+        raise NotImplementedError
+
+    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        """The same on a device with memory of its own."""
+        return self.temporaries(itemsize)
+
+    def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
+        """How the planner is to think of one of the pulls; ``on_device``: of a device with memory of its own."""
+        if on_device:  # where every group is computed by itself
+            return PerEdge(self.groups, columns, own, *self.device_temporaries(itemsize))
+        temporaries = self.temporaries(itemsize)
+        return PerEdge(self.groups, columns, own, *temporaries, slices=self.slices, work=self.work(itemsize))
+
+    times_streamed = 1
+    """How often what a pull has at a time for an edge is written or read."""
+
+    def work(self, itemsize: int) -> EdgeWork:
+        """How long the CPU takes for any of the pulls, fetching aside."""
+        _, bytes_per_edge, _ = self.temporaries(itemsize)
+        return EdgeWork(0, self.times_streamed * bytes_per_edge // (self.groups // self.slices))
+
+    def of_result(self, rows: Tensor) -> Tensor:
+        """[R, groups · result]: the columns of p that are the result's."""
+        return rows.reshape(len(rows), self.groups, -1)[:, :, : self.result].reshape(len(rows), -1)
+
+
+class Maximum(EdgeAggregate):
+    """The largest of the neighbours' values, column by column; 0 where there are none."""
+
+    times_streamed = _TIMES_WIDEST
+
+    def __init__(self, index: int, source: Value, *, keep: bool) -> None:
+        super().__init__(index, source, None, groups=source.columns, result=1, kept=1, keep=keep)
+
+    @property
+    def upstream_columns(self) -> int:
+        return 2 * self.groups
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        return pulls_for(source).maxima(tile, source, keep=self.keep)
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return maximum.upstream(gradient, kept), None
+
+    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        return pulls_for(source).maxima_sources(tile, target_NK=source, source_RW=own)
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        bounds = maximum.scratch_bytes(columns=self.groups, itemsize=itemsize)
+        return (maximum.EDGES_PER_PIECE, *bounds)
+
+    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        return memory.maximum(columns=self.groups, itemsize=itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What attentions have in common. ``site`` keys the masks of their dropout; ``slices``: into how many groups of
+    channels each head is cut."""
+
+    heads: int
+    channels: int
+    self_loops: SelfLoops
+    p: float
+    site: int
+    slices: int = 1
+
+
+class Attention(EdgeAggregate):
+    """A softmax over every target's edges, head by head."""
+
+    def __init__(
+        self, index: int, source: Value, target: Value, options: AttentionOptions, *, kept: int, keep: bool
+    ) -> None:
+        groups, result = options.heads * options.slices, options.channels // options.slices
+        super().__init__(index, source, target, groups=groups, result=result, kept=kept, keep=keep)
+        self.slices = options.slices
+        self.options = options
+        self.p = options.p
+
+    def _dropout(self, key: Key) -> EdgeDropout | None:
+        options = self.options
+        return EdgeDropout(options.p, key.seed, key.epoch, options.site) if options.p else None
+
+    def _edges(self, tile: TileEdges) -> TileEdges:
+        if self.options.p and tile.checks is not None:
+            tile.checks.check_order(tile.indices_E, tile.offsets_R1)
+        return replace(tile, self_loops=self.options.self_loops)
+
+
+class GatAttention(Attention):
+    """GAT's: sources bring z and a_src, targets a_dst."""
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        negative_slope: float,
+        keep: bool,
+    ) -> None:
+        super().__init__(index, source, target, options, kept=options.channels // options.slices + 2, keep=keep)
+        self.negative_slope = negative_slope
+
+    source_scalars = (-1,)
+
+    @property
+    def upstream_scalars(self) -> tuple[int, ...]:
+        return (-3, -2, -1) if self.p else (-3, -2)
+
+    @property
+    def upstream_columns(self) -> int:
+        return self.groups * (self.result + gat.TARGET_SCALARS)
+
+    def _heads(self, key: Key, groups: range) -> gat.GatHeads:
+        return gat.GatHeads(groups, self.negative_slope, self._dropout(key), self.slices)
+
+    def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        heads, edges = self._heads(key, groups), self._edges(tile)
+        return pulls_for(source).attend(heads, edges, source_NS=source, a_dst_RG=own, keep=self.keep)
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert target is not None
+        return pulls_for(gradient).attend_upstream(gradient, kept, target)
+
+    def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+        heads, edges = self._heads(key, groups), self._edges(tile)
+        return pulls_for(source).attend_sources(heads, edges, target_NS=source, source_RS=own)
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        options = self.options
+        bounds = gat.scratch_bytes(
+            heads=options.heads,
+            slices=options.slices,
+            channels=self.result,
+            itemsize=itemsize,
+            dropout=options.p > 0,
+        )
+        return (edges.EDGES_PER_PIECE, *bounds)
+
+    def work(self, itemsize: int) -> EdgeWork:
+        edge, head = (
+            attended + dropped * (self.p > 0) for attended, dropped in zip(_ATTENDED_BYTES, _DROPPED_BYTES, strict=True)
+        )
+        row = _ATTENDED_TIMES * self.groups * self.result * itemsize
+        return EdgeWork(edge, head, row, _ATTENDED_OPERATORS * (1 + (self.p > 0)))
+
+    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        return memory.attention(heads=self.groups, channels=self.result, itemsize=itemsize)
+
+
+class Result(Value):
+    """The result among the columns of an ``EdgeAggregate`` [R, groups · result]."""
+
+    def __init__(self, index: int, aggregate: EdgeAggregate) -> None:
+        super().__init__(index, (aggregate,), (aggregate.groups * aggregate.result,))
+        self._aggregate = aggregate
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        return self._aggregate.of_result(inputs[0])
+
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        return Gradients([gradient])

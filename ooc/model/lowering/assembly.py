@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Putting a network of values together: shapes found by trying, functions of rows proven to be such."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ooc.errors import ModelError
+from ooc.model.graph import Scaling
+from ooc.model.layers.per_edge import EdgeAggregate, Maximum, Result
+from ooc.model.lowering.products import IN_FULL, Products
+from ooc.model.lowering.projection import ONCE, Projection, Repeated, Weights
+from ooc.model.lowering.rectified import Rectified, Signs
+from ooc.model.lowering.values import (
+    Aggregate,
+    Dropout,
+    Features,
+    Linear,
+    Moments,
+    Normalized,
+    RowFunction,
+    Rowwise,
+    Sum,
+    Value,
+)
+from ooc.plan.workload import EdgeData
+
+_PROBE_ROWS = 4
+_PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a network is made for. ``sum_first(i, hops, weight)``: whether the i-th product with a weight comes after
+    its aggregation; ``edge_data``: what edges carry for the model, so many features; ``training``: with dropout and
+    the statistics of these rows; ``product``: how rows and weights are multiplied; ``probed``: what has been asked
+    about opaque layers, and was found by trying them; the settings of one model share it."""
+
+    num_nodes: int
+    num_features: int
+    dtype: torch.dtype
+    aggregate_once: bool
+    input_dropout: float
+    edge_data: frozenset[EdgeData]
+    num_edge_features: int
+    sum_first: Callable[[int, int, nn.Parameter], bool]
+    training: bool
+    probed: list[tuple[Any, Any]]
+    product: Products = IN_FULL
+
+
+class Assembly:
+    """Makes values, in order. ``sites`` counts the dropouts; ``products`` are the aggregations that commute with a
+    dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges,
+    ``cut_off`` the parameters that are found to get no gradient, ``observed`` the moments that running statistics are
+    kept of."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.sites = 0
+        self.products: list[Aggregate] = []
+        self.convolved: list[Value] = []
+        self.edge_data: set[EdgeData] = set()
+        self.cut_off: list[nn.Parameter] = []
+        self.observed: list[Moments] = []
+        self._count = 0
+        self._aggregates: dict[tuple[Value, Scaling], Aggregate] = {}
+
+    def features(self) -> Value:
+        """x, after the dropout on the input, if there is any: its site is 0."""
+        x = Features(self._next(), self.setting.num_features)
+        p = self.setting.input_dropout
+        return Dropout(self._next(), x, p, 0) if p and self.setting.training else x
+
+    def aggregate(self, source: Value, scaling: Scaling) -> Aggregate:
+        """The scaled sum over neighbours; the same object for the same question."""
+        _check_matrix(source)
+        found = self._aggregates.get((source, scaling))
+        if found is None:
+            once = self._sums_once(source, scaling)
+            found = self._aggregates[source, scaling] = Aggregate(self._next(), source, scaling, once=once)
+        return found
+
+    def aggregate_product(self, source: Value, weight: nn.Parameter, scaling: Scaling, hops: int = 1) -> Value:
+        """A^hops(source) Wᵀ, in whichever order is cheaper: A(HW) = A(H)W."""
+        _check_matrix(source)
+        place = len(self.products)
+        sum_first = self._sums_once(source, scaling) or self.setting.sum_first(place, hops, weight)
+        value = source if sum_first else self.linear(source, weight)
+        for _ in range(hops):
+            value = self.aggregate(value, scaling)
+        assert isinstance(value, Aggregate)
+        self.products.append(value)
+        return self.linear(value, weight) if sum_first else value
+
+    def is_constant(self, value: Value) -> bool:
+        """Whether it is x, or summed from x: the same in every epoch."""
+        if isinstance(value, EdgeAggregate):
+            return False
+        return isinstance(value, Features) or (isinstance(value, Aggregate) and self.is_constant(value.source))
+
+    def _sums_once(self, source: Value, scaling: Scaling) -> bool:
+        """Whether this sum of ``source`` is computed once: of x, or of what was summed from it in the same way."""
+        summed = isinstance(source, Aggregate) and source.once and source.scaling is scaling
+        return self.setting.aggregate_once and (summed or isinstance(source, Features))
+
+    def linear(self, source: Value, weight: nn.Parameter) -> Value:
+        """x Wᵀ."""
+        self._check_columns(source, weight.shape[1])
+        return Linear(self._next(), source, weight, self.setting.product)
+
+    def _check_columns(self, source: Value, columns: int) -> None:
+        if source.tail == (columns,):
+            return
+        if _of_features(source):
+            raise ModelError(f"the model takes {columns} features, the store has {source.columns}")
+        raise ModelError(f"a linear map of {columns} columns is given {_shape(source)}")
+
+    def projection(
+        self,
+        source: Value,
+        weights: Weights,
+        parameters: Sequence[nn.Parameter],
+        *,
+        features: int,
+        repeated: Repeated = ONCE,
+    ) -> Value:
+        """x W(θ)ᵀ + b(θ) for the ``features`` columns of x."""
+        self._check_columns(source, features)
+        product = self.setting.product
+        return Projection(self._next(), source, weights, parameters, product=product, repeated=repeated)
+
+    def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value, trains: bool = False) -> Value:
+        """The result of ``make(index, *inputs, keep=…)``, an aggregation that computes something for every edge;
+        ``trains``: it has a gradient even where no input has."""
+        _check_matrix(inputs[0])
+        keep = self.setting.training and (trains or any(value.trains for value in inputs))
+        aggregate = make(self._next(), *inputs, keep=keep)
+        return Result(self._next(), aggregate) if keep else aggregate
+
+    def maximum(self, source: Value) -> Value:
+        """The largest of the neighbours' values, column by column."""
+        return self.per_edge(Maximum, source)
+
+    def edge_site(self, p: float) -> int:
+        """The site of a dropout on edges; none where nothing is dropped."""
+        if not p:
+            return 0
+        if p >= 1:
+            raise ModelError(f"dropout={p} leaves nothing to train on")
+        self.sites += 1
+        return self.sites
+
+    def sum(self, terms: Sequence[tuple[float, Value]], biases: Sequence[nn.Parameter] = ()) -> Value:
+        """Σ c · value + Σ bias; of one value as it is, that value."""
+        if len(terms) == 1 and terms[0][0] == 1 and not biases:
+            return terms[0][1]
+        return Sum(self._next(), terms, biases)
+
+    def dropout(self, source: Value, p: float) -> Value:
+        """Dropout with the masks of the next site; no site where nothing is dropped."""
+        if not p:
+            return source
+        if p >= 1:
+            raise ModelError(f"dropout={p} leaves nothing to train on")
+        self.sites += 1
+        return Dropout(self._next(), source, p, self.sites)
+
+    def rectified(self, source: Value, slope: float | None = None) -> Value:
+        """ReLU of ``source``, or with ``slope`` LeakyReLU."""
+        signs = Signs(self._next(), source, not_a_number=slope is None)
+        return Rectified(self._next(), source, signs, slope)
+
+    def rowwise(
+        self,
+        name: str,
+        function: RowFunction,
+        inputs: Sequence[Value],
+        parameters: Sequence[nn.Parameter] = (),
+        *,
+        heavy: bool = False,
+        scratch_columns: int = 0,
+    ) -> Value:
+        """A function of rows. It is tried on a few: one that looks across rows raises ModelError naming ``name``."""
+        tail = probe(name, function, [value.tail for value in inputs], self.setting.dtype)
+        return Rowwise(
+            self._next(),
+            inputs,
+            tail,
+            function,
+            parameters,
+            heavy=heavy,
+            scratch_columns=scratch_columns,
+        )
+
+    def normalized(
+        self,
+        source: Value,
+        function: RowFunction,
+        parameters: Sequence[nn.Parameter],
+        update: Callable[[Tensor, Tensor, int], None] | None = None,
+    ) -> Value:
+        """``function(x, mean, variance)`` with moments over all rows; ``update`` keeps running statistics."""
+        _check_matrix(source)
+        moments = Moments(self._next(), source, update)
+        if update is not None:
+            self.observed.append(moments)
+        return Normalized(self._next(), moments, function, parameters)
+
+    def add(self, make: Callable[[int], Value]) -> Value:
+        """A value that is made elsewhere, of the next index."""
+        return make(self._next())
+
+    @staticmethod
+    def check_matrix(value: Value) -> None:
+        """ModelError where a row of ``value`` is more than a row of numbers."""
+        _check_matrix(value)
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+
+@torch.no_grad()
+def probe(name: str, function: RowFunction, tails: Sequence[Sequence[int]], dtype: torch.dtype) -> tuple[int, ...]:
+    """The shape of a row of what ``function`` gives. ModelError unless every row depends on its own inputs alone."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(_PROBE_ROWS, *tail, generator=generator, dtype=dtype) for tail in tails]
+    try:
+        together = function(*(tensor.clone() for tensor in inputs))
+        apart = [function(*(tensor[i : i + 1].clone() for tensor in inputs)) for i in range(_PROBE_ROWS)]
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{name} fails on rows of {_PROBE_ROWS} nodes: {first_line(error)}") from error
+    if not isinstance(together, Tensor) or together.dtype != dtype:
+        raise ModelError(f"{name} does not give numbers of type {dtype} for each node")
+    across = ModelError(f"{name} looks across rows: what it gives for a node depends on other nodes")
+    if together.dim() < 1 or len(together) != _PROBE_ROWS:
+        raise across
+    for i, alone in enumerate(apart):
+        if alone.shape != (1, *together.shape[1:]):
+            raise across
+        tolerance = _PROBE_TOLERANCE[dtype]
+        if not torch.allclose(alone[0], together[i], rtol=tolerance, atol=tolerance, equal_nan=True):
+            raise across
+    return tuple(together.shape[1:])
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line of an error, for one that is told in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _of_features(value: Value) -> bool:
+    """Whether it is as wide as the features because it is made of them."""
+    while isinstance(value, (Dropout, Aggregate)):
+        value = value.inputs[0]
+    return isinstance(value, Features)
+
+
+def _check_matrix(value: Value) -> None:
+    if len(value.tail) != 1:
+        raise ModelError(f"a graph convolution or norm is given {_shape(value)} instead of a matrix")
+
+
+def _shape(value: Value) -> str:
+    return "values of shape [" + ", ".join(["nodes", *map(str, value.tail)]) + "]"

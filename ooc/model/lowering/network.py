@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taking a model apart: two networks of values, one for training, one for evaluation.
+
+Parameters are shared with the user's model, not copied. What cannot be run exactly is refused by name.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ooc.errors import ModelError
+from ooc.model.graph import ActiveRows, Scaling
+from ooc.model.layers.layer import ARGUMENTS
+from ooc.model.layers.per_edge import Attention, EdgeAggregate
+from ooc.model.lowering.assembly import Assembly, Setting
+from ooc.model.lowering.equivalence import compute_the_same
+from ooc.model.lowering.model_shape import ModelShape
+from ooc.model.lowering.products import IN_FULL, Products
+from ooc.model.lowering.projection import Projection
+from ooc.model.lowering.values import Aggregate, Linear, Moments, Value
+from ooc.plan.cost import aggregating_first_pays
+from ooc.plan.workload import EdgeData
+
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+"""How torch's and PyG's names end of what a module keeps hooks in that may change a result."""
+EVERYWHERE = 1 << 30
+"""Hops for what is needed of every row, however far it lies from those that are scored."""
+
+
+@dataclass(slots=True)
+class Network:
+    """A model as values: ``training`` and ``evaluation`` are its outputs in the two modes."""
+
+    training: Value
+    evaluation: Value
+    scalings: tuple[Scaling, ...]
+    """How its sums are scaled, each way once."""
+    dtype: torch.dtype
+    parameters: list[nn.Parameter]
+    """Those that are trained and have a part in the output."""
+    idle: list[nn.Parameter]
+    """Those that would be trained and have none: they have no gradient, as in PyG."""
+    cut_off: list[nn.Parameter]
+    """Of ``parameters``, those that a ``detach`` keeps from having a gradient: what tiles add up for them is zero, and
+    dropped, since an optimizer moves what has a gradient of zero, too."""
+    embeddings: list[Value]
+    """In evaluation, what each convolution but the last leaves to the next one."""
+    hops: int
+    """Aggregations one behind the other, at most."""
+    product: Products = IN_FULL
+    """How rows and weights are multiplied."""
+
+    @property
+    def depth(self) -> int:
+        """Convolutions."""
+        return len(self.embeddings) + 1
+
+    @property
+    def outputs(self) -> int:
+        """Columns of what the model gives."""
+        return self.training.columns
+
+    def layer(self, index: int) -> Value:
+        """What convolution ``index`` (from 1) gives in evaluation after norm and activation; the last: the output."""
+        return self.evaluation if index == self.depth else self.embeddings[index - 1]
+
+    @property
+    def aggregated_once(self) -> tuple[Scaling, ...]:
+        """The scalings of which A(X) of the features as they are is needed: the same in every epoch."""
+        values = [v for v in values_of(self.training) if not (isinstance(v, Aggregate) and v.once)]
+        once = {source for value in values for source in value.inputs if isinstance(source, Aggregate) and source.once}
+        return tuple(s for s in self.scalings if any(v.hops == 1 and v.scaling is s for v in once))
+
+    def first_aggregation(self, scaling: Scaling, hops: int = 1) -> str:
+        """The name of the matrix that holds A^hops(X), aggregated once."""
+        name = "ax" if hops == 1 else f"ax{hops}"
+        return name if scaling is self.scalings[0] else f"{name}.{scaling.name.lower()}"
+
+    @property
+    def same_in_evaluation(self) -> bool:
+        """Whether training computes what evaluation does: no dropout, no statistics of the rows themselves."""
+        return compute_the_same(values_of(self.training), values_of(self.evaluation))
+
+    @property
+    def attends(self) -> bool:
+        """Whether some values come of a softmax over edges."""
+        return any(isinstance(value, Attention) for value in values_of(self.training))
+
+    @property
+    def statistics_nbytes(self) -> int:
+        """What the moments of all norms take."""
+        found = {*values_of(self.training), *values_of(self.evaluation)}
+        return sum(value.statistics.nbytes for value in found if isinstance(value, Moments))
+
+    @property
+    def rounded_nbytes(self) -> int:
+        """What its weights take besides where they are multiplied in a narrower type: those of one of the modes."""
+
+        def nbytes(output: Value) -> int:
+            linear = [value for value in values_of(output) if isinstance(value, (Linear, Projection))]
+            return sum(v.product.weights_nbytes(v.inputs[0].columns, v.columns) for v in linear)
+
+        return max(nbytes(self.training), nbytes(self.evaluation))
+
+    @property
+    def made_nbytes(self) -> int:
+        """What weights made of several parameters take, with their gradients."""
+
+        def nbytes(output: Value) -> int:
+            return sum(value.made.nbytes for value in values_of(output) if isinstance(value, Projection))
+
+        return max(nbytes(self.training), nbytes(self.evaluation))
+
+    def forget_weights(self) -> None:
+        """Weights may have changed: what was made of them is to be made anew."""
+        self.product.forget_weights()
+        for output in (self.training, self.evaluation):
+            for value in values_of(output):
+                if isinstance(value, Projection):
+                    value.made.forget()
+
+    @contextmanager
+    def summing_gradients(self) -> Iterator[None]:
+        """Within it tiles add what they have for weights made of parameters, which these get at its end."""
+        trained = [v.made for v in values_of(self.training) if isinstance(v, Projection) and v.own_trains]
+        try:
+            for made in trained:
+                made.begin()
+            yield
+            for made in trained:
+                made.finish()
+        finally:
+            for made in trained:
+                made.end()
+
+
+def lower(
+    model: nn.Module,
+    *,
+    num_features: int,
+    num_classes: int,
+    input_dropout: float,
+    aggregate_once: bool,
+    active: Callable[[int], ActiveRows],
+    edges_per_row: float,
+    edge_data: frozenset[EdgeData] = frozenset(),
+    product: Products = IN_FULL,
+    num_edge_features: int = 0,
+) -> Network:
+    """The values of ``model``; ModelError names what cannot be run exactly.
+
+    ``aggregate_once``: whether what is aggregated from constant features may be computed once. ``active`` gives the
+    rows to be computed for a network of so many layers; with ``edges_per_row`` they decide the order of product and
+    sum in each layer. ``edge_data`` is what edges carry that has to have a part in the result, among it so
+    many features. ``product`` multiplies rows and weights.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    _check(model, num_features)
+    if not 0 <= input_dropout < 1:
+        raise ModelError(f"input_dropout must be at least 0 and below 1, not {input_dropout}")
+
+    num_nodes = active(0).nodes
+    probed: list[tuple[Any, Any]] = []
+
+    def assembled(
+        sum_first: Callable[[int, int, nn.Parameter], bool], *, training: bool, once: bool
+    ) -> tuple[Assembly, Value]:
+        assembly = Assembly(
+            Setting(
+                num_nodes=num_nodes,
+                num_features=num_features,
+                dtype=parameters[0].dtype,
+                aggregate_once=once,
+                input_dropout=input_dropout,
+                edge_data=edge_data,
+                num_edge_features=num_edge_features,
+                sum_first=sum_first,
+                training=training,
+                product=product,
+                probed=probed,
+            )
+        )
+        return assembly, _output(model, assembly)
+
+    draft, output = assembled(lambda place, hops, weight: True, training=True, once=aggregate_once)
+    _check_edge_data(model, edge_data - draft.edge_data)
+    distances = hops(output)
+    longest = max((h for h in distances.values() if h < EVERYWHERE), default=0)
+    rows = active(longest)
+
+    def sum_first(place: int, hops: int, weight: nn.Parameter) -> bool:
+        if place >= len(draft.products):
+            raise ModelError(
+                f"model {type(model).__name__} has other layers each time it is run; that is not supported"
+            )
+        after = distances.get(draft.products[place], 0)
+        return aggregating_first_pays(
+            rows_before=rows.training_rows(min(EVERYWHERE, after + hops)),
+            rows_after=rows.training_rows(after),
+            edges_per_row=edges_per_row * hops,
+            in_columns=int(weight.shape[1]),
+            out_columns=int(weight.shape[0]),
+        )
+
+    assembly, training = assembled(sum_first, training=True, once=aggregate_once)
+    aggregates = [v for v in values_of(training) if isinstance(v, Aggregate)]
+    evaluated, evaluation = assembled(sum_first, training=False, once=any(v.once for v in aggregates))
+    aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
+    if not aggregates:
+        raise ModelError(f"model {type(model).__name__} is not supported: it has no graph convolution")
+    if not set(assembly.observed).issubset(values_of(training)):
+        raise ModelError(
+            f"model {type(model).__name__} is not supported: the output does not depend on a norm that it calls, whose "
+            "running statistics would not be kept"
+        )
+    if training.columns < num_classes:
+        raise ModelError(f"the model has {training.columns} outputs, the store has {num_classes} classes")
+    taking_part = {id(parameter) for value in values_of(training) for parameter in value.parameters}
+    cut_off = {id(parameter) for parameter in assembly.cut_off}
+    if cut_off.issuperset(map(id, parameters)):
+        raise ModelError(f"model {type(model).__name__} cannot be trained: none of its parameters gets a gradient")
+    return Network(
+        training=training,
+        evaluation=evaluation,
+        scalings=tuple(dict.fromkeys(v.scaling for v in aggregates if not isinstance(v, EdgeAggregate))),
+        dtype=parameters[0].dtype,
+        parameters=[parameter for parameter in parameters if id(parameter) in taking_part],
+        idle=[parameter for parameter in parameters if id(parameter) not in taking_part],
+        cut_off=[parameter for parameter in parameters if id(parameter) in cut_off & taking_part],
+        embeddings=evaluated.convolved[1:],
+        hops=longest,
+        product=product,
+    )
+
+
+def _output(model: nn.Module, assembly: Assembly) -> Value:
+    """What the model gives."""
+    if isinstance(model, ModelShape):
+        return model.values(assembly)
+    from ooc.model.lowering.tracing import trace  # imports PyG, which is there if the model is of it
+
+    return trace(model, assembly)
+
+
+def values_of(output: Value) -> list[Value]:
+    """All that ``output`` depends on, and itself, inputs first."""
+    found = {output}
+    waiting = [output]
+    while waiting:
+        for value in waiting.pop().inputs:
+            if value not in found:
+                found.add(value)
+                waiting.append(value)
+    return sorted(found, key=lambda value: value.index)
+
+
+def hops(output: Value) -> dict[Value, int]:
+    """How many aggregations lie between each value and ``output``, at most; EVERYWHERE below moments."""
+    found = {output: 0}
+    for value in reversed(values_of(output)):
+        below = found[value]
+        if isinstance(value, Moments):
+            below = EVERYWHERE
+        elif isinstance(value, Aggregate):
+            below = min(EVERYWHERE, below + 1)
+        for source in value.inputs:
+            found[source] = max(below, found.get(source, 0))
+    return found
+
+
+def _check_edge_data(model: nn.Module, left_out: Collection[EdgeData]) -> None:
+    """Refuse to leave out what edges carry unasked: it would be another result."""
+    for data in EdgeData:
+        if data in left_out:
+            what = "weights" if data is EdgeData.WEIGHT else "features"
+            raise ModelError(
+                f"the store's edges carry {what}, of which model {type(model).__name__} takes none; give "
+                f"ignore_edge_data={data.value!r} to train without, or a "
+                f"model that gives {ARGUMENTS[data]} to its convolutions"
+            )
+
+
+def _check(model: nn.Module, num_features: int) -> None:
+    """Refuse what no value can be made of, whatever the model does."""
+    name = type(model).__name__
+    parameters = list(model.parameters())
+    if not any(p.requires_grad for p in parameters):
+        raise ModelError(f"model {name} has no parameters to train")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
+        raise ModelError(f"{name}: lazily sized parameters are not supported; give in_channels={num_features}")
+    dtypes = {p.dtype for p in parameters}
+    if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
+        raise ModelError(f"{name}: parameters must all be float32 or all float64, not {sorted(map(str, dtypes))}")
+    devices = {str(p.device) for p in parameters}
+    if devices != {"cpu"}:
+        raise ModelError(f"{name}: parameters must be on the CPU, not on {', '.join(sorted(devices))}")
+    for path, module in model.named_modules():
+        if hooks := hooks_of(module):
+            where = f"{type(module).__name__} ({path})" if path else name
+            raise ModelError(f"{where}: {hooks[0]} are not supported")
+    for path, parameter in model.named_parameters():
+        if has_hooks(parameter):
+            raise ModelError(f"parameter {path} of {name}: hooks on parameters are not supported")
+
+
+def hooks_of(module: nn.Module) -> list[str]:
+    """The kinds of hooks that ``module`` has. Modules are not called here, so that hooks would not be either."""
+    return [kept.strip("_") for kept, value in vars(module).items() if kept.endswith(_HOOKS) and value]
+
+
+def has_hooks(parameter: nn.Parameter) -> bool:
+    """Whether it has hooks: autograd never adds up its gradient here, so that they would not be called."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

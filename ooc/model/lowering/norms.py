@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms as values: those of a row are functions of rows, the others functions of rows and of the moments over all.
+
+All of torch's and PyG's norms over nodes follow from two statistics of every column, the mean and the biased
+variance: PairNorm's and LayerNorm(mode="graph")'s over all numbers are sums of them over columns.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn.norm import (
+    BatchNorm,
+    GraphNorm,
+    GraphSizeNorm,
+    InstanceNorm,
+    LayerNorm,
+    MeanSubtractionNorm,
+    MessageNorm,
+    PairNorm,
+)
+
+from ooc.errors import ModelError
+from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.values import Value
+
+NORMS: tuple[type[nn.Module], ...] = (
+    BatchNorm,
+    nn.BatchNorm1d,
+    GraphNorm,
+    GraphSizeNorm,
+    InstanceNorm,
+    LayerNorm,
+    MeanSubtractionNorm,
+    MessageNorm,
+    PairNorm,
+)
+"""Taken as wholes. DiffGroupNorm is not among them: it is made of a linear map, a softmax and a BatchNorm."""
+
+
+def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly) -> Value:
+    """``norm`` of all rows of ``source`` as one graph."""
+    kind = type(norm)
+    if kind in (BatchNorm, nn.BatchNorm1d):
+        return _batch_norm(norm, where, source, assembly)
+    lower = _LOWERINGS.get(kind)
+    if lower is None:
+        raise ModelError(f"norm {where} is not supported")
+    return lower(norm, where, source, assembly)
+
+
+def _batch_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly) -> Value:
+    inner: Any = norm.module if isinstance(norm, BatchNorm) else norm
+    kind = type(inner)
+    if kind is not nn.BatchNorm1d:
+        raise ModelError(f"norm {where}: a {kind.__name__} in it is not supported")
+    nodes = assembly.setting.num_nodes
+    tracked = inner.running_mean is not None
+    alone = isinstance(norm, BatchNorm) and norm.allow_single_element and nodes <= 1
+    if alone or (tracked and not inner.training):
+        return _by_running_statistics(inner, where, source, assembly)
+    if nodes <= 1:
+        raise ModelError(f"norm {where} needs more than one node to train on")
+
+    def update(mean: Tensor, variance: Tensor, count: int) -> None:
+        inner.num_batches_tracked.add_(1)
+        share = 1.0 / float(inner.num_batches_tracked) if inner.momentum is None else inner.momentum
+        _average(inner, share, mean, variance * (count / (count - 1)))
+
+    tracks = tracked and inner.training and inner.track_running_stats
+    return _standardised(inner, source, assembly, update if tracks else None)
+
+
+def _instance_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
+    if not (norm.training or not norm.track_running_stats):
+        return _by_running_statistics(norm, where, source, assembly)
+    if assembly.setting.num_nodes <= 1:
+        raise ModelError(f"norm {where} needs more than one node to train on")
+
+    def update(mean: Tensor, variance: Tensor, count: int) -> None:
+        _average(norm, norm.momentum, mean, variance * (count / (count - 1)))
+
+    tracks = norm.training and norm.running_mean is not None
+    return _standardised(norm, source, assembly, update if tracks else None)
+
+
+def _average(norm: Any, share: float, mean: Tensor, variance: Tensor) -> None:
+    """Running statistics move by ``share`` towards this epoch's; the variance is unbiased, as torch's."""
+    for running, now in ((norm.running_mean, mean), (norm.running_var, variance)):
+        running.mul_(1 - share).add_(now.to(running.dtype), alpha=share)
+
+
+def _by_running_statistics(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
+    def function(x: Tensor) -> Tensor:
+        return F.batch_norm(
+            x, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=False, eps=norm.eps
+        )
+
+    return assembly.rowwise(where, function, [source], tuple(norm.parameters()))
+
+
+def _standardised(
+    norm: Any, source: Value, assembly: Assembly, update: Callable[[Tensor, Tensor, int], None] | None
+) -> Value:
+    """(x - mean) / √(variance + ε), then the affine map, if there is one."""
+
+    def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return _affine((x - mean) * torch.rsqrt(variance + norm.eps), norm.weight, norm.bias)
+
+    return assembly.normalized(source, function, tuple(norm.parameters()), update)
+
+
+def _layer_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
+    if norm.mode == "node":
+        return assembly.rowwise(where, lambda x: norm(x), [source], tuple(norm.parameters()))
+    if norm.mode != "graph":
+        raise ModelError(f"norm {where}: mode={norm.mode!r} is not supported")
+
+    def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        centre = mean.mean()
+        spread = (variance + (mean - centre).square()).mean()
+        deviation = spread.clamp(min=torch.finfo(x.dtype).tiny).sqrt()  # of no spread: no gradient, as torch's std
+        return _affine((x - centre) / (deviation + norm.eps), norm.weight, norm.bias)
+
+    return assembly.normalized(source, function, tuple(norm.parameters()))
+
+
+def _graph_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
+    def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        centred = x - mean * norm.mean_scale
+        spread = variance + (mean - mean * norm.mean_scale).square()
+        return _affine(centred / (spread + norm.eps).sqrt(), norm.weight, norm.bias)
+
+    return assembly.normalized(source, function, tuple(norm.parameters()))
+
+
+def _pair_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
+    def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        centred = x - mean
+        length = centred.norm(2, -1, keepdim=True) + eps if individually else (variance.sum() + eps).sqrt()
+        return scale * centred / length
+
+    scale, eps, individually = float(norm.scale), float(norm.eps), bool(norm.scale_individually)
+    return assembly.normalized(source, function, ())
+
+
+def _mean_subtraction(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
+    return assembly.normalized(source, lambda x, mean, variance: x - mean, ())
+
+
+def _graph_size(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
+    return assembly.sum([(assembly.setting.num_nodes**-0.5, source)])
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if weight is not None:
+        x = x * weight
+    return x if bias is None else x + bias
+
+
+_LOWERINGS: dict[type[nn.Module], Callable[[Any, str, Value, Assembly], Value]] = {
+    InstanceNorm: _instance_norm,
+    LayerNorm: _layer_norm,
+    GraphNorm: _graph_norm,
+    PairNorm: _pair_norm,
+    MeanSubtractionNorm: _mean_subtraction,
+    GraphSizeNorm: _graph_size,
+}

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear maps whose weight is made of several parameters.
+
+GAT's score a_src = (x Wᵀ) · att is linear in x, as z = x Wᵀ itself is: x times a matrix with att W below W. So
+everything that an edge needs of a row comes of one dense product, and its gradient needs x alone, not z.
+
+Shapes: R rows at hand, I/O columns in and out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ooc.kernels.tensors import first_rows
+from ooc.model.lowering.products import IN_FULL, Products
+from ooc.model.lowering.values import Gradients, Rows, Summed, Value
+
+Weights = Callable[[], tuple[Tensor, Tensor | None]]
+"""Weight [O, I] and bias [O] as torch makes them of parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Of ``times`` times ``columns`` columns, and of those that follow, the last of every ``columns`` is the same.
+
+    Rows of W that are equal do not make them so to the last bit: a product may add up in another order at its edges.
+    """
+
+    times: int
+    columns: int
+
+    def put(self, out_RO: Tensor) -> Tensor:
+        """Make them the same; their gradients stay those of columns of their own, and add up in W's."""
+        if self.times > 1:
+            heads = out_RO.shape[1] // (self.times * self.columns)
+            last = out_RO.view(len(out_RO), heads, self.times, self.columns)[..., -1]
+            last[..., 1:] = last[..., :1]
+        return out_RO
+
+
+ONCE = Repeated(1, 1)
+"""Every column by itself."""
+
+
+class Projection(Value):
+    """x W(θ)ᵀ + b(θ). ``repeated``: which columns are the same."""
+
+    heavy = True
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        weights: Weights,
+        parameters: Sequence[nn.Parameter],
+        *,
+        product: Products = IN_FULL,
+        repeated: Repeated = ONCE,
+    ) -> None:
+        self.made = Made(weights, parameters)
+        super().__init__(index, (source,), (self.made.columns,))
+        self.parameters = tuple(parameters)
+        self.product = product
+        self.repeated = repeated
+
+    @property
+    def gradient_numel(self) -> int:
+        return self.made.numel if self.own_trains else 0
+
+    def needs(self) -> tuple[Value, ...]:
+        return self.inputs if self.own_trains else ()
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        return self.repeated.put(self._compute(inputs, rows))
+
+    def _compute(self, inputs: Sequence[Tensor], rows: Rows) -> Tensor:
+        weight, bias = self.made.values()
+        source, multiply = inputs[0], self.product
+        if multiply.dtype is None:
+            return F.linear(source, weight, bias)
+        weight_IO = multiply.weight((self, "forward"), lambda: weight.T)
+        out = multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
+        return out if bias is None else out.add_(bias)
+
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        source, multiply, kept_as = operands[0], self.product, gradient.dtype
+        factor = multiply.rounded(gradient, rows.shared_gradient)
+        found = Gradients([None])
+        if self.inputs[0].trains:
+            weight_OI = multiply.weight((self, "backward"), lambda: self.made.values()[0])
+            found.inputs[0] = multiply(factor, weight_OI, kept_as)
+        if source is None or not self.own_trains:
+            return found
+        taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
+        bias_gradient = gradient.sum(dim=0) if self.made.has_bias else None
+        found.parameters = self.made.gradients(multiply(factor.T, taken, kept_as), bias_gradient)
+        return found
+
+
+class Made:
+    """A weight [O, I] and bias [O] made of parameters once a program, between which alone parameters change.
+
+    Their gradients are added up over all tiles, in order, and go through to the parameters when a program has ended: to
+    make and differentiate them for every tile was more than half of the operators of GAT's epoch where all of it is in
+    memory. A linear layer's weight and bias as they are take nothing, and are summed where they lie.
+    """
+
+    def __init__(self, weights: Weights, parameters: Sequence[nn.Parameter]) -> None:
+        with torch.no_grad():
+            weight, bias = weights()
+        self._shapes = weight.shape, None if bias is None else bias.shape
+        self.columns = len(weight)
+        self.numel = weight.numel() + (0 if bias is None else bias.numel())
+        self.has_bias = bias is not None
+        self.nbytes = 0
+        """What they take beside the parameters, with their gradients."""
+        self._weights, self._parameters = weights, tuple(parameters)
+        self._sums: tuple[_Sum, _Sum] | None = None
+        if not all(isinstance(made, nn.Parameter) for made in (weight, bias) if made is not None):
+            self.nbytes = 2 * self.numel * weight.itemsize
+            self._sums = _Sum(), _Sum()
+        self._values: tuple[Tensor, Tensor | None] | None = None
+        self._making = Lock()
+
+    def values(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias, without a gradient. On any thread."""
+        found = self._values
+        if found is None:
+            with self._making, torch.no_grad():  # so that threads do not each make one
+                found = self._values
+                if found is None:
+                    weight, bias = self._weights()
+                    found = self._values = weight.detach(), None if bias is None else bias.detach()
+        return found
+
+    def forget(self) -> None:
+        """Parameters may have changed."""
+        self._values = None
+
+    def gradients(self, weight: Tensor, bias: Tensor | None) -> list[tuple[Summed, Tensor]]:
+        """What a tile adds, with what it is to be added to."""
+        made = self._sums or self._weights()
+        pairs = [(made[0], weight), (made[1], bias)]
+        return [(sums, part) for sums, part in pairs if sums is not None and part is not None and _is_summed(sums)]
+
+    def begin(self) -> None:
+        """No tile has added anything."""
+        for sums, shape in zip(self._sums or (), self._shapes, strict=False):
+            sums.grad = None if shape is None else self._parameters[0].new_zeros(shape)
+
+    def finish(self) -> None:
+        """All tiles have: parameters get their gradients."""
+        if self._sums is None:
+            return
+        weight, bias = (sums.grad for sums in self._sums)
+        assert weight is not None
+        for parameter, part in through_weights(self._weights, self._parameters, weight, bias):
+            assert parameter.grad is not None
+            parameter.grad.add_(part)
+
+    def end(self) -> None:
+        """The sums are of no use any more."""
+        for sums in self._sums or ():
+            sums.grad = None
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Of what is made."""
+
+    grad: Tensor | None = None
+
+
+def _is_summed(made: Summed) -> bool:
+    return not isinstance(made, nn.Parameter) or made.requires_grad
+
+
+def through_weights(
+    weights: Weights, parameters: Sequence[nn.Parameter], weight_gradient: Tensor, bias_gradient: Tensor | None
+) -> list[tuple[nn.Parameter, Tensor]]:
+    """The gradients of the parameters that are trained, from those of the weight [O, I] and bias [O] made of them."""
+    with torch.enable_grad():
+        weight, bias = weights()
+    outputs, gradients = [weight], [weight_gradient]
+    if bias is not None and bias_gradient is not None:
+        outputs.append(bias)
+        gradients.append(bias_gradient)
+    pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    parts = torch.autograd.grad(
+        [output for output, _ in pairs], trained, [part for _, part in pairs], allow_unused=True
+    )
+    return [(p, part) for p, part in zip(trained, parts, strict=True) if part is not None]

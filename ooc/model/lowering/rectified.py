@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ReLU and LeakyReLU, of whose input the gradient needs the signs alone: a bit a value instead of a number.
+
+Keeping a bit a value of what a rectifier was given is Gist's idea (A. Jain et al., ISCA 2018). Here the bits are a
+value like others, kept only where the backward pass does not have the input at hand for some other reason. Either
+way the gradient is autograd's to the bit.
+
+Shapes: R rows, C numbers a row, ⌈C/8⌉ bytes a row of signs.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ooc.kernels import bits
+from ooc.kernels.tensors import first_rows, shaped
+from ooc.model.lowering.values import Gradients, Rows, Value
+
+
+class Signs(Value):
+    """Where the gradient passes a rectifier of ``source`` unchanged, eight numbers a byte: uint8 [R, ⌈C/8⌉].
+
+    ``not_a_number``: whether it passes there. With ReLU it does, in autograd as here.
+    """
+
+    packed = True
+
+    def __init__(self, index: int, source: Value, *, not_a_number: bool) -> None:
+        super().__init__(index, (source,), (-(-source.columns // 8),))
+        self.not_a_number = not_a_number
+
+    @property
+    def source(self) -> Value:
+        return self.inputs[0]
+
+    @property
+    def trains(self) -> bool:
+        return False
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        numbers = shaped(inputs[0], (self.source.columns,))
+        if numbers.device.type != "cpu":
+            return bits.pack(~(numbers <= 0) if self.not_a_number else numbers > 0)
+        compared = numbers.numpy()  # which compares several times faster than torch does here
+        return bits.pack(torch.from_numpy(~(compared <= 0) if self.not_a_number else compared > 0))
+
+    def unpacked(self, signs: Tensor, dtype: torch.dtype) -> Tensor:
+        """One where the gradient passes, zero elsewhere: [R, …], shaped as the source."""
+        ones = bits.unpack(signs, self.source.columns)
+        return shaped(ones.to(dtype), self.source.tail)
+
+
+class Rectified(Value):
+    """ReLU of the input, or with ``slope`` LeakyReLU. ``backward`` needs ``signs``, or else the input."""
+
+    def __init__(self, index: int, source: Value, signs: Signs, slope: float | None) -> None:
+        super().__init__(index, (source,), source.tail)
+        self.signs = signs
+        self.slope = slope
+
+    @property
+    def source(self) -> Value:
+        return self.inputs[0]
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return self.signs, self.source
+
+    def needs(self) -> tuple[Value, ...]:
+        return (self.signs,)
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        return F.relu(inputs[0]) if self.slope is None else F.leaky_relu(inputs[0], self.slope)
+
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        signs, source = operands
+        if source is None:
+            assert signs is not None
+            source = self.signs.unpacked(first_rows(signs, gradient.shape[0]), gradient.dtype)
+        source = first_rows(source, gradient.shape[0])
+        # What autograd calls; torch.where with a mask of bools took twenty times as long.
+        if self.slope is None:
+            return Gradients([torch.ops.aten.threshold_backward.default(gradient, source, 0)])
+        return Gradients([torch.ops.aten.leaky_relu_backward.default(gradient, source, self.slope, False)])

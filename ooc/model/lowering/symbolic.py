@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module calls, found by running its forward on stand-ins for tensors (torch.fx), twice.
+
+The stand-ins see calls and nothing else. What forward does besides would happen once, or be lost, and nobody would
+notice: draw random numbers, count its calls, turn gradients off, bring a backward of its own, ask whether something is
+a tensor. So each of these is looked for, and refused by name; and the calls, made on a small graph, have to give what
+the module itself gives.
+"""
+
+import copy
+import os
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
+
+from ooc.errors import ModelError
+from ooc.model.lowering.assembly import first_line
+from ooc.model.lowering.norms import NORMS
+from ooc.model.lowering.replaced import LINEAR
+
+_NODES, _EDGES = 13, 40
+_TOLERANCE = 1e-5
+_CONSTANT = "_tensor_constant"
+"""What torch.fx names such tensors, and a number."""
+_PLAIN = (bool, int, float, complex, str, Tensor)
+_PLACE = "place in the model"
+_NOT_THE_MODEL = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, __file__))
+
+
+class Calls:
+    """The calls of ``module``, in order, as ``nodes``. ``name``: of the module, for refusals. ``training``: gradients
+    will be wanted. ``inputs``: what it can be tried on. ``cut_off``: parameters that are to be trained and were found
+    to get no gradient, be it that ``detach`` lies between them and the result."""
+
+    def __init__(self, module: nn.Module, name: str, inputs: Sequence[Tensor], *, training: bool) -> None:
+        self._module = module
+        self._name = name
+        self.cut_off: list[nn.Parameter] = []
+        tracer = _Tracer()
+        with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
+            drawn = _random_states()
+            self._graph = tracer.trace(module)
+            constants = {name: value for name, value in vars(module).items() if name.startswith(_CONSTANT)}
+            if not _alike(drawn, _random_states()):
+                raise self._refuse("it draws random numbers other than by dropout")
+            for what in before.changed():
+                raise self._refuse(f"its forward changes its {what}, which would happen once and not in every epoch")
+            self._check_again()
+        vars(module).update(constants)  # tensors that forward makes, which the calls refer to
+        if training:
+            self._check_gradients(tracer.without_gradients)
+        self._check_results(inputs, training=training)
+
+    @property
+    def nodes(self) -> Iterator[fx.Node]:
+        """Inputs first, the output last."""
+        return iter(self._graph.nodes)
+
+    def _refuse(self, why: str) -> ModelError:
+        return ModelError(f"model {self._name} is not supported: {why}")
+
+    def _check_again(self) -> None:
+        """Refuse a module that calls something else the second time. A stand-in of the first time is none then."""
+        for node in (again := _Tracer().trace(self._module)).nodes:
+            for kept in node.all_input_nodes:
+                if kept.graph is not again:
+                    raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
+        if list(map(_kind, again.nodes)) != list(map(_kind, self._graph.nodes)):
+            raise self._refuse("it calls other layers each time")
+
+    @contextmanager
+    def _without_functions(self) -> Iterator[None]:
+        """The backward of an autograd.Function is not seen: what it calls forward would be differentiated instead."""
+
+        def apply(function: type, *args: Any, **kwargs: Any) -> Any:
+            raise self._refuse(f"{function.__name__} is a torch.autograd.Function, with a backward of its own")
+
+        with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+            yield
+
+    def _check_gradients(self, without: set[fx.Node]) -> None:
+        """Refuse what is called with gradients off although it has some; what has none is the same with them on."""
+        modules, trained = dict(self._module.named_modules()), set[fx.Node]()
+        for node in self._graph.nodes:
+            own: list[Any] = []
+            if node.op == "call_module":
+                own = list(modules[str(node.target)].parameters())
+            elif node.op == "get_attr":
+                own = [attribute(self._module, str(node.target))]
+            if any(getattr(o, "requires_grad", False) for o in own) or trained.intersection(node.all_input_nodes):
+                if node in without:
+                    what = str(node.target if node.op == "call_module" else node.name).removeprefix("model.")
+                    raise self._refuse(
+                        f"{what} is computed with gradients off, and has parameters that are trained: set their "
+                        "requires_grad to False"
+                    )
+                if node.target not in ("detach", torch.detach):
+                    trained.add(node)
+
+    def _check_results(self, inputs: Sequence[Tensor], *, training: bool) -> None:
+        """Refuse a module that gives something else than its calls do, or in training has other gradients. What cannot
+        be run on ``inputs`` at all is not compared."""
+        try:
+            expected = self._run(self._module, inputs, training=training)
+        except Exception:
+            return
+        try:
+            found = self._run(fx.GraphModule(self._module, self._graph), inputs, training=training)
+        except Exception as error:
+            raise self._refuse(f"what its forward calls cannot be called again: {first_line(error)}") from error
+        if not _same(found[:1], expected[:1]):
+            raise self._refuse(
+                "its forward computes something else than it calls, as it does where it asks isinstance(x, Tensor), "
+                "torch.is_tensor(x) or hasattr(x, …), or where += writes into a tensor that has another name, too"
+            )
+        if not _same(found, expected):
+            raise self._refuse("its gradients are not those of what its forward calls; it has a backward of its own")
+        if training:
+            gradients = expected[2:] or [None] * len(self._trained)
+            self.cut_off = [p for p, found in zip(self._trained, gradients, strict=True) if found is None]
+
+    @property
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+
+    def _run(self, module: nn.Module, inputs: Sequence[Tensor], *, training: bool) -> list[Tensor | None]:
+        """What ``module`` gives for ``inputs``, in training with the gradients of the first input and of the
+        parameters; it stays as it was."""
+        given = [one.clone() for one in inputs]
+        given[0].requires_grad_(training)
+        wanted = [given[0], *self._trained]
+        with _as_it_was(self._module), torch.set_grad_enabled(training):
+            torch.manual_seed(1)
+            result = module(*given)
+            if not isinstance(result, Tensor) or not (training and result.requires_grad):
+                return [result.detach() if isinstance(result, Tensor) else None]
+            upstream = small_rows(result.shape[1:], dtype=result.dtype, place=result.device)[: len(result)]
+            gradients = torch.autograd.grad(result, wanted, upstream, allow_unused=True)
+        return [result.detach(), *gradients]
+
+
+def place_in_model(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """The first of these frames, the innermost first, that is a model's: ``Net.forward, net.py line 12``."""
+    for frame, line in frames:
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_MODEL) and isinstance(frame.f_locals.get("self"), nn.Module):
+            owner = type(frame.f_locals["self"]).__name__
+            return f"{owner}.{frame.f_code.co_name}, {Path(file).name} line {line}"
+    return ""
+
+
+def place_of_node(node: fx.Node) -> str:
+    """Where the model makes this call."""
+    return str(node.meta.get(_PLACE, ""))
+
+
+def small_inputs(
+    columns: int, edge_features: int, *, dtype: torch.dtype, place: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features, edges, their weights and features, of a small random graph."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(_NODES, columns, generator=generator, dtype=dtype)
+    edge_index = torch.randint(_NODES, (2, _EDGES), generator=generator)
+    weight = 0.1 + torch.rand(_EDGES, generator=generator, dtype=dtype)
+    features = torch.randn(_EDGES, edge_features, generator=generator, dtype=dtype)
+    return x.to(place), edge_index.to(place), weight.to(place), features.to(place)
+
+
+def small_rows(tail: Sequence[int], *, dtype: torch.dtype, place: torch.device) -> Tensor:
+    """Rows of so many numbers."""
+    return torch.randn(_NODES, *tail, generator=torch.Generator().manual_seed(1), dtype=dtype).to(place)
+
+
+def attribute(module: nn.Module, target: str) -> Any:
+    """What torch.fx calls ``target``, through modules in modules."""
+    owner: Any = module
+    for name in target.split("."):
+        owner = getattr(owner, name)
+    return owner
+
+
+class _Tracer(fx.Tracer):
+    """Leaves whole what is understood as a whole. ``without_gradients``: what was called with gradients off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without_gradients: set[fx.Node] = set()
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, (MessagePassing, JumpingKnowledge, *NORMS)) or type(m) in LINEAR:
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        node.meta[_PLACE] = place_in_model(walk_stack(sys._getframe(1)))
+        if not torch.is_grad_enabled():
+            self.without_gradients.add(node)
+        return node
+
+
+class _Before:
+    """How a module and those in it were."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modules = [(name, one) for name, one in module.named_modules()]
+        self._attributes = [{k: _copied(v) for k, v in vars(one).items()} for _, one in self._modules]
+        self._originals = [dict(vars(one)) for _, one in self._modules]
+        self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()]
+
+    def changed(self) -> Iterator[str]:
+        """Buffers and plain attributes that are no longer what they were. What was None, or is a stand-in now, is a
+        result that was put by."""
+        for name, buffer, value in self._buffers:
+            if not torch.equal(buffer, value):
+                yield f"buffer {name.removeprefix('model.')}"
+        for (name, one), attributes in zip(self._modules, self._attributes, strict=True):
+            for key, old in attributes.items():
+                new = vars(one).get(key)
+                if isinstance(old, _PLAIN) and isinstance(new, _PLAIN) and not _equal(old, new):
+                    yield f"attribute {'.'.join(filter(None, [name.removeprefix('model').lstrip('.'), key]))}"
+
+    def restore(self) -> None:
+        for (_, one), attributes, originals in zip(self._modules, self._attributes, self._originals, strict=True):
+            for key, original in originals.items():
+                if type(original) is list:
+                    original[:] = attributes[key]
+                elif isinstance(original, dict) and list(original.items()) != list(attributes[key].items()):
+                    original.clear()
+                    original.update(attributes[key])
+            vars(one).clear()
+            vars(one).update(originals)
+        with torch.no_grad():
+            for _, buffer, value in self._buffers:
+                buffer.copy_(value)
+
+
+@contextmanager
+def _as_it_was(module: nn.Module) -> Iterator[_Before]:
+    """Attributes, buffers and what draws random numbers are afterwards as they were."""
+    before, (python, arrays, tensors) = _Before(module), _random_states()
+    try:
+        yield before
+    finally:
+        before.restore()
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.random.set_rng_state(tensors)
+
+
+def _random_states() -> tuple[Any, Any, Tensor]:
+    return random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+
+
+def _alike(before: tuple[Any, Any, Tensor], after: tuple[Any, Any, Tensor]) -> bool:
+    arrays = zip(before[1], after[1], strict=True)
+    return before[0] == after[0] and all(np.array_equal(*pair) for pair in arrays) and torch.equal(before[2], after[2])
+
+
+def _copied(value: Any) -> Any:
+    return copy.copy(value) if isinstance(value, (list, dict)) else value
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other or (isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other))
+    return bool(one == other)
+
+
+def _same(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
+    return len(found) == len(expected) and all(map(_close, found, expected))
+
+
+def _close(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    scale = float(other.abs().nan_to_num(0.0, 0.0).max()) if other.numel() else 0.0
+    return one.shape == other.shape and torch.allclose(
+        one, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True
+    )
+
+
+def _kind(node: fx.Node) -> tuple[str, str]:
+    target = str(node.target)
+    return node.op, _CONSTANT if target.startswith(_CONSTANT) else target

@@ -1,0 +1,485 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a module to values: its forward is traced with torch.fx, and what the trace calls is looked up.
+
+Convolutions, norms and layers of torch.nn are taken as they are; all other modules are traced through, so that
+what remains is a list of calls. Each is a convolution, a norm, dropout, a linear map, or a function of rows; what is
+none of these is refused by its name.
+"""
+
+import inspect
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from traceback import walk_tb
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import Sequential as GraphSequential
+from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
+
+from ooc.errors import ModelError
+from ooc.model.layers.convolutions import lower_convolution
+from ooc.model.layers.layer import ARGUMENTS, EdgeInput
+from ooc.model.lowering.assembly import Assembly, first_line
+from ooc.model.lowering.norms import NORMS, lower_norm
+from ooc.model.lowering.replaced import LINEAR, replaced_functions
+from ooc.model.lowering.rowwise import (
+    HEAVY_FUNCTIONS,
+    IN_PLACE,
+    ROWWISE_FUNCTIONS,
+    ROWWISE_METHODS,
+    ROWWISE_MODULES,
+    VIEWS,
+)
+from ooc.model.lowering.symbolic import Calls, attribute, place_in_model, place_of_node, small_inputs, small_rows
+from ooc.model.lowering.values import Value
+from ooc.plan.workload import EdgeData
+
+_LSTM_COLUMNS = 24
+"""Numbers a row, step and hidden unit that a bidirectional LSTM and its gradient keep: gates, states, outputs."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Stands for the edge index: good for nothing but being given to a convolution."""
+
+
+@dataclass(frozen=True)
+class Free:
+    """Something that depends on parameters alone, computed whenever it is used."""
+
+    evaluate: Callable[[], Any]
+    parameters: tuple[nn.Parameter, ...] = ()
+
+
+@dataclass(frozen=True)
+class RowCount:
+    """How many rows there are, which is another number for every tile."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Several results of one function of rows."""
+
+    name: str
+    function: Callable[..., Any]
+    inputs: tuple[Value, ...]
+    parameters: tuple[nn.Parameter, ...]
+
+
+class _Whole(nn.Module):
+    """A model called as every model here is: with features, edges, and what of ``edge_data`` it takes."""
+
+    def __init__(self, model: nn.Module, edge_data: Collection[EdgeData]) -> None:
+        super().__init__()
+        self.model = model
+        self.edge_data = edge_data
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor, edge_attr: Tensor) -> Tensor:
+        carried = {EdgeData.WEIGHT: edge_weight, EdgeData.FEATURES: edge_attr}
+        output: Tensor = self.model(x, edge_index, **{ARGUMENTS[data]: carried[data] for data in self.edge_data})
+        return output
+
+
+class _Part(nn.Module):
+    """A module inside a convolution, called with rows alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.model(x)
+        return output
+
+
+def trace(model: nn.Module, assembly: Assembly) -> Value:
+    """The output of ``model`` as a value; ModelError says what is in the way."""
+    kind = type(model).__name__
+    taken = _edge_arguments(model, assembly.setting.edge_data)
+    try:
+        inspect.signature(model.forward).bind(None, None, **{ARGUMENTS[data]: None for data in taken})
+    except TypeError as error:
+        raise ModelError(
+            f"model {kind} is not supported: its forward must take (x, edge_index), and edge_weight or edge_attr where "
+            "the store has them"
+        ) from error
+    whole = _Whole(model, taken)
+    modes = [(module, module.training) for module in model.modules()]
+    as_given = model.training
+    try:
+        model.train(assembly.setting.training)
+        if as_given:  # a model in training mode with parts that are not: these are frozen
+            for module, training in modes:
+                module.training &= training
+        setting, place = assembly.setting, next(model.parameters()).device
+        tried = small_inputs(setting.num_features, setting.num_edge_features, dtype=setting.dtype, place=place)
+        calls = Calls(whole, kind, tried, training=setting.training)
+        assembly.cut_off = calls.cut_off
+        carried = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
+        return _Interpreter(whole, assembly).run(calls, [assembly.features(), Graph(), *carried])
+    except ModelError:
+        raise
+    except Exception as error:
+        where = place_in_model(reversed([*walk_tb(error.__traceback__)]))
+        raise _placed(ModelError(f"model {kind} cannot be taken apart: {first_line(error)}"), where) from error
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _placed(error: ModelError, place: str) -> ModelError:
+    """``error`` with the place in the model that it is about, the innermost that is known."""
+    if not place or error.place:
+        return error
+    placed = ModelError(f"{error} (in {place})")
+    placed.place = place
+    return placed
+
+
+def _edge_arguments(model: nn.Module, offered: Collection[EdgeData]) -> list[EdgeData]:
+    """What of ``offered`` the model's forward has an argument for."""
+    if isinstance(model, GraphSequential):
+        names = set(model.signature.param_dict)
+    else:
+        names = set(inspect.signature(model.forward).parameters)
+    return [data for data in EdgeData if data in offered and ARGUMENTS[data] in names]
+
+
+class _Interpreter:
+    """Runs a trace on values instead of tensors."""
+
+    def __init__(self, whole: nn.Module, assembly: Assembly) -> None:
+        self._modules = dict(whole.named_modules())
+        self._whole = whole
+        self._assembly = assembly
+        self._known: dict[fx.Node, Any] = {}
+        self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
+        """By node, whose results may lie in the same memory as its own."""
+
+    def run(self, calls: Calls, inputs: Sequence[Any]) -> Value:
+        """What the module, which makes these calls, gives for ``inputs``."""
+        given = iter(inputs)
+        for node in calls.nodes:
+            try:
+                result = next(given) if node.op == "placeholder" else self._result(node)
+            except ModelError as error:
+                raise _placed(error, place_of_node(node)) from error
+            if node.op == "output":
+                if not isinstance(result, Value) or len(result.tail) != 1:
+                    raise ModelError("the model's output is not one row of numbers a node")
+                return result
+            self._known[node] = result
+            self._memory[node] = self._memory_of(node)
+        raise AssertionError("a trace ends with its output")
+
+    def _result(self, node: fx.Node) -> Any:
+        """What a node of the trace comes to."""
+        match node.op:
+            case "get_attr":
+                return self._attribute(str(node.target))
+            case "call_module":
+                return self._call_module(node)
+            case "call_function" | "call_method":
+                return self._call(node)
+            case _:
+                (result,) = node.args
+                return fx.map_arg(result, self._look_up)
+
+    def _apply_module(self, module: nn.Module, rows: Value) -> Value:
+        part, setting = _Part(module), self._assembly.setting
+        place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        tried = small_rows(rows.tail, dtype=setting.dtype, place=place)
+        calls = Calls(part, type(module).__name__, [tried], training=setting.training)
+        return _Interpreter(part, self._assembly).run(calls, [rows])
+
+    def _attribute(self, target: str) -> Free:
+        found = attribute(self._whole, target)
+        return Free(lambda: found, (found,) if isinstance(found, nn.Parameter) else ())
+
+    # ---- modules -----------------------------------------------------------------------------------------
+
+    def _call_module(self, node: fx.Node) -> Any:
+        target = str(node.target)
+        module = self._modules[target]
+        kind = type(module)
+        where = f"{kind.__name__} ({target.removeprefix('model.')})" if target != "model" else f"{kind.__name__}"
+        args, kwargs = self._arguments(node)
+        assembly = self._assembly
+        if isinstance(module, MessagePassing):
+            return lower_convolution(
+                module, where, args, kwargs, assembly, is_graph=lambda a: isinstance(a, Graph), trace=self._apply_module
+            )
+        if any("forward" in replaced_functions(part) for part in module.modules()):
+            raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
+        if any(isinstance(a, (Graph, EdgeInput)) for a in (*args, *kwargs.values())):
+            raise ModelError(f"{where} is given the edges and is no graph convolution")
+        if kind is JumpingKnowledge:
+            return self._jump(module, where, args[0])
+        source = args[0] if args else None
+        if not isinstance(source, Value) or any(a is not None for a in (*args[1:], *kwargs.values())):
+            raise ModelError(f"{where} is called in a way that is not supported")
+        if isinstance(module, NORMS):
+            return lower_norm(module, where, source, assembly)
+        if kind is nn.Identity:
+            return source
+        if kind is nn.Dropout:
+            self._check_in_place(node, where, bool(module.inplace))
+            return assembly.dropout(source, float(module.p)) if module.training else source
+        if kind in LINEAR:
+            return self._linear(source, module.weight, module.bias, where)
+        if kind not in ROWWISE_MODULES:
+            raise ModelError(f"{where} is not supported: it is not known to work row by row")
+        in_place = bool(getattr(module, "inplace", False))
+        self._check_in_place(node, where, in_place)
+        if kind in (nn.ReLU, nn.LeakyReLU):
+            return assembly.rectified(source, None if kind is nn.ReLU else float(module.negative_slope))
+
+        def function(x: Tensor) -> Tensor:
+            rows: Tensor = module(x.clone() if in_place else x)
+            return rows
+
+        return assembly.rowwise(where, function, [source], tuple(module.parameters()))
+
+    def _jump(self, module: JumpingKnowledge, where: str, values: Any) -> Value:
+        if not isinstance(values, (list, tuple)) or not all(isinstance(value, Value) for value in values):
+            raise ModelError(f"{where} is not given a list of matrices")
+        columns = _LSTM_COLUMNS * len(values) * module.lstm.hidden_size if module.lstm is not None else 0
+        return self._assembly.rowwise(
+            where,
+            lambda *tensors: module(list(tensors)),
+            list(values),
+            tuple(module.parameters()),
+            heavy=module.lstm is not None,
+            scratch_columns=columns,
+        )
+
+    def _linear(self, source: Value, weight: Any, bias: Any, where: str) -> Value:
+        if not isinstance(weight, nn.Parameter) or not (bias is None or isinstance(bias, nn.Parameter)):
+            raise ModelError(f"{where}: its weight is computed from others, which is not supported")
+        if len(source.tail) != 1:
+            parameters = (weight,) if bias is None else (weight, bias)
+            return self._assembly.rowwise(where, lambda x: F.linear(x, weight, bias), [source], parameters, heavy=True)
+        product = self._assembly.linear(source, weight)
+        return self._assembly.sum([(1.0, product)], () if bias is None else (bias,))
+
+    # ---- functions ---------------------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node) -> Any:
+        target = IN_PLACE.get(node.target, node.target)
+        name = getattr(node.target, "__name__", str(node.target))
+        args, kwargs = self._arguments(node)
+        if any(isinstance(a, (Graph, EdgeInput)) for a in _leaves((args, kwargs))):
+            raise ModelError(f"{name} is given the edges; only graph convolutions may look at them")
+        self._check_in_place(node, name, target is not node.target or bool(kwargs.get("inplace")))
+        if kwargs.get("inplace"):
+            kwargs["inplace"] = False
+        if node.op == "call_function" and target in (F.dropout, torch.dropout):
+            return self._dropout(args, kwargs)
+        if node.op == "call_function" and target is F.linear and isinstance(args[0], Value):
+            bound = inspect.signature(lambda input, weight, bias=None: None).bind(*args, **kwargs).arguments
+            weight, bias = (_parameter(bound.get(part)) for part in ("weight", "bias"))
+            if isinstance(weight, nn.Parameter):
+                return self._linear(args[0], weight, bias, name)
+        rectified = self._rectified(target, args, kwargs)
+        if rectified is not None:
+            return rectified
+        if target is operator.getitem:
+            self._check_all_rows(name, *args)
+        special = self._shape(target, args) if len(args) >= 1 else None
+        if special is not None:
+            return special
+        known = ROWWISE_FUNCTIONS if node.op == "call_function" else ROWWISE_METHODS
+        if target not in known:
+            values = [a for a in _leaves((args, kwargs)) if isinstance(a, (Value, Parts))]
+            if values or node.op == "call_method":
+                raise ModelError(f"{name} is not supported: it is not known to work row by row")
+        return self._apply(name, target, node.op == "call_method", args, kwargs)
+
+    def _check_all_rows(self, name: str, source: Any, key: Any) -> None:
+        """A slice of rows has to be of all: few rows, as functions are tried on, do not tell."""
+        rows = key[0] if isinstance(key, (tuple, list)) and key else key
+        if not isinstance(source, Value) or not isinstance(rows, slice):
+            return
+        bounds, nodes = (rows.start, rows.stop, rows.step), self._assembly.setting.num_nodes
+        if all(bound is None or isinstance(bound, int) for bound in bounds) and rows.indices(nodes) != (0, nodes, 1):
+            raise ModelError(f"{name} looks across rows: it takes some rows and leaves out others")
+
+    def _dropout(self, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        bound = inspect.signature(lambda input, p=0.5, training=True, train=True, inplace=False: None)
+        given = bound.bind(*args, **kwargs)
+        given.apply_defaults()
+        drops = bool(given.arguments["training"]) and bool(given.arguments["train"])
+        source, p = given.arguments["input"], float(given.arguments["p"])
+        if not isinstance(source, Value):
+            raise ModelError("dropout of something that is no matrix of rows is not supported")
+        if drops and p and not self._assembly.setting.training:
+            raise ModelError("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
+        return self._assembly.dropout(source, p) if drops else source
+
+    def _rectified(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
+        """ReLU or LeakyReLU of a value; None for anything else."""
+        if target in (F.relu, torch.relu, "relu"):
+            given = inspect.signature(lambda input, inplace=False: None).bind(*args, **kwargs)
+        elif target is F.leaky_relu:
+            given = inspect.signature(lambda input, negative_slope=0.01, inplace=False: None).bind(*args, **kwargs)
+        else:
+            return None
+        given.apply_defaults()
+        source, slope = given.arguments["input"], given.arguments.get("negative_slope")
+        return self._assembly.rectified(source, slope) if isinstance(source, Value) else None
+
+    def _shape(self, target: Any, args: list[Any]) -> Any:
+        """What the shape, type and parts of a value are; None for any other question."""
+        first, rest = args[0], args[1:]
+        if isinstance(first, Value):
+            if target == "size" or (target is getattr and rest[0] == "shape"):
+                sizes = (RowCount(), *first.tail)
+                return sizes[rest[0]] if target == "size" and rest else sizes
+            if target == "dim" or (target is getattr and rest[0] == "ndim"):
+                return 1 + len(first.tail)
+            if target is getattr:
+                fixed = {"dtype": self._assembly.setting.dtype, "device": torch.device("cpu")}
+                if rest[0] not in fixed:
+                    raise ModelError(f"the attribute {rest[0]} of a matrix of rows is not supported")
+                return fixed[rest[0]]
+        if isinstance(first, Parts) and target in (operator.getitem, getattr):
+            key = rest[0]
+            function = first.function
+            pick = (
+                (lambda *t: function(*t)[key])
+                if target is operator.getitem
+                else (lambda *t: getattr(function(*t), key))
+            )
+            return self._assembly.rowwise(first.name, pick, first.inputs, first.parameters)
+        return None
+
+    def _apply(self, name: str, target: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """A call of a whitelisted function: a sum, another function of rows, of parameters, or of plain numbers."""
+        leaves = list(_leaves((args, kwargs)))
+        if any(isinstance(leaf, Parts) for leaf in leaves):
+            raise ModelError(f"{name} of several results at once is not supported")
+        values = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Value)))
+        free = [leaf for leaf in leaves if isinstance(leaf, Free)]
+        parameters = tuple(dict.fromkeys(p for leaf in free for p in leaf.parameters))
+
+        def function(*tensors: Tensor) -> Any:
+            given = dict(zip(values, tensors, strict=True))
+
+            def replaced(leaf: Any) -> Any:
+                if isinstance(leaf, Value):
+                    return given[leaf]
+                if isinstance(leaf, Free):
+                    return leaf.evaluate()
+                return tensors[0].shape[0] if isinstance(leaf, RowCount) else leaf
+
+            a, k = _mapped((args, kwargs), replaced)
+            return getattr(a[0], target)(*a[1:], **k) if method else target(*a, **k)
+
+        if not values:
+            if any(isinstance(leaf, RowCount) for leaf in leaves):
+                raise ModelError(f"{name} computes with the number of rows, which is not supported")
+            return Free(function, parameters) if free else function()
+        summed = self._sum(target, args, kwargs)
+        if summed is not None:
+            return summed
+        if name in ("chunk", "split", "unbind", "max", "min"):
+            with torch.no_grad():
+                tried = function(*(torch.zeros(2, *value.tail, dtype=self._assembly.setting.dtype) for value in values))
+            if not isinstance(tried, Tensor):
+                return Parts(name, function, tuple(values), parameters)
+        return self._assembly.rowwise(name, function, values, parameters, heavy=target in HEAVY_FUNCTIONS)
+
+    def _sum(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
+        """Sums and multiples of matrices, which need nothing kept for their gradients."""
+        if kwargs or len(args) != 2:
+            return None
+        sign = {operator.add: 1.0, torch.add: 1.0, "add": 1.0, operator.sub: -1.0, torch.sub: -1.0, "sub": -1.0}
+        left, right = args
+        if target in sign:
+            if isinstance(left, Value) and isinstance(right, Value):
+                if left is not right and left.tail == right.tail and len(left.tail) == 1:
+                    return self._assembly.sum([(1.0, left), (sign[target], right)])
+            elif isinstance(left, Value) and sign[target] == 1 and left.tail == _bias_shape(right):
+                return self._assembly.sum([(1.0, left)], (_parameter(right),))
+        if target in (operator.mul, torch.mul, "mul"):
+            value, factor = (left, right) if isinstance(left, Value) else (right, left)
+            if isinstance(value, Value) and len(value.tail) == 1 and isinstance(factor, (int, float)):
+                return self._assembly.sum([(float(factor), value)])
+        return None
+
+    # ---- arguments ---------------------------------------------------------------------------------------
+
+    def _arguments(self, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+        args = _mapped(list(node.args), self._look_up)
+        return args, _mapped(dict(node.kwargs), self._look_up)
+
+    def _look_up(self, leaf: Any) -> Any:
+        if not isinstance(leaf, fx.Node):
+            return leaf
+        if leaf not in self._known:
+            raise ModelError(f"{leaf.name} is kept from an earlier forward pass, which is not supported")
+        return self._known[leaf]
+
+    def _check_in_place(self, node: fx.Node, name: str, in_place: bool) -> None:
+        """Writing into a matrix is the same as making a new one only where nobody looks at the old one again."""
+        if not in_place:
+            return
+        operand = node.args[0]
+        if not isinstance(operand, fx.Node) or not isinstance(self._known[operand], Value):
+            return
+        memory = self._memory[operand]
+        shared = operand.target in VIEWS or any(other.op in ("placeholder", "get_attr") for other in memory)
+        alike = (other for other in self._memory if memory & self._memory[other])
+        if shared or any(user > node for other in alike for user in other.users):
+            raise ModelError(f"{name} writes into a matrix that is used again; use it without in-place")
+
+    def _memory_of(self, node: fx.Node) -> frozenset[fx.Node]:
+        """Of those whose memory the result of ``node`` may be, itself if it is new."""
+        module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+        written = node.target in IN_PLACE or node.kwargs.get("inplace") or getattr(module, "inplace", False)
+        viewed = node.target in VIEWS or isinstance(module, (nn.Flatten, nn.Unflatten, JumpingKnowledge))
+        inputs = node.all_input_nodes
+        if not (written or viewed or any(self._known[one] is self._known[node] for one in inputs)):
+            return frozenset([node])
+        return frozenset(other for one in inputs for other in self._memory[one])
+
+
+def _parameter(argument: Any) -> Any:
+    """The parameter that an argument stands for, if it is one."""
+    if isinstance(argument, Free) and len(argument.parameters) == 1 and argument.evaluate() is argument.parameters[0]:
+        return argument.parameters[0]
+    return None
+
+
+def _bias_shape(argument: Any) -> tuple[int, ...] | None:
+    parameter = _parameter(argument)
+    return None if parameter is None or parameter.dim() != 1 else tuple(parameter.shape)
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    """What an argument contains, through lists, tuples, dictionaries and slices."""
+    if isinstance(tree, (list, tuple)):
+        for branch in tree:
+            yield from _leaves(branch)
+    elif isinstance(tree, dict):
+        yield from _leaves(list(tree.values()))
+    elif isinstance(tree, slice):
+        yield from _leaves([tree.start, tree.stop, tree.step])
+    else:
+        yield tree
+
+
+def _mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """The same tree with its leaves replaced."""
+    if isinstance(tree, (list, tuple)):
+        branches = [_mapped(branch, function) for branch in tree]
+        return tuple(branches) if isinstance(tree, tuple) else branches
+    if isinstance(tree, dict):
+        return {key: _mapped(branch, function) for key, branch in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(_mapped(part, function) for part in (tree.start, tree.stop, tree.step)))
+    return function(tree)

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model as values: matrices of one row a node, and how each comes of others.
+
+Almost every value is *local*: its row i comes of row i of its inputs, so any rows of it can be computed anywhere,
+in any order, and computed again in the backward pass. Two kinds are not, and both need all rows of their input
+before they have one of their own: an ``Aggregate`` pulls the rows of neighbours, ``Moments`` are taken over all
+rows. They cut a network into stages.
+
+The backward pass goes value by value: ``backward`` takes the gradient of a value to those of its inputs. What it
+needs for that (``needs``) is known beforehand: a linear map needs its input, for the weight's gradient; a sum needs
+nothing; any other function needs its inputs, to run again under autograd. So it is known beforehand, too, what has
+to be kept between the two passes.
+
+Shapes: R rows at hand, I/O columns in and out. A gradient may have fewer rows than the tile: beyond them it is zero.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ooc.kernels.dropout.rows import keep_scale
+from ooc.kernels.tensors import first_rows, shaped
+from ooc.model.graph import Scaling
+from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
+from ooc.model.lowering.statistics import Statistics
+from ooc.plan.workload import EdgeData
+
+RowFunction = Callable[..., Tensor]
+"""Tensors [R, …] → tensor [R, …], each row for itself."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows ``start:stop`` being computed: what keys their dropout, and what the backward pass finds recorded."""
+
+    start: int
+    stop: int
+    seed: int
+    epoch: int
+    tape: dict["Value", Any] = field(default_factory=dict)
+    shared_source: SharedFactor = field(default_factory=SharedFactor)
+    shared_gradient: SharedFactor = field(default_factory=SharedFactor)
+
+
+class Summed(Protocol):
+    """What gradients are added to, tile after tile: a parameter, or what is made of parameters."""
+
+    grad: Tensor | None
+
+
+@dataclass(slots=True)
+class Gradients:
+    """Of a value's inputs (None: none, or not wanted), parameters and moments."""
+
+    inputs: list[Tensor | None]
+    parameters: list[tuple[Summed, Tensor]] = field(default_factory=list)
+    moments: tuple[Tensor, Tensor] | None = None
+
+
+class Value:
+    """A matrix of one row a node. ``index`` orders the values of a network, inputs first; ``tail`` is a row's shape."""
+
+    heavy = False
+    """Whether computing it again costs a dense product."""
+    packed = False
+    """Whether it holds bits, eight a byte, and no numbers of the compute dtype."""
+
+    def __init__(self, index: int, inputs: Sequence["Value"], tail: Sequence[int]) -> None:
+        self.index = index
+        self.inputs = tuple(inputs)
+        self.tail = tuple(tail)
+        self.parameters: tuple[nn.Parameter, ...] = ()
+
+    @cached_property
+    def columns(self) -> int:
+        """Numbers in a row."""
+        columns = 1
+        for size in self.tail:
+            columns *= size
+        return columns
+
+    @property
+    def gradient_numel(self) -> int:
+        """Numbers in the gradients that a tile leaves of its parameters."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    @property
+    def own_trains(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.parameters)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether some parameter has a part in it. Asked for every tile."""
+        return self.own_trains or any(value.trains for value in self.inputs)
+
+    @property
+    def operands(self) -> tuple["Value", ...]:
+        """The values whose rows ``backward`` is given, where they are at hand: its inputs, as a rule."""
+        return self.inputs
+
+    def needs(self) -> tuple["Value", ...]:
+        """Those of them that ``backward`` needs."""
+        return ()
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        """[R, …] from the rows of the inputs; with ``record``, ``backward`` is going to be called for them."""
+        raise NotImplementedError
+
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        """From the gradient of this value to those of its inputs; ``operands`` has rows of those that it ``needs``."""
+        raise NotImplementedError
+
+
+class Features(Value):
+    """The store's x, in the compute dtype."""
+
+    def __init__(self, index: int, columns: int) -> None:
+        super().__init__(index, (), (columns,))
+
+
+class Aggregate(Value):
+    """t · A(s · input): each row the scaled sum of its neighbours' scaled rows. Others are kinds of it (per_edge)."""
+
+    def __init__(self, index: int, source: Value, scaling: Scaling, *, once: bool) -> None:
+        super().__init__(index, (source,), source.tail)
+        self.scaling = scaling
+        self.hops: int = 1 + (source.hops if isinstance(source, Aggregate) and once else 0)
+        self.once = once
+        """Of constant features: the same in every epoch, A^hops(x)."""
+
+    @property
+    def source(self) -> Value:
+        return self.inputs[0]
+
+    @property
+    def takes_gradient(self) -> bool:
+        """Whether its gradient is of use to anybody."""
+        return self.source.trains
+
+    @property
+    def edge_data(self) -> tuple[EdgeData, ...]:
+        """What it needs of edges beside their ends."""
+        return (EdgeData.WEIGHT,) if self.scaling.weighted else ()
+
+
+class Moments(Value):
+    """Mean and variance of every column of the input over all rows; ``statistics`` holds them."""
+
+    def __init__(self, index: int, source: Value, update: Callable[[Tensor, Tensor, int], None] | None) -> None:
+        super().__init__(index, (source,), ())
+        self.statistics = Statistics(source.columns, update)
+
+    @property
+    def source(self) -> Value:
+        return self.inputs[0]
+
+    def needs(self) -> tuple[Value, ...]:
+        return self.inputs
+
+    def own_gradient(self, source_RC: Tensor) -> Tensor:
+        """What the gradients of the moments add to that of the input's rows."""
+        return self.statistics.gradient(source_RC)
+
+
+class Linear(Value):
+    """x Wᵀ; ``weight`` [O, I]."""
+
+    heavy = True
+
+    def __init__(self, index: int, source: Value, weight: nn.Parameter, product: Products = IN_FULL) -> None:
+        super().__init__(index, (source,), (weight.shape[0],))
+        self.weight = weight
+        self.product = product
+        self.parameters = (weight,)
+
+    @property
+    def source(self) -> Value:
+        return self.inputs[0]
+
+    def needs(self) -> tuple[Value, ...]:
+        return self.inputs if self.own_trains else ()
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        source, multiply = inputs[0], self.product
+        weight_IO = multiply.weight((self, "forward"), lambda: self.weight.detach().T)
+        return multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
+
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        source, multiply, kept_as = operands[0], self.product, gradient.dtype
+        factor = multiply.rounded(gradient, rows.shared_gradient)
+        found = Gradients([None])
+        if self.inputs[0].trains:
+            weight_OI = multiply.weight((self, "backward"), self.weight.detach)
+            found.inputs[0] = multiply(factor, weight_OI, kept_as)
+        if source is not None and self.own_trains:
+            taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
+            found.parameters.append((self.weight, multiply(factor.T, taken, kept_as)))
+        return found
+
+
+class Sum(Value):
+    """Σ c · input + Σ bias; ``biases`` [O] each."""
+
+    def __init__(self, index: int, terms: Sequence[tuple[float, Value]], biases: Sequence[nn.Parameter]) -> None:
+        super().__init__(index, [value for _, value in terms], terms[0][1].tail)
+        self.factors = tuple(factor for factor, _ in terms)
+        self.parameters = tuple(biases)
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        addends = [*zip(self.factors, inputs, strict=True), *((1.0, bias.detach()) for bias in self.parameters)]
+        (factor, total), *others = addends
+        owned = factor != 1
+        if owned:
+            total = total * factor
+        for factor, term in others:
+            total = total.add_(term, alpha=factor) if owned else torch.add(total, term, alpha=factor)
+            owned = True
+        return total
+
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        found = Gradients(
+            [
+                (gradient if factor == 1 else gradient * factor) if value.trains else None
+                for factor, value in zip(self.factors, self.inputs, strict=True)
+            ]
+        )
+        for bias in self.parameters:
+            if bias.requires_grad:
+                found.parameters.append((bias, gradient.sum(dim=0)))
+        return found
+
+
+class Dropout(Value):
+    """Entries dropped with probability ``p``, the others scaled up; ``site`` keys the masks."""
+
+    def __init__(self, index: int, source: Value, p: float, site: int) -> None:
+        super().__init__(index, (source,), source.tail)
+        self.p = p
+        self.site = site
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        scale = self._scale(inputs[0], rows)
+        if record:
+            rows.tape[self] = scale
+        return inputs[0] * scale
+
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        scale = rows.tape.pop(self, None)
+        if scale is None:
+            scale = self._scale(gradient, rows)
+        return Gradients([gradient * first_rows(scale, gradient.shape[0])])
+
+    def _scale(self, like: Tensor, rows: Rows) -> Tensor:
+        flat = shaped(like, (self.columns,))
+        return keep_scale(rows.seed, rows.epoch, self.site, rows.start, flat, self.p).reshape(like.shape)
+
+
+class Rowwise(Value):
+    """Any function of rows, differentiated by autograd. ``function`` may use ``parameters``."""
+
+    def __init__(
+        self,
+        index: int,
+        inputs: Sequence[Value],
+        tail: Sequence[int],
+        function: RowFunction,
+        parameters: Sequence[nn.Parameter] = (),
+        *,
+        heavy: bool = False,
+        scratch_columns: int = 0,
+    ) -> None:
+        super().__init__(index, inputs, tail)
+        self.function = function
+        self.parameters = tuple(parameters)
+        self.heavy = heavy
+        self.scratch_columns = scratch_columns
+        """Numbers a row that it needs for itself while it is computed."""
+
+    def needs(self) -> tuple[Value, ...]:
+        return self.inputs
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        if not record:
+            return self.function(*inputs)
+        leaves = [
+            tensor.detach().requires_grad_(value.trains) for value, tensor in zip(self.inputs, inputs, strict=True)
+        ]
+        with torch.enable_grad():
+            output = self.function(*leaves)
+        rows.tape[self] = (leaves, output)
+        return output.detach()
+
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        leaves, output = rows.tape.pop(self)
+        parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        found = iter(_gradients(output, [*wanted, *parameters], gradient))
+        result = Gradients([next(found) if leaf.requires_grad else None for leaf in leaves])
+        result.parameters = [(p, g) for p, g in zip(parameters, found, strict=True) if g is not None]
+        return result
+
+
+class Normalized(Value):
+    """``function(x, mean, variance)``, row by row, with the moments of x itself."""
+
+    def __init__(self, index: int, moments: Moments, function: RowFunction, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(index, (moments.source, moments), moments.source.tail)
+        self.function = function
+        self.parameters = tuple(parameters)
+
+    @property
+    def moments(self) -> Moments:
+        moments = self.inputs[1]
+        assert isinstance(moments, Moments)
+        return moments
+
+    def needs(self) -> tuple[Value, ...]:
+        return self.inputs[:1]
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        mean, variance = self.moments.statistics.moments(inputs[0].dtype)
+        if not record:
+            return self.function(inputs[0], mean, variance)
+        trains = self.moments.source.trains
+        leaves = [tensor.detach().requires_grad_(trains) for tensor in (inputs[0], mean, variance)]
+        with torch.enable_grad():
+            output = self.function(*leaves)
+        rows.tape[self] = (leaves, output)
+        return output.detach()
+
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        leaves, output = rows.tape.pop(self)
+        parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        found = iter(_gradients(output, [*wanted, *parameters], gradient))
+        d_source, d_mean, d_variance = (next(found) if leaf.requires_grad else None for leaf in leaves)
+        zero = torch.zeros_like(leaves[1])
+        return Gradients(
+            [d_source, None],
+            [(p, g) for p, g in zip(parameters, found, strict=True) if g is not None],
+            (zero if d_mean is None else d_mean, zero if d_variance is None else d_variance),
+        )
+
+
+def _gradients(output: Tensor, wanted: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+    """Of ``wanted``, for a gradient of the first rows of ``output``; None for what has no part in it."""
+    if not wanted or not output.requires_grad:
+        return [None] * len(wanted)
+    if len(gradient) < len(output):
+        gradient = F.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, len(output) - len(gradient)])
+    return list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))

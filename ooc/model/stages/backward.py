@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss and the backward stages of a program: what is computed for a tile of rows.
+
+The last stage goes on to the loss and takes the gradient back to what it began with. Backward, stage s pulls the
+gradient of what the next aggregation pulled, has its values again from what is kept, and takes all gradients back to
+what it began with: they are stored to be pulled in turn. Gradients of values that a later stage used are stored by that
+stage and added here (``gradient_exchange``).
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ooc.kernels.tensors import shaped, typed
+from ooc.model.graph import Scaling
+from ooc.model.layers.opaque import Opaque
+from ooc.model.layers.per_edge import EdgeAggregate
+from ooc.model.lowering.values import Moments, Normalized, Rows, Value
+from ooc.model.stages.forward import RowsOf, materialise, recompute_steps
+from ooc.model.stages.program import Program
+from ooc.model.stages.schedule import Recipe
+from ooc.model.stages.tile import Kernel, Step, Tensors, Tile
+from ooc.plan.workload import Direction, Pull
+
+_ONLY_PULLED = Recipe((), (), pulled=True)
+
+
+def loss_step(program: Program, *, scored: bool = False) -> Step:
+    """The last stage, the loss, its gradient, and as much backward as needs no other row."""
+    schedule, last, objective = program.schedule, program.schedule.last, program.context.objective
+    recipe = program.recomputation.loss_recipe()
+    values_of = materialise(program, recipe, last, schedule.backward_of(last))
+    backward = tile_backward(program, last)
+
+    def compute(tile: Tile) -> Tensors:
+        rows = program.rows(tile)
+        known = values_of(tile, rows)
+        outputs = known[schedule.output]
+        if scored:
+            objective.score(tile.inputs, tile.start, outputs, tile.contribution)
+        gradients = {schedule.output: objective.gradient(tile.inputs, tile.start, outputs, tile.contribution)}
+        return backward(gradients, known, tile, rows)
+
+    loads, stores = program.exchange.traffic(last)
+    pull, kernel = program.pull(recipe, last)
+    labels = objective.score_inputs if scored else objective.loss_inputs
+    spec = program.describe(
+        "loss",
+        program.context.active.training_rows(0),
+        recipe,
+        pull=pull,
+        kernel=kernel,
+        loads=(*loads, *labels),
+        stores=stores,
+        backward=last,
+        reverse=True,
+        judging=objective.gradient_operators + objective.score_operators * scored,
+    )
+    return Step(spec, compute, kernel)
+
+
+def backward_steps(program: Program) -> list[Step]:
+    """The stages before the last one, last first, down to the first that has something to train."""
+    steps: list[Step] = []
+    for stage in range(program.schedule.last - 1, -1, -1):
+        above = program.schedule.pulled(stage + 1)
+        if isinstance(above, Opaque):
+            if above.takes_gradient:
+                steps.append(_scatter(program, above, stage + 1))
+        elif isinstance(above, EdgeAggregate) and above.pulls_targets and above.trains_target:
+            steps.append(_targets(program, above, stage + 1))
+        if _has_backward(program, stage):
+            steps += [*recompute_steps(program, stage), _backward(program, stage)]
+    return steps
+
+
+def _has_backward(program: Program, stage: int) -> bool:
+    below, above = program.schedule.pulled(stage), program.schedule.pulled(stage + 1)
+    pulls = above is not None and not isinstance(above, Opaque) and above.takes_gradient
+    return bool(program.schedule.backward_of(stage)) or pulls or (below is not None and below.takes_gradient)
+
+
+def _backward(program: Program, stage: int) -> Step:
+    schedule, names, context = program.schedule, program.names, program.context
+    recipe = program.recomputation.backward_recipe(stage)
+    values_of = materialise(program, recipe, stage, schedule.backward_of(stage))
+    backward = tile_backward(program, stage)
+    above = schedule.pulled(stage + 1)
+    pull: Pull | None = None
+    kernel: Kernel | Scaling = Scaling.SUM
+    if above is not None and above.source.trains and not isinstance(above, Opaque):
+        sums, message = names.sums_gradient(above), names.message_gradient(above)
+        per_edge, kernel = None, above.scaling
+        if isinstance(above, EdgeAggregate):
+            per_edge = program.per_edge(above, above.source.columns, names.message(above), above.upstream_scalars)
+            kernel = partial(above.backward_sources, context)
+        pull = Pull(sums, message, context.backward_direction, per_edge, above.edge_data)
+
+    def compute(tile: Tile) -> Tensors:
+        rows = program.rows(tile)
+        known = values_of(tile, rows)
+        gradients: RowsOf = {}
+        if pull is not None and above is not None:
+            add(gradients, above.source, program.message(above, tile.inputs[pull.output], tile))
+        return backward(gradients, known, tile, rows)
+
+    loads, stores = program.exchange.traffic(stage)
+    spec = program.describe(
+        names.backward(stage),
+        context.active.training_rows(schedule.stage_hops[stage]),
+        recipe,
+        pull=pull,
+        kernel=kernel,
+        loads=loads,
+        stores=stores,
+        backward=stage,
+        reverse=True,
+    )
+    return Step(spec, compute, kernel)
+
+
+def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
+    """The gradient of what targets bring to ``aggregate``, with which ``stage`` begins."""
+    names = program.names
+    name, target = names.target_gradient(aggregate), aggregate.target
+    trained = target is not None and target.trains
+    per_edge = program.per_edge(aggregate, aggregate.pulled_target_columns, names.sums_gradient(aggregate))
+    pulled = names.pulled_target_gradient(aggregate)
+    pull = Pull(names.message(aggregate), pulled, Direction.IN, per_edge, aggregate.edge_data)
+
+    def compute(tile: Tile) -> Tensors:
+        gradient, parameters = aggregate.target_gradient(tile.inputs[pulled])
+        tile.gradients += parameters
+        return {name: gradient} if trained else {}
+
+    spec = program.describe(
+        f"targets {names.backward(stage).removeprefix('backward ')}",
+        program.context.active.training_rows(program.schedule.stage_hops[stage]),
+        _ONLY_PULLED,
+        pull=pull,
+        stores={name: target.columns} if target is not None and trained else {},
+        reverse=True,
+    )
+    return Step(spec, compute, partial(aggregate.backward_targets, program.context))
+
+
+def _scatter(program: Program, aggregate: Opaque, stage: int) -> Step:
+    """The gradients of all rows that an opaque layer was run on, with which ``stage`` begins: of those that it gave a
+    result for, stored, and of others, scattered. From the first tile to the last in every plan."""
+    names, source = program.names, aggregate.source
+    name, pulled = names.target_gradient(aggregate), names.pulled_target_gradient(aggregate)
+    per_edge = program.per_edge(aggregate, aggregate.pulled_target_columns, names.sums_gradient(aggregate))
+    scattered = names.message_gradient(aggregate) if source.trains else None
+    pull = Pull(names.message(aggregate), pulled, Direction.IN, per_edge, aggregate.edge_data, scattered)
+
+    def compute(tile: Tile) -> Tensors:
+        return {name: tile.inputs[pulled]} if source.trains else {}
+
+    spec = program.describe(
+        f"sources {names.backward(stage).removeprefix('backward ')}",
+        program.context.active.training_rows(program.schedule.stage_hops[stage]),
+        _ONLY_PULLED,
+        pull=pull,
+        stores={name: source.columns} if source.trains else {},
+    )
+    return Step(spec, compute, partial(aggregate.scatter, program.context))
+
+
+# ---- a tile's gradients -------------------------------------------------------------------------------------
+
+
+def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Tile, Rows], Tensors]:
+    """From the gradients of what later stages took to those of what ``stage`` took, and of its parameters.
+
+    Called with the gradients that are at hand already, which are used up, the rows of the values that are needed, and
+    the tile: what the stage stores.
+    """
+    context, schedule, names = program.context, program.schedule, program.names
+    incoming = [(value, name, _scaled_by(program, value, name)) for value, name in program.exchange.incoming(stage)]
+    followed = [(v, context.active.training_rows(schedule.reach(v))) for v in schedule.backward_of(stage)]
+    pulled, passed_on = schedule.pulled(stage), program.exchange.passed_on(stage)
+
+    def backward(gradients: RowsOf, known: RowsOf, tile: Tile, rows: Rows) -> Tensors:
+        for value, name, scaling in incoming:
+            gradient = typed(tile.inputs[name], context.network.dtype)
+            if scaling is not None:
+                gradient = context.unscaled_after(gradient, tile, scaling)
+            add(gradients, value, shaped(gradient, value.tail))
+        for value, stop in followed:
+            if isinstance(value, Moments):
+                add(gradients, value.source, value.own_gradient(known[value.source]))
+            elif value in gradients and tile.start < stop:
+                _follow(value, gradients, known, tile, rows)
+            else:  # rows from ``stop`` on reach no loss: zero, if there is one
+                gradients.pop(value, None)
+                rows.tape.pop(value, None)
+        height = tile.stop - tile.start
+        out: Tensors = {}
+        if isinstance(pulled, Opaque) and pulled.takes_gradient:
+            out[names.sums_gradient(pulled)] = padded(gradients.get(pulled), pulled.columns, height)
+        elif isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
+            result = padded(gradients.get(pulled), pulled.groups * pulled.result, height).contiguous()
+            target = None if pulled.target is None else known[pulled.target]
+            sums, d_target = pulled.upstream(result, known[pulled], target)
+            out[names.sums_gradient(pulled)] = sums
+            if d_target is not None and pulled.target is not None and pulled.target.trains:
+                out[names.target_gradient(pulled)] = d_target
+        elif pulled is not None and pulled.source.trains:
+            found = gradients.get(pulled)
+            scaled = None if found is None else context.scaled_after(found, tile, pulled.scaling)
+            out[names.sums_gradient(pulled)] = padded(scaled, pulled.columns, height)
+        for value, (prior, name) in passed_on.items():
+            if prior is not None:
+                add(gradients, value, shaped(tile.inputs[prior], value.tail))
+            out[name] = padded(gradients.get(value), value.columns, height)
+        return out
+
+    def padded(gradient: Tensor | None, columns: int, height: int) -> Tensor:
+        """[height, columns]: the gradient, and zeros where it has no rows."""
+        if gradient is None:
+            return context.zeros(height, columns)
+        rows_RC = shaped(gradient, (columns,))
+        rows = rows_RC.shape[0]
+        return rows_RC if rows == height else F.pad(rows_RC, (0, 0, 0, height - rows))
+
+    return backward
+
+
+def _scaled_by(program: Program, value: Value, name: str) -> Scaling | None:
+    """What the gradient of ``value`` in matrix ``name`` has been scaled by, where it goes with that of sums."""
+    shared = program.schedule.shares_gradient(value)
+    return shared.scaling if shared is not None and name == program.names.sums_gradient(shared) else None
+
+
+def _follow(value: Value, gradients: RowsOf, known: RowsOf, tile: Tile, rows: Rows) -> None:
+    """The gradient of ``value`` taken to its inputs and parameters."""
+    found = value.backward(gradients.pop(value), [known.get(operand) for operand in value.operands], rows)
+    tile.gradients += found.parameters
+    for source, part in zip(value.inputs, found.inputs, strict=True):
+        if part is not None and source.trains:
+            add(gradients, source, part)
+    if found.moments is not None and isinstance(value, Normalized) and value.moments.trains:
+        tile.moment_gradients.append((value.moments, *found.moments))
+
+
+def add(gradients: RowsOf, value: Value, part: Tensor) -> None:
+    """Add to the gradient of ``value``; whichever has fewer rows is zero beyond them."""
+    rows = part.shape[0]
+    if not rows:
+        return
+    present = gradients.get(value)
+    if present is None:
+        gradients[value] = part
+        return
+    if present.shape[0] == rows:
+        gradients[value] = present + part
+        return
+    longer, shorter = (present, part) if present.shape[0] > rows else (part, present)
+    total = longer.clone()
+    total[: shorter.shape[0]] += shorter
+    gradients[value] = total

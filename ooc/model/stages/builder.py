@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of a network: training, scoring, both at once, predicting, and what is prepared once."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ooc.model.graph import ActiveRows, GraphRows, Scaling
+from ooc.model.lowering.network import Network
+from ooc.model.lowering.values import Aggregate, Summed, Value
+from ooc.model.stages.backward import backward_steps, loss_step
+from ooc.model.stages.context import CPU, LossAndScores, StageContext
+from ooc.model.stages.forward import forward_steps, output_step, score_step
+from ooc.model.stages.program import Program
+from ooc.model.stages.recomputation import read_backward, recomputable
+from ooc.model.stages.schedule import Schedule
+from ooc.model.stages.tile import Sink, Step, Tensors, Tile
+from ooc.plan.workload import Direction, Kept, Pull
+
+
+class StageBuilder(StageContext):
+    """Makes the steps of the programs of a network on a graph, and adds up what tiles contribute.
+
+    ``aggregated``: the matrices A(X) that are there already. ``forgotten``: the forward stages of which the backward
+    pass finds nothing kept and computes it again; of stage 0, what comes of x and A(X) alone is computed wherever it is
+    needed, and in no program kept. ``epoch`` is set before each run of a training program. Tiles are computed in any
+    order and on any thread, and only read what is here; ``commit`` adds their sums, in the order of the stage's rows,
+    whatever the plan.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        rows: GraphRows,
+        *,
+        undirected: bool,
+        objective: LossAndScores,
+        num_columns: dict[str, int],
+        aggregated: Collection[str],
+        forgotten: Collection[int],
+        active: ActiveRows,
+        seed: int,
+        place: torch.device = CPU,
+        on_device: bool = False,
+    ) -> None:
+        super().__init__(
+            network,
+            rows,
+            undirected=undirected,
+            objective=objective,
+            num_columns=num_columns,
+            active=active,
+            seed=seed,
+            place=place,
+            on_device=on_device,
+        )
+        self.aggregated = aggregated
+        of_constants = 0 in forgotten
+        later = [stage for stage in forgotten if stage]
+        self._training = Program(self, Schedule(network.training, training=True, recompute=of_constants), later)
+        self._evaluation = Program(self, Schedule(network.evaluation, training=False, recompute=of_constants))
+
+    @property
+    def recomputed(self) -> dict[str, tuple[int, int]]:
+        """Matrices that the backward pass computes again instead of having them kept: (rows, columns)."""
+        program, schedule = self._training, self._training.schedule
+        recomputed = schedule.dropped.union(program.recomputation.values)
+        return {
+            program.names.value(v): (self.active.training_rows(schedule.stage_hops[schedule.stage[v]]), v.columns)
+            for v in schedule.values
+            if v in recomputed
+        }
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """What forward stages keep for the backward pass."""
+        program, schedule = self._training, self._training.schedule
+        waiting: dict[int, list[Value]] = {}
+        for value in read_backward(schedule):
+            if value not in program.recomputation.values:
+                waiting.setdefault(schedule.stage[value], []).append(value)
+        recomputed = {*recomputable(schedule), *({0} if schedule.of_constants.issuperset(waiting.get(0, ())) else ())}
+        return tuple(
+            Kept(stage, program.names.forward(stage), tuple(map(program.names.value, values)), stage in recomputed)
+            for stage, values in sorted(waiting.items())
+        )
+
+    @property
+    def most_gradients(self) -> int:
+        """Numbers in the gradients that one tile leaves of parameters, in whichever stage these are most."""
+        schedule = self._training.schedule
+
+        def of(stage: int) -> int:
+            ends = (schedule.pulled(at) for at in (stage, stage + 1) if at <= schedule.last)
+            values = [*schedule.backward_of(stage), *(value for value in ends if value is not None)]
+            return sum(value.gradient_numel for value in values)
+
+        return max(map(of, range(schedule.last + 1)))
+
+    def commit(self, tile: Tile) -> None:
+        """Add what a computed tile contributes to gradients, moments, loss and scores."""
+        self._add_gradients(tile.gradients)
+        for moments, part in tile.moments:
+            if tile.start == 0:
+                moments.statistics.begin()
+            moments.statistics.add(part, rows=self.active.nodes)
+        for moments, d_mean, d_variance in tile.moment_gradients:
+            moments.statistics.add_gradients(d_mean, d_variance)
+        self.objective.commit(tile.contribution)
+
+    def _add_gradients(self, found: Sequence[tuple[Summed, Tensor]]) -> None:
+        """By one operator, where no parameter has two gradients: a GPU would add both at once."""
+        sums = [summed.grad for summed, _ in found if summed.grad is not None]
+        assert len(sums) == len(found)
+        if len(set(map(id, sums))) < len(sums):
+            for total, (_, gradient) in zip(sums, found, strict=True):
+                total.add_(gradient)
+        elif found:
+            torch._foreach_add_(sums, [gradient for _, gradient in found])
+
+    # ---- the programs -------------------------------------------------------------------------------
+
+    def prepare(self) -> list[Step]:
+        """What is computed once: t · A(s · x) and further hops, as far as the network asks for them, scaling after
+        scaling."""
+        constants = [v for program in (self._training, self._evaluation) for v in program.constants()]
+        steps: list[Step] = []
+        for scaling in self.network.scalings:
+            wanted = {v.hops: v for v in constants if v.scaling is scaling}
+            if wanted and not (max(wanted) == 1 and self.network.first_aggregation(scaling) in self.aggregated):
+                steps += self._aggregate_once(scaling, wanted)
+        return steps
+
+    def _aggregate_once(self, scaling: Scaling, wanted: Mapping[int, Aggregate]) -> list[Step]:
+        """``wanted``: by hops."""
+        program, nodes, network = self._training, self.active.nodes, self.network
+        other = "" if scaling is network.scalings[0] else f".{scaling.name.lower()}"
+        so = f" by {scaling.value}" if other else ""
+        last = max(wanted)
+
+        def message(hop: int) -> str:
+            return f"mx{hop}{other}"
+
+        def scaled(tile: Tile) -> Tensors:
+            return {message(1): self.scaled_before(tile.inputs["x"].to(network.dtype), tile, scaling)}
+
+        steps: list[Step] = []
+        for hop in range(1, last + 1):
+            name, sums = network.first_aggregation(scaling, hop), f"px{hop}{other}"
+            kept = (name,) if hop in wanted and name not in self.aggregated else ()
+            stores = (*kept, *((message(hop + 1),) if hop < last else ()))
+            self.columns |= dict.fromkeys((message(hop), sums, *stores), self.columns["x"])
+            if hop == 1:
+                steps.append(Step(program.spec(f"scale x{so}", nodes, loads=("x",), stores=(message(1),)), scaled))
+
+            def compute(tile: Tile, sums: str = sums, stores: tuple[str, ...] = stores) -> Tensors:
+                rows = self.scaled_after(tile.inputs[sums], tile, scaling)
+                return {
+                    name: self.scaled_before(rows, tile, scaling) if name.startswith("m") else rows for name in stores
+                }
+
+            pull = Pull(message(hop), sums, Direction.IN, edge_data=wanted[last].edge_data)
+            title = f"aggregate x{so}" if hop == 1 else f"aggregate x again{so} ({hop})"
+            steps.append(Step(program.spec(title, nodes, pull=pull, stores=stores), compute, scaling))
+        return steps
+
+    def train(self) -> list[Step]:
+        """Forward stage by stage, the loss and its gradient, backward stage by stage."""
+        program = self._training
+        return [*forward_steps(program, self.active.training_rows), loss_step(program), *backward_steps(program)]
+
+    def evaluate(self) -> list[Step]:
+        """Forward in evaluation mode, then every split scored."""
+        program = self._evaluation
+        return [*forward_steps(program, self.active.scoring_rows), score_step(program)]
+
+    @property
+    def scores_while_training(self) -> bool:
+        """Whether training's forward pass computes what evaluation's does, so that one can stand for both."""
+        return self.network.same_in_evaluation
+
+    def train_and_score(self) -> list[Step]:
+        """``train``, its forward pass reaching as far as ``evaluate``'s and scored before the weights change.
+
+        Bit for bit the losses and scores of the two programs: both cut rows into the same tiles.
+        """
+        assert self.scores_while_training
+        program = self._training
+        steps = forward_steps(program, self.active.scoring_rows)
+        if self.active.training_rows(0) == self.active.scoring_rows(0):
+            return [*steps, loss_step(program, scored=True), *backward_steps(program)]
+        return [*steps, score_step(program), loss_step(program), *backward_steps(program)]
+
+    def predict(self, layer: int, sink: Sink) -> list[Step]:
+        """Forward in evaluation mode to what convolution ``layer`` and its activation give, handed to ``sink``.
+
+        ``active.scoring`` counts hops from the rows that are wanted, those of layer ``layer``.
+        """
+        target = self.network.layer(layer)
+        program = Program(self, Schedule(target, training=False, recompute=False))
+        return [*forward_steps(program, self.active.scoring_rows), output_step(program, sink)]

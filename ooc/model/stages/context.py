@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all stages of a network on a graph share: the graph's rows, which are active, widths, keys of dropout."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ooc.model.graph import ActiveRows, GraphRows, Scaling
+from ooc.model.lowering.network import Network
+from ooc.model.stages.tile import Contribution, Tile
+from ooc.plan.workload import Direction
+
+CPU = torch.device("cpu")
+
+
+class LossAndScores(Protocol):
+    """What stages need of a loss and of scores: the matrices they read of a tile, how many operators they run, the
+    gradient of a tile's outputs, and sums that take in tiles in order."""
+
+    @property
+    def loss_inputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def score_inputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def gradient_operators(self) -> int: ...
+
+    @property
+    def score_operators(self) -> int: ...
+
+    def gradient(
+        self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution
+    ) -> Tensor: ...
+
+    def score(
+        self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution
+    ) -> None: ...
+
+    def commit(self, contribution: Contribution) -> None: ...
+
+
+class StageContext:
+    """``epoch`` keys the dropout masks. ``columns`` are those of every matrix that a stage names; stages add theirs.
+    ``place`` is where tiles are computed, ``on_device`` whether the machine that is planned for has memory of its own
+    there: it may be another one than this.
+    ``packed``: the matrices of bits, whose columns are bytes. ``read_rows``: how many rows of a matrix stages load."""
+
+    def __init__(
+        self,
+        network: Network,
+        rows: GraphRows,
+        *,
+        undirected: bool,
+        objective: LossAndScores,
+        num_columns: dict[str, int],
+        active: ActiveRows,
+        seed: int,
+        place: torch.device = CPU,
+        on_device: bool = False,
+    ) -> None:
+        self.network = network
+        self.rows = rows
+        self.objective = objective
+        self.columns = dict(num_columns)
+        self.packed: set[str] = set()
+        self.read_rows: dict[str, int] = {}
+        self.active = active
+        self.seed = seed
+        self.place = place
+        self.on_device = on_device
+        self.epoch = 0
+        self.backward_direction = Direction.IN if undirected else Direction.OUT
+
+    def zeros(self, rows: int, columns: int) -> Tensor:
+        """[rows, columns] in the compute dtype."""
+        return torch.zeros(rows, columns, dtype=self.network.dtype, device=self.place)
+
+    def scaled_before(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
+        """s · rows."""
+        scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).before else None
+        return rows if scale is None else rows * scale
+
+    def scaled_after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
+        """t · rows."""
+        scale = self._scale(rows, tile, scaling)
+        return rows if scale is None else rows * scale
+
+    def unscaled_after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
+        """rows / t, where t is nowhere zero."""
+        scale = self._scale(rows, tile, scaling)
+        return rows if scale is None else rows / scale
+
+    def _scale(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor | None:
+        """The factors of the tile's first rows, as many as ``rows`` has, where these are: brought to a device once."""
+        asked = scaling, rows.shape[0]
+        if asked not in tile.factors:
+            tile.factors[asked] = self.rows.scaled(scaling).scale(tile.start, rows)
+        return tile.factors[asked]

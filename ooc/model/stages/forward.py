@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward stages of a program: what is computed for a tile of rows.
+
+Stage s pulls what it begins with, computes its values, and stores what is kept, what is pulled next, and the tile's
+part in moments. The last stage's outputs are scored or handed on; ``backward`` has the loss.
+
+Tiles are small and there are thousands of them in an epoch: what is the same for each is looked up once, outside of the
+functions that are called with tiles.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ooc.kernels.tensors import shaped, typed
+from ooc.model.layers.per_edge import EdgeAggregate
+from ooc.model.lowering.statistics import tile_moments
+from ooc.model.lowering.values import Moments, Rows, Value
+from ooc.model.stages.program import Program
+from ooc.model.stages.recomputation import Forward
+from ooc.model.stages.schedule import Recipe
+from ooc.model.stages.tile import Sink, Step, Tensors, Tile
+
+RowsOf = dict[Value, Tensor]
+"""Rows of values, or of their gradients, at hand."""
+
+
+def forward_steps(program: Program, rows: Callable[[int], int]) -> list[Step]:
+    """The stages before the last one; ``rows`` by hops before the output."""
+    schedule, names = program.schedule, program.names
+    return [
+        _forward(
+            program,
+            names.forward(stage),
+            program.recomputation.forward(stage),
+            rows(schedule.stage_hops[stage]),
+            schedule.moments(stage),
+        )
+        for stage in range(schedule.last)
+    ]
+
+
+def recompute_steps(program: Program, backward: int) -> list[Step]:
+    """The forward stages that are run again before the backward of stage ``backward``."""
+    hops, active = program.schedule.stage_hops, program.context.active
+    return [
+        _forward(program, program.names.recomputed(run.stage, backward), run, active.training_rows(hops[run.stage]))
+        for run in program.recomputation.before(backward)
+    ]
+
+
+def _forward(program: Program, title: str, run: Forward, row_count: int, moments: Sequence[Moments] = ()) -> Step:
+    """A forward stage, the epoch's own or one that is run again."""
+    recipe, names = run.recipe, program.names
+    stored = {names.value(v, recipe.repeated): v for v in run.values}
+    pulled_next = {names.message(a, recipe.repeated): a for a in run.messages}
+    program.context.packed |= {name for name, value in stored.items() if value.packed}
+    values_of = materialise(program, recipe, run.stage)
+
+    def compute(tile: Tile) -> Tensors:
+        known = values_of(tile, program.rows(tile))
+        for barrier in moments:
+            tile.moments.append((barrier, tile_moments(known[barrier.source])))
+        out = {name: flat(known[v], v) for name, v in stored.items()}
+        return out | {name: program.message(a, known[a.source], tile) for name, a in pulled_next.items()}
+
+    pull, kernel = program.pull(recipe, run.stage)
+    if pull is not None and pull.per_edge is not None:  # a plain sum is scaled before it is kept
+        pulled = program.schedule.pulled(run.stage)
+        pull = replace(pull, kept=next((name for name, value in stored.items() if value is pulled), None))
+    stores = {n: v.columns for n, v in stored.items()} | {n: a.source.columns for n, a in pulled_next.items()}
+    measured = [barrier.source for barrier in moments]
+    spec = program.describe(title, row_count, recipe, pull=pull, kernel=kernel, stores=stores, measured=measured)
+    return Step(spec, compute, kernel)
+
+
+def score_step(program: Program) -> Step:
+    """The last stage, scored. In the order of the loss, so that sums of scores come out the same."""
+    context = program.context
+
+    def take(tile: Tile, outputs: Tensor) -> None:
+        context.objective.score(tile.inputs, tile.start, outputs, tile.contribution)
+
+    return _last(program, "score", context.objective.score_inputs, take, reverse=True)
+
+
+def output_step(program: Program, sink: Sink) -> Step:
+    """The last stage, handed to ``sink``."""
+
+    def take(tile: Tile, outputs: Tensor) -> None:
+        sink(tile.start, flat(outputs, program.schedule.output))
+
+    return _last(program, "outputs", (), take)
+
+
+def _last(
+    program: Program, title: str, inputs: Sequence[str], take: Callable[[Tile, Tensor], None], *, reverse: bool = False
+) -> Step:
+    schedule, context = program.schedule, program.context
+    recipe = schedule.recipe([schedule.output], schedule.last)
+    values_of = materialise(program, recipe, schedule.last)
+
+    def compute(tile: Tile) -> Tensors:
+        take(tile, values_of(tile, program.rows(tile))[schedule.output])
+        return {}
+
+    pull, kernel = program.pull(recipe, schedule.last)
+    rows, judging = context.active.scoring_rows(0), context.objective.score_operators
+    spec = program.describe(
+        title, rows, recipe, pull=pull, kernel=kernel, loads=inputs, reverse=reverse, judging=judging
+    )
+    return Step(spec, compute, kernel)
+
+
+# ---- a tile's values ----------------------------------------------------------------------------------------
+
+
+class _Loaded(NamedTuple):
+    """A value and the matrix that it is loaded from, in tiles that begin before row ``stop``."""
+
+    value: Value
+    name: str
+    stop: int
+
+
+class _Computed(NamedTuple):
+    """A value and what it is computed of, in tiles that begin before row ``stop``. ``record``: for its backward."""
+
+    value: Value
+    sources: tuple[Value, ...]
+    stop: int
+    record: bool
+
+
+def materialise(
+    program: Program, recipe: Recipe, stage: int, recorded: Collection[Value] = ()
+) -> Callable[[Tile, Rows], RowsOf]:
+    """How ``stage`` has the values of ``recipe``: loaded, pulled, or computed; ``recorded``: those whose backward
+    follows.
+
+    Called with a tile: the rows of all these values, as far as they are needed. A tile lies whole within the rows that
+    reach the loss, or whole beyond them.
+    """
+    context, names, active = program.context, program.names, program.context.active
+    dtype = context.network.dtype
+    pulled = program.schedule.pulled(stage) if recipe.pulled else None
+    sums = "" if pulled is None else names.sums(pulled, recipe.repeated)
+    is_scaled = not isinstance(pulled, EdgeAggregate)
+
+    def stop_of(value: Value) -> int:
+        reach = recipe.reach.get(value)
+        return active.nodes if reach is None else active.training_rows(reach)
+
+    loaded = [_Loaded(v, names.value(v, recipe.recomputed.get(v)), stop_of(v)) for v in recipe.leaves]
+    computed = [
+        _Computed(v, tuple(s for s in v.inputs if not isinstance(s, Moments)), stop_of(v), v in recorded)
+        for v in recipe.order
+    ]
+
+    def values_of(tile: Tile, rows: Rows) -> RowsOf:
+        known: RowsOf = {}
+        start, inputs = tile.start, tile.inputs
+        for value, name, stop in loaded:
+            if start < stop:
+                matrix = inputs[name]
+                known[value] = matrix if value.packed else shaped(typed(matrix, dtype), value.tail)
+        if pulled is not None:
+            result = inputs[sums]
+            known[pulled] = context.scaled_after(result, tile, pulled.scaling) if is_scaled else result
+        for value, sources, stop, record in computed:
+            if start < stop:
+                known[value] = value.compute([known[source] for source in sources], rows, record=record)
+        return known
+
+    return values_of
+
+
+def flat(rows: Tensor, value: Value) -> Tensor:
+    """[R, columns]."""
+    return shaped(rows, (value.columns,))

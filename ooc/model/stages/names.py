@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What matrices and stages are called. k counts the aggregations, from 1, with those that are done once.
+
+x, y, split/…    the store's         ax, ax2, …   A(x), A(A(x)), …, aggregated once; ax.mean, … where A is another one
+m<k>, p<k>       what aggregation k pulls, and its sum over in-edges
+dp<k>, dm<k>     gradients of both, the latter pulled over out-edges
+dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it; of an
+                 opaque layer that of its rows as targets, and dm<k> that of the same rows as in-neighbours
+q<k>             t · p<k>, kept where a weight's gradient needs it
+z<k>             what follows aggregation k, up to the first norm or activation, kept for drawing the rest again
+s<k>…            the signs of what a rectifier is given, a bit each
+h<k>…            what else is kept
+dh<k>…           the gradient of what an earlier stage made and a later one used
+z<k>.<j>, …      z<k>, m<k>, … computed again for backward j
+"""
+
+from collections.abc import Iterator
+
+from ooc.model.layers.opaque import Opaque
+from ooc.model.layers.per_edge import EdgeAggregate
+from ooc.model.lowering.network import Network
+from ooc.model.lowering.rectified import Rectified, Signs
+from ooc.model.lowering.values import Aggregate, Features, Linear, Moments, Rowwise, Sum, Value
+from ooc.model.stages.schedule import Schedule, is_constant
+
+_SUFFIXES = "bcdefghijklmnopqrstuvwxyz"
+
+
+class Names:
+    """The names of one schedule's matrices and stages.
+
+    ``columns`` holds the widths of all matrices that have a name already, and takes in these: a schedule shares a
+    name with another one only where the matrices are equally wide.
+    """
+
+    def __init__(self, schedule: Schedule, network: Network, columns: dict[str, int]) -> None:
+        self._schedule = schedule
+        self._network = network
+        self._once = max((v.hops for v in schedule.values if isinstance(v, Aggregate) and v.once), default=0)
+        counts: dict[str, int] = {}
+        self._stages = [_distinct(str(self._layer(stage)), counts) for stage in range(schedule.last + 1)]
+        self._given: dict[Value, str] = {}
+        taken: set[str] = set()
+        stored = schedule.kept | schedule.dropped
+        for value in sorted(schedule.values, key=lambda value: (value not in stored, value.index)):
+            name = self._name(value)
+            if not is_constant(value):
+                name = next(n for n in _variants(name) if n not in taken and columns.get(n) in (None, value.columns))
+                columns.setdefault(name, value.columns)
+            taken.add(name)
+            self._given[value] = name
+        self._letters: dict[Aggregate, str] = {}
+        for barrier in schedule.barriers:
+            if isinstance(barrier, Aggregate):
+                number = str(self._layer(schedule.stage[barrier]))
+                widths = _widths(barrier)
+                self._letters[barrier] = next(
+                    n
+                    for n in _variants(number)
+                    if all(columns.get(f"{kind}{n}") in (None, width) for kind, width in widths.items())
+                )
+                columns |= {f"{kind}{self._letters[barrier]}": width for kind, width in widths.items()}
+
+    def forward(self, stage: int) -> str:
+        """What the forward of ``stage`` is called: by the aggregations done, before the first one by what it makes."""
+        name = self._stages[stage]
+        return f"messages 1{name[1:]}" if name[0] == "0" else f"forward {name}"
+
+    def backward(self, stage: int) -> str:
+        """What the backward of ``stage`` is called."""
+        return f"backward {self._stages[stage]}"
+
+    def recomputed(self, stage: int, backward: int) -> str:
+        """What the forward of ``stage`` is called where it is run again for the backward of another one."""
+        return f"{self.forward(stage)} for {self.backward(backward)}"
+
+    def value(self, value: Value, backward: int | None = None) -> str:
+        """The matrix that holds ``value``; with ``backward``: computed again for the backward of that stage."""
+        return self._given[value] + self._suffix(backward)
+
+    def message(self, aggregate: Aggregate, backward: int | None = None) -> str:
+        return f"m{self._number(aggregate)}{self._suffix(backward)}"
+
+    def sums(self, aggregate: Aggregate, backward: int | None = None) -> str:
+        return f"p{self._number(aggregate)}{self._suffix(backward)}"
+
+    def _suffix(self, backward: int | None) -> str:
+        return "" if backward is None else f".{self._stages[backward]}"
+
+    def message_gradient(self, aggregate: Aggregate) -> str:
+        return f"dm{self._number(aggregate)}"
+
+    def sums_gradient(self, aggregate: Aggregate) -> str:
+        return f"dp{self._number(aggregate)}"
+
+    def target_gradient(self, aggregate: EdgeAggregate) -> str:
+        return f"dt{self._number(aggregate)}"
+
+    def pulled_target_gradient(self, aggregate: EdgeAggregate) -> str:
+        return f"pt{self._number(aggregate)}"
+
+    def gradient(self, value: Value, writers: list[int], stage: int) -> str:
+        """The gradient of ``value`` once ``stage`` has added to it; ``writers`` are all stages that do."""
+        name = f"d{self._given[value]}"
+        return name if len(writers) == 1 else f"{name}.{stage}"
+
+    def _layer(self, stage: int) -> int:
+        """Aggregations up to this stage."""
+        return self._once + sum(isinstance(b, Aggregate) for b in self._schedule.barriers[: stage + 1])
+
+    def _number(self, aggregate: Aggregate) -> str:
+        return self._letters[aggregate]
+
+    def _name(self, value: Value) -> str:
+        if isinstance(value, Features):
+            return "x"
+        if isinstance(value, Aggregate) and value.once:
+            return self._network.first_aggregation(value.scaling, value.hops)
+        layer = self._layer(self._schedule.stage[value])
+        if isinstance(value, Aggregate):
+            return f"q{layer}"
+        if isinstance(value, Signs):
+            return f"s{layer}"
+        return f"z{layer}" if self._is_first_sum(value) else f"h{layer}"
+
+    def _is_first_sum(self, value: Value) -> bool:
+        """Whether it is kept and nothing but sums and products lie between it and what its stage begins with."""
+        kinds = (Sum, Linear, Rectified, Rowwise)
+        if value not in self._schedule.kept | self._schedule.dropped or not isinstance(value, kinds):
+            return False
+        waiting: list[Value] = [value]
+        stage = self._schedule.stage[value]
+        begun = False
+        while waiting:
+            source = waiting.pop()
+            if isinstance(source, (Aggregate, Moments)) or is_constant(source):
+                begun = begun or isinstance(source, Aggregate)
+            elif self._schedule.stage[source] == stage:
+                if not isinstance(source, (Sum, Linear)):
+                    return False
+                waiting.extend(source.inputs)
+        return begun
+
+
+def _widths(aggregate: Aggregate) -> dict[str, int]:
+    """Columns of the matrices that go with an aggregation, by kind."""
+    source, result = aggregate.source.columns, aggregate.columns
+    if not isinstance(aggregate, EdgeAggregate):
+        return {"m": source, "p": result, "dm": source, "dp": result}
+    widths = {"m": source, "p": result}
+    if aggregate.keep:
+        widths |= {"dm": source, "dp": aggregate.upstream_columns}
+    if aggregate.keep and isinstance(aggregate, Opaque):
+        widths |= {"dt": source, "pt": aggregate.pulled_target_columns}
+    if aggregate.keep and aggregate.target is not None:
+        widths["dt"] = aggregate.target.columns
+    if aggregate.keep and aggregate.pulls_targets:
+        widths["pt"] = aggregate.pulled_target_columns
+    return widths
+
+
+def _variants(name: str) -> Iterator[str]:
+    """``name``, then ``name`` with a letter, and so on."""
+    taken: dict[str, int] = {}
+    while True:
+        yield _distinct(name, taken)
+
+
+def _distinct(name: str, taken: dict[str, int]) -> str:
+    """``name``, or ``name`` with a letter where it is taken."""
+    count = taken.get(name, 0)
+    taken[name] = count + 1
+    if count == 0:
+        return name
+    return name + (_SUFFIXES[count - 1] if count <= len(_SUFFIXES) else f"_{count}")

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program of stages: a schedule with its names, and what the planner is told of each stage.
+
+Where stages are forgotten, forward stages are run again before the backward stage that needs them (``recomputation``).
+
+Rows that cannot reach the loss are left out: what lies K aggregations before the output is needed only within K hops
+of the rows that are scored, and rows lie in the order of that distance, so every stage runs over the first so many.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+
+from torch import Tensor
+
+from ooc.model.graph import Scaling
+from ooc.model.layers.opaque import Opaque
+from ooc.model.layers.per_edge import EdgeAggregate
+from ooc.model.lowering.network import EVERYWHERE
+from ooc.model.lowering.projection import Projection
+from ooc.model.lowering.statistics import MOMENTS_BYTES
+from ooc.model.lowering.values import Aggregate, Dropout, Linear, Normalized, Rows, Rowwise, Value
+from ooc.model.stages.context import StageContext
+from ooc.model.stages.gradient_exchange import GradientExchange
+from ooc.model.stages.names import Names
+from ooc.model.stages.recomputation import Recomputation
+from ooc.model.stages.schedule import Recipe, Schedule, is_constant
+from ooc.model.stages.tile import Kernel, Tile
+from ooc.model.stages.work import NO_WORK, Work, backward_work, forward_work, total
+from ooc.plan.workload import Direction, PerEdge, Pull, Stage
+
+_JUDGING_COPIES = 8
+"""Matrices as wide as the output that a loss with its gradient, or scoring, makes of it."""
+
+
+class Program:
+    """The stages of ``schedule``. ``forgotten``: those whose values the backward pass computes again."""
+
+    def __init__(self, context: StageContext, schedule: Schedule, forgotten: Collection[int] = ()) -> None:
+        self.context = context
+        self.schedule = schedule
+        self.names = Names(schedule, context.network, context.columns)
+        self.recomputation = Recomputation(schedule, forgotten)
+        self.exchange = GradientExchange(schedule, self.names)
+
+    def constants(self) -> list[Aggregate]:
+        """What of the network is aggregated once."""
+        values = [value for value in self.schedule.values if not is_constant(value)]
+        used = dict.fromkeys(source for value in values for source in value.inputs)
+        return [v for v in used if isinstance(v, Aggregate) and v.once]
+
+    def rows(self, tile: Tile) -> Rows:
+        """The rows of a tile, before any value of them is computed."""
+        return Rows(tile.start, tile.stop, self.context.seed, self.context.epoch)
+
+    def message(self, aggregate: Aggregate, rows: Tensor, tile: Tile) -> Tensor:
+        """What ``aggregate`` pulls of these rows; and of its gradient, theirs."""
+        return (
+            rows if isinstance(aggregate, EdgeAggregate) else self.context.scaled_before(rows, tile, aggregate.scaling)
+        )
+
+    def pull(self, recipe: Recipe, stage: int) -> tuple[Pull | None, Kernel | Scaling]:
+        """What the forward of ``stage`` pulls, if ``recipe`` needs it, and what with."""
+        pulled, names = self.schedule.pulled(stage), self.names
+        if not recipe.pulled or pulled is None:
+            return None, Scaling.SUM
+        message, sums = names.message(pulled, recipe.repeated), names.sums(pulled, recipe.repeated)
+        if not isinstance(pulled, EdgeAggregate):
+            self.context.columns[sums] = pulled.columns
+            return Pull(message, sums, Direction.IN, edge_data=pulled.edge_data), pulled.scaling
+        own = None if pulled.target is None else names.value(pulled.target)
+        per_edge = self.per_edge(pulled, pulled.columns, own, pulled.source_scalars)
+        return Pull(message, sums, Direction.IN, per_edge, pulled.edge_data), partial(pulled.forward, self.context)
+
+    def per_edge(self, aggregate: EdgeAggregate, columns: int, own: str | None, apart: tuple[int, ...] = ()) -> PerEdge:
+        """How the planner is to think of one of its pulls: an opaque layer takes a row's edges together."""
+        itemsize = self.context.network.dtype.itemsize
+        found = aggregate.per_edge(columns, own, itemsize, on_device=self.context.on_device)
+        if apart and not self.context.on_device:
+            found = replace(found, apart=apart)
+        if not isinstance(aggregate, Opaque):
+            return found
+        return replace(found, edges_at_once=max(found.edges_at_once, self._most_edges))
+
+    @cached_property
+    def _most_edges(self) -> int:
+        """Into a row."""
+        return self.context.rows.most_edges(Direction.IN)
+
+    def describe(
+        self,
+        title: str,
+        rows: int,
+        recipe: Recipe,
+        *,
+        pull: Pull | None = None,
+        kernel: Kernel | Scaling = Scaling.SUM,
+        loads: Iterable[str] = (),
+        stores: dict[str, int] | None = None,
+        backward: int | None = None,
+        reverse: bool = False,
+        judging: int = 0,
+        measured: Sequence[Value] = (),
+    ) -> Stage:
+        """The stage's description. ``judging``: operators by which outputs get a loss or scores. ``measured``: values
+        whose moments are taken. The bound on temporaries counts all that is drawn, recorded and taken back."""
+        columns = self.context.columns
+        leaves = {leaf: self.names.value(leaf, recipe.recomputed.get(leaf)) for leaf in recipe.leaves}
+        columns |= {name: leaf.columns for leaf, name in leaves.items()}
+        reach = {name: recipe.reach[leaf] for leaf, name in leaves.items() if leaf in recipe.reach}
+        columns |= stores or {}
+        names = tuple(dict.fromkeys([*leaves.values(), *loads]))
+        for name in (*names, *(pull.own if pull is not None else ())):
+            wanted = min(rows, self.context.active.training_rows(reach[name])) if name in reach else rows
+            self.context.read_rows[name] = max(wanted, self.context.read_rows.get(name, 0))
+        taken_back = self.schedule.backward_of(backward) if backward is not None else []
+        temporaries = [v.columns * _copies(v, v in taken_back) for v in recipe.order]
+        temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
+        temporaries.append(_JUDGING_COPIES * self.schedule.output.columns if judging else 0)
+        of_moments = MOMENTS_BYTES // self.context.network.dtype.itemsize
+        temporaries.append(max((of_moments * v.columns for v in measured), default=0))
+        temporaries.append(2 * max((_columns_at(v) for v in taken_back), default=0))
+        upstream = self.schedule.pulled(backward) if backward is not None else None
+        if isinstance(upstream, EdgeAggregate):
+            temporaries.append(2 * (upstream.upstream_columns + upstream.columns))
+        widths = [columns[name] for name in (*names, *(stores or {}))]
+        if pull is not None:
+            widths += [columns[name] for name in (pull.source, pull.output, *pull.own)]
+        return self.spec(
+            title,
+            rows,
+            loads=names,
+            pull=pull,
+            stores=tuple(stores or {}),
+            reverse=reverse,
+            temporary_columns=sum(temporaries) + sum(widths),
+            work=self._work(recipe, pull, kernel, names, tuple(stores or {}), taken_back, rows=rows, judging=judging),
+        )
+
+    def _work(
+        self,
+        recipe: Recipe,
+        pull: Pull | None,
+        kernel: Kernel | Scaling,
+        loads: Sequence[str],
+        stores: Sequence[str],
+        taken_back: Sequence[Value],
+        *,
+        rows: int,
+        judging: int,
+    ) -> Work:
+        """Of one row. What is loaded is read once, what is stored read and written; what is pulled or stored to be
+        pulled is scaled by rows, and gradients that several values give are added up."""
+        columns = self.context.columns
+        values = sum(columns[name] for name in loads) + 2 * sum(columns[name] for name in stores)
+        if pull is not None and isinstance(kernel, Scaling):
+            values += (2 * kernel.row_scalings + 3 * (kernel.loop_weight is not None)) * columns[pull.source]
+        operators = 2 * (len(loads) + len(stores)) + judging
+        if judging:
+            values += 2 * _JUDGING_COPIES * self.schedule.output.columns
+        reaching = self.context.active.training_rows
+        parts = [Work(0, values, operators)]
+        parts += [forward_work(v).spread(reaching(recipe.reach.get(v, EVERYWHERE)), rows) for v in recipe.order]
+        parts += [backward_work(v).spread(reaching(self.schedule.reach(v)), rows) for v in taken_back]
+        shared = [v for v in taken_back if len(self.schedule.users[v]) > 1]
+        return total([*parts, *(Work(0, 3 * v.columns * (len(self.schedule.users[v]) - 1)) for v in shared)])
+
+    def spec(
+        self,
+        title: str,
+        rows: int,
+        *,
+        loads: tuple[str, ...] = (),
+        pull: Pull | None = None,
+        stores: tuple[str, ...] = (),
+        reverse: bool = False,
+        temporary_columns: int | None = None,
+        work: Work = NO_WORK,
+    ) -> Stage:
+        """A stage of so much ``work`` with room for ``temporary_columns`` numbers a row (default: twice what goes in
+        and out)."""
+        if temporary_columns is None:
+            names = [*loads, *stores, *((pull.source,) if pull else ())]
+            temporary_columns = 2 * sum(self.context.columns[name] for name in names)
+        itemsize = max(4, self.context.network.dtype.itemsize)
+        return Stage(
+            title,
+            rows,
+            loads,
+            pull,
+            stores,
+            scratch_bytes_per_row=temporary_columns * itemsize,
+            reverse=reverse,
+            multiplies_per_row=work.multiplies,
+            streamed_bytes_per_row=work.values * self.context.network.dtype.itemsize,
+            operators=work.operators,
+        )
+
+
+def _copies(value: Value, taken_back: bool) -> int:
+    """Matrices of its own width that computing ``value`` makes, and keeps for its backward."""
+    if value.packed:  # a byte for each of its bits, twice, before they are packed
+        return 5
+    if isinstance(value, Normalized):
+        return 5
+    if isinstance(value, Rowwise):
+        return 3 if taken_back else 2
+    return 2 if isinstance(value, Dropout) else 1
+
+
+def _columns_at(value: Value) -> int:
+    """Columns of the gradients at hand while that of ``value`` is taken to its inputs."""
+    return value.columns + sum(source.columns for source in value.inputs) + 2 * _product_columns(value)
+
+
+def _product_columns(value: Value) -> int:
+    """Columns that multiplying with a weight takes besides."""
+    if not isinstance(value, (Linear, Projection)):
+        return 0
+    return value.product.columns(value.inputs[0].columns, value.columns)

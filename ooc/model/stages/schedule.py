@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When each value of a network is computed, over which rows, and which values are kept for later.
+
+Aggregates and moments need all rows of their input first: each begins a stage, in the order of the network. A stage's
+other values are local. What a later stage or the backward pass needs of an earlier one is either kept, written once
+and read at each use, or computed again from what is kept. Kept are
+
+- the *head* of a stage: where the chain of sums behind the pulled matrix ends, before the first norm or activation.
+  From it the rest of the stage is drawn again for the price of some element-wise work;
+- what a linear map is given, where that is what was pulled: its weight's gradient needs it;
+- the result of an attention or a maximum with what it keeps for its backward, and what targets bring to it;
+- what a later stage needs and could only draw from several kept values or through another dense product, or rather
+  the last sum on the way there;
+- of what a rectifier is given the signs, a bit a value, where the backward of its stage needs nothing else of it.
+
+Pure: nothing here computes anything.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ooc.model.layers.opaque import Opaque
+from ooc.model.layers.per_edge import EdgeAggregate
+from ooc.model.lowering.network import EVERYWHERE, hops, values_of
+from ooc.model.lowering.rectified import Rectified, Signs
+from ooc.model.lowering.values import Aggregate, Dropout, Features, Linear, Moments, Normalized, Rowwise, Sum, Value
+
+
+def is_constant(value: Value) -> bool:
+    """Whether it is there before the first stage: the features, and what is aggregated from them once."""
+    return isinstance(value, Features) or (isinstance(value, Aggregate) and value.once)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to have some values: load ``leaves``, then compute ``order``. ``pulled``: it needs what the stage pulls.
+
+    ``reach``: up to how many hops before the output rows of a value are needed; every row of those not in it.
+    ``recomputed``: of the leaves those computed again (``recomputation``), with the backward stage that this was
+    for; ``repeated``: the backward stage for which this is itself done again.
+    """
+
+    leaves: tuple[Value, ...]
+    order: tuple[Value, ...]
+    pulled: bool
+    reach: Mapping[Value, int] = field(default_factory=dict)
+    recomputed: Mapping[Value, int] = field(default_factory=dict)
+    repeated: int | None = None
+
+    @property
+    def heavy(self) -> bool:
+        return any(value.heavy for value in self.order)
+
+
+class Schedule:
+    """The stages of ``output``. ``training``: with a backward pass; ``recompute``: what comes of constants is not kept.
+
+    ``stage`` says when a value is first there, ``barriers[s]`` what stage s begins with (None: the first stage),
+    ``kept`` what is kept, ``users`` who takes a value as input.
+    """
+
+    def __init__(self, output: Value, *, training: bool, recompute: bool) -> None:
+        self.output = output
+        self.values = _with_signs(values_of(output)) if training else values_of(output)
+        self.users: dict[Value, list[Value]] = {value: [] for value in self.values}
+        self.barriers: list[Value | None] = [None]
+        self.stage: dict[Value, int] = {}
+        self.hops = hops(output)
+        for value in self.values:
+            self._enter(value)
+        self.last = self.stage[output]
+        self.kept: set[Value] = set()
+        self.of_constants: set[Value] = set()
+        """What is kept, or would be, and comes of the features and of what is aggregated from them once."""
+        for stage in range(self.last):
+            self._choose(stage, training)
+        self.dropped = self.of_constants if recompute else set()
+        """What would be kept but for ``recompute``."""
+        self.kept -= self.dropped
+        if training:
+            for stage in range(self.last):
+                self._keep_signs(stage)
+        self.stage_hops = self._stage_hops()
+
+    def _enter(self, value: Value) -> None:
+        if is_constant(value):
+            self.stage[value] = 0
+            return
+        if isinstance(value, Signs):
+            self.stage[value] = self.stage[value.source]
+            self.hops[value] = self.hops[value.source]
+            return
+        for source in dict.fromkeys(value.inputs):
+            self.users[source].append(value)
+        if isinstance(value, (Aggregate, Moments)):
+            self.barriers.append(value)
+            self.stage[value] = len(self.barriers) - 1
+        else:
+            self.stage[value] = max((self.stage[source] for source in value.inputs), default=0)
+
+    def pulled(self, stage: int) -> Aggregate | None:
+        """What ``stage`` pulls, if it begins with an aggregation."""
+        barrier = self.barriers[stage]
+        return barrier if isinstance(barrier, Aggregate) else None
+
+    def in_stage(self, stage: int) -> list[Value]:
+        """The local values of ``stage``."""
+        return [
+            v
+            for v in self.values
+            if self.stage[v] == stage and not is_constant(v) and not isinstance(v, (Aggregate, Moments))
+        ]
+
+    def all_in_stage(self, stage: int) -> list[Value]:
+        """The values that are first there in ``stage``, with what it pulls."""
+        pulled = self.pulled(stage)
+        return [*([pulled] if pulled is not None else []), *self.in_stage(stage)]
+
+    def messages(self, stage: int) -> list[Aggregate]:
+        """The aggregations that pull what ``stage`` computes."""
+        return [b for b in self.barriers if isinstance(b, Aggregate) and self.source_stage(b) == stage]
+
+    def moments(self, stage: int) -> list[Moments]:
+        """The moments that are taken of what ``stage`` computes."""
+        return [b for b in self.barriers if isinstance(b, Moments) and self.source_stage(b) == stage]
+
+    def source_stage(self, barrier: Value) -> int:
+        return self.stage[barrier.inputs[0]]
+
+    # ---- the backward pass -------------------------------------------------------------------------------
+
+    def backward_of(self, stage: int) -> list[Value]:
+        """The values whose gradients are taken further in the backward of ``stage``, last first."""
+        found = [v for v in self.in_stage(stage) if v.trains] + [m for m in self.moments(stage) if m.trains]
+        return sorted(found, key=lambda value: -value.index)
+
+    def reach(self, value: Value) -> int:
+        """Up to how many hops before the output rows of ``value`` have a gradient."""
+        return EVERYWHERE if isinstance(value, Moments) else self.hops[value]
+
+    def backward_needs(self, stage: int) -> dict[Value, int]:
+        """The values whose rows that takes, and up to how many hops before the output."""
+        return _furthest(
+            (need.source if isinstance(need, Signs) and need not in self.kept else need, reach)
+            for need, reach in self._needs(stage)
+        )
+
+    def recorded(self, stage: int) -> list[Value]:
+        """The values of ``stage`` that autograd differentiates, and which its backward therefore has to compute."""
+        return [v for v in self.backward_of(stage) if isinstance(v, (Rowwise, Normalized))]
+
+    def backward_recipe(self, stage: int) -> Recipe:
+        """How to have what the backward of ``stage`` needs, for the rows that need it."""
+        return self._backward_recipe(stage, self.backward_needs(stage))
+
+    def _backward_recipe(self, stage: int, needs: Mapping[Value, int]) -> Recipe:
+        recorded = self.recorded(stage)
+        targets = dict(needs)
+        for value in recorded:
+            targets[value] = max(self.reach(value), targets.get(value, 0))
+        recipe = self.recipe(targets, forced=recorded)
+        reach = dict(targets)
+        for value in reversed(recipe.order):
+            for source in value.inputs:
+                reach[source] = max(reach[value], reach.get(source, 0))
+        return replace(recipe, reach=reach)
+
+    def _needs(self, stage: int) -> list[tuple[Value, int]]:
+        """What the backward of ``stage`` needs, signs as such, each with the reach of the value that needs it."""
+        pulled = self.pulled(stage)
+        own = pulled.needs() if pulled is not None and pulled.takes_gradient else ()
+        values = self.backward_of(stage)
+        return [(n, EVERYWHERE) for n in own] + [(n, self.reach(v)) for v in values for n in v.needs()]
+
+    def later_users(self, value: Value) -> list[Value]:
+        """The local users of ``value`` in later stages."""
+        own = self.stage[value]
+        return [u for u in self.users[value] if not isinstance(u, (Aggregate, Moments)) and self.stage[u] > own]
+
+    def shares_gradient(self, value: Value) -> Aggregate | None:
+        """The aggregation whose result gets the very gradient that ``value`` gets from later stages, if there is one.
+
+        So it is for what is added to an aggregation's result. t · gradient is stored anyway, to be pulled; where
+        t is never zero, the gradient can be had back.
+        """
+        later = self.later_users(value)
+        if len(later) != 1 or any(isinstance(u, Aggregate) for u in self.distant_users(value)):
+            return None
+        user = later[0]
+        pulled = self.pulled(self.stage[user])
+        if pulled is None or not pulled.source.trains or pulled.scaling.may_vanish:
+            return None
+        if isinstance(pulled, EdgeAggregate):
+            return None
+        if not _passes_on(user, value) or len(self.users[pulled]) != 1:
+            return None
+        return pulled if self._bearer(user) is self._bearer(pulled) else None
+
+    def distant_users(self, value: Value) -> list[Value]:
+        """The aggregations of ``value`` that are pulled back later than in the stage after its own; what is scattered
+        to waits for the stage itself."""
+        own = self.stage[value]
+        aggregates = (u for u in self.users[value] if isinstance(u, Aggregate) and u.source is value)
+        return [u for u in aggregates if self.stage[u] > own + 1 and not isinstance(u, Opaque)]
+
+    def _bearer(self, value: Value) -> Value:
+        """The last value that has the same gradient as ``value``."""
+        users = self.users[value]
+        while len(users) == 1 and self.stage[users[0]] == self.stage[value] and _passes_on(users[0], value):
+            value = users[0]
+            users = self.users[value]
+        return value
+
+    # ---- what is kept ------------------------------------------------------------------------------------
+
+    def recipe(self, targets: Iterable[Value], stage: int | None = None, forced: Sequence[Value] = ()) -> Recipe:
+        """How to have ``targets`` in ``stage``; None: outside, where nothing is pulled. ``forced`` are computed, even
+        where they are kept."""
+        available = self.pulled(stage) if stage is not None else None
+        leaves: set[Value] = set()
+        order: set[Value] = set()
+        pulled = False
+        waiting = list(targets)
+        while waiting:
+            value = waiting.pop()
+            if value in leaves or value in order or isinstance(value, Moments):
+                continue
+            if value is available or (isinstance(value, Aggregate) and not value.once and value not in self.kept):
+                pulled = True
+            elif is_constant(value) or self._is_there(value, stage, forced):
+                leaves.add(value)
+            else:
+                order.add(value)
+                waiting.extend(value.inputs)
+        return Recipe(_sorted(leaves), _sorted(order), pulled)
+
+    def _is_there(self, value: Value, stage: int | None, forced: Sequence[Value]) -> bool:
+        return value in self.kept and value not in forced and (stage is None or self.stage[value] < stage)
+
+    def _choose(self, stage: int, training: bool) -> None:
+        """Decide what of ``stage`` is kept."""
+        self.kept |= {a.target for a in self.messages(stage) if isinstance(a, EdgeAggregate) and a.target is not None}
+        needs = [n for n in self._more_than_signs(stage) if self.stage[n] == stage] if training else []
+        later = [n for s in range(stage + 1, self.last + 1) for n in self._more_than_signs(s)] if training else []
+        crossing = {}
+        for value in [*self.in_stage(stage), *filter(None, [self.pulled(stage)])]:
+            uses = len({self.stage[user] for user in self.later_users(value)})
+            if uses or value in later:
+                crossing[value] = uses + (value in later) + (value in needs)
+        for value in _sorted({*needs, *crossing}):
+            self._provide(value, stage, uses=crossing.get(value, 0))
+
+    def _more_than_signs(self, stage: int) -> list[Value]:
+        return _unique(need for need, _ in self._needs(stage) if not isinstance(need, Signs))
+
+    def _keep_signs(self, stage: int) -> None:
+        """Keep the signs that the backward of ``stage`` needs of rows that it would not have at hand anyway."""
+        needs = self._needs(stage)
+        drawn = self._backward_recipe(stage, _furthest(need for need in needs if not isinstance(need[0], Signs)))
+        at_hand = {*drawn.leaves, *drawn.order}
+        for need, reach in needs:
+            if isinstance(need, Signs) and (need.source not in at_hand or drawn.reach[need.source] < reach):
+                self.kept.add(need)
+
+    def _provide(self, value: Value, stage: int, *, uses: int) -> None:
+        """See to it that ``value`` can be had outside its stage: ``uses`` times later, or (0) by its backward alone."""
+        if value in self.kept or is_constant(value):
+            return
+        recipe = self.recipe([value])
+        if recipe.pulled:
+            path = self._path(stage)
+            self.kept.add(value if value in path else path[-1])
+            recipe = self.recipe([value])
+            if recipe.pulled:  # what was pulled has several users
+                self.kept.add(path[0])
+                recipe = self.recipe([value])
+        if value in self.kept:
+            return
+        constant = all(is_constant(leaf) for leaf in recipe.leaves)
+        if uses:
+            wanted = len(recipe.leaves) > 1 or (recipe.heavy and uses > 1)
+        else:
+            foreign = any(self.stage[leaf] != stage for leaf in recipe.leaves)
+            wanted = recipe.heavy and (constant or foreign)
+        if wanted and isinstance(value, Linear) and uses == 1 and self.stage[value.source] == stage:
+            self._provide(value.source, stage, uses=1)
+        elif wanted:
+            anchor = self._anchor(value, stage)
+            self.kept.add(anchor)
+            if constant:
+                self.of_constants.add(anchor)
+
+    def _path(self, stage: int) -> list[Value]:
+        """From what ``stage`` pulls along sums and at most one linear map, each the only user of the one before."""
+        pulled = self.pulled(stage)
+        assert pulled is not None
+        path: list[Value] = [pulled]
+        products = 0
+        while len(self.users[path[-1]]) == 1:
+            user = self.users[path[-1]][0]
+            products += isinstance(user, Linear)
+            if self.stage[user] != stage or not isinstance(user, (Sum, Linear)) or products > 1:
+                break
+            path.append(user)
+        return path
+
+    def _anchor(self, value: Value, stage: int) -> Value:
+        """``value``, or the sum or product it is drawn from without another one: better kept, for the way back."""
+        light = (Dropout, Rectified, Rowwise, Normalized)
+        while isinstance(value, light) and not value.heavy:
+            sources = [source for source in value.inputs if not isinstance(source, Moments)]
+            if len(sources) != 1 or self.stage[sources[0]] != stage or is_constant(sources[0]):
+                break
+            value = sources[0]
+        return value
+
+    def _stage_hops(self) -> list[int]:
+        """Hops before the output, at most, of what each stage computes; a stage has all rows that later ones have."""
+        found: list[int] = []
+        for stage in range(self.last, -1, -1):
+            own = [self.hops[v] for v in self.in_stage(stage)]
+            own += [self.hops[a.source] for a in self.messages(stage)]
+            own += [self.hops[m.source] for m in self.moments(stage)]
+            found.append(max([*own, *found[-1:]], default=0))
+        return found[::-1]
+
+
+def _passes_on(user: Value, value: Value) -> bool:
+    """Whether ``user`` is a sum that hands its own gradient to ``value``."""
+    if not isinstance(user, Sum):
+        return False
+    factors = [factor for factor, term in zip(user.factors, user.inputs, strict=True) if term is value]
+    return factors == [1.0]
+
+
+def _with_signs(values: Sequence[Value]) -> list[Value]:
+    """``values`` and what the rectifiers among them may need for their gradients."""
+    return list(_sorted([*values, *(value.signs for value in values if isinstance(value, Rectified))]))
+
+
+def _furthest(needs: Iterable[tuple[Value, int]]) -> dict[Value, int]:
+    """The largest reach of each value."""
+    found: dict[Value, int] = {}
+    for value, reach in needs:
+        found[value] = max(reach, found.get(value, 0))
+    return found
+
+
+def _sorted(values: Iterable[Value]) -> tuple[Value, ...]:
+    return tuple(sorted(values, key=lambda value: value.index))
+
+
+def _unique(values: Iterable[Value]) -> list[Value]:
+    return list(dict.fromkeys(values))

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a network on a graph asks of memory, as plain data for the planner."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+import torch
+
+from ooc.kernels.aggregate import sums_rows_of
+from ooc.kernels.cuda import memory
+from ooc.model.graph import GraphRows
+from ooc.model.lowering import Network
+from ooc.model.stages import StageBuilder, Step
+from ooc.model.task import label_columns
+from ooc.plan.layout.shuffle import GatheredRows
+from ooc.plan.workload import Bucketing, Direction, EdgeArray, EdgeData, Kind, Matrix, Stage, Topology, Workload
+from ooc.storage.array import Array
+from ooc.storage.store import Store
+
+TileEdges = Callable[[Direction, int], Sequence[int]]
+"""By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
+
+HandedRows = Callable[[int, int, int], Sequence[int]]
+"""By rows that are computed, rows that are handed to, and rows of a tile: how many gradients tiles 0…i-1 of the latter
+are handed, for every i up to their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeCounts:
+    """How many edges tiles have, how many gradients they are handed, and how many rows they gather."""
+
+    tile_edges: TileEdges
+    handed_rows: HandedRows
+    gathered_rows: GatheredRows
+
+
+_CHUNK_TILES = 1 << 10
+"""Tiles whose offsets are read at a time."""
+_OF_A_PARAMETER = 5
+"""Numbers: itself, its gradient, two of the optimizer's, and one more while the optimizer steps."""
+
+TASKS_AHEAD = 3
+"""Tiles under way or waiting, by worker: what keeps workers busy while one thread moves blocks for the next step."""
+
+STORE_MATRICES = ("x", "y", "split/train", "split/valid", "split/test")
+
+
+def matrix_columns(network: Network, store: Store) -> dict[str, int]:
+    """Columns of the matrices that are there before any stage."""
+    columns = {name: 1 for name in STORE_MATRICES} | {"x": store.num_features, "y": label_columns(store)}
+    return columns | dict.fromkeys(map(network.first_aggregation, network.aggregated_once), store.num_features)
+
+
+def results_at_once(workers: int) -> int:
+    """The most results of tiles that are there at one time."""
+    return 1 if workers == 1 else TASKS_AHEAD * workers + 1
+
+
+def describe_workload(
+    network: Network,
+    builder: StageBuilder,
+    store: Store,
+    arrays: Mapping[str, Array],
+    counts: EdgeCounts,
+    *,
+    tile_rows: int,
+    fixed_host_bytes: int,
+    spill_dtype: torch.dtype,
+    threads: int,
+    steps: Mapping[str, Sequence[Step]],
+) -> Workload:
+    """The stages of the programs ``steps``, the matrices they name, and the topology, tile by tile."""
+    programs = {name: tuple(step.spec for step in program) for name, program in steps.items()}
+    columns = builder.columns
+    itemsize = network.dtype.itemsize
+    # Weights are of the type that is summed, and would be rounded to it.
+    weighted = any(scaling.weighted for scaling in network.scalings)
+    sums_as_kept = sums_rows_of(spill_dtype, network.dtype) and not weighted
+    every = [stage for stages in programs.values() for stage in stages]
+    used = {n for s in every for n in (*s.loads, *s.writes, *((s.pull.source,) if s.pull else ()))}
+    lasting = {name for stage in programs.get("prepare", ()) for name in stage.stores}
+    read_rows = {name: rows for name, rows in builder.read_rows.items() if name not in lasting}
+    height = {name: _stored_rows(name, every, read_rows) for s in every for name in s.stores}
+    height |= {name: read_rows[name] for s in every if s.pull is not None for name in s.pull.added_to}
+    matrices = {}
+    for name in sorted(used, key=_reading_order):
+        if name in arrays:
+            matrices[name] = Matrix(name, store.num_nodes, columns[name], arrays[name].itemsize, Kind.STORE)
+        elif name in builder.packed:
+            matrices[name] = Matrix(name, height[name], columns[name], 1, Kind.BITS)
+        else:
+            kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
+            stored = itemsize if name in lasting else spill_dtype.itemsize  # what outlives the run is never rounded
+            matrices[name] = Matrix(name, height[name], columns[name], stored, kind)
+    scattering = {name: s.rows for s in every if s.pull is not None for name in s.pull.added_to}
+    pulled: dict[Direction, set[EdgeData]] = {}
+    for stage in every:
+        if stage.pull is not None:
+            pulled.setdefault(stage.pull.direction, set()).update(stage.pull.edge_data)
+    backward = builder.backward_direction
+    gathers = any(s.pull is not None and s.pull.is_general for s in every) and not builder.on_device
+    if gathers:
+        pulled.setdefault(backward, set())
+    parameters = sum(p.numel() for p in network.parameters)
+    idle = sum(p.numel() for p in network.idle)
+    return Workload(
+        rows=store.num_nodes,
+        tile_rows=tile_rows,
+        matrices=matrices,
+        programs=programs,
+        topologies={
+            d: Topology(
+                d,
+                store.topology(d.value)[1].itemsize,
+                counts.tile_edges(d, tile_rows),
+                {data: _edge_array(store, d, data) for data in EdgeData if data in pulled[d]},
+            )
+            for d in Direction
+            if d in pulled
+        },
+        fixed_host_bytes=fixed_host_bytes,
+        fixed_device_bytes=(_OF_A_PARAMETER * parameters + results_at_once(threads) * builder.most_gradients + idle)
+        * itemsize
+        + network.rounded_nbytes
+        + network.made_nbytes
+        + network.statistics_nbytes,
+        pulled_itemsize=itemsize,
+        threads=threads,
+        sums_as_kept=sums_as_kept,
+        dtype=str(network.dtype).removeprefix("torch."),
+        recomputed=tuple(
+            Matrix(name, height, columns, itemsize, Kind.SCRATCH)
+            for name, (height, columns) in builder.recomputed.items()
+        ),
+        kept=builder.kept,
+        handed={name: counts.handed_rows(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()},
+        parts=memory.sums(itemsize) if builder.on_device else None,
+        bucketing=Bucketing(backward, counts.gathered_rows) if gathers else None,
+    )
+
+
+def edge_array(store: Store, direction: Direction, data: EdgeData) -> Array:
+    """What the store's edges carry, in the order of ``direction``."""
+    match data:
+        case EdgeData.WEIGHT:
+            return store.edge_weight(direction.value)
+        case EdgeData.FEATURES:
+            return store.edge_features(direction.value)
+        case _:
+            assert_never(data)
+
+
+def _edge_array(store: Store, direction: Direction, data: EdgeData) -> EdgeArray:
+    array = edge_array(store, direction, data)
+    return EdgeArray(array.columns, array.itemsize)
+
+
+def _stored_rows(name: str, stages: Sequence[Stage], read_rows: Mapping[str, int]) -> int:
+    """Rows of a matrix that ``stages`` store: of one that they only load, no more than they need."""
+    stored = max(s.rows for s in stages if name in s.stores)
+    pulled = any(s.pull is not None and name == s.pull.source for s in stages)
+    return stored if pulled else min(stored, read_rows.get(name, stored))
+
+
+def counted(rows: GraphRows) -> TileEdges:
+    """The edges of the tiles of a graph whose offsets are in memory."""
+
+    def tile_edges(direction: Direction, tile_rows: int) -> Sequence[int]:
+        offsets = rows.offsets[direction]
+        return [*offsets[:-1:tile_rows].tolist(), int(offsets[-1])]
+
+    return tile_edges
+
+
+def stored(store: Store) -> TileEdges:
+    """The edges of a store's tiles, read from its offsets, a few at a time."""
+    known: dict[tuple[str, int], Sequence[int]] = {}
+
+    def tile_edges(direction: Direction, tile_rows: int) -> Sequence[int]:
+        indptr, _ = store.topology(direction.value)
+        key = indptr.name, tile_rows
+        if key not in known:
+            chunk = _CHUNK_TILES * tile_rows
+            starts = range(0, store.num_nodes, chunk)
+            read = (indptr.read(start, min(start + chunk, store.num_nodes))[::tile_rows] for start in starts)
+            known[key] = [*(int(edges) for offsets in read for edges in offsets), store.num_edges]
+        return known[key]
+
+    return tile_edges
+
+
+def _reading_order(name: str) -> tuple[bool, str]:
+    """The store's matrices first, then by name."""
+    return name not in STORE_MATRICES, name
+
+
+def zero_gradients(network: Network) -> None:
+    """Give every parameter that has a part in the output a zero gradient, allocated once, and the others none."""
+    for parameter in network.idle:
+        parameter.grad = None
+    for parameter in network.parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            parameter.grad.zero_()
+
+
+def drop_gradients_cut_off(network: Network) -> None:
+    """Leave none where autograd would: see ``Network.cut_off``."""
+    for parameter in network.cut_off:
+        parameter.grad = None

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The passes that shuffle a source's rows (``ooc.plan.layout.shuffle``), where a stage gathers from what is not in
+memory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ooc.plan.layout.grid import Grid
+from ooc.plan.layout.matrices import MatrixPlan
+from ooc.plan.layout.passes import Pass, ShufflePass
+from ooc.plan.layout.shuffle import BucketedRows, plan_bucketed_rows
+from ooc.plan.workload import Direction, Kind, PerEdge, Pull, Stage, Workload
+
+_BYTES_PER_EDGE = 160
+"""Of an edge while a tile's rows are shuffled: its row and bucket, and what they are sorted by; int64."""
+_ROWS_WAITING = 8
+"""Tiles of rows that are shuffled, wait for it, or are cut for a bucket, by thread."""
+_NO_LIMIT = 1 << 62
+
+
+def bucketable(workload: Workload) -> frozenset[str]:
+    """The sources that can be shuffled: all who pull them gather over in-edges, and rows have numbers that an entry
+    has room for."""
+    if workload.bucketing is None:
+        return frozenset()
+    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
+    others = {pull.source for pull in pulls if not pull.is_general or pull.direction is not Direction.IN}
+    return frozenset(
+        pull.source
+        for pull in pulls
+        if pull.source not in others
+        and workload.matrices[pull.source].kind is Kind.SCRATCH
+        and workload.rows < 1 << (8 * workload.pulled_itemsize - 1)
+    )
+
+
+def leaner_bucketed(passes: Iterable[Pass], matrices: Mapping[str, MatrixPlan]) -> frozenset[str]:
+    """The sources that take less memory as ``passes`` shuffle them than whole."""
+    needed: dict[str, int] = {}
+    for item in passes:
+        if isinstance(item, ShufflePass) and item.pull is not None:
+            shuffle = matrices[item.pull.output].shuffle
+            assert isinstance(shuffle, BucketedRows)
+            source = item.pull.source
+            needed[source] = max(shuffle.memory_nbytes, needed.get(source, 0))
+    return frozenset(name for name, nbytes in needed.items() if nbytes < matrices[name].region_nbytes)
+
+
+def shuffle_passes(
+    stage: Stage,
+    before: Sequence[Pass],
+    matrices: dict[str, MatrixPlan],
+    workload: Workload,
+    step_rows: int,
+    *,
+    memory_bytes: int,
+) -> tuple[list[Pass], str]:
+    """What has to come between the passes ``before`` a stage and the stage, and the matrix that it gathers from: one
+    pass that shuffles, or none where the source lies in buckets already. That matrix is added to ``matrices``."""
+    assert stage.pull is not None and workload.bucketing is not None
+    source = stage.pull.source
+    writers = [item for item in before if source in item.stores]
+    for item in before[writers[-1].index + 1 :]:
+        if isinstance(item, ShufflePass) and item.pull is not None and item.pull.source == source:
+            planned = matrices[item.pull.output].shuffle
+            if isinstance(planned, BucketedRows) and planned.targets >= stage.rows:
+                return [], item.pull.output
+    of = matrices[source]
+    shuffle = plan_bucketed_rows(
+        rows=max(item.rows for item in writers),
+        targets=stage.rows,
+        columns=of.matrix.columns,
+        itemsize=of.region_itemsize,
+        step_rows=step_rows,
+        tile_rows=workload.tile_rows,
+        memory_bytes=memory_bytes,
+        gathered=workload.bucketing.gathered,
+    )
+    name = _name(source, shuffle, matrices)
+    matrices[name] = _planned(name, shuffle, of)
+    per_edge, per_row = shuffle_scratch(shuffle)
+    pull = Pull(source, name, workload.bucketing.direction, PerEdge(1, shuffle.columns, None, _NO_LIMIT, per_edge, 0))
+    shuffling = Stage(f"deal out {source}", shuffle.rows, (source,), pull, (name,), per_row)
+    return [ShufflePass(len(before), shuffling, (source,), pull)], name
+
+
+def shuffle_scratch(shuffle: BucketedRows) -> tuple[int, int]:
+    """Bounds on what a thread allocates while a tile is shuffled: bytes for each edge, and each row."""
+    return _BYTES_PER_EDGE, _ROWS_WAITING * shuffle.entry_bytes
+
+
+def _name(source: str, shuffle: BucketedRows, matrices: dict[str, MatrixPlan]) -> str:
+    """Of a shuffled source: programs that shuffle it alike share it, others have one of their own."""
+    number = 1
+    while True:
+        name = f"{source} dealt" if number == 1 else f"{source} dealt {number}"
+        if name not in matrices or matrices[name].shuffle == shuffle:
+            return name
+        number += 1
+
+
+def _planned(name: str, shuffle: BucketedRows, of: MatrixPlan) -> MatrixPlan:
+    rows = max(1, sum(shuffle.entries))
+    matrix = replace(of.matrix, name=name, rows=rows, itemsize=shuffle.itemsize, kind=Kind.SCRATCH)
+    grid = Grid(rows, shuffle.columns, shuffle.itemsize, of.grid.block_rows, shuffle.columns)
+    return MatrixPlan(matrix, grid, shuffle.itemsize, shuffle=shuffle)

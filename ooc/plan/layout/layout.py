@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From choices to a layout: passes in order, how matrices are cut, and the regions that pulled ones lie in.
+
+A stage whose pulled matrix is in memory whole becomes one row pass; otherwise a column pass followed by a row pass
+that loads the pulled rows, and may pull those of the last slab itself.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ooc.plan.layout.bucketing import shuffle_passes
+from ooc.plan.layout.grid import Grid, align_up, block_height
+from ooc.plan.layout.matrices import MatrixPlan
+from ooc.plan.layout.passes import ColumnPass, Pass, RowPass, direct_slabs, streaming_memory, users_by_matrix
+from ooc.plan.layout.shuffle import plan_partial_sums
+from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
+from ooc.plan.workload import Kind, Matrix, PerEdge, Pull, Stage, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class SlabChoice:
+    """How a pulled matrix is held: ``columns`` at a time (0: whole), in ``buffers`` slab buffers.
+
+    ``direct``: the first slabs are computed right into the buffers, which are then taken from that pass on. Otherwise
+    they go by way of blocks like the others, and the buffers are there for the pull alone.
+
+    ``overlap_last``: the last slab is pulled by the pass that reads what is pulled, beside its other work. Its sums are
+    then neither written nor read, and its buffer is taken in that pass, too.
+    """
+
+    columns: int
+    buffers: int
+    direct: bool = True
+    overlap_last: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """All that the planner decides; replacement follows from it. ``cuts``: by pulled matrix. ``spare_writes``: rather
+    read from the SSD again than write to it (``Uses``). ``spilled_sums``: the matrices that are scattered to and not in
+    memory whole. ``bucketed``: by pulled matrix that is gathered by buckets, what these may take of memory (0: as
+    little as they can)."""
+
+    step_rows: int
+    cuts: dict[str, SlabChoice] = field(default_factory=dict)
+    spare_writes: bool = False
+    spilled_sums: frozenset[str] = frozenset()
+    bucketed: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """``count`` frames from ``frame`` on that hold ``matrix`` from pass ``first`` to pass ``last``, both included."""
+
+    matrix: str
+    frame: int
+    count: int
+    first: int
+    last: int
+
+    @property
+    def stop(self) -> int:
+        return self.frame + self.count
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The passes that a choice leads to, how matrices are cut, and the memory that is spoken for."""
+
+    step_rows: int
+    frame_bytes: int
+    matrices: dict[str, MatrixPlan]
+    programs: dict[str, tuple[Pass, ...]]
+    regions: dict[str, tuple[Region, ...]]
+    scratch_bytes: int
+    spare_writes: bool = False
+    heaviest: Pass | None = None
+    """The pass of which ``scratch_bytes`` bounds the temporaries."""
+
+
+def pulled_sources(workload: Workload) -> dict[str, int]:
+    """Columns of every matrix that some stage pulls."""
+    return {
+        stage.pull.source: workload.matrices[stage.pull.source].columns
+        for stages in workload.programs.values()
+        for stage in stages
+        if stage.pull
+    }
+
+
+def _groupings(workload: Workload) -> dict[str, PerEdge]:
+    """How the columns of matrices that are pulled by groups lie, by matrix."""
+    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
+    return {pull.source: pull.per_edge for pull in pulls if pull.per_edge}
+
+
+def scattered_matrices(workload: Workload) -> frozenset[str]:
+    """The matrices that some pull scatters to: in memory whole, or sums of runs."""
+    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
+    return frozenset(name for pull in pulls for name in pull.added_to)
+
+
+def _widest_row_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> int:
+    """Bytes of the widest row that a block may hold, what is pulled included; ``widths``: columns of the slabs of each
+    matrix."""
+    rows = {name: widths[name] * matrix.itemsize for name, matrix in workload.matrices.items()}
+    for pull in (stage.pull for stages in workload.programs.values() for stage in stages if stage.pull):
+        source = workload.matrices[pull.source]
+        if choice.cuts[pull.source].columns and pull.source not in choice.bucketed:
+            into = _pulled_into(pull, source.itemsize, workload.matrices)
+            rows[into] = pull.output_columns(widths[pull.source], source.columns) * source.itemsize
+    return max(rows.values(), default=1)
+
+
+def layout_key(choice: Choice, workload: Workload) -> Hashable:
+    """The same for two choices that ``lay_out`` makes the same of."""
+    groupings = _groupings(workload)
+    cuts: list[tuple[str, int, int, bool, bool]] = []
+    for name, cut in sorted(choice.cuts.items()):
+        matrix, width = workload.matrices[name], 0
+        slabs, direct = 1, True
+        if cut.columns:
+            width = _width(matrix, choice, groupings.get(name))
+            slabs, direct = -(-matrix.columns // width), cut.direct
+        cuts.append((name, width, min(cut.buffers, slabs), direct, cut.overlap_last and slabs > 1))
+    bucketed = tuple(sorted(choice.bucketed.items()))
+    return choice.step_rows, tuple(cuts), choice.spare_writes, choice.spilled_sums, bucketed
+
+
+def lay_out(workload: Workload, choice: Choice) -> Layout:
+    """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
+    arrays = [array for t in workload.topologies.values() for array in t.arrays.values()]
+    values = max((array.itemsize for array in arrays), default=1)
+    widest_edge = max((array.edge_bytes for array in arrays), default=1)
+    groupings, scattered = _groupings(workload), scattered_matrices(workload)
+    widths = {name: _width(matrix, choice, groupings.get(name)) for name, matrix in workload.matrices.items()}
+    widest = max(_widest_row_bytes(workload, choice, widths), values)
+    frame_bytes = align_up(max(choice.step_rows * widest, widest_edge))
+    matrices = {
+        name: _plan_matrix(matrix, choice, frame_bytes, workload, widths[name])
+        for name, matrix in workload.matrices.items()
+    }
+    matrices |= {name: _plan_sums(matrices[name], choice, workload) for name in scattered}
+    programs: dict[str, tuple[Pass, ...]] = {}
+    for name, stages in workload.programs.items():
+        passes: list[Pass] = []
+        for stage in stages:
+            passes += _passes(stage, passes, matrices, workload, choice, frame_bytes)
+        programs[name] = tuple(passes)
+    regions = {name: _place(_wanted(passes, matrices), frame_bytes) for name, passes in programs.items()}
+    scratch, heaviest = 0, None
+    for item in (item for passes in programs.values() for item in passes):
+        nbytes = scratch_nbytes(item, matrices, workload, frame_bytes)
+        if nbytes > scratch:
+            scratch, heaviest = nbytes, item
+    if workload.parts is not None:
+        programs = {
+            name: _taller_pulls(passes, matrices, workload, frame_bytes, scratch) for name, passes in programs.items()
+        }
+    return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch, choice.spare_writes, heaviest)
+
+
+def _taller_pulls(
+    passes: tuple[Pass, ...], matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most_bytes: int
+) -> tuple[Pass, ...]:
+    """The same on a device, whose column passes pull as many rows at once as their temporaries may be for."""
+    found: list[Pass] = []
+    for item in passes:
+        if isinstance(item, ColumnPass):
+            found.append(taller_pull(item, matrices, workload, frame_bytes, most_bytes))
+        elif item.rest is not None:
+            rest = found[-1]
+            assert isinstance(rest, ColumnPass)
+            found.append(replace(item, rest=rest))
+        else:
+            found.append(item)
+    return tuple(found)
+
+
+def _width(matrix: Matrix, choice: Choice, grouping: PerEdge | None) -> int:
+    """Columns of a slab: where they lie in groups whole ones, and where those are slices of heads either some slices of
+    one, of which every slab has as many, or whole heads."""
+    cut = choice.cuts.get(matrix.name)
+    columns = (cut.columns if cut else 0) or matrix.columns
+    if grouping is None:
+        return min(matrix.columns, columns)
+    unit, slices = matrix.columns // grouping.groups, grouping.slices
+    groups = -(-columns // unit)
+    if groups > slices:
+        return min(matrix.columns, align_up(groups, slices) * unit)
+    return unit * next(number for number in range(groups, slices + 1) if slices % number == 0)
+
+
+def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Workload, width: int) -> MatrixPlan:
+    cut = choice.cuts.get(matrix.name)
+    height = block_height(step_rows=choice.step_rows, row_bytes=width * matrix.itemsize, frame_bytes=frame_bytes)
+    grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
+    as_kept = matrix.kind is not Kind.SCRATCH or (workload.sums_as_kept and matrix.name in workload.summed_sources)
+    region_itemsize = matrix.itemsize if as_kept else max(matrix.itemsize, workload.pulled_itemsize)
+    whole = cut is not None and cut.columns == 0 and matrix.name not in choice.bucketed
+    return MatrixPlan(matrix, grid, region_itemsize, whole=whole)
+
+
+def _plan_sums(planned: MatrixPlan, choice: Choice, workload: Workload) -> MatrixPlan:
+    """A matrix that is scattered to."""
+    matrix = planned.matrix
+    if matrix.name not in choice.spilled_sums:
+        return replace(planned, whole=True)
+    sums = plan_partial_sums(
+        rows=matrix.rows,
+        columns=matrix.columns,
+        itemsize=planned.region_itemsize,
+        step_rows=choice.step_rows,
+        tile_rows=workload.tile_rows,
+        handed=workload.handed[matrix.name],
+    )
+    return replace(planned, shuffle=sums)
+
+
+def _passes(
+    stage: Stage,
+    before: Sequence[Pass],
+    matrices: dict[str, MatrixPlan],
+    workload: Workload,
+    choice: Choice,
+    frame_bytes: int,
+) -> list[Pass]:
+    """One pass, or two, behind those ``before`` it; the matrix between the two is added to ``matrices``."""
+    index = len(before)
+    if stage.pull is None:
+        return [RowPass(index, stage, stage.loads, None)]
+    source = matrices[stage.pull.source]
+    spills = bool(choice.spilled_sums.intersection(stage.pull.added_to))
+    loads = tuple(dict.fromkeys((*stage.loads, *stage.pull.own)))
+    if source.whole:
+        return [RowPass(index, stage, loads, stage.pull, spills)]
+    if stage.pull.source in choice.bucketed:
+        memory_bytes = choice.bucketed[stage.pull.source]
+        dealing, name = shuffle_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
+        return [*dealing, RowPass(index + len(dealing), stage, loads, stage.pull, spills, name)]
+    cut, grid = choice.cuts[stage.pull.source], source.grid
+    buffers = min(cut.buffers, grid.slabs)
+    beside = cut.overlap_last and grid.slabs > 1
+    if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
+        beside = False
+    pulled = _pulled_matrix(stage, stage.pull, source, matrices, workload, beside=beside)
+    width = stage.pull.output_columns(grid.slab_columns, grid.columns)
+    matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
+    block_rows, on_device = matrices[pulled.name].grid.block_rows, workload.parts is not None
+    at_once = rows_pulled_at_once(stage.pull, workload.tile_rows, block_rows, on_device=on_device)
+    slabs = grid.slabs - beside
+    sweeps = ColumnPass(index, stage.rows, stage.pull, pulled.name, at_once, slabs, buffers, cut.direct, spills)
+    if beside:
+        return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, rest=sweeps)]
+    return [sweeps, RowPass(index + 1, stage, (*stage.loads, pulled.name), None)]
+
+
+def _pulled_matrix(
+    stage: Stage,
+    pull: Pull,
+    source: MatrixPlan,
+    matrices: Mapping[str, MatrixPlan],
+    workload: Workload,
+    *,
+    beside: bool,
+) -> Matrix:
+    """What a column pass pulls into. With ``beside`` the last slab is left to the stage."""
+    grid = source.grid
+    into = _pulled_into(pull, grid.itemsize, workload.matrices)
+    planned = matrices.get(into)
+    rows = max(stage.rows, planned.matrix.rows if planned else 0)
+    if into == pull.kept:
+        return replace(workload.matrices[into], rows=rows)
+    return replace(
+        source.matrix,
+        name=into,
+        rows=rows,
+        columns=pull.output_columns(grid.columns - grid.width(grid.slabs - 1) * beside, grid.columns),
+        kind=Kind.SCRATCH,
+    )
+
+
+def _pulled_into(pull: Pull, itemsize: int, matrices: Mapping[str, Matrix]) -> str:
+    """The matrix that a column pass pulls values of ``itemsize`` bytes into: the one that the stage keeps them in,
+    where they are as wide there, or else one that lasts until the stage."""
+    kept = None if pull.kept is None else matrices[pull.kept]
+    return pull.output if kept is None or kept.itemsize != itemsize else kept.name
+
+
+# ---- regions ---------------------------------------------------------------------------------------------
+
+
+def _wanted(passes: Sequence[Pass], matrices: dict[str, MatrixPlan]) -> list[tuple[str, int, int, int]]:
+    """(matrix, bytes, first pass, last pass) of every region."""
+    users = users_by_matrix(passes)
+    wanted = []
+    for name, planned in matrices.items():
+        if planned.whole and name in users:
+            wanted.append((name, planned.region_nbytes, users[name][0], users[name][-1]))
+    for item in passes:
+        at = item.index
+        wanted += [(name, nbytes, at, at) for name, nbytes in streaming_memory(item, matrices).items()]
+        if isinstance(item, ColumnPass):
+            name = item.pull.source
+            first = users[name][0] if direct_slabs(passes, item) else item.index
+            nbytes = item.slab_buffers * matrices[name].slab_stride()
+            last = item.index + (item.slabs < matrices[name].grid.slabs)
+            wanted.append((name, nbytes, first, last))
+    return wanted
+
+
+def _place(wanted: list[tuple[str, int, int, int]], frame_bytes: int) -> tuple[Region, ...]:
+    """Frames for regions such that no two alive at once overlap: the largest first, each as low as it can lie."""
+    placed: list[Region] = []
+    for name, nbytes, first, last in sorted(wanted, key=lambda w: (-w[1], w[2], w[0])):
+        count = -(-nbytes // frame_bytes)
+        frame = 0
+        alive = (r for r in placed if r.first <= last and first <= r.last)
+        for other in sorted(alive, key=lambda r: r.frame):
+            if other.frame - frame >= count:
+                break
+            frame = max(frame, other.stop)
+        placed.append(Region(name, frame, count, first, last))
+    return tuple(placed)
+
+
+def free_frames(regions: Sequence[Region], passes: int, frames: int) -> list[list[range]]:
+    """By pass: the frames that no region takes."""
+    free = []
+    for p in range(passes):
+        pieces, at = [], 0
+        for region in sorted((r for r in regions if r.first <= p <= r.last), key=lambda r: r.frame):
+            if region.frame > at:
+                pieces.append(range(at, min(region.frame, frames)))
+            at = max(at, region.stop)
+        if at < frames:
+            pieces.append(range(at, frames))
+        free.append(pieces)
+    return free

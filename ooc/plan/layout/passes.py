@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The passes of a program: over rows, step by step; over columns, slab by slab. What each reads and stores, which slabs
+of it, and what it moves of the matrices that have no blocks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from ooc.plan.layout.grid import Grid
+from ooc.plan.layout.matrices import MatrixPlan, shuffles_in
+from ooc.plan.workload import Pull, Stage
+
+_GENERAL = ", general path"
+"""Of a pass that runs an opaque layer: slower than the others."""
+_SPILLING = ", sources' gradients spilled"
+"""Of one whose sums of gradients are not in memory whole: slower still."""
+_SHUFFLED = ", sources dealt out"
+"""Of one whose source is not in memory whole, but read as it has been shuffled to its targets."""
+
+
+@dataclass(frozen=True)
+class RowPass:
+    """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed; or
+    its rows come of ``bucketed``; or, with ``rest``, its last slab alone is in memory and pulled so.
+
+    ``loads`` are the stage's, and what the pull or the pass before it adds.
+    """
+
+    index: int
+    stage: Stage
+    loads: tuple[str, ...]
+    pull: Pull | None
+    spills_sums: bool = False
+    """Whether what it scatters to is spilled as partial sums."""
+    bucketed: str | None = None
+    """The matrix that holds the source's rows by the buckets of those who gather them."""
+    rest: "ColumnPass | None" = None
+    """The pass right before it, which pulls all slabs but the last. What is pulled of the last one is put beside these,
+    row by row, and never stored but where the stage keeps what it pulls."""
+
+    @property
+    def pulled(self) -> str | None:
+        """The matrix that the pass before has pulled slabs into for this one, if it has."""
+        pull = self.stage.pull
+        if pull is None:
+            return None
+        return next((name for name in (pull.kept, pull.output) if name is not None and name in self.loads), None)
+
+    @property
+    def title(self) -> str:
+        """What it is called in tables and drawings."""
+        if self.pull is None or not self.pull.is_general:
+            return self.stage.name
+        return f"{self.stage.name}{_GENERAL}{_SHUFFLED if self.bucketed else ''}{_SPILLING if self.spills_sums else ''}"
+
+    @property
+    def rows(self) -> int:
+        """Rows that this pass computes."""
+        return self.stage.rows
+
+    @property
+    def reverse(self) -> bool:
+        """Whether it goes over the rows downwards."""
+        return self.stage.reverse
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        return (*self.loads, self.bucketed or self.pull.source) if self.pull else self.loads
+
+    @cached_property
+    def stores(self) -> tuple[str, ...]:
+        names = self.stage.stores
+        if self.rest is None:  # what the pass before has stored, all of it, is not stored again
+            names = tuple(name for name in names if name not in self.loads)
+        return names if self.pull is None else (*names, *self.pull.added_to)
+
+
+@dataclass(frozen=True)
+class ShufflePass(RowPass):
+    """Shuffle the rows of ``pull.source``, step by step, along the edges out of them; ``pull.output`` is how they lie
+    then. Its stage is none of the workload's: it belongs to the pass that pulls the source next."""
+
+
+@dataclass(frozen=True)
+class ColumnPass:
+    """Pull the first ``slabs`` slabs of ``pull.source`` into the ``rows`` rows of ``output``, one after the other: all
+    of them, or all but the last, which is then left to the row pass behind (``RowPass.rest``). ``output`` is that of
+    the pull, or the matrix that its stage keeps what is pulled in.
+
+    A thread pulls ``rows_at_once``. ``slab_buffers`` slabs of the source are in memory at a time; if ``direct``, the
+    first ones were computed right into them, as far as one pass has written them and nobody else reads them.
+    """
+
+    index: int
+    rows: int
+    pull: Pull
+    output: str
+    rows_at_once: int
+    slabs: int
+    slab_buffers: int
+    direct: bool = True
+    spills_sums: bool = False
+    """Whether what it scatters to is spilled as partial sums."""
+    reverse: ClassVar[bool] = False
+
+    @property
+    def title(self) -> str:
+        """What it is called in tables and drawings."""
+        if not self.pull.is_general:
+            return f"pull {self.pull.source}, slab by slab"
+        return f"pull {self.pull.source}{_GENERAL}{_SPILLING if self.spills_sums else ''}"
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        return (self.pull.source, *self.pull.own)
+
+    @cached_property
+    def stores(self) -> tuple[str, ...]:
+        return (self.output, *self.pull.added_to)
+
+
+Pass = RowPass | ColumnPass
+
+
+def sweeps_of(item: Pass) -> ColumnPass | None:
+    """The column pass one of whose slabs ``item`` pulls: itself, or the one before it that has left the last slab."""
+    return item if isinstance(item, ColumnPass) else item.rest
+
+
+def streamed_read_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
+    """Bytes that a pass reads from the SSD of what has no blocks."""
+    return sum(one.read_nbytes(item.rows) for one in shuffles_in(item.reads, matrices).values())
+
+
+def streamed_write_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
+    """Bytes that it writes there of such."""
+    return sum(one.nbytes for one in shuffles_in(item.stores, matrices).values())
+
+
+def streaming_memory(item: Pass, matrices: Mapping[str, MatrixPlan]) -> dict[str, int]:
+    """Bytes of memory that a pass needs for what has no blocks, by matrix."""
+    needed = {name: one.writing_nbytes for name, one in shuffles_in(item.stores, matrices).items()}
+    return needed | {name: one.reading_nbytes for name, one in shuffles_in(item.reads, matrices).items()}
+
+
+def passes_using(passes: Sequence[Pass], name: str) -> list[int]:
+    """The passes that read or write matrix ``name``, by their index."""
+    return [step.index for step in passes if name in step.reads or name in step.stores]
+
+
+def users_by_matrix(passes: Sequence[Pass]) -> dict[str, list[int]]:
+    """What ``passes_using`` finds, of every matrix that is read or written."""
+    users: dict[str, list[int]] = {}
+    for step in passes:
+        for name in {*step.reads, *step.stores}:
+            users.setdefault(name, []).append(step.index)
+    return users
+
+
+def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
+    """How many slabs the writer of a column pass's source computes right into the slab buffers."""
+    if not column_pass.direct:
+        return 0
+    users = [index for index in passes_using(passes, column_pass.pull.source) if index < column_pass.index]
+    written = bool(users) and column_pass.pull.source in passes[users[0]].stores
+    return column_pass.slab_buffers if written and len(users) == 1 else 0
+
+
+def pulled_slabs(item: Pass, source: Grid) -> range:
+    """The slabs of its source, cut like ``source``, that a pass pulls."""
+    if isinstance(item, ColumnPass):
+        return range(item.slabs)
+    return range(item.rest.slabs if item.rest else 0, source.slabs)
+
+
+def pulled_columns(item: Pass, source: Grid) -> int:
+    """Columns of its source that a pass pulls."""
+    return sum(map(source.width, pulled_slabs(item, source)))
+
+
+def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], passes: Sequence[Pass]) -> range:
+    """The slabs of matrix ``name`` that row pass ``index`` computes into frames: those only a column pass reads need
+    none if they are computed right into its slab buffers, and of what is pulled there is only the last one left."""
+    grid, writer = matrices[name].grid, passes[index]
+    if isinstance(writer, RowPass) and writer.rest is not None and name == writer.pulled:
+        return range(writer.rest.slabs, grid.slabs)
+    users = [passes[p] for p in passes_using(passes, name) if p > index]
+    readers = [item for item in users if isinstance(item, ColumnPass) or item.rest not in users or name in item.loads]
+    if len(readers) == 1 and isinstance(readers[0], ColumnPass) and readers[0].pull.source == name:
+        return range(direct_slabs(passes, readers[0]), grid.slabs)
+    return range(grid.slabs)
+
+
+def loaded_slabs(name: str, item: RowPass, grid: Grid) -> range:
+    """The slabs of matrix ``name``, cut like ``grid``, that a row pass reads: of what is pulled, those that the pass
+    before has pulled."""
+    return range(item.rest.slabs if item.rest is not None and name == item.pulled else grid.slabs)
+
+
+def slabs_beside(source: Grid, own: Grid, slab: int) -> range:
+    """The slabs of ``own`` that hold the groups in slab ``slab`` of ``source``."""
+    first = slab * source.slab_columns
+    last = first + source.width(slab)
+    return range(
+        first * own.columns // source.columns // own.slab_columns,
+        -(-(last * own.columns // source.columns) // own.slab_columns),
+    )
+
+
+def column_step_rows(item: ColumnPass, matrices: Mapping[str, MatrixPlan]) -> int:
+    """Rows of a step of a column pass: a block of the output, or of the own rows that go with it."""
+    heights = [matrices[name].grid.block_rows for name in item.pull.own if not matrices[name].whole]
+    return min([matrices[item.output].grid.block_rows, *heights])

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""External shuffles: rows on their way through a file from where they are made to where they are needed, which is
+anywhere, with nothing read or written at random.
+
+Those who need rows are cut into *buckets*. Whoever makes rows appends each, with its number, to the *chunk* of memory
+of every bucket that needs it; a full chunk is written to the bucket's part of one file, and whoever comes to a bucket
+reads its part from beginning to end. It is how external sorts distribute what does not fit (D. E. Knuth, The Art of
+Computer Programming 3, 5.4.9), but that nothing needs sorting within a bucket. There are two:
+
+- ``PartialSums``: what tiles add to rows anywhere (``Pull.scattered``), ascending within a tile. A bucket's entries are
+  added up in the order in which they were written, tile after tile, so every row's sum has the terms, and the order of
+  additions, that it has in memory.
+- ``BucketedRows``: what an opaque layer gathers. Every row goes to each bucket that has an edge from it, or
+  has it as a target itself; a bucket's entries are ascending. What is written is as much as targets of different
+  buckets share sources, the edges' number of rows at most.
+
+How many entries a bucket gets depends on nothing but the graph and its tiles, and is counted beforehand: the size of
+the file and the bytes moved are known. Memory is a chunk a bucket while it is written, and two buckets' sums or rows
+while it is read.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ooc.plan.layout.grid import align_up
+
+CHUNKS_LEAVING = 8
+"""Chunks that are being written while others are filled."""
+CHUNKS_ARRIVING = 16
+"""Chunks of partial sums that are read ahead."""
+_CHUNK_BYTES = tuple(1 << power for power in range(18, 11, -1))
+"""Sizes of a chunk, the largest first: from what a disk moves at nearly its full rate down to a page."""
+_SHARE = 8
+"""A chunk is as large as leaves all that partial sums take in memory below this part of the matrix."""
+_PLACE_BYTES = 8
+"""Of a row of a bucket that is read: its number, once more by itself, to be searched."""
+
+GatheredRows = Callable[[int, int, int], Sequence[Sequence[int]]]
+"""By targets, rows of the source, and a height: for every power of two k up to one bucket of all targets, how many rows
+every bucket of height · 2^k targets gathers. Exact for a graph that is there, never less for one of which only degrees
+are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle(ABC):
+    """Of ``rows`` rows of ``columns`` values of ``itemsize`` bytes. ``entries``: by bucket of ``bucket_rows`` rows, how
+    many entries it gets in all, each with its number, an integer of ``itemsize`` bytes. A bucket's part of the file is
+    whole pages, and the next one's begins behind it."""
+
+    rows: int
+    columns: int
+    itemsize: int
+    bucket_rows: int
+    chunk_bytes: int
+    entries: tuple[int, ...]
+
+    @property
+    def buckets(self) -> int:
+        return len(self.entries)
+
+    @property
+    def entry_bytes(self) -> int:
+        return _entry_bytes(self.columns, self.itemsize)
+
+    @property
+    def filled_bytes(self) -> int:
+        """Bytes of a full chunk that hold entries."""
+        return self.chunk_bytes
+
+    def bucket_nbytes(self, bucket: int) -> int:
+        """Bytes of a bucket's part of the file: full chunks, and what is left."""
+        full, rest = divmod(self.entries[bucket] * self.entry_bytes, self.filled_bytes)
+        return full * self.chunk_bytes + align_up(rest)
+
+    def offsets(self) -> list[int]:
+        """Where the part of every bucket begins."""
+        return list(accumulate(map(self.bucket_nbytes, range(self.buckets)), initial=0))[:-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file, all of which are written."""
+        return sum(map(self.bucket_nbytes, range(self.buckets)))
+
+    @abstractmethod
+    def rows_read(self, rows: int) -> int:
+        """Rows whose buckets are read by a pass over ``rows`` rows."""
+
+    def read_nbytes(self, rows: int) -> int:
+        """Bytes that are read by a pass over ``rows`` rows."""
+        return sum(map(self.bucket_nbytes, range(-(-self.rows_read(rows) // self.bucket_rows))))
+
+    @property
+    def writing_nbytes(self) -> int:
+        """Memory while it is written: a chunk a bucket, and those that are leaving."""
+        return _writing_nbytes(self.buckets, self.chunk_bytes)
+
+    @property
+    @abstractmethod
+    def reading_nbytes(self) -> int:
+        """Memory while it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSums(Shuffle):
+    """How sums of ``rows`` rows are spilled. No entry lies in two chunks, as these are added up one by one."""
+
+    @property
+    def filled_bytes(self) -> int:
+        return self.chunk_bytes // self.entry_bytes * self.entry_bytes
+
+    def rows_read(self, rows: int) -> int:
+        return self.rows
+
+    def height(self, bucket: int) -> int:
+        """Rows of a bucket; the last one may be shorter."""
+        return min(self.bucket_rows, self.rows - bucket * self.bucket_rows)
+
+    @property
+    def sums_nbytes(self) -> int:
+        """Memory of one bucket's sums."""
+        return _sums_nbytes(self.rows, self.columns, self.itemsize, self.bucket_rows)
+
+    @property
+    def reading_nbytes(self) -> int:
+        """Two buckets' sums, chunks that arrive, and the numbers of one's entries."""
+        return _sums_reading_nbytes(self.buckets, self.chunk_bytes, self.sums_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketedRows(Shuffle):
+    """How the first ``rows`` rows of a source go to the buckets of ``targets`` rows that gather them."""
+
+    targets: int
+
+    def rows_read(self, rows: int) -> int:
+        return rows
+
+    @property
+    def part_nbytes(self) -> int:
+        """Memory of the largest part."""
+        return _part_nbytes(self.entries, self.entry_bytes)
+
+    @property
+    def places_nbytes(self) -> int:
+        """Memory of the numbers of its rows."""
+        return _places_nbytes(self.entries)
+
+    @property
+    def reading_nbytes(self) -> int:
+        """Parts of two buckets, one computed and one arriving."""
+        return _rows_reading_nbytes(self.entries, self.entry_bytes)
+
+    @property
+    def memory_nbytes(self) -> int:
+        """Memory of a pass that writes, or of one that reads, whichever takes more."""
+        return max(self.writing_nbytes, self.reading_nbytes)
+
+
+def plan_partial_sums(
+    *, rows: int, columns: int, itemsize: int, step_rows: int, tile_rows: int, handed: Sequence[int]
+) -> PartialSums:
+    """The buckets and chunks of a matrix that is read in steps of ``step_rows`` rows, whole ones of which make a
+    bucket. ``handed[i]``: how many entries its tiles 0…i-1 of ``tile_rows`` rows get."""
+    entry, whole = _entry_bytes(columns, itemsize), rows * columns * itemsize
+
+    def memory(height: int, chunk: int) -> int:
+        buckets = -(-rows // height)
+        reading = _sums_reading_nbytes(buckets, chunk, _sums_nbytes(rows, columns, itemsize, height))
+        return max(_writing_nbytes(buckets, chunk), reading)
+
+    heights = [step_rows]
+    while heights[-1] < rows:
+        heights.append(2 * heights[-1])
+    for wanted in _CHUNK_BYTES:
+        chunk = align_up(max(1, wanted // entry) * entry)
+        height = min(heights, key=lambda height: memory(height, chunk))
+        if _SHARE * memory(height, chunk) <= whole:
+            break
+    tiles = -(-rows // tile_rows)
+    starts = [handed[min(tiles, start // tile_rows)] for start in range(0, rows, height)]
+    stops = [*starts[1:], handed[tiles]]
+    entries = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
+    return PartialSums(rows, columns, itemsize, height, chunk, entries)
+
+
+def plan_bucketed_rows(
+    *,
+    rows: int,
+    targets: int,
+    columns: int,
+    itemsize: int,
+    step_rows: int,
+    tile_rows: int,
+    memory_bytes: int,
+    gathered: GatheredRows,
+) -> BucketedRows:
+    """The buckets, whole steps each: the highest that take no more than ``memory_bytes``, or those that take least."""
+    entry = _entry_bytes(columns, itemsize)
+    best: BucketedRows | None = None
+    for height, entries in _heights(rows, targets, step_rows, tile_rows, gathered):
+        reading = _rows_reading_nbytes(entries, entry)
+        chunk = next(
+            (size for size in _CHUNK_BYTES if _writing_nbytes(len(entries), size) <= reading), min(_CHUNK_BYTES)
+        )
+        shuffle = BucketedRows(rows, columns, itemsize, height, chunk, tuple(entries), targets)
+        if best is None or shuffle.memory_nbytes <= max(memory_bytes, best.memory_nbytes - 1):
+            best = shuffle
+    assert best is not None, "there are targets"
+    return best
+
+
+def _heights(
+    rows: int, targets: int, step_rows: int, tile_rows: int, gathered: GatheredRows
+) -> Iterable[tuple[int, Sequence[int]]]:
+    """Heights of buckets and how many rows these gather: steps times powers of two. Steps of as many tiles are among
+    what is counted for tiles."""
+    tiles = step_rows // tile_rows
+    unit, first = (tile_rows, tiles.bit_length() - 1) if tiles.bit_count() == 1 else (step_rows, 0)
+    counted = gathered(targets, rows, unit)
+    return [(unit << k, counted[min(k, len(counted) - 1)]) for k in range(first, max(first + 1, len(counted)))]
+
+
+def _entry_bytes(columns: int, itemsize: int) -> int:
+    return (columns + 1) * itemsize
+
+
+def _writing_nbytes(buckets: int, chunk_bytes: int) -> int:
+    return (buckets + CHUNKS_LEAVING) * chunk_bytes
+
+
+def _sums_nbytes(rows: int, columns: int, itemsize: int, bucket_rows: int) -> int:
+    return align_up(min(rows, bucket_rows) * columns * itemsize)
+
+
+def _sums_reading_nbytes(buckets: int, chunk_bytes: int, sums_nbytes: int) -> int:
+    return min(2, buckets) * sums_nbytes + (CHUNKS_ARRIVING + 1) * chunk_bytes
+
+
+def _part_nbytes(entries: Sequence[int], entry_bytes: int) -> int:
+    return align_up(max(entries) * entry_bytes)
+
+
+def _places_nbytes(entries: Sequence[int]) -> int:
+    return align_up(max(entries) * _PLACE_BYTES)
+
+
+def _rows_reading_nbytes(entries: Sequence[int], entry_bytes: int) -> int:
+    return min(2, len(entries)) * (_part_nbytes(entries, entry_bytes) + _places_nbytes(entries))

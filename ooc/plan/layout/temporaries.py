@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds on the temporaries of passes, which lie beside the arena, from the tallest tile and its edges."""
+
+from dataclasses import replace
+from functools import lru_cache
+from operator import sub
+
+from ooc.plan.layout.grid import Grid
+from ooc.plan.layout.matrices import MatrixPlan
+from ooc.plan.layout.passes import ColumnPass, Pass, column_step_rows, pulled_columns
+from ooc.plan.workload import EdgeData, Pull, Topology, Workload
+
+PULL_TILE_ROWS = 2048
+"""Rows of a slab that one thread pulls at a time; sums of different rows are independent, so any number would do."""
+_BYTES_PER_TILE_EDGE = 32
+"""What a tile's edges take besides: the neighbours beyond a source's rows left out (a mask, a running count, the
+indices kept), and indices that lie in two frames put together."""
+_BYTES_PER_TILE_EDGE_ON_A_DEVICE = 16
+"""The same where kernels leave neighbours out by themselves: indices put together, the smallest and largest found."""
+_BYTES_PER_TILE_ROW_ON_A_DEVICE = 16
+"""Where a row's edges begin, brought from the host, and counted from the tile's first in another type."""
+
+
+def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int) -> int:
+    """A bound on the temporaries of a pass, all threads together."""
+    if isinstance(item, ColumnPass):
+        grid, out = matrices[item.pull.source].grid, matrices[item.output].grid
+        tile = item.rows_at_once
+        width = max(grid.slab_columns, out.slab_columns)
+        nbytes = 2 * min(item.rows, tile) * width * workload.pulled_itemsize
+        nbytes += frame_bytes  # a block being widened on its way into a slab buffer
+    else:
+        tile = workload.tile_rows
+        nbytes = min(item.rows, tile) * item.stage.scratch_bytes_per_row
+        if item.rest is not None:  # what is pulled of the last slab, and all that is pulled put together
+            pull, grid = item.rest.pull, matrices[item.rest.pull.source].grid
+            width = grid.columns + pulled_columns(item, grid)
+            nbytes += min(item.rows, tile) * pull.output_columns(width, grid.columns) * workload.pulled_itemsize
+            nbytes += frame_bytes
+    if item.pull is not None:
+        edges = most_edges(workload.topologies[item.pull.direction], workload.tile_rows, item.rows, tile)
+        beside = _BYTES_PER_TILE_EDGE if workload.parts is None else _BYTES_PER_TILE_EDGE_ON_A_DEVICE
+        nbytes += (beside + _edge_data_bytes(item.pull, workload)) * edges
+        if workload.parts is not None:
+            nbytes += (min(item.rows, tile) + 1) * _BYTES_PER_TILE_ROW_ON_A_DEVICE
+        grid = matrices[item.pull.source].grid
+        share = min(grid.slab_columns, pulled_columns(item, grid))
+        nbytes += _kernel_nbytes(item.pull, edges, min(item.rows, tile), share, grid.columns)
+        if workload.parts is not None and item.pull.per_edge is None:
+            nbytes += workload.parts.nbytes(edges=edges, columns=share)
+        return workload.threads * nbytes + _apart_nbytes(item.pull, grid, share, workload)
+    return workload.threads * nbytes
+
+
+def _apart_nbytes(pull: Pull, grid: Grid, share: int, workload: Workload) -> int:
+    """The copy of some columns of a slab, ``share`` columns wide, that all threads read."""
+    kind = pull.per_edge
+    if kind is None:
+        return 0
+    return grid.rows * (kind.groups * share // grid.columns) * len(kind.apart) * workload.pulled_itemsize
+
+
+def _edge_data_bytes(pull: Pull, workload: Workload) -> int:
+    """What a tile's edges carry, put together from several frames, and converted weights with a part left out."""
+    topology = workload.topologies[pull.direction]
+    weights = 2 * workload.pulled_itemsize if EdgeData.WEIGHT in pull.edge_data else 0
+    return weights + topology.edge_bytes(pull.edge_data) - topology.index_itemsize
+
+
+def _kernel_nbytes(pull: Pull, edges: int, rows: int, share: int, columns: int) -> int:
+    """A bound on the temporaries of one call of a pull's kernel, for ``share`` of the source's ``columns``."""
+    kind = pull.per_edge
+    if kind is None:
+        return 0
+    groups = -(-kind.groups * share // columns)
+    of_edges = (min(edges, kind.edges_at_once) + rows) * kind.bytes_per_edge * kind.heads(groups)
+    of_rows = (rows * kind.bytes_per_row + (edges + rows) * kind.waiting_bytes_per_edge) * groups
+    return -(-of_edges // kind.heads(kind.groups)) - (-of_rows // kind.groups)
+
+
+def rows_pulled_at_once(pull: Pull, tile_rows: int, block_rows: int, *, on_device: bool) -> int:
+    """Rows that one thread pulls at a time in a column pass: whole tiles, one where what it gives depends on it.
+
+    A device sums a block of ``block_rows`` rows at once: one launch instead of several, of sums that take nothing for
+    an edge.
+    """
+    if pull.is_general:
+        return tile_rows
+    if on_device and pull.per_edge is None:
+        return max(tile_rows, block_rows)
+    return max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
+
+
+def taller_pull(
+    item: ColumnPass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most_bytes: int
+) -> ColumnPass:
+    """The same with more rows pulled at once, up to a step's, where a device makes something of every edge: as many as
+    take ``most_bytes``, which another pass takes anyway. To launch a pull costs the host the same for a few rows as for
+    many."""
+    if item.pull.per_edge is None or item.pull.is_general:
+        return item
+    step_rows = column_step_rows(item, matrices)
+    while step_rows % (2 * item.rows_at_once) == 0:
+        taller = replace(item, rows_at_once=2 * item.rows_at_once)
+        if scratch_nbytes(taller, matrices, workload, frame_bytes) > most_bytes:
+            break
+        item = taller
+    return item
+
+
+@lru_cache(maxsize=4096)
+def most_edges(topology: Topology, tile_rows: int, rows: int, height: int) -> int:
+    """The most edges of ``height`` rows, whole tiles, that one step or task takes, of the first ``rows`` rows."""
+    edges, stride = topology.tile_edges, height // tile_rows
+    end = min(-(-rows // height) * stride, len(edges) - 1)
+    at = [*edges[:end:stride], edges[end]]
+    return max(map(sub, at[1:], at), default=0)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What budgets leave for arenas and what passes need of them: whether a layout fits, and what to say when none does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ooc.plan.hardware import Hardware
+from ooc.plan.layout.layout import Layout
+from ooc.plan.layout.matrices import MatrixPlan
+from ooc.plan.layout.passes import ColumnPass, Pass, RowPass, column_step_rows, loaded_slabs, slabs_beside, stored_slabs
+from ooc.plan.layout.shuffle import PartialSums
+from ooc.plan.layout.temporaries import most_edges
+from ooc.plan.program.sequence import edge_grid
+from ooc.plan.program.staging import IN_TRANSFER, frames_to_hold
+from ooc.plan.workload import Workload
+from ooc.sizes import format_size
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the plan may use, and what the user has fixed by hand (``None``: the planner's choice).
+
+    ``ssd_write_bytes``: the most that a training epoch may write to the SSD (drives wear out).
+    """
+
+    device_bytes: int
+    host_bytes: int
+    block_rows: int | None = None
+    slab_columns: int | None = None
+    ssd_write_bytes: int | None = None
+
+
+class Capacity:
+    """What ``limits`` leave for the arenas of layouts of ``workload``.
+
+    On the CPU both budgets are of one memory, and the one arena may take from either; where the device has memory of
+    its own, each budget has its arena.
+    """
+
+    def __init__(self, workload: Workload, limits: Limits, hardware: Hardware) -> None:
+        self.workload, self.limits = workload, limits
+        self.has_tiers = hardware.has_device_memory
+
+    # ---- what there is -------------------------------------------------------------------------------------
+
+    def arena_bytes(self, layout: Layout) -> int:
+        """For the arena that is computed in; negative where not even the rest fits."""
+        device = self.limits.device_bytes - self._beside_device(layout)
+        host = self.limits.host_bytes - self.workload.fixed_host_bytes
+        if device < 0 or host < 0:
+            return -1
+        return device if self.has_tiers else device + host
+
+    def frames(self, layout: Layout) -> int:
+        """Frames of that arena: all that the budgets allow, but no more than there can ever be blocks for."""
+        most = _blocks(layout, self.workload)
+        most += max((r.stop for regions in layout.regions.values() for r in regions), default=0)
+        busiest = max((at_once for _, at_once in _at_once(layout, self.workload)), default=0)
+        most += busiest + ahead_frames(busiest)
+        return min(most, self.arena_bytes(layout) // layout.frame_bytes)
+
+    def host_frames(self, layout: Layout) -> int | None:
+        """Frames of the host's own arena; None where it has none."""
+        if not self.has_tiers:
+            return None
+        most = frames_to_hold(_blocks(layout, self.workload))
+        return min(most, (self.limits.host_bytes - self.workload.fixed_host_bytes) // layout.frame_bytes)
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether every pass of ``layout`` can run."""
+        arena = self.arena_bytes(layout)
+        if arena < 0 or frames_needed(layout, self.workload) > arena // layout.frame_bytes:
+            return False
+        host_frames = self.host_frames(layout)
+        return host_frames is None or host_frames >= IN_TRANSFER
+
+    # ---- what is needed ------------------------------------------------------------------------------------
+
+    def needed_bytes(self, layout: Layout) -> int:
+        """The least that a run of ``layout`` takes where it is computed, temporaries and parameters included."""
+        return self._beside_device(layout) + frames_needed(layout, self.workload) * layout.frame_bytes
+
+    def needed_host_bytes(self, layout: Layout) -> int:
+        """The least that it takes of host memory, where that is not the memory that is computed in."""
+        ring = IN_TRANSFER * layout.frame_bytes if self.has_tiers else 0
+        return self.workload.fixed_host_bytes + ring
+
+    def _beside_device(self, layout: Layout) -> int:
+        return self.workload.fixed_device_bytes + layout.scratch_bytes
+
+    def shortage(self, smallest: Sequence[Layout]) -> str:
+        """Why none of ``smallest``, the layouts of least memory of every block height, fits: who needs how much, what
+        there is, and the least budgets that would do."""
+        return self._shortage_of_tiers(smallest) if self.has_tiers else self._shortage_of_one(smallest)
+
+    def _shortage_of_one(self, smallest: Sequence[Layout]) -> str:
+        work, limits = self.workload, self.limits
+        if work.fixed_host_bytes > limits.host_bytes:
+            need = min(self.needed_bytes(one) for one in smallest)
+            least = work.fixed_host_bytes
+            line = (
+                f"row offsets and scalings need {format_size(least)} on the host, the host budget is "
+                f"{format_size(limits.host_bytes)}; give host_budget='{budget_of(least)}'"
+            )
+            if need > limits.device_bytes:
+                line += f" and gpu_budget='{budget_of(need)}'"
+            return line
+        spare = limits.host_bytes - work.fixed_host_bytes
+
+        def least_device(one: Layout) -> int:
+            return max(self._beside_device(one), self.needed_bytes(one) - spare)
+
+        layout = min(smallest, key=least_device)
+        need, least = self.needed_bytes(layout), least_device(layout)
+        if need - spare <= limits.device_bytes:
+            # Both together would do: what the arena is not for may not be taken from the host budget.
+            return (
+                f"parameters and what layers compute in need {format_size(least)} of the gpu budget alone, which is "
+                f"{format_size(limits.device_bytes)}; give gpu_budget='{budget_of(least)}'"
+            )
+        return (
+            f"the smallest plan needs {format_size(need + work.fixed_host_bytes)}{_largest(layout, work)}; the gpu "
+            f"budget is {format_size(limits.device_bytes)} and the host budget {format_size(limits.host_bytes)}; "
+            f"give gpu_budget='{budget_of(least)}'"
+        )
+
+    def _shortage_of_tiers(self, smallest: Sequence[Layout]) -> str:
+        work, limits = self.workload, self.limits
+        fitting = [one for one in smallest if self.needed_bytes(one) <= limits.device_bytes]
+        layout = min(fitting, key=self.needed_host_bytes) if fitting else min(smallest, key=self.needed_bytes)
+        device, host = self.needed_bytes(layout), self.needed_host_bytes(layout)
+        lines, remedies = [], []
+        if host > limits.host_bytes:
+            ring = format_size(host - work.fixed_host_bytes)
+            lines.append(
+                f"the host needs {format_size(host)}, {format_size(work.fixed_host_bytes)} of it for row offsets and "
+                f"scalings and {ring} for two blocks on their way, and its budget is {format_size(limits.host_bytes)}"
+            )
+            remedies.append(f"host_budget='{budget_of(host)}'")
+        if device > limits.device_bytes:
+            lines.append(
+                f"the smallest plan needs {format_size(device)} on the device{_largest(layout, work)}, and its budget "
+                f"is {format_size(limits.device_bytes)}"
+            )
+            remedies.append(f"gpu_budget='{budget_of(device)}'")
+        return f"{'; '.join(lines)}; give {' and '.join(remedies)}"
+
+
+def _blocks(layout: Layout, workload: Workload) -> int:
+    """Frames that all there is would fill, regions aside."""
+    count = sum(m.grid.blocks * m.grid.slabs for m in layout.matrices.values() if m.in_frames)
+    edges = ((t.edges, array) for t in workload.topologies.values() for array in t.arrays.values())
+    return count + sum(number * array.edge_bytes // layout.frame_bytes + 1 for number, array in edges)
+
+
+def _at_once(layout: Layout, workload: Workload) -> list[tuple[Pass, int]]:
+    """Every pass, and the frames in use at once while it is computed."""
+    return [
+        (item, blocks_at_once(item, layout, workload, passes)) for passes in layout.programs.values() for item in passes
+    ]
+
+
+def _largest(layout: Layout, workload: Workload) -> str:
+    """What takes most of the smallest arena: the narrowest slab of a matrix, or the blocks that one pass works in; or
+    more than either, what an opaque layer makes of its edges."""
+    slab = max((r for regions in layout.regions.values() for r in regions), key=lambda r: r.count, default=None)
+    item, frames = max(_at_once(layout, workload), key=lambda counted: counted[1])
+    heaviest, largest = layout.heaviest, max(frames, 0 if slab is None else slab.count) * layout.frame_bytes
+    is_general = heaviest is not None and heaviest.pull is not None and heaviest.pull.is_general
+    if heaviest is not None and is_general and layout.scratch_bytes > largest:
+        return f", of which {format_size(layout.scratch_bytes)} are what a layer makes of edges in {heaviest.title}"
+    if slab is not None and (slab.count >= frames or not isinstance(item, RowPass)):
+        nbytes = format_size(slab.count * layout.frame_bytes)
+        return f", of which {nbytes} are {_held(layout.matrices[slab.matrix], workload)}"
+    if not isinstance(item, RowPass):
+        return ""
+    names = ", ".join(dict.fromkeys((*item.reads, *item.stores)))
+    return f", of which {format_size(frames * layout.frame_bytes)} are blocks of {names} in {item.stage.name}"
+
+
+def _held(planned: MatrixPlan, workload: Workload) -> str:
+    """What a region of ``planned`` holds, for people to read."""
+    name = planned.matrix.name
+    if planned.shuffle is not None:
+        return f"for {'partial sums' if isinstance(planned.shuffle, PartialSums) else 'buckets'} of {name}"
+    width = planned.grid.slab_columns
+    columns = f"{width} column{'s' * (width > 1)} ({name})"
+    for stages in workload.programs.values():
+        loss = next((at for at, stage in enumerate(stages) if stage.reverse), len(stages))
+        for at, stage in enumerate(stages):
+            if stage.pull is not None and stage.pull.source == name:
+                return f"{'gradients' if at > loss else 'messages'} that {stage.name} gathers, {columns}"
+    raise AssertionError("a region holds what some stage gathers")
+
+
+def budget_of(nbytes: int) -> str:
+    """A budget of at least ``nbytes`` and less than 1 % more, as one would type it."""
+    for unit, scale in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
+        if nbytes >= 100 * scale:
+            return f"{-(-nbytes // scale)}{unit}"
+    return str(nbytes)
+
+
+def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Sequence[Pass]) -> int:
+    """A bound on the frames in use while two neighbouring steps of a pass are computed."""
+    count = 0
+    if isinstance(item, ColumnPass):
+        count += 2
+        height = column_step_rows(item, layout.matrices)
+        for name in item.pull.own:
+            planned = layout.matrices[name]
+            source = layout.matrices[item.pull.source].grid
+            slabs = max(len(slabs_beside(source, planned.grid, slab)) for slab in range(item.slabs))
+            count += 0 if planned.whole else 2 * slabs
+    else:
+        height = layout.step_rows
+        for name in item.loads:
+            planned = layout.matrices[name]
+            count += 2 * len(loaded_slabs(name, item, planned.grid)) if planned.in_frames else 0
+        for name in item.stores:
+            planned = layout.matrices[name]
+            slabs = len(stored_slabs(name, item.index, layout.matrices, passes))
+            count += 2 * slabs if planned.in_frames else 0
+    if item.pull is not None:
+        topology = workload.topologies[item.pull.direction]
+        most = most_edges(topology, workload.tile_rows, item.rows, height)
+        for data in (None, *item.pull.edge_data):
+            grid = edge_grid(topology.arrays[data], topology.edges, layout.frame_bytes)
+            count += 2 * (-(-most // grid.block_rows) + 1)
+    return count
+
+
+def ahead_frames(at_once: int) -> int:
+    """Frames worth having beyond those in use, so that reads and writes go on while a step is computed."""
+    return max(4, at_once // 2)
+
+
+def frames_needed(layout: Layout, workload: Workload) -> int:
+    """The fewest frames that every pass can run in, reading nothing ahead."""
+    most = 0
+    for name, passes in layout.programs.items():
+        for item in passes:
+            taken = max((r.stop for r in layout.regions[name] if r.first <= item.index <= r.last), default=0)
+            most = max(most, taken + blocks_at_once(item, layout, workload, passes))
+    return most
+
+
+def capacity_of(
+    passes: Sequence[Pass],
+    layout: Layout,
+    workload: Workload,
+    bounds: Sequence[tuple[int, int]],
+    available: Sequence[Sequence[range]],
+    *,
+    cyclic: bool,
+    coarseness: int = 1,
+) -> list[int]:
+    """By step: frames left for blocks that wait, beside those that a pass works in and reads ahead into.
+
+    ``bounds`` may be those of a program with blocks ``coarseness`` times as tall as the layout's.
+    """
+    room = []
+    for item, pieces in zip(passes, available, strict=True):
+        at_once = blocks_at_once(item, layout, workload, passes)
+        free = sum(map(len, pieces)) - at_once
+        room.append(max(0, free - ahead_frames(at_once)) // coarseness)
+    capacity: list[int] = []
+    for p, (first, stop) in enumerate(bounds):
+        capacity += [room[p]] * (stop - first)
+        if stop > first:
+            then = p + 1 if p + 1 < len(bounds) else 0
+            if p + 1 < len(bounds) or cyclic:
+                capacity[-1] = min(room[p], room[then])
+    return capacity

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan: which passes run, what memory each of them works in, and the programs that this unrolls to.
+
+All memory that is computed in is one arena of equal frames. A *region* is a row of frames that holds a pulled matrix,
+or slabs of one, contiguous; every other frame holds one block at a time. ``ooc.plan.program.program`` says which, when.
+Where the device has memory of its own, that arena is the device's, and a second one of frames as large lies in host
+memory: every block that comes to the device or leaves it goes through a frame of the host, and what finds no room there
+to wait goes on to the SSD. ``ooc.plan.program.staging`` says which, when.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, Self
+
+from ooc.plan.layout.layout import Region
+from ooc.plan.layout.matrices import MatrixPlan, edges_name, shuffles_in
+from ooc.plan.layout.passes import Pass, pulled_columns, streamed_read_bytes, streamed_write_bytes
+from ooc.plan.layout.shuffle import BucketedRows, PartialSums
+from ooc.plan.program.program import Program, found_in_memory
+from ooc.plan.program.sequence import BlockTable, Use
+from ooc.plan.program.staging import Staging
+from ooc.plan.workload import Direction, Fate, Kind, Matrix, Topology
+from ooc.sizes import format_size
+
+
+class Shares(NamedTuple):
+    """Where what is read of a matrix waits until then, or that it is recomputed, in per cent; together 100."""
+
+    device: int
+    host: int
+    ssd: int
+    recompute: int = 0
+
+    def with_recomputed(self, nbytes: int, *, of: int) -> Self:
+        """The same where these are of ``of`` bytes, and ``nbytes`` are recomputed besides."""
+        recompute = 100 * nbytes // (of + nbytes)
+        waiting = [share * (100 - recompute) // 100 for share in (self.device, self.host, self.ssd)]
+        waiting[waiting.index(max(waiting))] += 100 - recompute - sum(waiting)
+        device, host, ssd = waiting
+        return self._replace(device=device, host=host, ssd=ssd, recompute=recompute)
+
+    @property
+    def fate(self) -> str:
+        """The tiers that hold some of it: ``host``, ``host + ssd``, …; and whether it is recomputed."""
+        tiers = (
+            (Fate.DEVICE, self.device),
+            (Fate.HOST, self.host),
+            (Fate.SSD, self.ssd),
+            (Fate.RECOMPUTE, self.recompute),
+        )
+        return " + ".join(fate.value for fate, share in tiers if share)
+
+
+ALL_ON_SSD = Shares(0, 0, 100)
+ALL_RECOMPUTED = Shares(0, 0, 0, 100)
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Plain data. ``regions``, ``unrolled`` and ``staged`` are by program; passes are counted within their program.
+
+    ``recomputed`` matrices are never kept. ``scratch_bytes`` bounds the computation's temporaries, which lie beside
+    the arena and count like it.
+
+    On the CPU both budgets are of the same memory, and no block is ever copied from one to the other: of the one arena
+    the first ``device_arena_bytes`` count as the device's, the rest as the host's; ``staged`` is empty. Where the
+    device has memory of its own, the arena is the device's, ``host_frames`` more lie in host memory, and ``staged``
+    holds the program of those under each of ``unrolled``.
+    """
+
+    rows: int
+    tile_rows: int
+    step_rows: int
+    frame_bytes: int
+    frames: int
+    matrices: dict[str, MatrixPlan]
+    recomputed: tuple[Matrix, ...]
+    topologies: dict[Direction, Topology]
+    blocks: BlockTable
+    programs: dict[str, tuple[Pass, ...]]
+    regions: dict[str, tuple[Region, ...]]
+    unrolled: dict[str, Program]
+    scratch_bytes: int
+    fixed_device_bytes: int
+    fixed_host_bytes: int
+    device_limit_bytes: int
+    host_limit_bytes: int
+    host_frames: int = 0
+    staged: dict[str, Staging] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """One line: an unrolled program has a hundred thousand steps, and nobody prints them."""
+        peaks = f"device {format_size(self.device_peak_bytes)}, host {format_size(self.host_peak_bytes)}"
+        moved = f"{format_size(self.ssd_read_bytes)} read, {format_size(self.ssd_write_bytes)} written"
+        return f"<Plan of {len(self.matrices)} matrices: peaks {peaks}; SSD an epoch {moved}; table: .summary()>"
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether the device has memory of its own, so that blocks go over a wire."""
+        return bool(self.staged)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena that is computed in."""
+        return self.frames * self.frame_bytes
+
+    @property
+    def device_arena_bytes(self) -> int:
+        """The arena's share of the device budget: all of it, or on the CPU all that fits it."""
+        if self.has_tiers:
+            return self.arena_bytes
+        return min(self.arena_bytes, self.device_limit_bytes - self.fixed_device_bytes - self.scratch_bytes)
+
+    @property
+    def host_arena_bytes(self) -> int:
+        """What arenas take of the host budget."""
+        return self.host_frames * self.frame_bytes + self.arena_bytes - self.device_arena_bytes
+
+    @property
+    def device_peak_bytes(self) -> int:
+        return self.fixed_device_bytes + self.scratch_bytes + self.device_arena_bytes
+
+    @property
+    def host_peak_bytes(self) -> int:
+        return self.fixed_host_bytes + self.host_arena_bytes
+
+    @property
+    def spill_bytes(self) -> int:
+        """Free disk the run needs."""
+        blocks = sum(self.matrices[name].grid.file_nbytes for name in self.spilled)
+        return blocks + sum(one.nbytes for one in shuffles_in(self.matrices, self.matrices).values())
+
+    @property
+    def bucketed_rows(self) -> dict[str, BucketedRows]:
+        """The matrices that are other ones' rows, by the buckets that gather them."""
+        shuffles = shuffles_in(self.matrices, self.matrices).items()
+        return {name: shuffle for name, shuffle in shuffles if isinstance(shuffle, BucketedRows)}
+
+    @property
+    def partial_sums(self) -> dict[str, PartialSums]:
+        """The matrices that are spilled as partial sums."""
+        shuffles = shuffles_in(self.matrices, self.matrices).items()
+        return {name: shuffle for name, shuffle in shuffles if isinstance(shuffle, PartialSums)}
+
+    @cached_property
+    def spilled(self) -> frozenset[str]:
+        """The matrices of which some program writes a block to the SSD."""
+        lowest = [self.lowest(name) for name in self.unrolled]
+        stored = (block for program in lowest for blocks in program.store for block in blocks)
+        return frozenset(self.blocks.where(block)[0] for block in stored)
+
+    def lowest(self, name: str) -> Program:
+        """The program ``name`` of the frames right above the SSD: the host's."""
+        return self.staged[name].program if self.has_tiers else self.unrolled[name]
+
+    @property
+    def ssd_read_bytes(self) -> int:
+        """Bytes read from the SSD in one training epoch, once the first has filled the memory."""
+        return self.bytes_read("train")
+
+    @property
+    def ssd_write_bytes(self) -> int:
+        """Bytes written to the SSD in one training epoch."""
+        return self.bytes_written("train")
+
+    def bytes_read(self, name: str) -> int:
+        """Bytes that the program ``name`` reads from the SSD once the memory is filled, all without blocks included."""
+        streamed = sum(streamed_read_bytes(item, self.matrices) for item in self.programs[name])
+        return self.lowest(name).read_bytes + streamed
+
+    def filling_bytes(self, name: str) -> int:
+        """Bytes that it reads besides when another program has run before it, or none: what it finds in memory else."""
+        warm = {block for program in (self.unrolled[name], self.lowest(name)) for block, _ in program.warm}
+        return sum(map(self.blocks.nbytes, warm))
+
+    def bytes_written(self, name: str) -> int:
+        """Bytes that it writes there."""
+        streamed = sum(streamed_write_bytes(item, self.matrices) for item in self.programs[name])
+        return self.lowest(name).write_bytes + streamed
+
+    @property
+    def to_device_bytes(self) -> int:
+        """Bytes that go over the wire to the device in one training epoch."""
+        return self.unrolled["train"].read_bytes if self.has_tiers else 0
+
+    @property
+    def to_host_bytes(self) -> int:
+        """Bytes that come back over the wire in one training epoch."""
+        return self.unrolled["train"].write_bytes if self.has_tiers else 0
+
+    @cached_property
+    def hit_rate(self) -> float:
+        """The part of a training epoch's reads of blocks that find them in the arena that is computed in."""
+        program = self.unrolled["train"]
+        found = found_in_memory(program.uses, program.kept)
+        reads = [hit for hit, span in zip(found, program.uses.spans, strict=True) if span.use is not Use.WRITE]
+        return sum(reads) / len(reads) if reads else 1.0
+
+    @property
+    def ssd_bytes(self) -> int:
+        """Bytes moved to and from the SSD in one training epoch."""
+        return self.ssd_read_bytes + self.ssd_write_bytes
+
+    def summary(self) -> list[dict[str, str | int]]:
+        """One row a matrix, for a table: matrix, rows, columns, bytes, fate, where it waits (per cent), slabs.
+
+        On the CPU ``resident`` is the share of what an epoch reads of the matrix that is in memory already. With tiers
+        there are three columns instead: the shares of what an epoch reads that wait on the ``device``, on the
+        ``host``, and on the ``ssd``. Where anything is recomputed, ``recompute`` is the share of that.
+        """
+        shares = self.shares()
+        table: list[dict[str, str | int]] = []
+        for name, planned in self.matrices.items():
+            table.append(
+                self._line(planned.matrix, planned.matrix.rows, shares.get(name, ALL_ON_SSD), planned.grid.slabs)
+            )
+        for matrix in self.recomputed:
+            if matrix.name not in self.matrices:
+                table.append(self._line(matrix, matrix.rows, ALL_RECOMPUTED, 1))
+        for direction, topology in self.topologies.items():
+            for data, array in topology.arrays.items():
+                name = edges_name(direction, data)
+                matrix = Matrix(name, topology.edges, array.columns, array.itemsize, Kind.STORE)
+                table.append(self._line(matrix, topology.edges, shares.get(name, ALL_ON_SSD), 1))
+        return table
+
+    def shares(self) -> dict[str, Shares]:
+        """By matrix that is read: where what a training epoch reads of it waits, or that it is recomputed, in per
+        cent."""
+        shares = self._waiting()
+        used = self.unrolled["train"].bytes_used(self.blocks)
+        for matrix in self.recomputed:
+            if matrix.name in shares:
+                shares[matrix.name] = shares[matrix.name].with_recomputed(matrix.nbytes, of=used[matrix.name][0])
+        return shares
+
+    def _waiting(self) -> dict[str, Shares]:
+        """The same of what is not recomputed."""
+        used = self.unrolled["train"].bytes_used(self.blocks)
+        if not self.has_tiers:
+            shares = {name: 100 * found // total for name, (total, found) in used.items() if total}
+            shares |= {name: 100 for name, planned in self.matrices.items() if planned.whole}
+            return {name: Shares(0, share, 100 - share) for name, share in shares.items()}
+        below = self.staged["train"].program.bytes_used(self.blocks)
+        shared = {}
+        for name, nbytes in self._computed_in_place().items():
+            total, found = used.get(name, (0, 0))
+            used[name] = total + nbytes, found + nbytes
+        for name, (total, found) in used.items():
+            if total:
+                device = 100 * found // total
+                on_ssd = below.get(name, (0, 0))
+                ssd = 100 * (on_ssd[0] - on_ssd[1]) // total
+                shared[name] = Shares(device, 100 - device - ssd, ssd)
+        return shared
+
+    def _computed_in_place(self) -> dict[str, int]:
+        """By pulled matrix: the bytes that passes of an epoch read of it in the region that it was computed into."""
+        copied: dict[str, int] = {}
+        for span in self.unrolled["train"].uses.spans:
+            if span.use is Use.COPY:
+                name, _, _ = self.blocks.where(span.block)
+                copied[name] = copied.get(name, 0) + self.blocks.nbytes(span.block)
+        pulled: dict[str, int] = {}
+        for item in self.programs["train"]:
+            if item.pull is not None:
+                name, planned = item.pull.source, self.matrices[item.pull.source]
+                row_bytes = pulled_columns(item, planned.grid) * planned.matrix.itemsize
+                pulled[name] = pulled.get(name, 0) + planned.matrix.rows * row_bytes
+        return {name: max(0, nbytes - copied.get(name, 0)) for name, nbytes in pulled.items()}
+
+    def _line(self, matrix: Matrix, rows: int, shares: Shares, slabs: int) -> dict[str, str | int]:
+        waits = {"device": shares.device, "host": shares.host, "ssd": shares.ssd}
+        if not self.has_tiers:
+            waits = {"resident": shares.host}
+        if self.recomputed:
+            waits["recompute"] = shares.recompute
+        return {
+            "matrix": matrix.name,
+            "rows": rows,
+            "columns": matrix.columns,
+            "bytes": matrix.nbytes,
+            "fate": shares.fate,
+            **waits,
+            "slabs": slabs,
+        }

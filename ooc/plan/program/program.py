@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program unrolled: which block is read, kept, moved and written when, and in which frame it lies.
+
+Made once from the sequence of uses, before anything runs. Three read it: the executor runs it, the verifier
+(``ooc.plan.program.verifier``) proves it, and its bytes are what an epoch moves.
+
+When step t begins, its blocks and (as far as frames go) those of later steps get their frames, in order of first
+use, and the reads are sent off. Frames come back when the step after their last use begins, so that the tiles of
+two steps may overlap; at a pass's end everything comes to rest.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from ooc.plan.program.replacement import Kept, Uses, belady
+from ooc.plan.program.sequence import BlockTable, Step, Use
+
+
+class Acquire(NamedTuple):
+    """Give ``block`` the frame ``frame``; ``load``: and read it from the SSD."""
+
+    block: int
+    frame: int
+    load: bool
+
+
+class Move(NamedTuple):
+    """Copy a kept block out of a frame that a region is about to take."""
+
+    block: int
+    origin: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """``steps`` and what happens around them, by step: ``acquire`` before, ``store`` (blocks to write) after.
+
+    ``bounds``: (first, stop) step of each pass. ``moves``: by pass, before its first step. ``fill``: by step, blocks
+    copied to a slab buffer before it, and whether each is in a frame. ``warm``: blocks that must be in their
+    frames when the program begins: the state in which it ends. ``kept`` says what the replacement decided.
+    """
+
+    steps: tuple[Step, ...]
+    bounds: tuple[tuple[int, int], ...]
+    uses: Uses
+    kept: Kept
+    warm: tuple[tuple[int, int], ...] = ()
+    moves: dict[int, tuple[Move, ...]] = field(default_factory=dict)
+    acquire: tuple[tuple[Acquire, ...], ...] = ()
+    store: tuple[tuple[int, ...], ...] = ()
+    fill: dict[int, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
+    frames: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+
+    def bytes_used(self, blocks: BlockTable) -> dict[str, tuple[int, int]]:
+        """By matrix: the bytes that its uses read, and how many of them are found in memory."""
+        used: dict[str, tuple[int, int]] = {}
+        for span, is_found in zip(self.uses.spans, found_in_memory(self.uses, self.kept), strict=True):
+            if span.use is not Use.WRITE:
+                name, _, _ = blocks.where(span.block)
+                nbytes = blocks.nbytes(span.block)
+                total, found = used.get(name, (0, 0))
+                used[name] = total + nbytes, found + (nbytes if is_found else 0)
+        return used
+
+
+def found_in_memory(uses: Uses, kept: Kept) -> list[bool]:
+    """For each span, whether its block is still in memory from the use before."""
+    count = len(uses.spans)
+    found = [False] * count
+    for is_kept, then in zip(kept.after, uses.following, strict=True):
+        if is_kept and then >= 0:
+            found[then % count] = True
+    return found
+
+
+def blocks_to_write(uses: Uses, kept: Kept) -> set[int]:
+    """Blocks written by the program that are needed again after they have lost their frame."""
+    write = Use.WRITE
+    written = {span.block for span in uses.spans if span.use is write}
+    needed = {block for block in written if uses.lasting(block)}
+    for span, is_kept, then in zip(uses.spans, kept.after, uses.following, strict=True):
+        if not is_kept and then >= 0 and span.block in written:
+            needed.add(span.block)
+    return needed
+
+
+def unroll(
+    steps: Sequence[Step],
+    bounds: Sequence[tuple[int, int]],
+    uses: Uses,
+    *,
+    available: Sequence[Sequence[range]],
+    nbytes: Callable[[int], int],
+    paced: bool = False,
+) -> Program:
+    """Give every block its frames. ``available[p]``: the frames of pass p that no region takes.
+
+    ``paced``: of blocks that are needed later than in the next step, no more are asked for at a step than the pass
+    loads a step. For those who may have to wait before they send a load on, with a step to compute behind it.
+    """
+    return _Unrolling(steps, bounds, uses, available, nbytes, paced=paced).run()
+
+
+_COOLING_STEPS = 6
+"""Steps that a frame whose block is being written is left alone if others are free: then nobody waits for the write."""
+_FOR_EVER = 1 << 30
+
+
+class _Frames:
+    """Free frames, grouped by the passes in which no region takes them: frames of one group are alike."""
+
+    def __init__(self, available: Sequence[Sequence[range]]) -> None:
+        self.passes = len(available)
+        count = max((r.stop for ranges in available for r in ranges), default=0)
+        free_in = [[False] * self.passes for _ in range(count)]
+        for p, ranges in enumerate(available):
+            for piece in ranges:
+                for frame in piece:
+                    free_in[frame][p] = True
+        patterns: dict[tuple[bool, ...], int] = {}
+        self.group_of = [patterns.setdefault(tuple(row), len(patterns)) for row in free_in]
+        self.members: list[list[int]] = [[] for _ in patterns]
+        for frame, group in enumerate(self.group_of):
+            self.members[group].append(frame)
+        self.patterns = list(patterns)
+        self.stay = [[self._stay(pattern, p) for p in range(self.passes)] for pattern in self.patterns]
+        self.clean: list[list[int]] = [[] for _ in patterns]  # heaps: lowest first, so that an arena stays small
+        self.cooling: list[deque[tuple[int, int]]] = [deque() for _ in patterns]  # (step since when, frame)
+        self.open: set[int] = set()
+        self.highest = 0
+
+    def _stay(self, pattern: tuple[bool, ...], start: int) -> int:
+        """The pass, counted on into the next epoch, until which such a frame is free from pass ``start`` on."""
+        if all(pattern):
+            return _FOR_EVER
+        p = start
+        while pattern[p % self.passes]:
+            p += 1
+        return p - 1
+
+    def enter(self, p: int) -> set[int]:
+        """Open and close groups for pass ``p``; the groups closed."""
+        now = {g for g, pattern in enumerate(self.patterns) if pattern[p]}
+        closed = self.open - now
+        for g in closed:
+            self.clean[g].clear()
+            self.cooling[g].clear()
+        for g in now - self.open:
+            self.clean[g] = list(self.members[g])  # ascending: a heap already
+        self.open = now
+        return closed
+
+    def take(self, p: int, until: int) -> int | None:
+        """A frame for use from pass ``p`` to pass ``until``, at best one that is free just so long."""
+        best, rank = -1, (1, 1, 0)
+        for g in self.open:
+            clean = self.clean[g]
+            if clean or self.cooling[g]:
+                stay = self.stay[g][p]
+                mine = (0, 0 if clean else 1, stay) if stay >= until else (1, 0 if clean else 1, -stay)
+                if best < 0 or mine < rank:
+                    best, rank = g, mine
+        if best < 0:
+            return None
+        frame = heappop(self.clean[best]) if self.clean[best] else self.cooling[best].popleft()[1]
+        self.highest = max(self.highest, frame + 1)
+        return frame
+
+    def has(self, p: int, until: int) -> bool:
+        """Whether a frame is free that stays so until pass ``until``."""
+        for g in self.open:  # noqa: SIM110  (asked for every block and step: any() of a generator takes twice as long)
+            if self.stay[g][p] >= until and (self.clean[g] or self.cooling[g]):
+                return True
+        return False
+
+    def give(self, frame: int, step: int, *, being_written: bool) -> None:
+        group = self.group_of[frame]
+        if group not in self.open:
+            return
+        if being_written:
+            self.cooling[group].append((step, frame))
+        else:
+            heappush(self.clean[group], frame)
+
+    def cool(self, step: int) -> None:
+        for g in self.open:
+            queue = self.cooling[g]
+            while queue and queue[0][0] + _COOLING_STEPS < step:
+                heappush(self.clean[g], queue.popleft()[1])
+
+
+class _Unrolling:
+    """The state while frames are given: where every live block is, and what is to come."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        bounds: Sequence[tuple[int, int]],
+        uses: Uses,
+        available: Sequence[Sequence[range]],
+        nbytes: Callable[[int], int],
+        *,
+        paced: bool,
+    ) -> None:
+        self.steps, self.bounds, self.uses, self.nbytes = steps, bounds, uses, nbytes
+        self.kept, self.endings = belady(uses), uses.endings
+        self.found = found_in_memory(uses, self.kept)
+        self.to_write = blocks_to_write(uses, self.kept)
+        self.frames = _Frames(available)
+        self.pass_of = [step.at for step in steps]
+        self.pace = self._loads_a_step() if paced else None
+        self.until = self._untils()
+        self.where: dict[int, int] = {}
+        self.acquire: list[tuple[Acquire, ...]] = []
+        self.store: list[tuple[int, ...]] = []
+        self.moves: dict[int, tuple[Move, ...]] = {}
+        self.fill: dict[int, tuple[tuple[int, bool], ...]] = {}
+        self.room_ahead = [
+            sum(map(len, available[p])) - (uses.capacity[first] + self._unbroken(first) if stop > first else 0)
+            for p, (first, stop) in enumerate(bounds)
+        ]
+        self.stored_at: dict[int, int] = {}
+        self.next = 0
+        self.ahead = 0
+        self.read_bytes = self.write_bytes = 0
+
+    def run(self) -> Program:
+        warm: tuple[tuple[int, int], ...] = ()
+        if self.kept.carried:
+            self._place_carried()
+            warm = tuple(sorted(self.where.items()))
+        for p, (first, stop) in enumerate(self.bounds):
+            if p or not warm:
+                self._enter(p)
+            for t in range(first, stop):
+                self._begin(p, t, first)
+            if stop > first:
+                self._release(stop - 2, first)
+                self._release(stop - 1, first)
+        if warm:
+            self._return_home(dict(warm))
+        return Program(
+            steps=tuple(self.steps),
+            bounds=tuple(self.bounds),
+            uses=self.uses,
+            kept=self.kept,
+            warm=warm,
+            moves=self.moves,
+            acquire=tuple(self.acquire),
+            store=tuple(self.store),
+            fill=self.fill,
+            frames=self.frames.highest,
+            read_bytes=self.read_bytes,
+            write_bytes=self.write_bytes,
+        )
+
+    def _unbroken(self, first: int) -> int:
+        """Blocks in use both in step ``first`` and in the one before it, which no capacity counts."""
+        spans, kept, following = self.uses.spans, self.kept.after, self.uses.following
+        ended = self.uses.ending(first - 1) if first else ()
+        return sum(1 for i in ended if kept[i] and following[i] < len(spans) and spans[following[i]].first == first)
+
+    # ---- before the first step and after the last -------------------------------------------------------
+
+    def _place_carried(self) -> None:
+        """Frames for what the epoch before has left, longest wanted first."""
+        self.frames.enter(0)
+        first_use: dict[int, int] = {}
+        for i, span in enumerate(self.uses.spans):
+            if span.block in self.kept.carried:
+                first_use.setdefault(span.block, i)
+        for block, i in sorted(first_use.items(), key=lambda item: item[1]):
+            self.where[block] = self._must_take(0, self.until[i])
+
+    def _return_home(self, home: dict[int, int]) -> None:
+        """Moves that put carried blocks where the next epoch expects them; a block in the way goes first."""
+        taken = {self.where[block]: block for block in home if self.where[block] != home[block]}
+        wanted = {home[block]: block for block in taken.values()}
+        moves: list[Move] = []
+
+        def follow(free: int) -> None:
+            """Fill frame ``free``, then the one that this leaves, and so on."""
+            while free in wanted:
+                block = wanted.pop(free)
+                origin = self.where[block]
+                moves.append(Move(block, origin, free))
+                self.where[block] = free
+                free = origin
+
+        for frame in [frame for frame in wanted if frame not in taken]:
+            follow(frame)
+        lying = {*self.where.values(), *home.values()}
+        while wanted:  # what is left goes round in circles: one block steps aside
+            block = next(iter(wanted.values()))
+            origin = self.where[block]
+            aside = next(f for f in range(len(self.frames.group_of)) if f not in lying)
+            self.frames.highest = max(self.frames.highest, aside + 1)
+            moves.append(Move(block, origin, aside))
+            self.where[block] = aside
+            follow(origin)
+        self.moves[len(self.bounds)] = tuple(moves)
+
+    # ---- passes and steps ---------------------------------------------------------------------------------
+
+    def _enter(self, p: int) -> None:
+        """Frames that regions take are left, with what must be kept moved elsewhere; others become free."""
+        self.ahead = 0
+        closed = self.frames.enter(p)
+        if not closed:
+            return
+        moves = []
+        for block, frame in list(self.where.items()):
+            if self.frames.group_of[frame] in closed:
+                target = self._must_take(p, p)
+                moves.append(Move(block, frame, target))
+                self.where[block] = target
+        self.moves[p] = tuple(moves)
+
+    def _begin(self, p: int, t: int, first: int) -> None:
+        self._release(t - 2, first)
+        self.frames.cool(t)
+        spans, found, copy = self.uses.spans, self.found, Use.COPY
+        count, pace = len(spans), self.pace
+        acquired: list[Acquire] = []
+        early = 0
+        i = self.next
+        while i < count:
+            first_step, _, block, use = spans[i]
+            if not found[i] and use is not copy:
+                if first_step > t and not self._may_prefetch(p, i, t):
+                    break
+                if pace is not None and first_step > t + 1 and use is Use.READ:
+                    if early >= pace[self.pass_of[first_step]]:
+                        break
+                    early += 1
+                self.ahead += self.pass_of[first_step] != p
+                frame = self._must_take(p, self.until[i])
+                load = use is Use.READ
+                acquired.append(Acquire(block, frame, load))
+                self.where[block] = frame
+                if load:
+                    self.read_bytes += self.nbytes(block)
+            i += 1
+        self.next = i
+        self.acquire.append(tuple(acquired))
+        self._finish(t)
+
+    def _finish(self, t: int) -> None:
+        """What step ``t`` copies to slab buffers, and what is written after it."""
+        filled: list[tuple[int, bool]] = []
+        stored: list[int] = []
+        spans, copy, write = self.uses.spans, Use.COPY, Use.WRITE
+        by_end, begins = self.endings
+        for i in by_end[begins[t] : begins[t + 1]]:
+            _, _, block, use = spans[i]
+            if use is copy:
+                filled.append((block, self.found[i]))
+                self.read_bytes += 0 if self.found[i] else self.nbytes(block)
+            elif use is write and block in self.to_write:
+                stored.append(block)
+                self.stored_at[block] = t
+                self.write_bytes += self.nbytes(block)
+        if filled:
+            self.fill[t] = tuple(filled)
+        self.store.append(tuple(stored))
+
+    def _may_prefetch(self, p: int, i: int, t: int) -> bool:
+        """Whether span ``i``, of a later step, can have its frame at step ``t`` already. It needs one."""
+        first, _, block, use = self.uses.spans[i]
+        if block in self.where:
+            return False  # still in use elsewhere
+        if self.pass_of[first] != p:
+            written = self.stored_at.get(block, t if block in self.to_write else -2)
+            if use is Use.WRITE or self.pass_of[first] != p + 1 or written >= t - 1:
+                return False
+            if self.ahead >= self.room_ahead[p + 1]:
+                return False
+        return self.frames.has(p, self.until[i])
+
+    def _release(self, t: int, first: int) -> None:
+        """Frames of blocks that were in use for the last time, or for long, at step ``t`` of this pass."""
+        if t < first:
+            return
+        after, spans = self.kept.after, self.uses.spans
+        by_end, begins = self.endings
+        for i in by_end[begins[t] : begins[t + 1]]:
+            if after[i]:
+                continue
+            _, _, block, use = spans[i]
+            if use is Use.COPY and not self.found[i]:
+                continue
+            frame = self.where.pop(block, None)
+            if frame is not None:
+                self.frames.give(frame, t, being_written=self.stored_at.get(block) == t)
+
+    def _loads_a_step(self) -> list[int]:
+        """By pass, on the average, rounded up."""
+        loads = [0] * len(self.bounds)
+        for span, found in zip(self.uses.spans, self.found, strict=True):
+            if span.use is Use.READ and not found:
+                loads[self.pass_of[span.first]] += 1
+        return [-(-count // max(1, stop - first)) for count, (first, stop) in zip(loads, self.bounds, strict=True)]
+
+    def _untils(self) -> list[int]:
+        """By span: the pass in which its frame comes back, counted on into the next epoch. Nobody looks further."""
+        spans, following, after = self.uses.spans, self.uses.following, self.kept.after
+        count, passes = len(spans), len(self.bounds)
+
+        def untils(epoch: int, beyond: Sequence[int]) -> list[int]:
+            """Of a run of the program ``epoch`` epochs on; ``beyond``: of the run after that."""
+            until = [self.pass_of[span.last] + epoch * passes for span in spans]
+            for i in range(count - 1, -1, -1):
+                if after[i]:
+                    then = following[i]
+                    until[i] = until[then] if then < count else beyond[then - count]
+            return until
+
+        if not self.kept.carried:
+            return untils(0, ())
+        return untils(0, untils(1, [self.pass_of[span.last] + 2 * passes for span in spans]))
+
+    def _must_take(self, p: int, until: int) -> int:
+        frame = self.frames.take(p, until)
+        assert frame is not None, "the planner has left too few frames for a pass"
+        return frame

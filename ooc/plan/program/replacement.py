@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which blocks stay in memory between two uses, when not all can.
+
+Between two steps that follow one another a block is in use all along and takes no room from others.
+
+With the sequence of uses known, the fewest blocks are read again if the one given up is always the one used
+furthest in the future (L. A. Belady, IBM Systems Journal 5(2), 1966), and a block just used is itself among the
+candidates (bypass). That is optimal for blocks of one size, which frames make ours. The sequence is a cycle: an
+epoch begins with what the one before has left.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import accumulate
+
+from ooc.plan.program.sequence import Span, Use
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The spans of one program, by first step, and the frames for blocks between uses.
+
+    ``capacity[t]`` frames may be held over the end of step t. ``lasting(block)``: the block is there in every
+    epoch (store and constants), so that its last use is followed by the first of the next. ``spare_writes``: give up
+    what is on the SSD anyway before what would have to be written there.
+    """
+
+    spans: Sequence[Span]
+    steps: int
+    capacity: Sequence[int]
+    lasting: Callable[[int], bool]
+    cyclic: bool
+    spare_writes: bool = False
+
+    @cached_property
+    def following(self) -> Sequence[int]:
+        """By span, as ``next_spans`` finds it: who keeps, unrolls and counts blocks all ask."""
+        return array("q", next_spans(self))
+
+    def ending(self, step: int) -> Sequence[int]:
+        """The numbers of the spans whose last step is ``step``, ascending."""
+        by_end, begins = self.endings
+        return by_end[begins[step] : begins[step + 1]]
+
+    @cached_property
+    def endings(self) -> tuple[Sequence[int], Sequence[int]]:
+        """All spans by last step, and where those of each step begin there: for who asks for every step in turn."""
+        last = [span.last for span in self.spans]
+        counts = [0] * self.steps
+        for step in last:
+            counts[step] += 1
+        by_end = array("q", sorted(range(len(last)), key=last.__getitem__))
+        return by_end, array("q", accumulate(counts, initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a policy keeps: ``after[i]``: span i's block stays until its next use. ``carried``: blocks over the end."""
+
+    after: list[bool]
+    carried: frozenset[int]
+
+
+def next_spans(uses: Uses) -> list[int]:
+    """The number of the span that uses the same block next; in the next epoch plus the number of spans; -1: none."""
+    count = len(uses.spans)
+    following = [-1] * count
+    first_of: dict[int, int] = {}
+    last_of: dict[int, int] = {}
+    for i, span in enumerate(uses.spans):
+        block = span.block
+        if block in last_of:
+            following[last_of[block]] = i
+        else:
+            first_of[block] = i
+        last_of[block] = i
+    if uses.cyclic:
+        for block, i in last_of.items():
+            if uses.lasting(block):
+                following[i] = count + first_of[block]
+    return following
+
+
+def belady(uses: Uses) -> Kept:
+    """The fewest blocks read again, in the steady state from one epoch to the next.
+
+    With ``uses.spare_writes`` fewer are written, if more have to be read for it: a block given up once has cost its
+    write, and goes as easily as one of the store from then on.
+    """
+    kept = _belady_epoch(uses, frozenset(), may_carry=None)
+    while kept.carried:
+        again = _belady_epoch(uses, kept.carried, may_carry=kept.carried)
+        if again.carried == kept.carried:  # what is carried can only become less, so this ends
+            return again
+        kept = again
+    return _belady_epoch(uses, frozenset(), may_carry=frozenset())
+
+
+def _belady_epoch(uses: Uses, carried: frozenset[int], *, may_carry: frozenset[int] | None) -> Kept:
+    """One epoch that begins with ``carried`` in memory. Over its end only ``may_carry`` are kept (None: any)."""
+    spans, steps, count = uses.spans, uses.steps, len(uses.spans)
+    following, capacity, copy = uses.following, uses.capacity, Use.COPY
+    by_end, begins = uses.endings
+    after = [False] * count
+    held: dict[int, int] = {}  # block → the span after which it is kept (-1: carried in)
+    heap: list[tuple[bool, int, int, int]] = []  # (costs a write, - step of next use, span, block)
+    first_use: dict[int, int] = {}
+    if carried:
+        for i, span in enumerate(spans):
+            if span.block in carried and span.block not in first_use:
+                first_use[span.block] = i
+        for block in carried:
+            held[block] = -1
+            heappush(heap, (False, -spans[first_use[block]].first, -1, block))
+    dropped: set[int] = set()
+    to_write: set[int] = set()
+    unbroken: set[int] = set()
+    passed_by: set[int] = set()
+    position = 0
+
+    def give_up(room: int) -> None:
+        while len(held) > room:
+            _, _, since, block = heappop(heap)
+            if held.get(block) == since:
+                del held[block]
+                to_write.add(block)
+                if since < 0:
+                    dropped.add(block)
+                else:
+                    after[since] = False
+
+    for step in range(steps):
+        if passed_by:
+            passed_by.clear()
+        while position < count and (span := spans[position]).first == step:
+            present = held.pop(span.block, None) is not None or position in unbroken
+            if span.use is copy and not present:
+                passed_by.add(span.block)
+            position += 1
+        for i in by_end[begins[step] : begins[step + 1]]:
+            then = following[i]
+            if then < 0:
+                continue
+            block = spans[i].block
+            if then >= count and may_carry is not None and block not in may_carry:
+                continue
+            if block in passed_by:
+                continue  # never was in a frame
+            at = spans[then].first if then < count else steps + spans[then - count].first
+            after[i] = True
+            if at == step + 1 and then < count:
+                unbroken.add(then)
+                continue  # in use without a break
+            held[block] = i
+            costs_write = uses.spare_writes and block not in to_write and not uses.lasting(block)
+            heappush(heap, (costs_write, -at, i, block))
+        if len(held) > capacity[step]:
+            give_up(capacity[step])
+    return Kept(after, frozenset(held) - dropped)

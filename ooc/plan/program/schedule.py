@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a layout to the whole plan: blocks numbered, frames counted, every program unrolled."""
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+
+from ooc.plan.layout.layout import Layout, free_frames
+from ooc.plan.layout.matrices import edges_name
+from ooc.plan.program.capacity import capacity_of
+from ooc.plan.program.plan import Plan
+from ooc.plan.program.program import Program, unroll
+from ooc.plan.program.replacement import Uses
+from ooc.plan.program.sequence import BlockTable, edge_grid, uses_of
+from ooc.plan.program.staging import IN_TRANSFER, Staging, stage_below
+from ooc.plan.workload import Direction, Topology, Workload
+
+
+def build_plan(
+    workload: Workload,
+    layout: Layout,
+    *,
+    frames: int,
+    host_frames: int | None = None,
+    device_limit_bytes: int,
+    host_limit_bytes: int,
+) -> Plan:
+    """Everything that follows from ``layout`` in an arena of ``frames`` frames at most.
+
+    ``host_frames``: the most of a second arena in host memory; None where both budgets are of one memory.
+    """
+    blocks = block_table(layout, workload)
+    upper = layout if host_frames is None else replace(layout, spare_writes=False)
+    unrolled = {
+        name: unroll_program(name, upper, workload, blocks, frames=frames, staged=host_frames is not None)
+        for name in layout.programs
+    }
+    used = max(
+        [p.frames for p in unrolled.values()] + [r.stop for regions in layout.regions.values() for r in regions] + [0]
+    )
+    staged: dict[str, Staging] = {}
+    if host_frames is not None:
+        lasting = lasting_blocks(layout, blocks)
+        for name, program in unrolled.items():
+            cyclic = program.uses.cyclic
+            staged[name] = stage_below(
+                program,
+                frames=host_frames,
+                lasting=lasting,
+                cyclic=cyclic,
+                spare_writes=layout.spare_writes,
+                nbytes=blocks.nbytes,
+            )
+    return Plan(
+        rows=workload.rows,
+        tile_rows=workload.tile_rows,
+        step_rows=layout.step_rows,
+        frame_bytes=layout.frame_bytes,
+        frames=used,
+        matrices=layout.matrices,
+        recomputed=workload.recomputed,
+        topologies=_swept(layout, workload),
+        blocks=blocks,
+        programs=layout.programs,
+        regions=layout.regions,
+        unrolled=unrolled,
+        scratch_bytes=layout.scratch_bytes,
+        fixed_device_bytes=workload.fixed_device_bytes,
+        fixed_host_bytes=workload.fixed_host_bytes,
+        device_limit_bytes=device_limit_bytes,
+        host_limit_bytes=host_limit_bytes,
+        host_frames=max([IN_TRANSFER, *(s.frames for s in staged.values())]) if staged else 0,
+        staged=staged,
+    )
+
+
+def block_table(layout: Layout, workload: Workload) -> BlockTable:
+    """Numbers for the blocks of all matrices, then of the topologies with what edges carry."""
+    grids = {name: planned.grid for name, planned in layout.matrices.items()}
+    grids |= {
+        edges_name(direction, data): edge_grid(array, topology.edges, layout.frame_bytes)
+        for direction, topology in _swept(layout, workload).items()
+        for data, array in topology.arrays.items()
+    }
+    return BlockTable.of(grids)
+
+
+def _swept(layout: Layout, workload: Workload) -> dict[Direction, Topology]:
+    """The directions over whose edges some pass goes: without dealing, none may need those out of rows."""
+    passes = [item for program in layout.programs.values() for item in program]
+    swept = {item.pull.direction for item in passes if item.pull is not None}
+    return {direction: topology for direction, topology in workload.topologies.items() if direction in swept}
+
+
+def unroll_program(
+    name: str, layout: Layout, workload: Workload, blocks: BlockTable, *, frames: int, staged: bool
+) -> Program:
+    """The program ``name`` in an arena of ``frames`` frames; ``staged``: above one in host memory."""
+    passes = layout.programs[name]
+    steps, bounds, spans = uses_of(passes, layout, workload, blocks)
+    available = free_frames(layout.regions[name], len(passes), frames)
+    uses = Uses(
+        spans=spans,
+        steps=len(steps),
+        capacity=capacity_of(passes, layout, workload, bounds, available, cyclic=name == "train"),
+        lasting=lasting_blocks(layout, blocks),
+        cyclic=name == "train",
+        spare_writes=layout.spare_writes,
+    )
+    return unroll(steps, bounds, uses, available=available, nbytes=blocks.nbytes, paced=staged)
+
+
+def lasting_blocks(layout: Layout, blocks: BlockTable) -> "_Lasting":
+    """The blocks that are there in every epoch."""
+    scratch = {name for name, planned in layout.matrices.items() if not planned.matrix.kind.lasts}
+    return _Lasting(blocks.bases, tuple(name not in scratch for name in blocks.names))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lasting:
+    """By matrix: its first block, and whether it lasts."""
+
+    bases: tuple[int, ...]
+    lasts: tuple[bool, ...]
+
+    def __call__(self, block: int) -> bool:
+        return self.lasts[bisect_right(self.bases, block) - 1]

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order in which a program touches blocks, known before anything runs.
+
+A program is a sequence of *steps*: some rows of a row pass, or some rows of one slab of a column pass. A *span* is
+a block in use: from the first to the last step that reads it, or that adds rows to it. Blocks are numbered
+throughout a plan: slab by slab within a matrix, matrix by matrix, the arrays of edges cut like matrices.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from math import gcd
+from typing import NamedTuple
+
+from ooc.plan.layout.grid import ALIGNMENT_BYTES, Grid, align_up
+from ooc.plan.layout.layout import Layout
+from ooc.plan.layout.matrices import edges_name
+from ooc.plan.layout.passes import (
+    ColumnPass,
+    Pass,
+    RowPass,
+    column_step_rows,
+    direct_slabs,
+    loaded_slabs,
+    slabs_beside,
+    stored_slabs,
+)
+from ooc.plan.workload import EdgeArray, Pull, Topology, Workload
+
+
+class Use(IntEnum):
+    """What a span does with its block."""
+
+    READ = 0
+    WRITE = 1
+    COPY = 2
+    """Read into a slab buffer: from a frame if the block is in memory, from the SSD straight there if it is not."""
+
+
+class Span(NamedTuple):
+    """Block ``block`` is in use from step ``first`` to step ``last``."""
+
+    first: int
+    last: int
+    block: int
+    use: Use
+
+
+class Step(NamedTuple):
+    """Rows ``start:stop`` of pass ``at`` of a program; ``slab`` of its source's columns, -1 in a row pass that pulls
+    no slab."""
+
+    at: int
+    slab: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """The numbers of all blocks: those of ``names[i]`` begin at ``bases[i]``."""
+
+    names: tuple[str, ...]
+    bases: tuple[int, ...]
+    grids: tuple[Grid, ...]
+
+    @classmethod
+    def of(cls, grids: dict[str, Grid]) -> "BlockTable":
+        bases, at = [], 0
+        for grid in grids.values():
+            bases.append(at)
+            at += grid.blocks * grid.slabs
+        return cls(tuple(grids), tuple(bases), tuple(grids.values()))
+
+    def base(self, name: str) -> int:
+        return self.bases[self.names.index(name)]
+
+    def where(self, block: int) -> tuple[str, int, int]:
+        """(matrix, slab, row block) of ``block``."""
+        at = bisect_right(self.bases, block) - 1
+        slab, row_block = divmod(block - self.bases[at], self.grids[at].blocks)
+        return self.names[at], slab, row_block
+
+    def nbytes(self, block: int) -> int:
+        """Bytes of ``block`` on the SSD."""
+        return self._sizes[block]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """By block; a plan asks for each many times. All blocks of a slab but the last are of one size."""
+        sizes: list[int] = []
+        for grid in self.grids:
+            last = grid.blocks - 1
+            for slab in range(grid.slabs):
+                sizes += [grid.block_nbytes(slab, 0)] * last
+                sizes.append(grid.block_nbytes(slab, last))
+        return sizes
+
+
+def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:
+    """An array of one direction's edges, padding to whole pages included, cut into frames at whole pages."""
+    paged_rows = ALIGNMENT_BYTES // gcd(ALIGNMENT_BYTES, array.edge_bytes)
+    height = frame_bytes // array.edge_bytes
+    height -= height % paged_rows if height > paged_rows else 0
+    return Grid(align_up(max(1, edges), paged_rows), array.columns, array.itemsize, height, array.columns)
+
+
+def row_steps(at: int, rows: int, step_rows: int, slab: int, reverse: bool) -> list[Step]:
+    """The steps of row pass ``at``, which pulls ``slab`` (-1: none)."""
+    steps = [Step(at, slab, start, stop) for start, stop in pairwise(_row_bounds(rows, step_rows))]
+    return steps[::-1] if reverse else steps
+
+
+@lru_cache(maxsize=8)
+def _row_bounds(rows: int, step_rows: int) -> tuple[int, ...]:
+    """Where steps begin and end: the same numbers for all passes over as many rows, as there are thousands of them."""
+    return (*range(0, rows, step_rows), rows)
+
+
+def column_steps(at: int, rows: int, step_rows: int, slabs: int) -> list[Step]:
+    """The steps of column pass ``at``: one sweep over the rows for each slab."""
+    bounds = _row_bounds(rows, step_rows)
+    return [Step(at, k, start, stop) for k in range(slabs) for start, stop in pairwise(bounds)]
+
+
+def row_spans(
+    grid: Grid, base: int, slabs: range, first_step: int, steps: Sequence[Step], use: Use, *, column: bool = False
+) -> list[Span]:
+    """Uses of the blocks of ``slabs`` by ``steps``, consecutive steps from number ``first_step`` on.
+
+    The steps go over rows in one direction, all of one height that divides the blocks', from row 0 or down to it.
+    """
+    if not steps:
+        return []
+    height = max(step.stop - step.start for step in steps)
+    count = len(steps)
+    rows = min(grid.rows, max(step.stop for step in steps))
+    reverse, blocks = steps[0].start > steps[-1].start, grid.blocks
+    spans = []
+    for block in range(-(-rows // grid.block_rows)):
+        low = block * grid.block_rows // height
+        high = min(count, -(-min(rows, (block + 1) * grid.block_rows) // height)) - 1
+        first, last = (count - 1 - high, count - 1 - low) if reverse else (low, high)
+        first, last = first_step + first, first_step + last
+        spans += [Span(first, last, base + k * blocks + block, use) for k in slabs]
+    return spans
+
+
+def edge_spans(
+    topology: Topology, grid: Grid, base: int, tile_rows: int, first_step: int, steps: Sequence[Step]
+) -> list[Span]:
+    """Reads of the blocks of an array of the edges by ``steps``, one sweep over the rows in one direction."""
+    edges = topology.tile_edges
+    last_tile = len(edges) - 1
+    spans: list[Span] = []
+    open_spans: dict[int, int] = {}
+    for number, step in enumerate(steps, start=first_step):
+        low = edges[step.start // tile_rows]
+        high = edges[min(last_tile, -(-step.stop // tile_rows))]
+        now = range(low // grid.block_rows, (high - 1) // grid.block_rows + 1) if high > low else range(0)
+        for block in [b for b in open_spans if b not in now]:
+            spans.append(Span(open_spans.pop(block), number - 1, base + block, Use.READ))
+        for block in now:
+            open_spans.setdefault(block, number)
+    end = first_step + len(steps) - 1
+    spans += [Span(first, end, base + block, Use.READ) for block, first in open_spans.items()]
+    return spans
+
+
+def copy_spans(grid: Grid, base: int, slab: int, step: int, rows: int) -> list[Span]:
+    """The first ``rows`` rows of a slab copied to its buffer at ``step``."""
+    first = base + slab * grid.blocks
+    return [Span(step, step, first + block, Use.COPY) for block in range(-(-rows // grid.block_rows))]
+
+
+def uses_of(
+    passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
+) -> tuple[list[Step], list[tuple[int, int]], list[Span]]:
+    """Steps, the (first, stop) step of each pass, and every use of a block, by first step."""
+    steps: list[Step] = []
+    bounds: list[tuple[int, int]] = []
+    spans: list[Span] = []
+    for item in passes:
+        first = len(steps)
+        if isinstance(item, ColumnPass):
+            mine, used = _column_uses(item, first, passes, layout, workload, blocks)
+        else:
+            mine, used = _row_uses(item, first, passes, layout, workload, blocks)
+        steps += mine
+        spans += used
+        bounds.append((first, len(steps)))
+    spans.sort(key=lambda s: (s.first, s.use, s.block))
+    return steps, bounds, spans
+
+
+def _row_uses(
+    item: RowPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
+) -> tuple[list[Step], list[Span]]:
+    steps = row_steps(item.index, item.rows, layout.step_rows, item.rest.slabs if item.rest else -1, item.stage.reverse)
+    spans: list[Span] = []
+    for name in item.loads:
+        planned = layout.matrices[name]
+        if planned.in_frames:
+            slabs = loaded_slabs(name, item, planned.grid)
+            spans += row_spans(planned.grid, blocks.base(name), slabs, first, steps, Use.READ)
+    for name in item.stores:
+        planned = layout.matrices[name]
+        if planned.in_frames:
+            slabs = stored_slabs(name, item.index, layout.matrices, passes)
+            spans += row_spans(planned.grid, blocks.base(name), slabs, first, steps, Use.WRITE)
+    if item.pull is not None:
+        spans += _edges(item.pull, first, steps, layout, workload, blocks)
+    return steps, spans
+
+
+def _column_uses(
+    item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
+) -> tuple[list[Step], list[Span]]:
+    source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
+    steps = column_steps(item.index, item.rows, column_step_rows(item, layout.matrices), item.slabs)
+    sweep = len(steps) // item.slabs
+    rows = next((p.rows for p in passes if item.pull.source in p.stores), source.rows)
+    spans: list[Span] = []
+    for slab in range(item.slabs):
+        at = first + slab * sweep
+        mine = steps[slab * sweep : (slab + 1) * sweep]
+        spans += row_spans(target, blocks.base(item.output), range(slab, slab + 1), at, mine, Use.WRITE)
+        spans += _edges(item.pull, at, mine, layout, workload, blocks)
+        for name in item.pull.own:
+            planned = layout.matrices[name]
+            if not planned.whole:
+                slabs = slabs_beside(source, planned.grid, slab)
+                spans += row_spans(planned.grid, blocks.base(name), slabs, at, mine, Use.READ)
+    for slab in range(direct_slabs(passes, item), source.slabs):  # one that is left to the row pass with its first step
+        when = first + max(0, slab - item.slab_buffers + 1) * sweep
+        spans += copy_spans(source, blocks.base(item.pull.source), slab, when, rows)
+    return steps, spans
+
+
+def _edges(
+    pull: Pull, first: int, steps: Sequence[Step], layout: Layout, workload: Workload, blocks: BlockTable
+) -> list[Span]:
+    topology = workload.topologies[pull.direction]
+    spans: list[Span] = []
+    for data in (None, *pull.edge_data):
+        grid = edge_grid(topology.arrays[data], topology.edges, layout.frame_bytes)
+        base = blocks.base(edges_name(pull.direction, data))
+        spans += edge_spans(topology, grid, base, workload.tile_rows, first, steps)
+    return spans

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proof that a plan can run, made from the plan alone and independent of how it was found.
+
+Every program is replayed, instruction by instruction: no region overlaps another or a block in use, no block is
+used before it is in its frame, none is dropped that is needed again and not on the SSD, no frame lies outside the
+arena, and the arena with all beside it keeps both budgets. Where the device has memory of its own, so is the program
+of the host's frames, and what it hands over is, in order, what the device's asks for. The trainer runs nothing that
+fails this.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import attrgetter
+
+from ooc.plan.layout.layout import Region
+from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass, direct_slabs, streaming_memory, sweeps_of
+from ooc.plan.program.plan import Plan
+from ooc.plan.program.program import Program
+from ooc.plan.program.sequence import Use
+from ooc.plan.program.staging import Staging, Way
+from ooc.plan.workload import Kind
+
+
+def verify_plan(plan: Plan) -> None:
+    """Raise AssertionError, saying what is wrong, if the plan cannot be trusted: a bug in the planner."""
+    _verify_budgets(plan)
+    _verify_order(plan)
+    _verify_partial_sums(plan)
+    _verify_bucketed_rows(plan)
+    for name, program in plan.unrolled.items():
+        _verify_regions(plan, name)
+        _verify_slabs(plan, name)
+        _replay(plan, name, program, plan.frames, plan.regions[name])
+    if plan.has_tiers:
+        _claim(plan.staged.keys() == plan.unrolled.keys(), "not every program has its program of host frames")
+    for name, staging in plan.staged.items():
+        _verify_transfers(plan, name, staging)
+        _replay(plan, f"{name}, host", staging.program, plan.host_frames, ())
+
+
+def _claim(true: bool, otherwise: str) -> None:
+    if not true:
+        raise AssertionError(otherwise)
+
+
+def _verify_budgets(plan: Plan) -> None:
+    for what, peak, limit in (
+        ("device", plan.device_peak_bytes, plan.device_limit_bytes),
+        ("host", plan.host_peak_bytes, plan.host_limit_bytes),
+    ):
+        _claim(peak <= limit, f"{what}: {peak} bytes planned, {limit} allowed")
+    beside = plan.fixed_device_bytes + plan.fixed_host_bytes + plan.scratch_bytes
+    total = plan.device_peak_bytes + plan.host_peak_bytes
+    frames = plan.frames + plan.host_frames
+    _claim(total == beside + frames * plan.frame_bytes, "the peaks leave something out")
+
+
+def _verify_order(plan: Plan) -> None:
+    lasting = {name for name, m in plan.matrices.items() if m.matrix.kind is Kind.STORE}
+    for program, passes in plan.programs.items():
+        written = set(lasting)
+        for item in passes:
+            reads, writes = set(item.reads), set(item.stores)
+            for name in sorted(reads - written):
+                raise AssertionError(f"{program}: pass {item.index} reads {name} before it is written")
+            both = reads & writes
+            if isinstance(item, RowPass) and item.rest is not None:  # it reads some slabs of this, and writes another
+                both.discard(item.rest.output)
+            _claim(not both, f"{program}: pass {item.index} reads and writes {both}")
+            written |= writes
+        for before, behind in pairwise((None, *passes, None)):
+            left = isinstance(behind, RowPass) and behind.rest is not None
+            if isinstance(before, ColumnPass):
+                every = before.slabs == plan.matrices[before.pull.source].grid.slabs
+                _claim(every != left, f"{program}: pass {before.index} leaves a slab to nobody, or none")
+            if isinstance(behind, RowPass) and left:
+                _claim(behind.rest is before, f"{program}: pass {behind.index} pulls a slab that nobody has left")
+        lasting |= {name for name in written if plan.matrices[name].matrix.kind is Kind.CONSTANT}
+
+
+def _verify_partial_sums(plan: Plan) -> None:
+    """Sums of runs are written by one pass that scatters, and read by a later one, in steps within buckets."""
+    for name, sums in plan.partial_sums.items():
+        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be sums of runs")
+        _claim(sums.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
+        for program, passes in plan.programs.items():
+            writers = [item for item in passes if name in item.stores]
+            readers = [item for item in passes if name in item.reads]
+            _claim(len(writers) == len(readers) <= 1, f"{program}: {name} is not written and read once")
+            for writer, reader in zip(writers, readers, strict=True):
+                is_scattered = writer.pull is not None and name in writer.pull.added_to and writer.spills_sums
+                is_loaded = isinstance(reader, RowPass) and name in reader.loads
+                _claim(is_scattered and is_loaded, f"{program}: {name} is no sum of what is scattered")
+
+
+def _verify_bucketed_rows(plan: Plan) -> None:
+    """Rows are dealt out of what has been written, all of them, and gathered in steps within buckets before their
+    source is written again."""
+    for name, shuffle in plan.bucketed_rows.items():
+        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be rows dealt out")
+        _claim(shuffle.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
+        _claim(shuffle.buckets * shuffle.bucket_rows >= shuffle.targets, f"{name}: some targets are in no bucket")
+    for program, passes in plan.programs.items():
+        dealt: dict[str, str] = {}  # by source: how its rows lie now
+        written: dict[str, int] = {}
+        for item in passes:
+            if isinstance(item, RowPass) and item.bucketed is not None:
+                assert item.pull is not None
+                _claim(dealt.get(item.pull.source) == item.bucketed, f"{program}: {item.bucketed} is gathered undealt")
+                shuffle = plan.bucketed_rows[item.bucketed]
+                _claim(item.rows <= shuffle.targets, f"{program}: {item.bucketed} is not dealt to all that gather it")
+                _claim(item.pull.is_general, f"{program}: pass {item.index} does not gather")
+            for name in item.stores:
+                dealt.pop(name, None)
+                written[name] = max(item.rows, written.get(name, 0))
+            if isinstance(item, ShufflePass):
+                assert item.pull is not None
+                source = item.pull.source
+                shuffle = plan.bucketed_rows[item.pull.output]
+                _claim(shuffle.rows == item.rows == written[source], f"{program}: not all of {source} is dealt out")
+                dealt[source] = item.pull.output
+
+
+def _verify_regions(plan: Plan, program: str) -> None:
+    regions = plan.regions[program]
+    for i, one in enumerate(regions):
+        _claim(one.frame >= 0 and one.stop <= plan.frames, f"{program}: the region of {one.matrix} leaves the arena")
+        for other in regions[i + 1 :]:
+            apart = one.stop <= other.frame or other.stop <= one.frame
+            apart = apart or one.last < other.first or other.last < one.first
+            _claim(apart, f"{program}: the regions of {one.matrix} and {other.matrix} overlap")
+    for item in plan.programs[program]:
+        needed = {n: plan.matrices[n].region_nbytes for n in (*item.reads, *item.stores) if plan.matrices[n].whole}
+        needed |= streaming_memory(item, plan.matrices)
+        sweeps = sweeps_of(item)
+        if sweeps is not None:
+            needed[sweeps.pull.source] = sweeps.slab_buffers * plan.matrices[sweeps.pull.source].slab_stride()
+        for name, nbytes in needed.items():
+            held = [r for r in regions if r.matrix == name and r.first <= item.index <= r.last]
+            enough = any(r.count * plan.frame_bytes >= nbytes for r in held)
+            _claim(enough, f"{program}: {name} is not in memory during pass {item.index}")
+
+
+def _verify_slabs(plan: Plan, program: str) -> None:
+    """Slabs that are not computed right into their buffers are copied there, every row that has been written, before
+    they are pulled, and after the slab that was in the buffer before them."""
+    passes, unrolled = plan.programs[program], plan.unrolled[program]
+    for item in passes:
+        if not isinstance(item, ColumnPass):
+            continue
+        name = item.pull.source
+        grid, base = plan.matrices[name].grid, plan.blocks.base(name)
+        first, stop = unrolled.bounds[item.index]
+        sweep = (stop - first) // item.slabs
+        rows = next((one.rows for one in passes if name in one.stores), grid.rows)
+        blocks = -(-rows // grid.block_rows)
+        copied: dict[int, int] = {}
+        for step in range(first, first + (grid.slabs - 1) * sweep + 1):
+            copied |= dict.fromkeys((block for block, _ in unrolled.fill.get(step, ())), step)
+        for slab in range(direct_slabs(passes, item), grid.slabs):
+            begins, free = first + slab * sweep, first + max(0, slab - item.slab_buffers + 1) * sweep
+            numbers = range(base + slab * grid.blocks, base + slab * grid.blocks + blocks)
+            if not all(free <= copied.get(block, -1) <= begins for block in numbers):
+                raise AssertionError(f"{program}: slab {slab} of {name} is not in its buffer when it is pulled")
+
+
+def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
+    """What goes over the wire is what the device's program asks for, no later and no earlier than it does."""
+    program = plan.unrolled[name]
+    last = {stop - 1 for _, stop in program.bounds}
+    before = 0
+    up: dict[int, list[int]] = {}
+    down: dict[int, list[int]] = {}
+    for step, block, way in staging.transfers:
+        to_device = way is Way.TO_DEVICE
+        (up if to_device else down).setdefault(step, []).append(block)
+        # Loads of step t, then stores of step t - 1, then loads of step t + 1; at a pass's end the stores come first.
+        order = 2 * step if to_device else 2 * step + (1 if step in last else 3)
+        if order < before:
+            raise AssertionError(f"{name}: a transfer of step {step} comes too late")
+        before = order
+    for t in range(len(program.steps)):
+        asked = [block for block, _, load in program.acquire[t] if load]
+        asked += [block for block, in_frame in program.fill.get(t, ()) if not in_frame]
+        for moved, way, blocks in ((up, Way.TO_DEVICE, asked), (down, Way.TO_HOST, list(program.store[t]))):
+            if moved.pop(t, []) != blocks:
+                raise AssertionError(f"{name}: step {t} does not get what it asks for {way.value}")
+    _claim(not up and not down, f"{name}: something is transferred that no step asks for")
+    spans = staging.program.uses.spans
+    as_used = len(spans) == len(staging.transfers) and all(
+        first == last == at and block == moved.block and (use is Use.WRITE) == (moved.way is Way.TO_HOST)
+        for at, ((first, last, block, use), moved) in enumerate(zip(spans, staging.transfers, strict=True))
+    )
+    _claim(as_used, f"{name}: its host frames are used otherwise than by its transfers")
+
+
+def _replay(plan: Plan, name: str, program: Program, frames: int, regions: Sequence[Region]) -> None:
+    read, written = _Replay(plan, name, program, frames, regions).run()
+    _claim((read, written) == (program.read_bytes, program.write_bytes), f"{name}: its bytes are not as stated")
+
+
+class _Replay:
+    """One run of a program, counted: which block each frame holds, and which blocks are on the SSD (or, to the device's
+    program where the host has one of its own: below)."""
+
+    def __init__(self, plan: Plan, name: str, program: Program, frames: int, regions: Sequence[Region]) -> None:
+        self.plan, self.name, self.program, self.frames, self.regions = plan, name, program, frames, regions
+        self.content: dict[int, int] = dict((frame, block) for block, frame in program.warm)
+        self.where: dict[int, int] = dict(program.warm)
+        self.stored: set[int] = set()
+        write = Use.WRITE
+        self.written = {span.block for span in program.uses.spans if span.use is write}
+        self.starting = deque(sorted(program.uses.spans, key=attrgetter("first")))  # those that have not begun
+        self.ending = deque(sorted(program.uses.spans, key=attrgetter("last")))  # those that have not ended
+        self.open: list[Region] = []  # of the pass that runs
+        self.busy: dict[int, int] = {}  # block → spans that it is in use by
+        self.filled: set[int] = {block for block, _ in program.warm}
+
+    def run(self) -> tuple[int, int]:
+        """(bytes read, bytes written)."""
+        read = written = 0
+        nbytes = self.plan.blocks.nbytes
+        for p, (first, stop) in enumerate(self.program.bounds):
+            self._enter(p)
+            for t in range(first, stop):
+                if t - 2 >= first:
+                    self._end(t - 2)
+                for block, frame, load in self.program.acquire[t]:
+                    self._put(block, frame)
+                    if load:
+                        if not self._on_ssd(block):
+                            raise self._wrong(block, "is read from the SSD and is not there")
+                        self.filled.add(block)
+                        read += nbytes(block)
+                for block, in_frame in self.program.fill.get(t, ()):
+                    if in_frame:
+                        if block not in self.where or block not in self.filled:
+                            raise self._wrong(block, "is not in a frame")
+                    else:
+                        if not self._on_ssd(block):
+                            raise self._wrong(block, "is copied from the SSD and is not there")
+                        read += nbytes(block)
+                self._begin(t)
+                for block in self.program.store[t]:
+                    if block not in self.where:
+                        raise self._wrong(block, "is written out of no frame")
+                    self.stored.add(block)
+                    written += nbytes(block)
+            for t in range(max(first, stop - 2), stop):
+                self._end(t)
+        for _, _, block, _ in self.starting:
+            raise self._wrong(block, "is used after the program ends")
+        self._move(len(self.program.bounds))
+        for block, frame in self.program.warm:
+            if self.content.get(frame) != block:
+                raise self._wrong(block, "is not where the next epoch looks for it")
+        return read, written
+
+    def _wrong(self, block: int, how: str) -> AssertionError:
+        """Made only where something is wrong: a plan has millions of claims."""
+        matrix, slab, row_block = self.plan.blocks.where(block)
+        return AssertionError(f"{self.name}: block {row_block} of slab {slab} of {matrix} {how}")
+
+    def _on_ssd(self, block: int) -> bool:
+        """Stored in this run; of the store; or of a part that no stage computes and no row needs."""
+        return block in self.stored or block not in self.written
+
+    def _put(self, block: int, frame: int) -> None:
+        if not 0 <= frame < self.frames:
+            raise self._wrong(block, "lies outside the arena")
+        if self.plan.blocks.nbytes(block) > self.plan.frame_bytes:
+            raise self._wrong(block, "is larger than a frame")
+        for region in self.open:
+            if region.frame <= frame < region.stop:
+                raise self._wrong(block, "lies in a region")
+        before = self.content.get(frame)
+        if before is not None and self.where.get(before) == frame:
+            if self.busy.get(before):
+                raise self._wrong(before, "is in use and loses its frame")
+            del self.where[before]
+            self.filled.discard(before)
+        self.content[frame] = block
+        self.where[block] = frame
+
+    def _begin(self, t: int) -> None:
+        starting, where, filled, busy = self.starting, self.where, self.filled, self.busy
+        while starting and starting[0].first <= t:
+            first, _, block, use = starting.popleft()
+            if first < t:
+                raise self._wrong(block, "is used before the program begins")
+            if use is Use.COPY:
+                continue
+            if block not in where:
+                raise self._wrong(block, "is used and has no frame")
+            if use is Use.READ:
+                if block not in filled:
+                    raise self._wrong(block, "is used before it is read")
+            else:
+                filled.add(block)
+                self.stored.discard(block)  # what lies below is out of date
+            busy[block] = busy.get(block, 0) + 1
+
+    def _end(self, t: int) -> None:
+        ending = self.ending
+        while ending and ending[0].last <= t:
+            _, _, block, use = ending.popleft()
+            if use is not Use.COPY:
+                self.busy[block] -= 1
+
+    def _move(self, p: int) -> None:
+        for block, origin, target in self.program.moves.get(p, ()):
+            if self.where.get(block) != origin:
+                raise self._wrong(block, "is moved from where it is not")
+            before = self.content.get(target)
+            if before is not None and self.where.get(before) == target:
+                if self.busy.get(before):
+                    raise self._wrong(before, "is in use and loses its frame")
+                del self.where[before]
+            self.content[target] = block
+            self.where[block] = target
+
+    def _enter(self, p: int) -> None:
+        self._move(p)
+        self.open = [region for region in self.regions if region.first <= p <= region.last]
+        for region in self.open:
+            if region.first == p:
+                for frame in range(region.frame, region.stop):
+                    block = self.content.pop(frame, None)
+                    if block is not None and self.where.get(block) == frame:
+                        if self.busy.get(block):
+                            raise self._wrong(block, "is in use and loses its frame")
+                        del self.where[block]
+                        self.filled.discard(block)

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program's instructions replayed in simulated time, as the executor follows them on the CPU.
+
+Reads are sent off when a step begins, in the program's order; a step is computed when what it reads has arrived and the
+step before it is done; a step begins when the last but one is done; writes leave in the background, and share the drive
+with the reads; a pass ends when all its steps are done.
+"""
+
+from ooc.plan.cost import Computing, computing_of
+from ooc.plan.hardware import Hardware
+from ooc.plan.layout.matrices import shuffles_in
+from ooc.plan.layout.passes import Pass, streamed_write_bytes
+from ooc.plan.layout.shuffle import Shuffle
+from ooc.plan.program.plan import Plan
+from ooc.plan.program.program import Program
+from ooc.plan.program.sequence import Span, Step, Use
+from ooc.plan.simulate.channels import drive_of
+from ooc.plan.simulate.timeline import Event, MemoryUse, PassTime, Resource, Timeline
+from ooc.plan.workload import Workload
+
+READ, WRITE = 0, 1
+_OF_DISK = (Resource.SSD_READ, Resource.SSD_WRITE)
+_TILES_AHEAD = 3
+"""Tiles a thread that are put out before the executor waits for one: so far does a step begin before the last ends."""
+_WAITING_SHARE = 0.1
+"""Of a pass's time: whoever waits longer than this is bound by what it waits for."""
+
+
+class Replay:
+    """The executor's clock (``now``), the computation's, the drive's, and which frames are in use.
+
+    A device with memory of its own keeps time by its streams (``ooc.plan.simulate.simulator``).
+    """
+
+    def __init__(self, plan: Plan, workload: Workload, hardware: Hardware, name: str) -> None:
+        self.plan, self.workload, self.hardware = plan, workload, hardware
+        self.name = name
+        self.program: Program = plan.unrolled[name]
+        self.drive = drive_of(hardware, plan.frame_bytes)
+        self.sent: list[tuple[Resource, int, int]] = []  # by ticket: (resource, pass, bytes)
+        self.kinds: dict[tuple[Resource, int, int], tuple[Resource, int, int]] = {}  # there are few
+        self.now = 0.0
+        self.done: dict[int, float] = {}  # step → when it is computed; of the last two
+        self.events: list[Event] = []
+        self.passes: list[PassTime] = []
+        self.arriving: dict[int, int] = {}  # block → ticket
+        self.leaving: dict[int, int] = {}  # frame → ticket
+        self.on_their_way: dict[int, int] = {}  # block → ticket of its write
+        self.filling: dict[int, list[tuple[int, int]]] = {}  # slab → (ticket, bytes to widen)
+        self.where = dict(self.program.warm)
+        self.samples: list[tuple[float, int]] = []
+        self.begun = 0  # spans that have begun
+        self.computing: dict[tuple[int, int, int], Computing] = {}  # (rows, edges, columns) of this pass
+        self.buckets: dict[tuple[str, int, int], int] = {}  # (matrix, pass, bucket) of what has no blocks → ticket
+        self.streaming: list[int] = []  # tickets of what this pass has written of such
+        self.issued = 0.0  # seconds of the drive sent off in this step
+        self.waits: dict[Resource, float] = {}  # seconds that this pass has waited
+        self._beside_bytes = plan.fixed_host_bytes
+
+    def run(self) -> Timeline:
+        for item in self.plan.programs[self.name]:
+            self._pass(item)
+        self._move(len(self.program.bounds))
+        epoch_s = self._drain()
+        self.events.sort(key=lambda event: (event.start_s, event.end_s))
+        return Timeline(self.name, epoch_s, tuple(self.events), tuple(self.passes), self._memory())
+
+    def _drain(self) -> float:
+        """Let all that is under way end: when it has, with what has moved among the events."""
+        end_s = max(self.now, self.drive.drain())
+        for ticket, (resource, at, nbytes) in enumerate(self.sent):
+            self.events.append(Event(resource, self.drive.started[ticket], self.drive.served[ticket], at, nbytes))
+        return end_s
+
+    def _memory(self) -> tuple[MemoryUse, ...]:
+        plan = self.plan
+        return (MemoryUse("memory", plan.device_limit_bytes + plan.host_limit_bytes, tuple(self.samples)),)
+
+    # ---- passes and steps ---------------------------------------------------------------------------------
+
+    def _pass(self, item: Pass) -> None:
+        first, stop = self.program.bounds[item.index]
+        began = self._clock()
+        self.waits.clear()
+        self.computing.clear()
+        self._move(item.index)
+        for region in self.plan.regions[self.name]:
+            if region.first == item.index:
+                for frame in range(region.frame, region.stop):
+                    self._await(self.leaving.pop(frame, None))
+        self._entered()
+        computing = sum(self._step(t, first, item) for t in range(first, stop))
+        self._left(first, stop, item)
+        ended = self._clock()
+        waited = max(0.0, ended - began - computing)
+        bound = Resource.COMPUTE
+        if self.waits and waited > _WAITING_SHARE * (ended - began):
+            bound = max(self.waits, key=lambda resource: self.waits[resource])
+        self.passes.append(PassTime(item.index, item.title, began, ended, waited, bound))
+
+    def _clock(self) -> float:
+        """When a pass ends, and the next one begins."""
+        return self.now
+
+    def _entered(self) -> None:
+        """What is in the way of a pass's regions is gone."""
+
+    def _step(self, t: int, first: int, item: Pass) -> float:
+        """Step ``t`` of a pass that begins with step ``first``: the seconds that it computes."""
+        step = self.program.steps[t]
+        if t > first and step.slab != self.program.steps[t - 1].slab:
+            self.now = max(self.now, self.done[t - 1])
+        if t - 2 >= first:
+            self.now = max(self.now, self.done.pop(t - 2))
+        beginning = self.now
+        if t - 2 >= first:
+            self._end(t - 2, item.index)
+        self.issued = 0.0
+        self._begin(t, item)
+        seconds = self._computing(item, step).together_s(self.workload, self.hardware)
+        seconds += (1 - self.hardware.overlap) * self.issued
+        start = self.now
+        if t > first:
+            seconds += self._idle_seconds(t - 1, beginning)
+            start = max(start, self.done[t - 1])
+        self.done[t] = start + seconds
+        self.events.append(Event(Resource.COMPUTE, start, start + seconds, item.index, 0))
+        tiles = -(-(step.stop - step.start) // self.plan.tile_rows)
+        behind = min(1.0, _TILES_AHEAD * self.workload.threads / tiles) * seconds
+        self.now = max(self.now, self.done[t] - behind)
+        return seconds
+
+    def _left(self, first: int, stop: int, item: Pass) -> None:
+        """All steps of a pass have begun."""
+        if stop > first:
+            self.now = max(self.now, self.done[stop - 1])
+        for t in range(max(first, stop - 2), stop):
+            self._end(t, item.index)
+        while self.streaming:
+            self._await(self.streaming.pop())
+
+    def _idle_seconds(self, t: int, beginning: float) -> float:
+        """What the workers lose since ``beginning``, at which the next step began to begin, while step ``t`` has fewer
+        tiles than there are workers."""
+        step = self.program.steps[t]
+        tiles, workers = -(-(step.stop - step.start) // self.plan.tile_rows), self.workload.threads
+        return max(0.0, 1 - tiles / workers) * max(0.0, min(self.now, self.done[t]) - beginning)
+
+    def _begin(self, t: int, item: Pass) -> None:
+        """Send off the reads due before step ``t``, then wait for those it needs."""
+        for block, frame, load in self.program.acquire[t]:
+            self._acquire(block, frame, item.index, load=load)
+        spans = self.program.uses.spans
+        while self.begun < len(spans) and (span := spans[self.begun]).first == t:
+            self._use(span)
+            self.begun += 1
+        self._fill(t, item.index)
+        for name, shuffle in shuffles_in(item.reads, self.plan.matrices).items():
+            self._bucket(name, shuffle, self.program.steps[t], item)
+        self._sample(item.index)
+
+    def _acquire(self, block: int, frame: int, at: int, *, load: bool) -> None:
+        """``frame`` is that of ``block`` from now on."""
+        self._await(self.leaving.pop(frame, None))
+        self.where[block] = frame
+        if load:
+            self._await_written(block)
+            self.arriving[block] = self._send(READ, self.plan.blocks.nbytes(block), at)
+
+    def _use(self, span: Span) -> None:
+        """A step that uses a block is about to be computed."""
+        if span.use is Use.READ:
+            self._await(self.arriving.pop(span.block, None))
+
+    def _fill(self, t: int, at: int) -> None:
+        """Blocks on their way to a slab buffer: out of frames now, from the drive by the time the slab is pulled."""
+        for block, in_frame in self.program.fill.get(t, ()):
+            nbytes = self.plan.blocks.nbytes(block)
+            if in_frame:
+                self._await(self.arriving.pop(block, None))
+                self._copy(nbytes, at)
+                continue
+            self._await_written(block)
+            name, slab, _ = self.plan.blocks.where(block)
+            planned = self.plan.matrices[name]
+            widened = nbytes if planned.region_itemsize > planned.matrix.itemsize else 0
+            self.filling.setdefault(slab, []).append((self._send(READ, nbytes, at), widened))
+        for ticket, widened in self.filling.pop(self.program.steps[t].slab, ()):
+            self._await(ticket)
+            if widened:
+                self._copy(widened, at)
+
+    def _bucket(self, name: str, of: Shuffle, step: Step, item: Pass) -> None:
+        """The bucket that a step lies in has been read, and the next one of the pass is on its way."""
+        rows = of.rows_read(item.rows)
+        here, count = step.start // of.bucket_rows, -(-rows // of.bucket_rows)
+        if step.start >= rows:
+            return
+        following = here - 1 if item.reverse else here + 1
+        for bucket in (here, following):
+            key = name, item.index, bucket
+            if 0 <= bucket < count and key not in self.buckets:
+                self.buckets[key] = self._send(READ, of.bucket_nbytes(bucket), item.index)
+        self._await(self.buckets[name, item.index, here])
+
+    def _stream(self, step: Step, item: Pass) -> None:
+        """What a step writes of what has no blocks goes to the drive: as much for every row."""
+        nbytes = streamed_write_bytes(item, self.plan.matrices)
+        if nbytes:
+            nbytes = nbytes * step.stop // item.rows - nbytes * step.start // item.rows
+            self.streaming.append(self._send(WRITE, nbytes, item.index))
+
+    def _end(self, t: int, at: int) -> None:
+        """Send off the writes due after step ``t``, and give back what was in use for the last time."""
+        for block in self.program.store[t]:
+            ticket = self._store(block, t, at)
+            self.leaving[self.where[block]] = ticket
+            self.on_their_way[block] = ticket
+        item = self.plan.programs[self.name][at]
+        self._stream(self.program.steps[t], item)
+        kept = self.program.kept.after
+        for i in self.program.uses.ending(t):
+            if not kept[i]:
+                self.where.pop(self.program.uses.spans[i].block, None)
+
+    def _computing(self, item: Pass, step: Step) -> Computing:
+        """What one step takes."""
+        edges = width = 0
+        if item.pull is not None:
+            source = self.plan.matrices[item.pull.source]
+            tile_edges, tile = self.workload.topologies[item.pull.direction].tile_edges, self.plan.tile_rows
+            last = len(tile_edges) - 1
+            edges = tile_edges[min(last, -(-step.stop // tile))] - tile_edges[min(last, step.start // tile)]
+            width = source.matrix.columns if step.slab < 0 else source.grid.width(step.slab)
+        rows = step.stop - step.start
+        known = self.computing.get((rows, edges, width))
+        if known is None:
+            known = self.computing[rows, edges, width] = computing_of(
+                item,
+                self.workload,
+                self.plan.matrices,
+                self.hardware,
+                rows=rows,
+                edges=edges,
+                columns=width,
+                slab_columns=width,
+                steps=1,
+            )
+        return known
+
+    # ---- what moves ---------------------------------------------------------------------------------------
+
+    def _store(self, block: int, t: int, at: int) -> int:
+        """What step ``t`` has filled is written."""
+        return self._send(WRITE, self.plan.blocks.nbytes(block), at)
+
+    def _send(self, direction: int, nbytes: int, at: int) -> int:
+        ticket = self.drive.send(direction, nbytes, self.now)
+        kind = (_OF_DISK[direction], at, nbytes)
+        self.sent.append(self.kinds.setdefault(kind, kind))
+        self.issued += nbytes / self.drive.rates[direction]
+        self.now += self.hardware.seconds_per_block
+        return ticket
+
+    def _await(self, ticket: int | None) -> None:
+        if ticket is not None:
+            waited = self.drive.wait(ticket) - self.now
+            if waited > 0:
+                resource = self.sent[ticket][0]
+                self.waits[resource] = self.waits.get(resource, 0.0) + waited
+                self.now += waited
+
+    def _await_written(self, block: int) -> None:
+        """It can be read again."""
+        self._await(self.on_their_way.pop(block, None))
+
+    def _copy(self, nbytes: int, at: int) -> None:
+        """Within the memory that is computed in."""
+        seconds = nbytes / self.hardware.host_copy_bytes_per_s
+        self.events.append(Event(Resource.HOST_COPY, self.now, self.now + seconds, at, nbytes))
+        self.now += seconds
+
+    def _move(self, p: int) -> None:
+        """Blocks out of the way of regions, or home for the next epoch."""
+        for block, _, target in self.program.moves.get(p, ()):
+            self._await(self.arriving.pop(block, None))
+            self._await(self.leaving.pop(target, None))
+            self.where[block] = target
+            self._copy(self.plan.blocks.nbytes(block), min(p, len(self.program.bounds) - 1))
+
+    def _sample(self, p: int) -> None:
+        """Note the memory in use now."""
+        regions = sum(r.count for r in self.plan.regions[self.name] if r.first <= p <= r.last)
+        beside = self.plan.scratch_bytes + self.plan.fixed_device_bytes + self._beside_bytes
+        self.samples.append((self._clock(), beside + (regions + len(self.where)) * self.plan.frame_bytes))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles kept in the user's cache folder, one a machine, disk and device.
+
+Another machine, processor, number of cores, GPU, filesystem or version of this program has a profile of its own, so a
+home folder shared by several machines does no harm. What is there but damaged counts as not there.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+from pathlib import Path
+
+from ooc.errors import HardwareError
+from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware
+from ooc.profile.profile import Profile, processor_name
+from ooc.version import __version__
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_MACHINE_ID = Path("/etc/machine-id")
+
+
+def cached(folder: Path, *, device: str = "cpu") -> Profile | None:
+    """The profile of this machine with the disk of ``folder``; None where there is none to be had."""
+    path = location(folder, device=device)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Profile.from_dict(data, where=str(path))
+    except (OSError, ValueError, HardwareError):
+        return None
+
+
+def known_hardware(folder: Path, *, device: str = "cpu") -> Hardware:
+    """This machine as it has been measured with the disk of ``folder``; estimates where nobody has."""
+    profile = cached(folder, device=device)
+    if profile is not None:
+        return profile.hardware
+    return UNMEASURED if device == "cpu" else UNMEASURED_DEVICE
+
+
+def keep(profile: Profile, folder: Path, *, device: str = "cpu") -> Path:
+    """Write ``profile``, whole or not at all → where it is. OSError where the cache folder cannot be written."""
+    path = location(folder, device=device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        text = json.dumps({"machine": _identity(folder, device), **profile.as_dict()}, indent=2, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def location(folder: Path, *, device: str = "cpu") -> Path:
+    """The file of such a profile, whether it is there or not."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    text = json.dumps(_identity(folder, device), sort_keys=True)
+    return root / "ooc" / f"profile-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+def _identity(folder: Path, device: str) -> dict[str, str | int]:
+    """What a profile holds for."""
+    return {
+        "host": _host(),
+        "processor": processor_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "device": _device_name(device),
+        "disk": _mount(folder),
+        "version": __version__,
+    }
+
+
+def _host() -> str:
+    """The system's name, with its id where it has one; hashed, as the id is not to be handed on."""
+    number = ""
+    with contextlib.suppress(OSError):
+        number = _MACHINE_ID.read_text(encoding="ascii").strip()
+    return hashlib.sha256(f"{platform.node()} {number}".encode()).hexdigest()[:16]
+
+
+def _device_name(device: str) -> str:
+    if device != "cuda":
+        return device
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
+def _mount(folder: Path) -> str:
+    """Filesystem, source and mount point of what holds ``folder``, or of the nearest folder above it that exists."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    number = folder.stat().st_dev
+    name = f"{os.major(number)}:{os.minor(number)}"
+    with contextlib.suppress(OSError):
+        for line in reversed(_MOUNTS.read_text(encoding="utf-8").splitlines()):
+            fields, _, described = line.partition(" - ")
+            if fields.split(" ")[2] == name:
+                kind, source, *_ = described.split(" ")
+                return f"{kind} {source} on {fields.split(' ')[4]}"
+    return name

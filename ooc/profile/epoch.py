@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the executor itself costs, and how much of the disk's time it hides: tiny epochs of its own.
+
+The program writes a matrix, reads it to write another, and reads that backwards. With one column and memory for all
+of it, nothing is left but steps and tiles; of two block heights, one has eight times the steps. With more columns and
+little memory, every block goes to the disk and back, with and without something to compute meanwhile.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter, process_time
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
+
+import torch
+
+from ooc.engine.executor import run_program
+from ooc.engine.runtime import Runtime
+from ooc.model.graph import GraphRows
+from ooc.model.stages import Step, Tile
+from ooc.plan import Kind, Limits, Matrix, Plan, Stage, Workload, make_plan
+from ooc.profile.bench import Round, settled
+
+_TILE_ROWS = 1024
+_TILES = 128
+_ROWS = _TILES * _TILE_ROWS
+_COLUMNS = 64
+_SHORT, _TALL = _TILE_ROWS, 8 * _TILE_ROWS
+_OPERATORS = 24
+"""Of a tile, so that computing takes about as long as its disk."""
+_PASSES = 3
+_MOST_ROUNDS = 10
+_AMPLE, _SCARCE = 256_000_000, 12_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTimes:
+    """``per_tile`` and ``per_step``: processor seconds of any one thread; ``per_block``: shared by all of them.
+    ``overlap``: see ``Hardware``."""
+
+    per_tile: float
+    per_step: float
+    per_block: float
+    overlap: float
+
+
+def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
+    """Three to six seconds, with spill files of 67 MB in ``folder``."""
+    wide = torch.ones(_TILE_ROWS, _COLUMNS)
+
+    def nothing(tile: Tile) -> None:
+        pass
+
+    def stream(tile: Tile) -> None:
+        for _ in range(_OPERATORS):
+            torch.relu(wide)
+
+    small, large = _matrices(1), _matrices(_COLUMNS)
+    with ExitStack() as stack:
+        open_epoch = partial(_Epoch, folder=folder, threads=threads)
+        short = stack.enter_context(open_epoch(small, _SHORT, _AMPLE, nothing))
+        tall = stack.enter_context(open_epoch(small, _TALL, _AMPLE, nothing))
+        memory = stack.enter_context(open_epoch(large, _SHORT, _AMPLE, nothing))
+        compute = stack.enter_context(open_epoch(large, _SHORT, _AMPLE, stream))
+        disk = stack.enter_context(open_epoch(large, _SHORT, _SCARCE, nothing))
+        both = stack.enter_context(open_epoch(large, _SHORT, _SCARCE, stream))
+        epochs = (short, tall, memory, compute, disk, both)
+        while not all(settled(epoch.rounds, most=_MOST_ROUNDS) for epoch in epochs):
+            for epoch in epochs:  # taking turns, so that whoever else computes here does no harm to one of them alone
+                epoch.run()
+    per_step = max(0.0, (short.least.cpu_s - tall.least.cpu_s) / (short.steps - tall.steps))
+    per_tile = max(0.0, (tall.least.cpu_s - tall.steps * per_step) / (_PASSES * _TILES))
+    per_block = max(0.0, (disk.least.cpu_s - memory.least.cpu_s) / max(1, disk.blocks)) / cores
+    computing_s = compute.least.clock_s + both.blocks * per_block
+    overlap = hidden_share(computing_s, disk.least.clock_s, both.least.clock_s)
+    return EpochTimes(per_tile, per_step, per_block, overlap)
+
+
+def hidden_share(first_s: float, second_s: float, together_s: float) -> float:
+    """How much of the shorter of two times is hidden behind the longer when both take ``together_s``: from 0 to 1."""
+    longest, shortest = max(first_s, second_s), min(first_s, second_s)
+    if shortest <= 0:
+        return 1.0
+    return min(1.0, max(0.0, 1 - (together_s - longest) / shortest))
+
+
+class _Epoch:
+    """One such epoch, run as often as one likes. ``work`` is done for every tile. A context manager.
+
+    ``rounds``: what each run took, processor seconds of all threads together.
+    """
+
+    def __init__(
+        self,
+        matrices: dict[str, Matrix],
+        block_rows: int,
+        budget_bytes: int,
+        work: Callable[[Tile], None],
+        *,
+        folder: Path,
+        threads: int,
+    ) -> None:
+        columns = matrices["first"].columns
+        rows = torch.ones(_TILE_ROWS, columns)
+        scratch = 8 * columns
+
+        def compute(stores: tuple[str, ...]) -> Callable[[Tile], dict[str, torch.Tensor]]:
+            def tile_of(tile: Tile) -> dict[str, torch.Tensor]:
+                work(tile)
+                return dict.fromkeys(stores, rows)
+
+            return tile_of
+
+        stages = (
+            Stage("write", _ROWS, (), None, ("first",), scratch),
+            Stage("read and write", _ROWS, ("first",), None, ("second",), scratch),
+            Stage("read back", _ROWS, ("second",), None, (), scratch, reverse=True),
+        )
+        limits = Limits(budget_bytes, budget_bytes, block_rows=block_rows)
+        plan = make_plan(_workload(matrices, stages, threads), limits)
+        self.steps = len(plan.unrolled["train"].steps)
+        self.blocks = (plan.ssd_read_bytes + plan.ssd_write_bytes) // plan.frame_bytes
+        self.rounds: list[Round] = []
+        self._steps = [Step(stage, compute(stage.stores)) for stage in stages]
+        self._runtime = _runtime(plan, folder, threads)
+
+    @property
+    def least(self) -> Round:
+        """The run that others were least in the way of."""
+        return min(self.rounds)
+
+    def run(self) -> None:
+        """Once more, timed."""
+        clock, cpu = perf_counter(), process_time()
+        self._once()
+        self.rounds.append(Round(perf_counter() - clock, process_time() - cpu))
+
+    def _once(self) -> None:
+        run_program(self._runtime, "train", self._steps, lambda _: None, lambda _: None)
+
+    def __enter__(self) -> Self:
+        try:
+            self._once()  # fills the memory
+        except BaseException:
+            self._runtime.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runtime.close()
+
+
+def _matrices(columns: int) -> dict[str, Matrix]:
+    return {name: Matrix(name, _ROWS, columns, 4, Kind.SCRATCH) for name in ("first", "second")}
+
+
+def _workload(matrices: dict[str, Matrix], stages: tuple[Stage, ...], threads: int) -> Workload:
+    return Workload(
+        rows=_ROWS,
+        tile_rows=_TILE_ROWS,
+        matrices=matrices,
+        programs={"train": stages},
+        topologies={},
+        fixed_host_bytes=0,
+        fixed_device_bytes=0,
+        pulled_itemsize=4,
+        threads=threads,
+    )
+
+
+def _runtime(plan: Plan, folder: Path, threads: int) -> Runtime:
+    """Of a program without edges and without matrices of a store: the store is asked for nothing but its folder."""
+    no_store: Any = SimpleNamespace(path=folder, held=nullcontext)
+    no_rows = GraphRows()
+    return Runtime(plan, no_store, {}, no_rows, torch.float32, folder, threads=threads)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What computes: rates of aggregation, dense products and element-wise work, by the kernels that training uses."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from ooc.kernels.cuda.segments import long_parts
+from ooc.kernels.edges import TileEdges
+from ooc.kernels.pulls import pulls_for
+from ooc.plan.hardware import Curve
+from ooc.profile.bench import Bench
+
+POOL_BYTES = 128 << 20
+"""Of the slab that is pulled from: several times what a processor's cache holds."""
+_POOL_PER_CACHE = 16
+"""Of a GPU. A cache that kept the rows picked most would have 16^-0.4 = 33 % of the picks; one of 50 MiB, as large GPUs
+have it, 69 % of those out of 128 MiB."""
+_POOL_SHARE = 0.25
+"""Of a GPU's free memory, at most: element-wise work takes one and a half times the slab beside it."""
+ROW_BYTES = (32, 64, 128, 256, 512, 1024)
+DEGREES = (4, 64)
+DTYPES = ("float32", "bfloat16", "float64")
+_TILE_ROWS = 1024
+_EDGES = 1 << 20
+_EDGES_OF_DEVICE = 1 << 23
+"""At once, so that a GPU takes longer to pull the narrowest rows than the host to launch that."""
+_CACHE_ROW_BYTES = (128, 512)
+_FEW_DEGREE, _MANY_DEGREE = DEGREES
+_PRODUCT_COLUMNS = 128
+_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
+_SKEW = 2.5
+"""Ends of edges are drawn as u^2.5 · N: popularity falls as rank^-0.6, degrees follow a power law of exponent 2.7."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullTimes:
+    """Seconds of one pull: ``per_edge`` by bytes of a row and ``per_row``; ``by_degree``: edges a second of rows of
+    512 bytes."""
+
+    per_edge: Curve
+    per_row: float
+    by_degree: dict[int, float]
+
+
+def pull_times(bench: Bench, memory: Tensor) -> PullTimes:
+    """Pulls out of a slab that fills ``memory`` (float32).
+
+    Two degrees at the same number of edges tell what a row costs besides its edges.
+    """
+    few, many = ({b: _pull_seconds(bench, memory, b, degree) for b in ROW_BYTES} for degree in DEGREES)
+    edges = _edges(memory.device)
+    more_rows = edges // _FEW_DEGREE - edges // _MANY_DEGREE
+    per_row = max(0.0, median(few[b] - many[b] for b in ROW_BYTES) / more_rows)
+    rows = edges // _MANY_DEGREE
+    points = tuple((float(b), max(many[b] - rows * per_row, 0.2 * many[b]) / edges) for b in ROW_BYTES)
+    by_degree = {degree: edges / times[512] for degree, times in zip(DEGREES, (few, many), strict=True)}
+    return PullTimes(Curve(points, proportional=True), per_row, by_degree)
+
+
+def pool_bytes(device: torch.device) -> int:
+    """Of the slab that is pulled from on ``device``, in whole MiB."""
+    if device.type == "cpu":
+        return POOL_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    wanted = max(POOL_BYTES, _POOL_PER_CACHE * cache_bytes(device))
+    return max(1, min(wanted, int(_POOL_SHARE * free)) >> 20) << 20
+
+
+def _edges(device: torch.device) -> int:
+    return _EDGES if device.type == "cpu" else _EDGES_OF_DEVICE
+
+
+def _pull_seconds(bench: Bench, memory: Tensor, row_bytes: int, degree: int) -> float:
+    """Seconds of ``_edges`` edges, ``degree`` a row."""
+    columns, edges = row_bytes // memory.itemsize, _edges(memory.device)
+    source = memory[: len(memory) // columns * columns].view(-1, columns)
+    generator = torch.Generator(memory.device).manual_seed(row_bytes)
+    ranks = (len(source) * torch.rand(edges, generator=generator, device=memory.device) ** _SKEW).long()
+    indices = (ranks * 7919 % len(source)).int()
+    rows = _TILE_ROWS if memory.device.type == "cpu" else edges // degree
+    offsets_R1 = torch.arange(rows + 1, dtype=torch.int32) * degree
+    parts_P2 = torch.from_numpy(long_parts(offsets_R1.numpy())).to(memory.device)  # as training has it at hand
+    tile = TileEdges(indices, offsets_R1.to(memory.device), 0, len(source), parts_P2=parts_P2)
+    sums = pulls_for(source).sums
+
+    def task(number: int) -> None:
+        first = number * rows * degree
+        sums(replace(tile, indices_E=indices[first : first + rows * degree]), source)
+
+    return bench.seconds(task, edges // (rows * degree))
+
+
+def kept_in_cache_bytes(bench: Bench, slab: Tensor, near: PullTimes, far: PullTimes) -> int:
+    """How much of ``slab`` pulls find in the cache, by where their time lies between those of a slab that is in it and
+    of one that is not. Caches are shared with the topology, results and other programs, virtual ones with strangers:
+    what the system tells is their size, not what one gets of them."""
+    shares = []
+    for row_bytes in _CACHE_ROW_BYTES:
+        seconds = _pull_seconds(bench, slab, row_bytes, _MANY_DEGREE) / _edges(slab.device) - far.per_row / _MANY_DEGREE
+        fast, slow = near.per_edge.at(row_bytes), far.per_edge.at(row_bytes)
+        shares.append((slow - seconds) / (slow - fast) if slow > fast else 0.0)
+    return int(slab.nbytes * min(1.0, max(0.0, sum(shares) / len(shares))))
+
+
+def gather_rows_per_s(bench: Bench, memory: Tensor) -> float:
+    """Rows of 512 bytes a second, picked at random."""
+    source = memory.view(-1, 128)
+    count = 1 << 17
+    picked = torch.randint(len(source), (count,), generator=torch.Generator().manual_seed(0)).to(memory.device)
+    height = _TILE_ROWS if memory.device.type == "cpu" else count
+    return count / bench.seconds(lambda n: source[picked[n * height : (n + 1) * height]], count // height)
+
+
+def multiplies_per_s(bench: Bench) -> Iterator[tuple[str, float]]:
+    """Multiply-adds a second by dtype: as many forward as for a weight's gradient."""
+    rows = _TILE_ROWS if bench.device.type == "cpu" else 64 * _TILE_ROWS
+    for name in DTYPES:
+        dtype = getattr(torch, name)
+        left = torch.ones(rows, _PRODUCT_COLUMNS, dtype=dtype, device=bench.device)
+        weight = torch.ones(_PRODUCT_COLUMNS, _PRODUCT_COLUMNS, dtype=dtype, device=bench.device)
+
+        def task(number: int, left: Tensor = left, weight: Tensor = weight) -> Tensor:
+            return left @ weight.T if number % 2 else left.T @ left
+
+        tasks = 64
+        yield name, tasks * rows * _PRODUCT_COLUMNS**2 / bench.seconds(task, tasks)
+
+
+def stream_bytes_per_s(bench: Bench, memory: Tensor) -> float:
+    """Bytes a second that element-wise work reads and writes: rows scaled, a function, a sum, and stored."""
+    source, target = (half.view(-1, _PRODUCT_COLUMNS) for half in memory.chunk(2))
+    rows = _TILE_ROWS if bench.device.type == "cpu" else len(source)
+    scale = torch.ones(rows, 1, device=bench.device)
+
+    def task(number: int) -> None:
+        tile = slice(number * rows, (number + 1) * rows)
+        scaled = source[tile] * scale
+        target[tile].copy_(torch.relu(scaled) + scaled)
+
+    moves = 2 + 2 + 3 + 2
+    return moves * source.nbytes / bench.seconds(task, len(source) // rows)
+
+
+def operator_seconds(bench: Bench) -> float:
+    """Seconds of an operator on a part of next to nothing, of any one thread: they take turns. On a GPU one thread
+    launches all of them."""
+    tiny = torch.ones(16, 16, device=bench.device)
+    threads = 1 if bench.device.type == "cuda" else bench.threads
+    count = 1000
+
+    def task(_: int) -> None:
+        for _ in range(count):
+            tiny[:8] * 2.0
+
+    return bench.seconds(task, threads) * min(bench.cores, threads) / (count * threads)
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Of the last cache before memory, as the system tells; 0 where it does not."""
+    if device.type == "cuda":
+        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
+    sizes = [0]
+    for path in _CACHE.glob("index*/size"):
+        text = path.read_text(encoding="ascii").strip()
+        scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        sizes.append(int(text.rstrip("KM")) * scale)
+    return max(sizes)

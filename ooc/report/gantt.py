@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drawings of a timeline: SVG to look at, HTML to zoom into, JSON for Perfetto (ui.perfetto.dev)."""
+
+import json
+import os
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from ooc.errors import OptionError
+from ooc.plan.simulate.timeline import MemoryUse, Resource, Stretch, Timeline, stretches, trace
+from ooc.sizes import format_size
+
+_COLOURS = {
+    Resource.COMPUTE: "#2f81c7",
+    Resource.HOST_COPY: "#8a63d2",
+    Resource.TO_DEVICE: "#1a9c87",
+    Resource.TO_HOST: "#6aa84f",
+    Resource.SSD_READ: "#e0902a",
+    Resource.SSD_WRITE: "#cf4f4f",
+}
+_WIDTH, _LEFT, _RIGHT = 1200, 130, 24
+_LANE, _GAP = 30, 8
+_PASS_LANE = 22
+_MEMORY_HEIGHT = 110
+_NEAR_PIXELS, _BAR_PIXELS = 1.5, 5
+"""Events closer than the one are drawn as one bar up to the other's width, as high as they are busy."""
+_CHARACTER = 6.3
+"""Pixels of a character of the labels' font, at most."""
+_STYLE = """
+svg{font:11px system-ui,sans-serif;background:#fff}text{fill:#24292f}
+.dim{fill:#57606a}.num{font-variant-numeric:tabular-nums}.lane{fill:#f3f5f7}.grid{stroke:#d7dce1;stroke-width:1}
+.even{fill:#dbe4ee}.odd{fill:#c6d3e1}.memory{fill:#9db8d2;fill-opacity:.75}
+.limit{stroke:#cf4f4f;stroke-width:1.5;stroke-dasharray:5 4}
+@media (prefers-color-scheme:dark){svg{background:#0f1419}text{fill:#e4e8ec}.dim{fill:#9aa5b1}.lane{fill:#1a2129}
+.grid{stroke:#2b343e}.even{fill:#2b3a4a}.odd{fill:#38495c}.memory{fill:#46678a}}
+"""
+
+
+def write_gantt(timeline: Timeline, path: Path) -> None:
+    """Draw ``timeline`` to ``path``, as its suffix says. OptionError for a suffix that is none of the three."""
+    match path.suffix:
+        case ".svg":
+            text = svg(timeline)
+        case ".html":
+            text = html(timeline)
+        case ".json":
+            text = json.dumps(trace(timeline))
+        case _:
+            raise OptionError(f"--gantt {path}: a drawing ends in .svg, .html or .json")
+    temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise OptionError(f"--gantt {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def svg(timeline: Timeline) -> str:
+    """A picture 1,200 pixels wide: passes, one lane a resource, memory below, all over the same seconds."""
+    drawing = _Drawing(timeline)
+    body, size = "\n".join(drawing.parts()), f'width="{_WIDTH}" height="{drawing.height}"'
+    box = f"0 0 {_WIDTH} {drawing.height}"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" {size}><style>{_STYLE}</style>\n{body}\n</svg>\n'
+
+
+def html(timeline: Timeline) -> str:
+    """The picture in a page: the wheel zooms, dragging moves, pointing at something says what it is."""
+    title = escape(f"{timeline.program}: {_seconds(timeline.epoch_s)} an epoch")
+    page = '<!doctype html><html lang="en"><meta charset="utf-8"><title>' + title + "</title>"
+    return f"{page}<style>body{{margin:0}}svg{{max-width:100%;height:auto}}</style>\n{svg(timeline)}{_SCRIPT}</html>\n"
+
+
+_SCRIPT = f"""<script>
+"use strict";
+const svg = document.querySelector("svg"), left = {_LEFT}, wide = {_WIDTH - _LEFT - _RIGHT};
+const moving = [...svg.querySelectorAll("[data-x]")].map(e => [e, +e.dataset.x, +(e.dataset.w || 0)]);
+const areas = [...svg.querySelectorAll("[data-d]")].map(e => [e, JSON.parse(e.dataset.d)]);
+const ticks = [...svg.querySelectorAll("[data-t]")];
+const epoch = +svg.querySelector("[data-epoch]").dataset.epoch;
+let from = 0, scale = 1;
+function draw() {{
+  const place = x => left + (x - left - from) * scale, end = left + wide;
+  for (const [e, x, w] of moving) {{
+    const a = Math.max(left, place(x)), b = Math.min(end, place(x + w));
+    e.style.display = b >= left && a <= end && b >= a ? "" : "none";
+    if (e.tagName === "text") {{ e.setAttribute("x", a + 4); e.textContent = (b - a) / {_CHARACTER} > 4 ?
+      e.dataset.text.slice(0, Math.floor((b - a - 8) / {_CHARACTER})) : ""; }}
+    else {{ e.setAttribute("x", a); e.setAttribute("width", Math.max(0.6, b - a)); }}
+  }}
+  for (const [e, points] of areas) {{
+    e.setAttribute("points", points.map(([x, y]) => Math.min(end, Math.max(left, place(x))) + "," + y).join(" "));
+  }}
+  for (const e of ticks) {{
+    const x = +e.getAttribute("x") - left;
+    e.textContent = ((from + x / scale) / wide * epoch).toPrecision(4) + " s";
+  }}
+}}
+function bound() {{
+  scale = Math.max(1, Math.min(5000, scale));
+  from = Math.max(0, Math.min(wide - wide / scale, from));
+  draw();
+}}
+function at(event) {{ return (event.clientX - svg.getBoundingClientRect().left) * {_WIDTH} / svg.clientWidth - left; }}
+svg.addEventListener("wheel", event => {{
+  event.preventDefault();
+  const x = at(event), fixed = from + x / scale;
+  scale *= Math.exp(-event.deltaY / 400);
+  scale = Math.max(1, scale);
+  from = fixed - x / scale;
+  bound();
+}}, {{passive: false}});
+let held = null;
+svg.addEventListener("pointerdown", event => {{ held = at(event); }});
+addEventListener("pointerup", () => {{ held = null; }});
+addEventListener("pointermove", event => {{
+  if (held === null) return;
+  const x = at(event);
+  from -= (x - held) / scale;
+  held = x;
+  bound();
+}});
+svg.addEventListener("dblclick", () => {{ from = 0; scale = 1; draw(); }});
+</script>"""
+
+
+class _Drawing:
+    """Lays a timeline out from top to bottom; every part is one line of SVG."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.epoch_s = timeline.epoch_s or 1.0
+        self.lanes = list(timeline.busy_s)
+        self.top = 44
+        self.first_lane = self.top + _PASS_LANE + _GAP
+        self.memory_top = self.first_lane + len(self.lanes) * (_LANE + _GAP) + 6
+        self.axis = self.memory_top + len(timeline.memory) * (_MEMORY_HEIGHT + _GAP + 14)
+        self.height = self.axis + 26
+
+    def parts(self) -> Iterator[str]:
+        timeline = self.timeline
+        most = timeline.bottleneck
+        busy = timeline.busy_s.get(most, 0.0)
+        title = (
+            f"{timeline.program}: {_seconds(timeline.epoch_s)} an epoch, bound by {most.value} "
+            f"({100 * busy / self.epoch_s:.0f} % busy)"
+        )
+        yield f'<text x="{_LEFT}" y="24" font-size="15" data-epoch="{self.epoch_s!r}">{escape(title)}</text>'
+        yield from self._grid()
+        yield from self._passes()
+        for number, resource in enumerate(self.lanes):
+            yield from self._lane(resource, self.first_lane + number * (_LANE + _GAP))
+        for number, use in enumerate(timeline.memory):
+            yield from self._memory(use, self.memory_top + number * (_MEMORY_HEIGHT + _GAP + 14) + 14)
+
+    def x(self, time_s: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * time_s / self.epoch_s
+
+    def _grid(self) -> Iterator[str]:
+        step = _round_step(self.epoch_s / 8)
+        for number in range(int(self.epoch_s / step) + 1):
+            x = self.x(number * step)
+            yield f'<line class="grid" x1="{x:.1f}" y1="{self.top}" x2="{x:.1f}" y2="{self.axis}"/>'
+            where = f'x="{x:.1f}" y="{self.axis + 16}" text-anchor="middle"'
+            yield f'<text class="dim num" data-t="" {where}>{_seconds(number * step)}</text>'
+
+    def _passes(self) -> Iterator[str]:
+        yield _label("passes", self.top + 15)
+        for item in self.timeline.passes:
+            shade = "odd" if item.at % 2 else "even"
+            what = f"{item.title}: {_seconds(item.end_s - item.start_s)}, {_seconds(item.waited_s)} of it waiting"
+            if item.bound is not Resource.COMPUTE:
+                what += f" for {item.bound.value}"
+            yield self._box(item.start_s, item.end_s, self.top, _PASS_LANE, what, extra=f'class="{shade}"')
+            x, width = self.x(item.start_s), self.x(item.end_s) - self.x(item.start_s)
+            fits = int((width - 8) / _CHARACTER)
+            shown = item.title if len(item.title) <= fits else item.title[: max(0, fits - 1)] + "…" if fits > 3 else ""
+            title = escape(item.title)
+            yield (
+                f'<text x="{x + 4:.1f}" y="{self.top + 15}" data-x="{x:.2f}" data-w="{width:.2f}" '
+                f'data-text="{title}" pointer-events="none">{escape(shown)}</text>'
+            )
+
+    def _lane(self, resource: Resource, y: int) -> Iterator[str]:
+        busy = self.timeline.busy_s[resource]
+        moved = self.timeline.moved_bytes.get(resource, 0)
+        below = f"{100 * busy / self.epoch_s:.0f} %" + (f", {format_size(moved)}" if moved else "")
+        yield _label(resource.value, y + 13)
+        yield f'<text class="dim num" x="{_LEFT - 10}" y="{y + 26}" text-anchor="end">{below}</text>'
+        yield f'<rect class="lane" x="{_LEFT}" y="{y}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_LANE}"/>'
+        titles = {item.at: item.title for item in self.timeline.passes}
+        pixel_s = self.epoch_s / (_WIDTH - _LEFT - _RIGHT)
+        own = (event for event in self.timeline.events if event.resource is resource)
+        for bar in stretches(own, _NEAR_PIXELS * pixel_s, _BAR_PIXELS * pixel_s):
+            share = min(1.0, bar.busy_s / (bar.end_s - bar.start_s)) if bar.end_s > bar.start_s else 1.0
+            height = max(1.0, _LANE * share)
+            what = _described(resource, bar, titles[bar.at])
+            yield self._box(bar.start_s, bar.end_s, y + _LANE - height, height, what, f'fill="{_COLOURS[resource]}"')
+
+    def _memory(self, use: MemoryUse, y: int) -> Iterator[str]:
+        yield _label(use.tier, y + 13)
+        peak = f"peak {format_size(use.peak_bytes)}"
+        yield f'<text class="dim num" x="{_LEFT - 10}" y="{y + 27}" text-anchor="end">{peak}</text>'
+        yield f'<rect class="lane" x="{_LEFT}" y="{y}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_MEMORY_HEIGHT}"/>'
+        most = max(use.peak_bytes, min(use.limit_bytes, 2 * use.peak_bytes), 1) * 1.08
+        floor = y + _MEMORY_HEIGHT
+
+        def height(nbytes: int) -> float:
+            return floor - _MEMORY_HEIGHT * nbytes / most
+
+        points = [(_LEFT * 1.0, floor * 1.0)]
+        for time_s, nbytes in _thinned(use.samples, self.epoch_s):
+            points += [(self.x(time_s), points[-1][1]), (self.x(time_s), height(nbytes))]
+        points += [(self.x(self.epoch_s), points[-1][1]), (self.x(self.epoch_s), floor * 1.0)]
+        shape = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+        data = json.dumps([[round(a, 2), round(b, 1)] for a, b in points], separators=(",", ":"))
+        what = f"{use.tier}: {format_size(use.peak_bytes)} at most in use of {format_size(use.limit_bytes)}"
+        yield f'<polygon class="memory" points="{shape}" data-d="{data}"><title>{escape(what)}</title></polygon>'
+        if use.limit_bytes <= most:
+            line = height(use.limit_bytes)
+            yield f'<line class="limit" x1="{_LEFT}" y1="{line:.1f}" x2="{_WIDTH - _RIGHT}" y2="{line:.1f}"/>'
+            limit = f"budget {format_size(use.limit_bytes)}"
+            yield f'<text class="dim num" x="{_WIDTH - _RIGHT - 4}" y="{line - 4:.1f}" text-anchor="end">{limit}</text>'
+
+    def _box(self, start_s: float, end_s: float, y: float, height: float, what: str, extra: str) -> str:
+        x = self.x(start_s)
+        width = self.x(end_s) - x
+        return (
+            f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.4):.2f}" height="{height:.1f}" {extra} '
+            f'data-x="{x:.3f}" data-w="{width:.3f}"><title>{escape(what)}</title></rect>'
+        )
+
+
+def _label(text: str, y: int) -> str:
+    return f'<text x="{_LEFT - 10}" y="{y}" text-anchor="end">{escape(text)}</text>'
+
+
+def _described(resource: Resource, bar: Stretch, title: str) -> str:
+    moved = f", {format_size(bar.nbytes)}" if bar.nbytes else ""
+    return f"{resource.value}, {title}: {_seconds(bar.busy_s)} of {_seconds(bar.end_s - bar.start_s)}{moved}"
+
+
+def _thinned(samples: tuple[tuple[float, int], ...], epoch_s: float) -> Iterator[tuple[float, int]]:
+    """The greatest use in each pixel's time: no peak is lost."""
+    pixel = epoch_s / (_WIDTH - _LEFT - _RIGHT)
+    held: tuple[float, int] | None = None
+    for time_s, nbytes in samples:
+        if held is not None and time_s < held[0] + pixel:
+            held = held[0], max(held[1], nbytes)
+            continue
+        if held is not None:
+            yield held
+        held = time_s, nbytes
+    if held is not None:
+        yield held
+
+
+def _round_step(least: float) -> float:
+    """The least of 1, 2, 5 times a power of ten that is not below ``least``."""
+    power = 10.0**-12
+    while True:
+        for factor in (1, 2, 5):
+            if factor * power >= least:
+                return factor * power
+        power *= 10
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.3g} s" if seconds >= 0.1 or seconds == 0 else f"{seconds * 1e3:.3g} ms"

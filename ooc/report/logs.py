@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epochs as others read them: a CSV table, TensorBoard. Listeners of events, for ``Trainer(listener=…)``."""
+
+import csv
+import importlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ooc.engine.record import EpochRecord
+from ooc.errors import OptionError
+from ooc.events import EpochFinished, Event, Listener
+
+
+def several(*listeners: Listener) -> Listener:
+    """A listener that passes every event on to all of ``listeners``."""
+
+    def listen(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return listen
+
+
+Earlier = Callable[[], Sequence[EpochRecord]]
+"""The epochs that a resumed run has behind it, asked for when it has been resumed."""
+
+
+class EpochLog(ABC):
+    """Writes down every epoch that it hears of.
+
+    ``earlier``: of epochs before the first one heard of, those are written that are not there yet: a run that was
+    killed right after an epoch has its record, and nothing else of it.
+    """
+
+    def __init__(self, earlier: Earlier = tuple) -> None:
+        self._earlier = earlier
+        self._begun = False
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, EpochFinished):
+            self._begin_once(event.record.epoch)
+            self.write(event.record)
+
+    def complete(self) -> None:
+        """Write what there is of earlier epochs, if no other was heard of."""
+        last = max((record.epoch for record in self._earlier()), default=0)
+        if last:
+            self._begin_once(last + 1)
+
+    def _begin_once(self, epoch: int) -> None:
+        if not self._begun:
+            self.begin(epoch, [record for record in self._earlier() if record.epoch < epoch])
+            self._begun = True
+
+    @abstractmethod
+    def begin(self, epoch: int, earlier: Sequence[EpochRecord]) -> None:
+        """Go on from ``epoch`` with what is there already, and with ``earlier`` where that is missing."""
+
+    @abstractmethod
+    def write(self, record: EpochRecord) -> None:
+        """Write an epoch down."""
+
+
+class CsvLog(EpochLog):
+    """One line an epoch in the file ``path``, whose columns are an `EpochRecord`'s fields but its passes; empty where
+    not evaluated.
+
+    A file that is there already is gone on with: its lines from the first epoch heard of are dropped, which is
+    what a resumed run computes again.
+    """
+
+    def __init__(self, path: str | Path, earlier: Earlier = tuple) -> None:
+        super().__init__(earlier)
+        self._path = Path(path)
+        self._names = [field.name for field in fields(EpochRecord) if field.name != "passes"]
+
+    def write(self, record: EpochRecord) -> None:
+        """Add its line."""
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._names, extrasaction="ignore").writerow(record.as_dict())
+
+    def begin(self, epoch: int, earlier: Sequence[EpochRecord]) -> None:
+        """Keep the lines before ``epoch``; a torn or foreign one ends them, and ``earlier`` ones take its place."""
+        kept = list(self._lines_before(epoch))
+        kept += [record.as_dict() for record in earlier if record.epoch > len(kept)]
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._names, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+
+    def _lines_before(self, epoch: int) -> Iterator[Mapping[str, object]]:
+        if not self._path.exists():
+            return
+        with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
+            for number, row in enumerate(csv.DictReader(file), start=1):
+                if row.get("epoch") != str(number) or number == epoch or None in row.values():
+                    return
+                yield row
+
+
+class TensorBoardLog(EpochLog):
+    """Loss, scores, times and bytes of every epoch as scalars for TensorBoard, in ``folder``.
+
+    What a resumed run computes again is purged. OptionError where TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: str | Path, earlier: Earlier = tuple) -> None:
+        super().__init__(earlier)
+        try:
+            self._writers: Any = importlib.import_module("torch.utils.tensorboard")
+        except ImportError:
+            raise OptionError("logging to TensorBoard needs it; pip install tensorboard") from None
+        self._folder = Path(folder)
+        self._writer: Any = None
+
+    def begin(self, epoch: int, earlier: Sequence[EpochRecord]) -> None:
+        """What was written last is not asked for: the last of ``earlier`` is purged and written again."""
+        last = max(earlier, key=lambda record: record.epoch, default=None)
+        step = epoch if last is None else last.epoch
+        self._writer = self._writers.SummaryWriter(str(self._folder), purge_step=step)
+        if last is not None:
+            self.write(last)
+
+    def write(self, record: EpochRecord) -> None:
+        """Add its scalars."""
+        for name, value in record.as_dict().items():
+            if name not in ("epoch", "passes") and value is not None:
+                self._writer.add_scalar(_tag(name), value, record.epoch)
+        self._writer.flush()
+
+
+def _tag(name: str) -> str:
+    """Related scalars in one group."""
+    for suffix, group in (("_acc", "score"), ("_bytes", "bytes"), ("_s", "seconds")):
+        if name.endswith(suffix):
+            return f"{group}/{name.removesuffix(suffix)}"
+    return name

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan promises, as one value: for tables, for ``--json``, and for comparing with the run that followed.
+
+``as_dict`` is the documented form (docs/planning.md): keys are added, never renamed.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Self
+
+from ooc.plan import Hardware, Limits, Plan, Workload
+from ooc.plan.lifetimes import Lifetime, StageStatistics, lifetimes, stage_statistics
+from ooc.plan.simulate.simulator import simulate
+from ooc.plan.simulate.timeline import Resource, Timeline
+from ooc.sizes import format_size
+
+_WAYS = ("device", "host", "ssd")
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan, what it is for, and the machine and budgets that it was made for. ``program``: the one that is timed;
+    ``evaluated``: every epoch is followed by an evaluation of its own, which works in the same memory."""
+
+    workload: Workload
+    plan: Plan
+    hardware: Hardware
+    limits: Limits
+    program: str = "train"
+    evaluated: bool = False
+
+    @classmethod
+    def of_run(cls, workload: Workload, plan: Plan, hardware: Hardware, limits: Limits, *, eval_every: int) -> Self:
+        """Of the program that most epochs of a run are: where every one is scored, a forward pass that does both."""
+        program = "train_and_score" if eval_every == 1 and "train_and_score" in plan.programs else "train"
+        return cls(workload, plan, hardware, limits, program, evaluated=eval_every == 1 and program == "train")
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """One epoch, instruction by instruction."""
+        return simulate(self.plan, self.workload, self.hardware, self.program)
+
+    @property
+    def epoch_s(self) -> float:
+        return self.timeline.epoch_s
+
+    @property
+    def ssd_read_bytes(self) -> int:
+        """Bytes read from the SSD in an epoch but the first: what evaluations have put out of memory is read again."""
+        return self.plan.bytes_read(self.program) + (self.plan.filling_bytes(self.program) if self.evaluated else 0)
+
+    @property
+    def first_epoch_read_bytes(self) -> int:
+        """Bytes read from the SSD in the first epoch, or any that follows an evaluation: these fill the memory."""
+        return self.plan.bytes_read(self.program) + self.plan.filling_bytes(self.program)
+
+    @property
+    def ssd_write_bytes(self) -> int:
+        """Bytes written to the SSD in one run of the program."""
+        return self.plan.bytes_written(self.program)
+
+    @property
+    def ssd_busy_s(self) -> float:
+        """Seconds in which the SSD has something to do."""
+        moving = [e for e in self.timeline.events if e.resource in (Resource.SSD_READ, Resource.SSD_WRITE)]
+        busy_s, until = 0.0, 0.0
+        for event in sorted(moving, key=lambda event: event.start_s):
+            busy_s += max(0.0, event.end_s - max(until, event.start_s))
+            until = max(until, event.end_s)
+        return busy_s
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds in which nothing is computed."""
+        return sum(item.waited_s for item in self.timeline.passes)
+
+    @cached_property
+    def fates(self) -> list[dict[str, Any]]:
+        """One entry a matrix: its shape and bytes, what becomes of it (``fate``), its slabs, and by way (``device``,
+        ``host``, ``ssd``, ``recompute``) the share of what an epoch reads of it that waits there or is recomputed, in
+        per cent."""
+        return [_fate(row) for row in self.plan.summary()]
+
+    @cached_property
+    def stages(self) -> list[StageStatistics]:
+        return stage_statistics(self.workload, self.program)
+
+    @cached_property
+    def lifetimes(self) -> list[Lifetime]:
+        return lifetimes(self.workload, self.program)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, without the whole timeline."""
+        timeline, plan = self.timeline, self.plan
+        moved = timeline.moved_bytes
+        return {
+            "program": self.program,
+            "hardware": {"name": self.hardware.name, "source": self.hardware.source},
+            "gpu_budget_bytes": self.limits.device_bytes,
+            "host_budget_bytes": self.limits.host_bytes,
+            "epoch_s": timeline.epoch_s,
+            "ssd_read_bytes": self.ssd_read_bytes,
+            "ssd_write_bytes": self.ssd_write_bytes,
+            "first_epoch_read_bytes": self.first_epoch_read_bytes,
+            "ssd_busy_s": self.ssd_busy_s,
+            "wait_s": self.wait_s,
+            "gpu_peak_bytes": plan.device_peak_bytes,
+            "host_peak_bytes": plan.host_peak_bytes,
+            "spill_bytes": plan.spill_bytes,
+            "bottleneck": timeline.bottleneck.value,
+            "resources": [
+                {"resource": resource.value, "busy_s": busy_s, "bytes": moved.get(resource, 0)}
+                for resource, busy_s in timeline.busy_s.items()
+            ],
+            "fates": self.fates,
+            "passes": [
+                {"name": item.title, "time_s": item.end_s - item.start_s, "wait_s": item.waited_s}
+                | {"bound": item.bound.value}
+                for item in timeline.passes
+            ],
+            "stages": [asdict(stage) for stage in self.stages],
+            "lifetimes": [asdict(lifetime) for lifetime in self.lifetimes],
+        }
+
+
+def describe_reading(report: PlanReport) -> str:
+    """What an epoch reads, and the first one where that is more."""
+    read, first = report.ssd_read_bytes, report.first_epoch_read_bytes
+    more = f" ({format_size(first)} in the first, which fills the memory)" if first > read else ""
+    return format_size(read) + more
+
+
+def describe_memory(report: PlanReport) -> str:
+    """Both peaks against their budgets, on one line."""
+    plan, limits = report.plan, report.limits
+    gpu = f"{format_size(plan.device_peak_bytes)} of {format_size(limits.device_bytes)} on the device"
+    return f"{gpu}, {format_size(plan.host_peak_bytes)} of {format_size(limits.host_bytes)} on the host"
+
+
+def _fate(row: dict[str, str | int]) -> dict[str, Any]:
+    """A line of ``Plan.summary`` with all ways spelled out."""
+    resident, recompute = int(row.get("resident", 0)), int(row.get("recompute", 0))
+    shares = {"device": 0, "host": resident, "ssd": 100 - resident - recompute} | {w: row[w] for w in _WAYS if w in row}
+    kept = {name: value for name, value in row.items() if name not in ("resident", "recompute", "slabs", *_WAYS)}
+    return {**kept, **shares, "recompute": recompute, "slabs": row["slabs"]}

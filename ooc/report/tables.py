@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables for people: a plan with all that is expected of an epoch, what would change it, and the outcome of a run."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ooc.engine.record import EpochRecord
+from ooc.plan import Hardware
+from ooc.plan.lifetimes import Lifetime, StageStatistics
+from ooc.plan.simulate.timeline import Resource
+from ooc.report.alternatives import Cell, Change
+from ooc.report.plan_report import PlanReport, describe_memory, describe_reading
+from ooc.report.progress import format_duration
+from ooc.sizes import format_size
+
+if TYPE_CHECKING:
+    from ooc.train.metrics import Metric
+
+_SHARES = ("device", "host", "ssd", "recompute")
+_USES = ("produced", "last forward use", "backward use")
+_WORDS = frozenset(
+    ("matrix", "fate", "resource", "pass", "bound by", "stage", "change", "machine", "gpu budget", "quantity", *_USES)
+)
+"""Columns of words; all others hold numbers."""
+_WRAPPED, _WRAPPED_WIDTH = "backward use", 24
+"""The column that is as wide as there is room, and what it needs."""
+_BETWEEN = 2
+_BLOCK_BYTES = 1 << 20
+"""Requests that the listing gives the disk's rates for."""
+_ROW_BYTES = 512
+"""Bytes of a gathered row that the listing gives the rate of pulls for: 128 columns of float32."""
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
+    """``rows`` of cells under the headings ``columns``. A column without content is left out. Where the console is too
+    narrow, several tables follow each other, each with the first column: nothing is cut."""
+    widths = [
+        max(len(line) for cell in cells for line in cell.split("\n")) for cells in zip(columns, *rows, strict=True)
+    ]
+    tables, used = [[0]], widths[0]
+    for k in range(1, len(columns)):
+        if not any(row[k] for row in rows):
+            continue
+        width = _BETWEEN + (min(widths[k], _WRAPPED_WIDTH) if columns[k] == _WRAPPED else widths[k])
+        if len(tables[-1]) > 1 and used + width > console.width - _BETWEEN:
+            tables.append([0])
+            used = widths[0]
+        tables[-1].append(k)
+        used += width
+    for shown in tables:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for k in shown:
+            justify: Literal["left", "right"] = "left" if columns[k] in _WORDS else "right"
+            table.add_column(columns[k], justify=justify, no_wrap=columns[k] != _WRAPPED)
+        for row in rows:
+            table.add_row(*(row[k] for k in shown))
+        console.print(table)
+
+
+def print_report(report: PlanReport, console: Console) -> None:
+    """Everything that is expected of an epoch."""
+    _print_fates(report, console)
+    _print_resources(report, console)
+    _print_passes(report, console)
+    _print_stages(report.stages, console)
+    _print_lifetimes(report.lifetimes, console)
+    _say(console, f"memory: {describe_memory(report)}, at most")
+    if report.plan.spill_bytes:
+        _say(console, f"disk: {format_size(report.plan.spill_bytes)} of scratch")
+    read, written = describe_reading(report), format_size(report.ssd_write_bytes)
+    passes, bottleneck = len(report.timeline.passes), report.timeline.bottleneck.value
+    seconds = format_duration(report.epoch_s)
+    _say(console, f"epoch: {seconds} in {passes} passes, {read} read and {written} written; busiest: {bottleneck}")
+
+
+def print_changes(changes: Sequence[Change], console: Console) -> None:
+    """What would help, the most helpful first."""
+    rows = []
+    for change in changes:
+        if change.epoch_s is None or change.ssd_read_bytes is None or change.ssd_write_bytes is None:
+            rows.append((change.name, "no plan", "", "", ""))
+            continue
+        moved = format_size(change.ssd_read_bytes), format_size(change.ssd_write_bytes)
+        rows.append((change.name, format_duration(change.epoch_s), _saved(change.saved_s), *moved))
+    print_table(("change", "epoch", "saved", "SSD read", "SSD written"), rows, console)
+
+
+def print_assumptions(lines: Sequence[str], console: Console) -> None:
+    """One line each, marked as what they are."""
+    for line in lines:
+        _say(console, f"assumed: {line}")
+
+
+def _print_fates(report: PlanReport, console: Console) -> None:
+    rows = []
+    for fate in report.fates:
+        shares = (f"{fate[share]} %" if fate[share] else "" for share in _SHARES)
+        shape = f"{fate['rows']:,}", f"{fate['columns']:,}", format_size(fate["bytes"])
+        rows.append((fate["matrix"], *shape, fate["fate"], *shares, str(fate["slabs"])))
+    print_table(("matrix", "rows", "columns", "bytes", "fate", *_SHARES, "slabs"), rows, console)
+
+
+def _print_resources(report: PlanReport, console: Console) -> None:
+    timeline = report.timeline
+    rows = []
+    for resource, busy_s in timeline.busy_s.items():
+        share = f"{100 * busy_s / timeline.epoch_s:.0f} %" if timeline.epoch_s else ""
+        moved = "" if resource is Resource.COMPUTE else format_size(timeline.moved_bytes.get(resource, 0))
+        rows.append((resource.value, format_duration(busy_s), share, moved))
+    print_table(("resource", "busy", "of the epoch", "bytes"), rows, console)
+
+
+def _print_passes(report: PlanReport, console: Console) -> None:
+    rows = [
+        (item.title, format_duration(item.end_s - item.start_s), format_duration(item.waited_s), item.bound.value)
+        for item in report.timeline.passes
+    ]
+    print_table(("pass", "time", "waits", "bound by"), rows, console)
+
+
+def _print_stages(stages: Sequence[StageStatistics], console: Console) -> None:
+    rows = []
+    for stage in stages:
+        sizes = (stage.edge_bytes, stage.loaded_bytes, stage.pulled_bytes, stage.stored_bytes)
+        counts = f"{stage.rows:,}", f"{stage.edges:,}" if stage.edges else ""
+        products = f"{stage.multiplies:.2e}" if stage.multiplies else ""
+        rows.append((stage.stage, *counts, *(format_size(size) if size else "" for size in sizes), products))
+    columns = ("stage", "active rows", "active edges", "edge bytes", "loads", "pulls", "stores", "multiply-adds")
+    print_table(columns, rows, console)
+
+
+def _print_lifetimes(found: Sequence[Lifetime], console: Console) -> None:
+    rows = []
+    for item in found:
+        produced = item.produced or "before the epoch"
+        rows.append(
+            (item.matrix, format_size(item.nbytes), produced, item.last_forward or "", ", ".join(item.backward))
+        )
+    print_table(("matrix", "bytes", *_USES), rows, console)
+
+
+def _saved(seconds: float) -> str:
+    return format_duration(seconds) if seconds >= 0 else f"-{format_duration(-seconds)}"
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True)
+
+
+def print_sweep(cells: Sequence[Cell], console: Console) -> None:
+    """Device budgets down, host budgets across: seconds an epoch, and bytes read and written."""
+    hosts = list(dict.fromkeys(cell.host_budget_bytes for cell in cells))
+    rows = [
+        (format_size(cells[start].gpu_budget_bytes), *map(_shown, cells[start : start + len(hosts)]))
+        for start in range(0, len(cells), len(hosts))
+    ]
+    print_table(("gpu budget", *(f"host {format_size(host)}" for host in hosts)), rows, console)
+
+
+def _shown(cell: Cell) -> str:
+    if cell.epoch_s is None or cell.ssd_read_bytes is None or cell.ssd_write_bytes is None:
+        return "too small"
+    moved = f"{format_size(cell.ssd_read_bytes)} read, {format_size(cell.ssd_write_bytes)} written"
+    return f"{format_duration(cell.epoch_s)}\n{moved}"
+
+
+def print_machines(machines: Sequence[Hardware], console: Console) -> None:
+    """A table of machines, and where their figures are from."""
+    rows = []
+    for machine in machines:
+        pulled = _ROW_BYTES / machine.processor.pull_seconds_per_edge.at(_ROW_BYTES)
+        cells = (
+            machine.name,
+            format_size(machine.device_memory_bytes),
+            format_size(machine.host_memory_bytes),
+            format_size(machine.wire.to_device_bytes_per_s) if machine.wire is not None else "none",
+            format_size(machine.disk.read_bytes_per_s.at(_BLOCK_BYTES)),
+            format_size(machine.disk.write_bytes_per_s.at(_BLOCK_BYTES)),
+            f"{2 * machine.processor.multiplies_per_s['float32']:.2g}",
+            format_size(pulled),
+        )
+        rows.append(cells)
+    columns = ("machine", "device", "host", "wire/s", "SSD read/s", "write/s", "float32 FLOP/s", "pulled/s")
+    print_table(columns, rows, console)
+    for machine in machines:
+        _say(console, f"{machine.name}: {machine.source}")
+
+
+# ---- a run ------------------------------------------------------------------------------------------------------
+
+
+def print_plan(report: PlanReport, console: Console) -> None:
+    """Where every matrix waits, and what an epoch will take."""
+    plan = report.plan
+    _print_fates(report, console)
+    read, write = describe_reading(report), format_size(report.ssd_write_bytes)
+    device, host = format_size(plan.device_peak_bytes), format_size(plan.host_peak_bytes)
+    spill = format_size(plan.spill_bytes)
+    needed = f"{spill} of scratch on disk, at most {device} of device and {host} of host memory"
+    _say(console, f"plan: reads {read} and writes {write} an epoch, {needed}")
+    if plan.has_tiers:
+        there, back = format_size(plan.to_device_bytes), format_size(plan.to_host_bytes)
+        _say(console, f"over the wire: {there} to the device and {back} back an epoch")
+
+
+def print_outcome(
+    records: Sequence[EpochRecord],
+    *,
+    metric: "Metric",
+    gpu_budget: int,
+    host_budget: int,
+    process_peak_bytes: int,
+    store_bytes: int,
+    spill_bytes: int,
+    run: Path,
+    console: Console,
+) -> None:
+    """Loss, accuracies, time, bytes moved, peak memory, and where the run's files are."""
+    last = records[-1]
+    count = len(records)
+    read = sum(record.ssd_read_bytes for record in records)
+    written = sum(record.ssd_write_bytes for record in records)
+    device_peak = max(record.device_peak_bytes for record in records)
+    host_peak = max(record.host_peak_bytes for record in records)
+    rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores(last))]
+    best = best_record(records, rising=metric.higher_is_better)
+    if best is not None and best.epoch != last.epoch:
+        rows.append((f"best {metric.value}", f"{_scores(best)} (epoch {best.epoch})"))
+    rows += [
+        ("time an epoch", f"{format_duration(statistics.median(r.time_s for r in records))} (median)"),
+        ("waiting for SSD", f"{format_duration(statistics.median(r.io_wait_s for r in records))} (median)"),
+        ("SSD read", f"{format_size(read)} ({format_size(read / count)} an epoch)"),
+        ("SSD written", f"{format_size(written)} ({format_size(written / count)} an epoch)"),
+        *_wire(records),
+        ("data on disk", f"{format_size(store_bytes)} store + {format_size(spill_bytes)} scratch"),
+        ("peak device memory", f"{format_size(device_peak)} of {format_size(gpu_budget)}"),
+        ("peak host memory", f"{format_size(host_peak)} of {format_size(host_budget)}"),
+        ("peak of the process", f"{format_size(process_peak_bytes)}, Python and torch included"),
+        ("run", str(run)),
+    ]
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _wire(records: Sequence[EpochRecord]) -> list[tuple[str, str]]:
+    """What went over the wire, where there is one."""
+    rows = []
+    for name, moved in (
+        ("to the device", sum(record.to_device_bytes for record in records)),
+        ("to the host", sum(record.to_host_bytes for record in records)),
+    ):
+        if moved:
+            rows.append((name, f"{format_size(moved)} ({format_size(moved // len(records))} an epoch)"))
+    return rows
+
+
+def best_record(records: Sequence[EpochRecord], *, rising: bool = True) -> EpochRecord | None:
+    """The first epoch with the best validation score, None when none was evaluated."""
+    sign = 1.0 if rising else -1.0
+    evaluated = [(sign * record.valid_acc, record) for record in records if record.valid_acc is not None]
+    return max(evaluated, key=lambda scored: scored[0], default=(0.0, None))[1]
+
+
+def _scores(record: EpochRecord) -> str:
+    scores = {"train": record.train_acc, "valid": record.valid_acc, "test": record.test_acc}
+    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None) or "not evaluated"

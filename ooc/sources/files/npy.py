@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays in the npy format (numpy.lib.format) that are far larger than memory, read in blocks: from files by position,
+from archives as they are inflated, each once.
+
+Nothing is mapped and no file stays open: every block is read into memory of its own, so that what a process
+holds is what it was given. (Pages of a mapped file count as its memory while they are in use.)
+
+An edge list [2, E] in an archive is the one that cannot be used as it comes: all sources lie before the first target,
+and deflate cannot seek. So it is put on the disk first (``Source.prepare``), in two files of 32-bit ids, half its
+size; whatever else is in the archive streams straight into the store.
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from ooc.errors import SourceError, SpillError
+from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.sources.files.ahead import ahead
+from ooc.sources.files.streams import FileBlob, Stream, damaged, read_exactly, read_values
+from ooc.sources.files.zip_members import Archive, Member
+from ooc.sources.source import EdgeBlock, Source, ranges, with_data
+from ooc.storage.array import AnyArray, flush
+
+_MAGIC_BYTES = 8
+_MOST_HEADER_BYTES = 1 << 16
+_BLOCK_BYTES = 4 << 20
+_ROW_FILES = ("sources.ids", "targets.ids")
+_ID = np.dtype(np.uint32)  # A store has at most 2^32 nodes.
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpyHeader:
+    """What an npy file says of its array; ``bytes``: length of the header itself."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    column_major: bool
+    bytes: int
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+
+def read_header(stream: Stream, *, size: int, name: str) -> NpyHeader:
+    """Read the header of an npy file of ``size`` bytes; ``stream`` is left at the first value.
+
+    SourceError for anything but a plain array of numbers that fills the file exactly.
+    """
+    begin = read_exactly(stream, _MAGIC_BYTES, name)
+    version = (begin[6], begin[7])
+    if begin[:6] != b"\x93NUMPY" or version not in ((1, 0), (2, 0)):
+        raise damaged(name, "it is no npy file of version 1 or 2")
+    length = read_exactly(stream, 2 if version == (1, 0) else 4, name)
+    header_bytes = int.from_bytes(length, "little")
+    if header_bytes > _MOST_HEADER_BYTES:
+        raise damaged(name, f"its header claims {header_bytes} bytes")
+    text = io.BytesIO(length + read_exactly(stream, header_bytes, name))
+    parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    try:
+        shape, column_major, dtype = parse(text)
+    except Exception as error:  # Its text is evaluated as a literal, which raises nearly anything.
+        raise damaged(name, f"its header is not numpy's ({type(error).__name__})") from error
+    header = NpyHeader(
+        shape=tuple(shape),
+        dtype=dtype,
+        column_major=bool(column_major),
+        bytes=_MAGIC_BYTES + len(length) + header_bytes,
+    )
+    if dtype.hasobject:
+        raise SourceError(f"{name} holds an array of Python objects, which are never loaded")
+    if dtype.kind not in "biuf" or dtype.names is not None:
+        raise SourceError(f"{name} holds {dtype} values, not plain numbers")
+    if any(extent < 0 for extent in header.shape) or header.bytes + header.count * dtype.itemsize != size:
+        raise damaged(name, f"{size} bytes are no array {list(header.shape)} of {dtype}")
+    return header
+
+
+def value_blocks(stream: Stream, header: NpyHeader, block: int, name: str) -> Iterator[AnyArray]:
+    """All values in file order, at most ``block`` at a time; the end is checked after the last."""
+    for start, stop in ranges(header.count, block):
+        yield read_values(stream, stop - start, header.dtype, name)
+    if stream.read(1):
+        raise damaged(name, "it is longer than it says")
+
+
+class _Npy:
+    """An array that was found somewhere, by its ``header``; ``name`` for messages."""
+
+    def __init__(self, header: NpyHeader, name: str) -> None:
+        self.header, self.name = header, name
+        self.shape, self.dtype = header.shape, header.dtype
+
+    def matrix(self, wanted: str) -> tuple[int, int]:
+        """Rows and columns; SourceError where it is no matrix of rows, ``wanted``, that can be converted."""
+        if len(self.shape) != 2 or not 0 < self.shape[0] <= 2**32 or self.shape[1] < 1:
+            raise SourceError(f"{self.name} has the shape {list(self.shape)}, not {wanted}")
+        self._check_rows()
+        return self.shape[0], self.shape[1]
+
+    def _check_rows(self) -> None:
+        if self.header.column_major and min(self.shape) > 1:
+            raise SourceError(f"{self.name} lies column by column; write it again with numpy.ascontiguousarray")
+
+    def _rows_at_once(self, size: int) -> int:
+        """``size``, or as many rows as make a block."""
+        row_bytes = max(1, prod(self.shape[1:]) * self.dtype.itemsize)
+        return max(1, min(size, _BLOCK_BYTES // row_bytes))
+
+
+class NpyFile(_Npy):
+    """The array in an npy file, or with ``raw`` the values of that shape and type that fill a file without header."""
+
+    def __init__(self, path: Path, *, raw: tuple[tuple[int, ...], np.dtype[np.generic]] | None = None) -> None:
+        """SourceError where the file is missing, damaged, or of another size than its shape takes."""
+        if not path.is_file():
+            raise SourceError(f"{path} is missing")
+        self.path = path
+        self._blob = FileBlob(path)
+        if raw is None:
+            header = read_header(self._blob.at(0), size=self._blob.size, name=str(path))
+        else:
+            header = NpyHeader(shape=raw[0], dtype=raw[1], column_major=False, bytes=0)
+            if header.count * header.dtype.itemsize != self._blob.size:
+                raise SourceError(f"{path} has {self._blob.size} bytes, which are no {raw[1]} {list(raw[0])}")
+        super().__init__(header, str(path))
+
+    def rows(self, start: int, stop: int) -> AnyArray:
+        """The rows ``start:stop`` of an array whose rows lie one after another."""
+        width = prod(self.shape[1:])
+        return self._values(start * width, (stop - start) * width).reshape(stop - start, *self.shape[1:])
+
+    def row_blocks(self, size: int, first: int = 0) -> Iterator[AnyArray]:
+        """All rows from ``first`` on, at most ``size`` at a time."""
+        for start, stop in ranges(self.shape[0], self._rows_at_once(size), first):
+            yield self.rows(start, stop)
+
+    def num_edges(self, preferred: int = 0) -> int:
+        """How many edges there are in [2, E] or [E, 2]; ``preferred``: the axis of the two where both could be."""
+        return self.shape[1 - self._axis_of_ends(preferred)]
+
+    def edge_blocks(self, size: int, *, preferred: int = 0) -> Iterator[EdgeBlock]:
+        """The edges in order, at most ``size`` at a time."""
+        axis = self._axis_of_ends(preferred)
+        total = self.shape[1 - axis]
+        one_by_one = (axis == 1) != self.header.column_major
+        for start, stop in ranges(total, min(size, _BLOCK_BYTES // self.dtype.itemsize)):
+            if one_by_one:  # Each edge's two ends lie side by side.
+                pairs = self._values(2 * start, 2 * (stop - start)).reshape(-1, 2).astype(np.int64)
+                yield EdgeBlock(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
+            else:
+                ends = (self._values(offset + start, stop - start) for offset in (0, total))
+                first, second = (ids.astype(np.int64) for ids in ends)
+                yield EdgeBlock(first, second)
+
+    def _axis_of_ends(self, preferred: int) -> int:
+        axis = preferred if len(self.shape) == 2 and self.shape[preferred] == 2 else 1 - preferred
+        if len(self.shape) != 2 or self.shape[axis] != 2 or self.dtype.kind not in "iu":
+            wanted = "[2, edges]" if preferred == 0 else "[edges, 2]"
+            raise SourceError(f"{self.name} is {self.dtype} {list(self.shape)}, not node ids {wanted}")
+        return axis
+
+    def _values(self, first: int, count: int) -> AnyArray:
+        stream = self._blob.at(self.header.bytes + first * self.dtype.itemsize)
+        return read_values(stream, count, self.dtype, self.name)
+
+
+class PackedArray(_Npy):
+    """An array in the ``member`` of an archive."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(read_header(member.open(), size=member.size, name=member.name), member.name)
+        self._member = member
+
+    @classmethod
+    def find(cls, archive: Archive, name: str, where: str) -> "PackedArray":
+        """The array in the member ``name``.npy; SourceError, saying ``where``, if there is none."""
+        member = archive.member(f"{name}.npy")
+        if member is None:
+            raise SourceError(f"{where} has no array {name}")
+        return cls(member)
+
+    def num_edges(self) -> int:
+        """E of an edge list [2, E]; SourceError for anything else."""
+        if len(self.shape) != 2 or self.shape[0] != 2 or self.dtype.kind not in "iu":
+            raise SourceError(f"{self.name} is {self.dtype} {list(self.shape)}, not node ids [2, edges]")
+        return self.shape[1]
+
+    def values(self, size: int) -> Iterator[AnyArray]:
+        """All values in file order, at most ``size`` at a time."""
+        stream = self._member.open()
+        read_header(stream, size=self._member.size, name=self.name)
+        return value_blocks(stream, self.header, size, self.name)
+
+    def row_blocks(self, size: int) -> Iterator[AnyArray]:
+        """The rows of a matrix, at most ``size`` at a time."""
+        self._check_rows()
+        columns = self.shape[1]
+        return (values.reshape(-1, columns) for values in self.values(self._rows_at_once(size) * columns))
+
+
+def unpacking(source: Source, edges: PackedArray, features: PackedArray | None = None) -> Source:
+    """``source`` with the ``edges``, which its ``prepare`` puts on the disk, and their ``features`` [E, F]."""
+    num_edges = edges.num_edges()
+    if features is not None and (len(features.shape) != 2 or features.shape[0] != num_edges or not features.shape[1]):
+        raise SourceError(f"{features.name} has the shape {list(features.shape)}, not [{num_edges} edges, features]")
+    source = replace(source, num_edge_features=features.shape[1] if features is not None else 0)
+
+    def unprepared(size: int) -> Iterator[EdgeBlock]:
+        raise AssertionError("the edges are read after prepare")
+
+    def prepare(folder: Path, listener: Listener) -> Source:
+        paths = tuple(folder / name for name in _ROW_FILES)
+        if any(not path.exists() or path.stat().st_size != num_edges * _ID.itemsize for path in paths):
+            _write_ids(edges, paths, source.num_nodes, listener)
+        unpacked = _reading(paths, num_edges)
+        if features is None:
+            return replace(source, edges=unpacked)
+        return replace(
+            source,
+            edges=lambda size: with_data(unpacked(size), features=features.row_blocks(size), name=features.name),
+        )
+
+    return replace(source, edges=unprepared, prepare=prepare, prepare_bytes=2 * num_edges * _ID.itemsize)
+
+
+def _write_ids(edges: PackedArray, paths: tuple[Path, ...], nodes: int, listener: Listener) -> None:
+    """The sources and the targets of ``edges``, each id checked, to the files ``paths``."""
+    total = edges.num_edges()
+    task, done = "unpacking edges", 0
+    partial = [path.with_name(path.name + ".partial") for path in paths]
+    values_ahead = ahead(edges.values(_BLOCK_BYTES // edges.dtype.itemsize))
+    listener(TaskStarted(task, 2 * total, "ids"))
+    with partial[0].open("wb") as sources, partial[1].open("wb") as targets, values_ahead as blocks:
+        for values in blocks:
+            _check_ids(values, nodes, edges.name)
+            ids = values.astype(_ID)
+            if edges.header.column_major:  # Pairs: what was saved is the transpose of [E, 2].
+                assert len(ids) % 2 == 0, "a block is an even number of ids, and so are all"
+                sources.write(np.ascontiguousarray(ids[0::2]).data)
+                targets.write(np.ascontiguousarray(ids[1::2]).data)
+            else:
+                first = min(max(0, total - done), len(ids))
+                sources.write(ids[:first].data)
+                targets.write(ids[first:].data)
+            done += len(ids)
+            listener(TaskAdvanced(task, done))
+    for written, path in zip(partial, paths, strict=True):
+        flush(written)
+        written.rename(path)
+    listener(TaskFinished(task))
+
+
+def _check_ids(ids: AnyArray, nodes: int, name: str) -> None:
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= nodes):
+        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        raise SourceError(f"{name}: an edge at node {bad} leaves the graph: its nodes are 0 to {nodes - 1}")
+
+
+def _reading(paths: tuple[Path, ...], num_edges: int) -> Callable[[int], Iterator[EdgeBlock]]:
+    def edges(size: int) -> Iterator[EdgeBlock]:
+        with paths[0].open("rb") as sources, paths[1].open("rb") as targets:
+            for start, stop in ranges(num_edges, size):
+                ends = [np.fromfile(file, dtype=_ID, count=stop - start) for file in (sources, targets)]
+                if any(len(ids) != stop - start for ids in ends):
+                    raise SpillError(f"{paths[0].parent}: the edges that were put there end before edge {stop}")
+                first, second = (ids.astype(np.int64) for ids in ends)
+                yield EdgeBlock(first, second)
+
+    return edges

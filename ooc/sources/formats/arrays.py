@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources that are named arrays: the generic form of npz files, npy folders, dictionaries and PyG objects.
+
+Names (see ``docs/formats.md``): ``edge_index`` [2, E] or [E, 2] (``edges``: [E, 2] or [2, E]); ``x`` [N, F]
+or CSR ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N] or [N, L]; ``train_mask``, ``val_mask``
+(``valid_mask``), ``test_mask`` [N] or [N, splits], or ``train_idx``, ``valid_idx`` (``val_idx``),
+``test_idx``; ``edge_weight`` [E], ``edge_attr`` [E, F]; ``num_nodes`` and ``num_classes`` if they cannot be inferred.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ooc.errors import SourceError
+from ooc.sources.files.streams import check_truth_values
+from ooc.sources.reading import Request
+from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges
+from ooc.sources.sparse_rows import SparseRows
+from ooc.sources.splits import (
+    TASK_OPTION,
+    FoundLabels,
+    LabelForm,
+    NodeList,
+    Split,
+    label_blocks,
+    label_form,
+    only_answers,
+    random_split,
+)
+from ooc.storage.array import AnyArray
+
+EDGE_DATA_NAMES = ("edge_weight", "edge_attr")
+ARRAY_NAMES = (
+    *EDGE_DATA_NAMES,
+    *(
+        "edge_index",
+        "edges",
+        "x",
+        "x_data",
+        "x_indices",
+        "x_indptr",
+        "x_shape",
+        "y",
+        "num_nodes",
+        "num_classes",
+    ),
+    *("train_mask", "valid_mask", "val_mask", "test_mask", "train_idx", "valid_idx", "val_idx", "test_idx"),
+)
+_SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
+_SCANNED_ROWS = 1 << 16
+
+
+def nothing() -> None:
+    """Release nothing: the arrays are in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayOptions:
+    """How arrays become a source: what the caller asks, names for messages, what is usual for the format.
+
+    ``usual_split``: that of a request for none; None: as given, column 0 of two-dimensional masks. ``release`` is
+    called after each block: mapped files let go of their pages.
+    """
+
+    request: Request
+
+    name: str
+    format: str
+    symmetrize: bool = False
+    drop_self_loops: bool = False
+    usual_split: str | None = None
+    resident_bytes: int = 0
+    release: Callable[[], None] = nothing
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def split(self) -> int | str | None:
+        """Of the request, or else what is usual."""
+        return self.usual_split if self.request.split is None else self.request.split
+
+
+def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Source:
+    """A source of ``arrays``; SourceError where they are missing or do not fit one another."""
+    if options.request.drop_edge_data:
+        arrays = {name: array for name, array in arrays.items() if name not in EDGE_DATA_NAMES}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise SourceError(f"{options.name}: {name} holds {array.dtype} values, not plain numbers")
+    features_from, num_features, rows = _features(arrays, options)
+    nodes = _scalar(arrays, "num_nodes", options.name) if "num_nodes" in arrays else rows
+    if nodes != rows:
+        raise SourceError(f"{options.name}: x has {rows} rows for {nodes} nodes")
+    if not 0 < nodes <= 2**32 or num_features < 1:
+        raise SourceError(f"{options.name}: {nodes} nodes with {num_features} features cannot be converted")
+    columns, num_edges = _edge_columns(arrays, options.name)
+    carried = _edge_data(arrays, num_edges, options.name)
+
+    def edges(size: int) -> Iterator[EdgeBlock]:
+        for start, stop in ranges(num_edges, size):
+            sources, targets = (column[start:stop].astype(np.int64) for column in columns)
+            parts = (None if array is None else np.array(array[start:stop]) for array in carried)
+            yield EdgeBlock(sources, targets, EdgeData(*parts))
+            options.release()
+
+    labels, form, note = _labels(arrays, nodes, options)
+    classes = _scalar(arrays, "num_classes", options.name) if "num_classes" in arrays else form.width
+    if classes is not None and (classes < 1 or form.width not in (None, classes)):
+        raise SourceError(
+            f"{options.name}: num_classes is {classes}" + f", y has {form.width} columns" * bool(form.width)
+        )
+    return Source(
+        name=options.name,
+        format=options.format,
+        num_nodes=nodes,
+        num_edges=num_edges,
+        num_features=num_features,
+        num_classes=classes,
+        edges=edges,
+        has_edge_weight=carried.weight is not None,
+        num_edge_features=0 if carried.features is None else carried.features.shape[1],
+        features=lambda size: features_from(size, 0),
+        features_from=features_from,
+        labels=labels,
+        symmetrize=options.symmetrize,
+        drop_self_loops=options.drop_self_loops,
+        resident_bytes=options.resident_bytes,
+        fingerprint=options.fingerprint,
+        task=form.task,
+        description={"split": note} if note else {},
+        notes=tuple(filter(None, (f"{options.name}: split is {note}" if note else None, form.note))),
+    )
+
+
+def _scalar(arrays: Mapping[str, AnyArray], name: str, source: str) -> int:
+    value = arrays[name]
+    if value.size != 1 or value.dtype.kind not in "iu":
+        raise SourceError(f"{source}: {name} is no single whole number")
+    return int(value.reshape(-1)[0])
+
+
+def _edge_columns(arrays: Mapping[str, AnyArray], source: str) -> tuple[tuple[AnyArray, AnyArray], int]:
+    """``((sources, targets), E)``: views, not read yet."""
+    name = next((name for name in ("edge_index", "edges") if name in arrays), None)
+    if name is None:
+        raise SourceError(f"{source} has no edge_index")
+    array = arrays[name]
+    if array.ndim != 2 or 2 not in array.shape:
+        raise SourceError(f"{source}: {name} has the shape {array.shape}, neither [2, E] nor [E, 2]")
+    if array.dtype.kind not in "iu" and array.size:
+        raise SourceError(f"{source}: {name} holds {array.dtype} values, not node ids")
+    preferred = 0 if name == "edge_index" else 1
+    two = preferred if array.shape[preferred] == 2 else 1 - preferred
+    if two == 0:
+        return (array[0], array[1]), int(array.shape[1])
+    return (array[:, 0], array[:, 1]), int(array.shape[0])
+
+
+def _edge_data(arrays: Mapping[str, AnyArray], edges: int, source: str) -> EdgeData:
+    """Views of what the edges carry. An ``edge_attr`` [E] is a weight where there is no other."""
+    weight, features = (arrays.get(name) for name in EDGE_DATA_NAMES)
+    if weight is None and features is not None and features.ndim == 1:
+        weight, features = features, None
+    if weight is not None and weight.shape not in ((edges,), (edges, 1)):
+        raise SourceError(f"{source}: the edges' weights have the shape {weight.shape}, one for each of {edges} wanted")
+    if features is not None and features.ndim == 1:
+        features = features[:, None]
+    if features is not None and (features.ndim != 2 or len(features) != edges or not features.shape[1]):
+        raise SourceError(f"{source}: edge_attr has the shape {features.shape}, not [{edges} edges, features]")
+    return EdgeData(weight=None if weight is None else weight.reshape(-1), features=features)
+
+
+def _features(
+    arrays: Mapping[str, AnyArray], options: ArrayOptions
+) -> tuple[Callable[[int, int], Iterator[AnyArray]], int, int]:
+    """``(blocks from a row on, F, N)``."""
+    if "x" in arrays:
+        x = arrays["x"]
+        if x.ndim != 2:
+            raise SourceError(f"{options.name}: x has the shape {x.shape}, not [nodes, features]")
+
+        def dense(size: int, row: int) -> Iterator[AnyArray]:
+            for start, stop in ranges(len(x), size, row):
+                part = np.array(x[start:stop])
+                check_truth_values(part, f"{options.name}: x")
+                yield part
+                options.release()
+
+        return dense, int(x.shape[1]), int(x.shape[0])
+    parts = [f"x_{part}" for part in ("data", "indices", "indptr", "shape")]
+    if missing := [part for part in parts if part not in arrays]:
+        absent = "x" if len(missing) == len(parts) else ", ".join(missing)
+        raise SourceError(f"{options.name} has no features: {absent} is missing")
+    sparse = SparseRows(*(arrays[part] for part in parts), name=f"{options.name}: x")
+
+    def densified(size: int, row: int) -> Iterator[AnyArray]:
+        for start, stop in ranges(sparse.shape[0], size, row):
+            yield sparse.dense(np.arange(start, stop))
+            options.release()
+
+    return densified, sparse.shape[1], sparse.shape[0]
+
+
+def _labels(
+    arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions
+) -> tuple[Callable[[int], Iterator[LabelBlock]], LabelForm, str | None]:
+    """``(blocks, what they are, how the split was chosen, if it was)``."""
+    if "y" not in arrays:
+        raise SourceError(f"{options.name} has no labels: y is missing")
+    y = arrays["y"]
+    if y.ndim not in (1, 2) or y.shape[0] != nodes or 0 in y.shape:
+        raise SourceError(f"{options.name}: y has the shape {y.shape}, one label for each of {nodes} nodes wanted")
+    form = label_form(
+        options.name,
+        y.shape,
+        y.dtype,
+        asked=options.request.option(TASK_OPTION),
+        scan=lambda: only_answers(_pieces(y, options)),
+    )
+    split, note = _splits(arrays, nodes, options)
+
+    random = isinstance(options.split, str)
+
+    def found(size: int) -> FoundLabels:
+        for start, stop in ranges(nodes, size):
+            check_truth_values(y[start:stop], f"{options.name}: y")
+            yield y[start:stop], None if random else split(start, stop)
+            options.release()
+
+    return lambda size: label_blocks(form, found(size), split if random else None), form, note
+
+
+def _pieces(array: AnyArray, options: ArrayOptions) -> Iterator[AnyArray]:
+    for start, stop in ranges(len(array), _SCANNED_ROWS):
+        yield array[start:stop]
+        options.release()
+
+
+def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -> tuple[Split, str | None]:
+    if isinstance(options.split, str):
+        return random_split(nodes, options.split)
+    found = {
+        split: [f"{name}_{kind}" for kind in ("mask", "idx") for name in names if f"{name}_{kind}" in arrays]
+        for split, names in _SPLIT_NAMES.items()
+    }
+    if not found["train"]:
+        remedy = "give train_mask or train_idx, or split='random'"
+        raise SourceError(f"{options.name} has no split: {remedy}")
+    columns = {
+        split: _agreeing({name: _membership(arrays[name], name, nodes, options) for name in names}, options)
+        for split, names in found.items()
+    }
+    wide = any(name.endswith("mask") and arrays[name].ndim == 2 for names in found.values() for name in names)
+    if options.split is not None and not wide:
+        raise SourceError(f"{options.name} has one split only; split={options.split} asks for a column of masks")
+    note = f"column {options.split or 0} of the masks" if wide else None
+    return lambda start, stop: tuple(columns[split](start, stop) for split in _SPLIT_NAMES), note
+
+
+def _agreeing(ways: Mapping[str, Callable[[int, int], Mask]], options: ArrayOptions) -> Callable[[int, int], Mask]:
+    """The members of a split that is told in so many ``ways``, by name; SourceError where two tell different ones."""
+
+    def members(start: int, stop: int) -> Mask:
+        told = {name: way(start, stop) for name, way in ways.items()}
+        (first, mask), *others = told.items() or [("", np.zeros(stop - start, dtype=np.bool_))]
+        for name, other in others:
+            if (differs := mask != other).any():
+                at = start + int(differs.argmax())
+                raise SourceError(
+                    f"{options.name}: {first} and {name} tell different things of node {at}; leave one out"
+                )
+        return mask
+
+    return members
+
+
+def _membership(array: AnyArray, name: str, nodes: int, options: ArrayOptions) -> Callable[[int, int], Mask]:
+    where = f"{options.name}: {name}"
+    if name.endswith("_idx"):
+        if array.ndim != 1:
+            raise SourceError(f"{where} is no list of node ids")
+        return NodeList(array, nodes=nodes, name=where).mask
+    if array.ndim not in (1, 2) or array.shape[0] != nodes:
+        raise SourceError(f"{where} has the shape {array.shape}, one entry for each of {nodes} nodes wanted")
+    if array.ndim == 2:
+        column = int(options.split or 0)
+        if not 0 <= column < array.shape[1]:
+            raise SourceError(f"{where} has {array.shape[1]} columns; there is no split {column}")
+        array = array[:, column]
+
+    def masked(start: int, stop: int) -> Mask:
+        part = array[start:stop]
+        check_truth_values(part, where)
+        if not ((part == 0) | (part == 1)).all():
+            raise SourceError(f"{where} holds other values than true and false")
+        return part.astype(np.bool_)
+
+    return masked

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edges in a table, CSV or Parquet; alone, or as ``edges.*`` in a folder beside ``nodes.*`` or ``features.npy``."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ooc.errors import SourceError
+from ooc.sources.edge_options import (
+    EDGE_COLUMNS_REMEDY,
+    EDGE_OPTIONS,
+    EdgeColumns,
+    asked_columns,
+    asks_for_edge_data,
+)
+from ooc.sources.files.lines import whole_ids
+from ooc.sources.files.tables import TABLE_SUFFIXES, Cells, Table, is_table, open_table
+from ooc.sources.formats.bare_graph import NODE_OPTIONS, BareGraph, bare_source
+from ooc.sources.node_tables import chosen_column, column_note
+from ooc.sources.reading import Reader, Request
+from ooc.sources.source import EdgeBlock, EdgeData, Source
+
+_SOURCES, _TARGETS = ("source", "src"), ("target", "dst")
+_COMPRESSIONS = ("", ".gz", ".zst")
+_LEAST_LINE_BYTES = 4
+_NOTHING = EdgeColumns(None, ())
+
+
+def _open(path: Path, request: Request) -> Source:
+    if not path.is_dir():
+        return bare_source(_graph(open_table(path, request.budget_bytes), path.name.split(".")[0], request), request)
+    edges = _beside(path, "edges")
+    if edges is None:
+        raise SourceError(f"the folder {path} has no edges.csv or edges.parquet")
+    nodes = _beside(path, "nodes")
+    name = path.resolve().name
+    graph = _graph(
+        open_table(edges, request.budget_bytes),
+        name,
+        request,
+        features=_npy(path, "features") or nodes,
+        labels=_npy(path, "labels") or nodes,
+    )
+    return bare_source(graph, request)
+
+
+def _graph(
+    table: Table, name: str, request: Request, *, features: Path | None = None, labels: Path | None = None
+) -> BareGraph:
+    two = table.columns if len(table.columns) == 2 else ("", "")
+    source = chosen_column(table, request, "source_column", _SOURCES) or two[0]
+    target = chosen_column(table, request, "target_column", _TARGETS) or two[1]
+    if not source or not target or source == target:
+        columns = ", ".join(table.columns[:20])
+        raise SourceError(
+            f"{table.path} has the columns {columns}; say with source_column= and target_column= which edges are in"
+        )
+    other = tuple(column for column in table.columns if column not in (source, target))
+    carried = asked_columns(request, other, str(table.path))
+    if other and not (asks_for_edge_data(request) or request.drop_edge_data):
+        raise SourceError(f"{table.path} has edges with data ({', '.join(other[:20])}); {EDGE_COLUMNS_REMEDY}")
+    meanings = {source: "where edges start", target: "where they end"} | dict.fromkeys(
+        carried.features, "edge features"
+    )
+    if carried.weight is not None:
+        meanings[carried.weight] = "edge weights"
+    return BareGraph(
+        name=name,
+        format="table",
+        files=(table.path,),
+        edges=lambda size: column_edges(table, source, target, size),
+        carrying=(lambda size: column_edges(table, source, target, size, carried)) if carried else None,
+        has_edge_weight=carried.weight is not None,
+        num_edge_features=_width(table, carried.features),
+        num_edges=max(1, table.path.stat().st_size // _LEAST_LINE_BYTES) if table.rows is None else table.rows,
+        counted=table.rows is not None,
+        features=features,
+        labels=labels,
+        notes=(column_note(table, meanings),),
+    )
+
+
+def column_edges(
+    table: Table, source: str, target: str, size: int, carried: EdgeColumns = _NOTHING
+) -> Iterator[EdgeBlock]:
+    """Edges from the ids in the column ``source`` to those in ``target``, with the columns they carry."""
+    wanted = {source: Cells.WHOLE, target: Cells.WHOLE} | dict.fromkeys(carried.names, Cells.REAL)
+    for block in table.blocks(wanted, size):
+        sources, targets = (whole_ids(block[column], table.path) for column in (source, target))
+        data = EdgeData(
+            weight=block[carried.weight] if carried.weight is not None else None,
+            features=np.column_stack([block[name] for name in carried.features]) if carried.features else None,
+        )
+        yield EdgeBlock(sources, targets, data if carried else None)
+
+
+def _width(table: Table, names: tuple[str, ...]) -> int:
+    """How many features the columns are: a column of lists is as many as its first row tells."""
+    first = next(table.blocks(dict.fromkeys(names, Cells.REAL), 1), None) if names else None
+    return sum(column[:1].size for column in first.values()) if first is not None else len(names)
+
+
+def _beside(folder: Path, stem: str) -> Path | None:
+    paths = (folder / f"{stem}{suffix}{more}" for suffix in TABLE_SUFFIXES for more in _COMPRESSIONS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _npy(folder: Path, stem: str) -> Path | None:
+    path = folder / f"{stem}.npy"
+    return path if path.is_file() else None
+
+
+READER = Reader(
+    needs="edges in a CSV or Parquet table, or a folder of edges.* and nodes.* (or features.npy)",
+    folder=None,
+    recognises=lambda path: _beside(path, "edges") is not None if path.is_dir() else is_table(path),
+    open=_open,
+    takes=NODE_OPTIONS | EDGE_OPTIONS | {"source_column", "target_column"},
+)

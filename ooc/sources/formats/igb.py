@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IGB, homogeneous: a folder tiny, small, medium, large or full with ``processed/paper`` and its citations.
+
+Layout, counts and splits as in ``igb/dataloader.py`` of https://github.com/IllinoisGraphBenchmark/IGB-Datasets.
+Features and labels of large and full have no npy header despite their name: float32 in a file whose size must
+fit the known number of papers. In full only the first papers have a label. The loader removes self-loops and adds
+one to each node: that is left to ``--self-loops`` and to the models, edges are converted as they are.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ooc.errors import OptionError, SourceError
+from ooc.sources.files.npy import NpyFile
+from ooc.sources.files.streams import FileBlob
+from ooc.sources.reading import Reader, Request
+from ooc.sources.source import Ids, LabelBlock, Source, fingerprint_of, ranges
+from ooc.sources.splits import whole_labels
+
+LABEL = "label"
+_EDGES = "processed/paper__cites__paper/edge_index.npy"
+_FEATURES = "processed/paper/node_feat.npy"
+_LABELS = {"19": "processed/paper/node_label_19.npy", "2K": "processed/paper/node_label_2K.npy"}
+_NUM_CLASSES = {"19": 19, "2K": 2983}
+_NUM_FEATURES = 1024
+_RAW = np.dtype("<f4")
+_MAGIC = b"\x93NUMPY"
+_PAPERS = {"large": 100_000_000, "full": 269_346_174}
+_LABELLED_OF_FULL = {"19": 227_130_858, "2K": 157_675_969}
+"""How many papers of full have a label, by the kind of label: the first ones."""
+
+
+def igb_source(path: Path, request: Request) -> Source:
+    """The papers in the folder ``path``, read in blocks; nothing is held."""
+    kind = request.option(LABEL) or "19"
+    if kind not in _LABELS:
+        raise OptionError(f"label {kind!r} is not one of {', '.join(_LABELS)}")
+    features = _open_features(path / _FEATURES)
+    nodes, num_features = features.matrix("[papers, features]")
+    published = nodes == _PAPERS["full"]
+    full = published or path.resolve().name == "full"
+    least = _LABELLED_OF_FULL[kind] if published else 1
+    labels = _open_labels(path / _LABELS[kind], nodes, prefix=full, least=least)
+    edges = NpyFile(path / _EDGES)
+    labelled = least if published else labels.shape[0]
+    train, valid = int(labelled * 0.6), int(labelled * 0.2)
+
+    def label_blocks(size: int) -> Iterator[LabelBlock]:
+        for start, stop in ranges(nodes, size):
+            row: Ids = np.arange(start, stop)
+            y = np.full(stop - start, -1, dtype=np.int64)
+            known = max(0, min(stop, labelled) - start)
+            if known:
+                y[:known] = whole_labels(labels.rows(start, start + known).reshape(-1), start, labels.name)
+            tested = (row >= train + valid) & (row < labelled)
+            yield LabelBlock(y, row < train, (row >= train) & (row < train + valid), tested)
+
+    return Source(
+        name=f"igb-{path.resolve().name}",
+        format="igb",
+        num_nodes=nodes,
+        num_edges=edges.num_edges(preferred=1),
+        num_features=num_features,
+        num_classes=_NUM_CLASSES[kind],
+        edges=lambda size: edges.edge_blocks(size, preferred=1),
+        features=features.row_blocks,
+        features_from=features.row_blocks,
+        labels=label_blocks,
+        fingerprint=fingerprint_of(*(path / name for name in (_FEATURES, _EDGES, _LABELS[kind]))),
+        description={LABEL: kind, "split": f"60 %, 20 % and the rest of the first {labelled} papers, in order"},
+        notes=_notes(path, nodes),
+    )
+
+
+def _notes(path: Path, nodes: int) -> tuple[str, ...]:
+    size = path.resolve().name
+    if _PAPERS.get(size, nodes) == nodes:
+        return ()
+    return (f"{path} has {nodes} papers; the published {size} has {_PAPERS[size]}",)
+
+
+def _open_features(path: Path) -> NpyFile:
+    if _has_header(path):
+        return NpyFile(path)
+    row_bytes = _NUM_FEATURES * _RAW.itemsize
+    size = path.stat().st_size
+    if size % row_bytes:
+        raise SourceError(f"{path} has {size} bytes, which are no whole rows of {_NUM_FEATURES} float32 values")
+    return NpyFile(path, raw=((size // row_bytes, _NUM_FEATURES), _RAW))
+
+
+def _open_labels(path: Path, nodes: int, *, prefix: bool, least: int) -> NpyFile:
+    """The labels of all papers, or with ``prefix`` of the first ones, ``least`` of them or more, [n] or [n, 1]."""
+    labels = NpyFile(path) if _has_header(path) else _raw_labels(path)
+    rows = labels.shape[0] if len(labels.shape) in (1, 2) else 0
+    fits = least <= rows <= nodes if prefix else rows == nodes
+    if labels.shape not in ((rows,), (rows, 1)) or not fits:
+        wanted = f"{least} to {nodes}" if prefix else str(nodes)
+        raise SourceError(f"{path} has the shape {list(labels.shape)}, the labels of {wanted} papers wanted")
+    return labels
+
+
+def _raw_labels(path: Path) -> NpyFile:
+    size = path.stat().st_size
+    if size % _RAW.itemsize:
+        raise SourceError(f"{path} has {size} bytes, which are no whole float32 values")
+    return NpyFile(path, raw=((size // _RAW.itemsize,), _RAW))
+
+
+def _has_header(path: Path) -> bool:
+    if not path.is_file():
+        raise SourceError(f"{path} is missing")
+    return FileBlob(path).at(0).read(len(_MAGIC)) == _MAGIC
+
+
+READER = Reader(
+    needs="one of IGB's folders tiny, small, medium, large, full (processed/paper, processed/paper__cites__paper)",
+    folder=True,
+    recognises=lambda path: (path / _EDGES).is_file(),
+    open=igb_source,
+    takes=frozenset((LABEL,)),
+)

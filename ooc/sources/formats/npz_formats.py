@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named arrays in files: the generic form in npz and npy, and data sets published as npz with names of their own.
+
+An npz file is read whole and counted against the budget; a folder of npy files is mapped. Never with pickles: an
+array of objects is an error.
+"""
+
+import mmap
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+
+import numpy as np
+
+from ooc.errors import BudgetError, SourceError
+from ooc.sizes import format_size
+from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source
+from ooc.sources.reading import SPLIT, Reader, Request
+from ooc.sources.source import Source, fingerprint_of
+from ooc.sources.splits import TASK_OPTION
+from ooc.storage.array import AnyArray
+
+_HETEROPHILOUS = ("node_features", "node_labels", "edges", "train_masks", "val_masks", "test_masks")
+_BENCHMARK_PARTS = {"x_data": "data", "x_indices": "indices", "x_indptr": "indptr", "x_shape": "shape"}
+_BENCHMARK = (
+    *("edge_index", "y", "num_nodes", "feat_data", "feat_indices", "feat_indptr", "feat_shape", "labels"),
+    *("attr_data", "attr_indices", "attr_indptr", "attr_shape", "adj_data", "adj_indices", "adj_indptr"),
+)
+# An npy header is a Python literal, parsed as such: damage to it raises what damaged Python does.
+_BROKEN_HEADER = (ValueError, TypeError, KeyError, SyntaxError, TokenError, MemoryError, OverflowError)
+_BROKEN = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, *_BROKEN_HEADER)
+_MAPPED_BYTES = 1 << 16
+_END_OF_DIRECTORY = b"PK\5\6"
+_TAIL_BYTES = 22 + 0xFFFF  # That record and the longest comment after it.
+
+
+def _as_they_are(arrays: Mapping[str, AnyArray], name: str) -> Mapping[str, AnyArray]:
+    return arrays
+
+
+def _opening(
+    form: str,
+    wanted: Iterable[str],
+    arranged: Callable[[Mapping[str, AnyArray], str], Mapping[str, AnyArray]] = _as_they_are,
+    **usual: Any,
+) -> Callable[[Path, Request], Source]:
+    """How an npz file of the ``form`` is opened: its ``wanted`` arrays, ``arranged`` as the generic form has them."""
+
+    def opened(path: Path, request: Request) -> Source:
+        arrays, held = _read_npz(path, wanted, budget_bytes=request.budget_bytes)
+        options = ArrayOptions(
+            request=request,
+            name=path.stem,
+            format=form,
+            resident_bytes=held,
+            fingerprint=fingerprint_of(path),
+            **usual,
+        )
+        return array_source(arranged(arrays, path.stem), options)
+
+    return opened
+
+
+def _open_npy(path: Path, request: Request) -> Source:
+    mapped, release = _map_npy_folder(path, ARRAY_NAMES)
+    options = ArrayOptions(
+        request=request,
+        name=path.resolve().name,
+        format="npy",
+        release=release,
+        fingerprint=fingerprint_of(*(path / f"{name}.npy" for name in mapped)),
+    )
+    return array_source(mapped, options)
+
+
+def _is_npz(path: Path) -> bool:
+    return path.suffix == ".npz"
+
+
+def _has(path: Path, *alternatives: Iterable[str]) -> bool:
+    return _is_npz(path) and any(set(names) <= set(_npz_names(path)) for names in alternatives)
+
+
+def _heterophilous_arrays(arrays: Mapping[str, AnyArray], name: str) -> dict[str, AnyArray]:
+    """heterophilous-graphs: each edge once, a column of splits along the first axis of the masks."""
+    if missing := [part for part in _HETEROPHILOUS if part not in arrays]:
+        raise SourceError(f"{name}: {', '.join(missing)} missing for the heterophilous format")
+    masks = {f"{split}_mask": arrays[f"{split}_masks"].T for split in ("train", "val", "test")}
+    plain = {"x": arrays["node_features"], "y": arrays["node_labels"], "edges": arrays["edges"]}
+    return plain | masks
+
+
+def _benchmark_arrays(arrays: Mapping[str, AnyArray], name: str) -> dict[str, AnyArray]:
+    """gnn-benchmark, its own names or re-encoded with ``feat_*``: features are 1 if positive, as in PyG."""
+    prefix = "feat" if "feat_indptr" in arrays else "attr"
+    parts = {part: f"{prefix}_{piece}" for part, piece in _BENCHMARK_PARTS.items()}
+    label = "y" if "y" in arrays else "labels"
+    needed = [*parts.values(), label, *(() if "edge_index" in arrays else ("adj_indices", "adj_indptr"))]
+    if missing := [part for part in needed if part not in arrays]:
+        raise SourceError(f"{name}: {', '.join(missing)} missing for the gnn-benchmark format")
+    taken = {part: arrays[piece] for part, piece in parts.items()} | {"y": arrays[label]}
+    values = taken["x_data"]
+    if values.dtype.kind not in "biuf" or (values.dtype.kind == "f" and not np.isfinite(values).all()):
+        raise SourceError(f"{name}: {parts['x_data']} holds NaN, infinity or no numbers at all")
+    taken["x_data"] = np.where(values > 0, 1, values).astype(np.float32)
+    if "num_nodes" in arrays:
+        taken["num_nodes"] = arrays["num_nodes"]
+    taken["edge_index"] = arrays["edge_index"] if "edge_index" in arrays else _pairs(arrays, name)
+    return taken
+
+
+def _pairs(arrays: Mapping[str, AnyArray], name: str) -> AnyArray:
+    indptr, indices = arrays["adj_indptr"], arrays["adj_indices"]
+    degrees = np.diff(indptr) if indptr.ndim == 1 and indptr.dtype.kind in "iu" else None
+    if degrees is None or indices.ndim != 1 or (degrees < 0).any() or degrees.sum() != len(indices):
+        raise SourceError(f"{name}: adj_indptr and adj_indices are no CSR matrix")
+    return np.stack([np.repeat(np.arange(len(degrees)), degrees), indices])
+
+
+# ---- files --------------------------------------------------------------------------------------------------------
+
+
+def _npz_names(path: Path) -> list[str]:
+    """The arrays in the npz file at ``path``."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                # Compares its two names. With one damaged in the directory, an array would seem not to be there.
+                archive.open(member).close()
+            if (counted := _counted(path)) not in (None, len(archive.infolist())):
+                raise zipfile.BadZipFile(f"its directory has {len(archive.infolist())} files of {counted}")
+            return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+    except _BROKEN as error:
+        raise _unreadable(path, error) from error
+
+
+def _counted(path: Path) -> int | None:
+    """How many files the zip at ``path`` says it has, which zipfile does not compare; None past 65,534."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        tail = file.read()
+    at = tail.rfind(_END_OF_DIRECTORY)
+    counted = int.from_bytes(tail[at + 10 : at + 12], "little")
+    return None if at < 0 or counted == 0xFFFF else counted
+
+
+def _read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> tuple[dict[str, AnyArray], int]:
+    """Those arrays of the file that are ``wanted``, and the bytes they take.
+
+    Raises SourceError for a damaged file and BudgetError when they would not fit the budget unpacked.
+    """
+    names = [name for name in _npz_names(path) if name in set(wanted)]
+    arrays: dict[str, AnyArray] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(archive.getinfo(f"{name}.npy").file_size for name in names)
+            if size > budget_bytes:
+                raise BudgetError(
+                    f"{path} unpacks to {format_size(size)}, the host budget is {format_size(budget_bytes)}; "
+                    f"unzip it to a folder and convert that: its npy files are read in pieces"
+                )
+        with np.load(path, allow_pickle=False) as archive:
+            for name in names:
+                arrays[name] = archive[name]
+    except _BROKEN as error:
+        raise _unreadable(path, error) from error
+    return arrays, sum(array.nbytes for array in arrays.values())
+
+
+def _map_npy_folder(folder: Path, wanted: Iterable[str]) -> tuple[dict[str, AnyArray], Callable[[], None]]:
+    """The ``wanted`` arrays that ``folder`` has as NAME.npy, mapped, and a function that lets go of their
+    pages read so far, so that reading in blocks takes no more memory than a block."""
+    arrays: dict[str, AnyArray] = {}
+    maps: list[mmap.mmap] = []
+    for name in wanted:
+        path = folder / f"{name}.npy"
+        if not path.is_file():
+            continue
+        try:
+            small = path.stat().st_size < _MAPPED_BYTES
+            array = np.load(path, mmap_mode=None if small else "r", allow_pickle=False)
+        except _BROKEN as error:
+            raise _unreadable(path, error) from error
+        if isinstance(array.base, mmap.mmap):
+            maps.append(array.base)
+        arrays[name] = np.asarray(array)
+
+    def release() -> None:
+        for mapped in maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    return arrays, release
+
+
+def _unreadable(path: Path, error: Exception) -> SourceError:
+    if isinstance(error, OSError) and error.strerror:
+        return SourceError(f"{path} cannot be read: {error.strerror}")
+    if "allow_pickle" in str(error) or "Object arrays" in str(error):
+        return SourceError(f"{path} holds an array of Python objects, which are never loaded")
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return SourceError(f"{path} cannot be read, it is damaged or incomplete: {reason}")
+
+
+_TAKES = frozenset({SPLIT, TASK_OPTION})
+HETEROPHILOUS_READER = Reader(
+    needs="heterophilous-graphs npz (node_features, node_labels, edges, *_masks)",
+    folder=False,
+    recognises=lambda path: _has(path, ("node_features", "node_labels", "edges")),
+    open=_opening("heterophilous", _HETEROPHILOUS, _heterophilous_arrays, symmetrize=True),
+    takes=_TAKES,
+)
+BENCHMARK_READER = Reader(
+    needs="gnn-benchmark npz (attr_*, adj_*, labels; or feat_*, edge_index, y)",
+    folder=False,
+    recognises=lambda path: _has(path, ("feat_indptr",), ("attr_indptr", "adj_indptr")),
+    open=_opening(
+        "gnn-benchmark", _BENCHMARK, _benchmark_arrays, symmetrize=True, drop_self_loops=True, usual_split="random"
+    ),
+    takes=_TAKES,
+)
+NPZ_READER = Reader(
+    needs="npz of named arrays (edge_index, x, y, train_mask, ...), unpacked in memory",
+    folder=False,
+    recognises=_is_npz,
+    open=_opening("npz", ARRAY_NAMES),
+    takes=_TAKES,
+)
+NPY_READER = Reader(
+    needs="folder of npy files of the same names, read in pieces",
+    folder=True,
+    recognises=lambda path: any(path.glob("*.npy")),
+    open=_open_npy,
+    takes=_TAKES,
+)

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Node datasets as the ``ogb`` package lays them out: a folder, or the zip it is downloaded as, which stays packed.
+
+The layout is that of ``ogb/nodeproppred/dataset.py``, ``ogb/io/read_graph_raw.py`` and ``master.csv`` of
+https://github.com/snap-stanford/ogb, with ``split/KIND/`` beside ``raw/``:
+
+Binary, ogbn-papers100M's: ``raw/data.npz`` and ``raw/node-label.npz``. Every array is inflated once. Where the zip of
+the dataset is deflated too, the outer layer is inflated twice: to find the arrays in data.npz, whose directory lies at
+its end, and to read them; places that were reached are kept (see ``ForwardBlob``).
+
+Text, that of ogbn-products, ogbn-arxiv and ogbn-proteins: ``raw/*.csv.gz`` without headers. Which one it is shows in
+its kind of split; that decides, as ``master.csv`` does, whether the file has each edge once for both directions. Then
+every edge is followed by its reverse, as ``read_csv_graph_raw`` has it: nothing is dropped, a self-loop comes twice.
+ogbn-proteins has no node features. What stands in for them is the species of each protein, one-hot in ascending order
+of the species' ids. Its edges have features, which an edge's reverse has too.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ooc.errors import SourceError
+from ooc.sources.files.lines import CsvForm, csv_columns, csv_rows
+from ooc.sources.files.npy import PackedArray, unpacking
+from ooc.sources.files.zip_members import Archive
+from ooc.sources.formats.ogb_files import OgbFiles, has_ogb_files
+from ooc.sources.reading import Reader, Request
+from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges, with_data
+from ooc.sources.splits import IndexSplits, whole_labels
+from ooc.storage.array import AnyArray
+from ooc.storage.store import Task
+
+_ADD_INVERSE_EDGE = frozenset(("sales_ranking", "species"))
+"""The kinds of split of ogbn-products and ogbn-proteins."""
+_CSV_EDGE_FEATURES = "raw/edge-feat.csv.gz"
+_SPECIES = ("raw/node_species.csv.gz", "raw/species.csv.gz")
+_MOST_SPECIES = 1 << 16
+_MOST_GRAPHS = 1 << 16
+_NPZ_EDGE_FEATURES = "edge_feat"
+
+
+def ogb_source(path: Path, request: Request) -> Source:
+    """The graph in the folder or zip ``path``."""
+    files = OgbFiles(path)
+    if files.has("raw/data.npz"):
+        return _binary_source(files, request)
+    return _csv_source(files, request)
+
+
+def _binary_source(files: OgbFiles, request: Request) -> Source:
+    """The graph in ``files``; its splits are held in memory, the rest is streamed."""
+    data, where = Archive(files.blob("raw/data.npz")), files.label("raw/data.npz")
+    kept = Archive(files.blob("raw/node-label.npz"))
+    labels = PackedArray.find(kept, "node_label", files.label("raw/node-label.npz"))
+    of_edges = [name.removesuffix(".npy") for name in data.names() if name.startswith("edge_")]
+    others = [name for name in of_edges if name not in ("edge_index", _NPZ_EDGE_FEATURES)]
+    if others and not request.drop_edge_data:
+        what = f"{where} has {', '.join(others)}"
+        raise SourceError(f"{what}, which cannot be used yet; give drop_edge_data=True to convert without it")
+    taken = _NPZ_EDGE_FEATURES in of_edges and not request.drop_edge_data
+    edge_features = PackedArray.find(data, _NPZ_EDGE_FEATURES, where) if taken else None
+    edges, features = (PackedArray.find(data, name, where) for name in ("edge_index", "node_feat"))
+    nodes, num_features = features.matrix("[nodes, features]")
+    if labels.shape not in ((nodes,), (nodes, 1)):
+        raise SourceError(f"{labels.name} has the shape {list(labels.shape)}, a label for each of {nodes} nodes wanted")
+    for name, count in (("num_nodes_list", nodes), ("num_edges_list", edges.num_edges())):
+        _check_count(data, name, count, where)
+    splits = files.splits(None, nodes)
+
+    def label_blocks(size: int) -> Iterator[LabelBlock]:
+        row = 0
+        for values in labels.values(size):
+            stop = row + len(values)
+            yield LabelBlock(whole_labels(values, row, labels.name), *splits.masks(row, stop))
+            row = stop
+
+    source = Source(
+        name=files.name,
+        format="ogb",
+        num_nodes=nodes,
+        num_edges=edges.num_edges(),
+        num_features=num_features,
+        num_classes=None,
+        edges=lambda size: iter(()),  # Replaced below.
+        features=features.row_blocks,
+        labels=label_blocks,
+        resident_bytes=splits.nbytes,
+        fingerprint=files.fingerprint,
+    )
+    return unpacking(source, edges, edge_features)
+
+
+def _check_count(data: Archive, name: str, count: int, where: str) -> None:
+    """SourceError where the list ``name``, of one number for each graph, says otherwise."""
+    listed = PackedArray.find(data, name, where)
+    if listed.shape != (1,):
+        raise SourceError(f"{where}: {name} has the shape {list(listed.shape)}, one graph is wanted")
+    found = int(next(listed.values(1))[0])
+    if found != count:
+        raise SourceError(f"{where}: {name} says {found}, the arrays have {count}")
+
+
+def _csv_source(files: OgbFiles, request: Request) -> Source:
+    """The graph in ``files``; splits and species are held in memory, the rest is streamed."""
+    nodes, listed_edges = (_single(files, f"raw/num-{what}-list.csv.gz") for what in ("node", "edge"))
+    if not 0 < nodes <= 2**32 or listed_edges < 0:
+        raise SourceError(f"{files.label('raw')}: {nodes} nodes with {listed_edges} edges cannot be converted")
+    edge_features = 0
+    if files.has(_CSV_EDGE_FEATURES) and not request.drop_edge_data:
+        edge_features = csv_columns(files.text(_CSV_EDGE_FEATURES), files.label(_CSV_EDGE_FEATURES))
+    kind = files.only_split()
+    both_ways = kind in _ADD_INVERSE_EDGE
+    splits = files.splits(kind, nodes)
+    tasks = csv_columns(files.text("raw/node-label.csv.gz"), files.label("raw/node-label.csv.gz"))
+    features = _Features(files, nodes)
+
+    def edges(size: int) -> Iterator[EdgeBlock]:
+        form = CsvForm(rows=listed_edges, columns=2, dtype=np.int64)
+        rows = max(1, size // 2 if both_ways else size)
+        pairs = _pieces(_read(files, "raw/edge.csv.gz", form), rows)
+        blocks: Iterator[EdgeBlock] = (EdgeBlock(ends[:, 0].copy(), ends[:, 1].copy()) for ends in pairs)
+        if edge_features:
+            carried = CsvForm(rows=listed_edges, columns=edge_features, dtype=np.float64)
+            features = _pieces(_read(files, _CSV_EDGE_FEATURES, carried), rows)
+            blocks = with_data(blocks, features=features, name=files.label(_CSV_EDGE_FEATURES))
+        yield from map(_with_reverse, blocks) if both_ways else blocks
+
+    return Source(
+        name=files.name,
+        format="ogb",
+        num_nodes=nodes,
+        num_edges=listed_edges * (2 if both_ways else 1),
+        num_features=features.columns,
+        num_classes=None if tasks == 1 else tasks,
+        task=Task.CLASSES if tasks == 1 else Task.MULTILABEL,
+        edges=edges,
+        num_edge_features=edge_features,
+        features=features.blocks,
+        labels=lambda size: _labels(files, splits, CsvForm(rows=nodes, columns=tasks, dtype=np.float64), size),
+        resident_bytes=splits.nbytes,
+        fingerprint=files.fingerprint,
+        description={"split": kind, **features.description},
+        notes=features.notes,
+    )
+
+
+class _Features:
+    """Rows of ``node-feat.csv.gz``, or the one-hot species where there is none."""
+
+    def __init__(self, files: OgbFiles, nodes: int) -> None:
+        self._files, self._nodes = files, nodes
+        self.description: dict[str, str] = {}
+        self.notes: tuple[str, ...] = ()
+        self._name = "raw/node-feat.csv.gz"
+        self._species: AnyArray | None = None
+        if files.has(self._name):
+            self.columns = csv_columns(files.text(self._name), files.label(self._name))
+            return
+        found = [name for name in _SPECIES if files.has(name)]
+        if not found:
+            raise SourceError(f"{files.name} has no node features ({files.label(self._name)} is missing)")
+        self._name = found[0]
+        self._species = np.unique(np.concatenate([np.unique(block) for block in self._read(np.int64)]))
+        self.columns = len(self._species)
+        if self.columns > _MOST_SPECIES:
+            raise SourceError(f"{files.label(self._name)} names {self.columns} species, which cannot be features")
+        self.description = {"features": f"one-hot of {self._name}"}
+        self.notes = (f"{files.name} has no node features: the {self.columns} species, one-hot, stand in for them",)
+
+    def blocks(self, size: int) -> Iterator[AnyArray]:
+        """float32 [n, columns], as ogb reads them."""
+        if self._species is None:
+            for rows in _pieces(self._read(np.float64), size):
+                with np.errstate(over="ignore"):  # Becomes infinite, which is refused by whoever stores it.
+                    yield rows.astype(np.float32)
+            return
+        for ids in _pieces(self._read(np.int64), size):
+            yield (ids == self._species).astype(np.float32)
+
+    def _read(self, dtype: type[np.float64] | type[np.int64]) -> Iterator[AnyArray]:
+        columns = 1 if self._species is not None or self._name in _SPECIES else self.columns
+        return _read(self._files, self._name, CsvForm(rows=self._nodes, columns=columns, dtype=dtype))
+
+
+def _read(files: OgbFiles, name: str, form: CsvForm) -> Iterator[AnyArray]:
+    return csv_rows(files.text(name), form, files.label(name))
+
+
+def _pieces(blocks: Iterator[AnyArray], rows: int) -> Iterator[AnyArray]:
+    """The same rows, at most ``rows`` at a time."""
+    for block in blocks:
+        for start, stop in ranges(len(block), rows):
+            yield block[start:stop]
+
+
+def _with_reverse(block: EdgeBlock) -> EdgeBlock:
+    """Each edge, followed by its reverse, which has the same features."""
+    pairs = np.stack([block.sources, block.targets], axis=1)
+    features = block.data.features if block.data is not None else None
+    data = EdgeData(features=features.repeat(2, axis=0)) if features is not None else None
+    return EdgeBlock(pairs.reshape(-1), pairs[:, ::-1].reshape(-1), data)
+
+
+def _labels(files: OgbFiles, splits: IndexSplits, form: CsvForm, size: int) -> Iterator[LabelBlock]:
+    name, row = "raw/node-label.csv.gz", 0
+    for values in _pieces(_read(files, name, form), size):
+        y: AnyArray
+        if form.columns == 1:
+            y = whole_labels(values[:, 0], row, files.label(name))
+        else:
+            y = _answers(values, row, files.label(name))
+        yield LabelBlock(y, *splits.masks(row, row + len(values)))
+        row += len(values)
+
+
+def _answers(values: AnyArray, row: int, name: str) -> AnyArray:
+    """0 or 1 for each task as int8 [n, tasks]; a row of NaN, no label, as -1."""
+    none: Mask = np.asarray(np.isnan(values).all(axis=1))
+    wrong: Mask = ~none & ~np.asarray(((values == 0) | (values == 1)).all(axis=1))
+    if wrong.any():
+        raise SourceError(f"{name}: node {row + int(wrong.argmax())} has other labels than 0 and 1 for each task")
+    return np.where(none[:, None], -1, np.nan_to_num(values)).astype(np.int8)
+
+
+def _single(files: OgbFiles, name: str) -> int:
+    """The one number in a file that lists one for each graph."""
+    numbers = files.numbers(name, most=_MOST_GRAPHS)
+    if len(numbers) != 1:
+        raise SourceError(f"{files.label(name)} lists {len(numbers)} graphs, not one")
+    return int(numbers[0])
+
+
+READER = Reader(
+    needs="an ogbn dataset's folder or .zip, as ogb downloads it (raw/data.npz or raw/*.csv.gz, split/)",
+    folder=None,
+    recognises=has_ogb_files,
+    open=ogb_source,
+)

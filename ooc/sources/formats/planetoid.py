@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planetoid's raw folders (Cora, CiteSeer, PubMed): the graph PyG's ``Planetoid`` makes of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ooc.errors import SourceError
+from ooc.sources.files.pickles import read_array, read_csr, read_neighbours
+from ooc.sources.reading import Reader, Request
+from ooc.sources.source import EdgeBlock, LabelBlock, Source, fingerprint_of, ranges
+from ooc.sources.sparse_rows import SparseRows
+from ooc.storage.array import AnyArray
+
+_VALID_NODES = 500
+
+
+def planetoid_folder(path: Path) -> Path | None:
+    """Where in ``path`` the raw files are: itself or its ``raw``; None if nowhere."""
+    return next((folder for folder in (path, path / "raw") if list(folder.glob("ind.*.graph"))), None)
+
+
+def planetoid_source(path: Path, request: Request) -> Source:
+    """The graph in the folder ``path``; its files are small and held in memory.
+
+    Test nodes that no file describes (CiteSeer's isolated ones) get zero features and class 0, as in PyG.
+    """
+    folder = planetoid_folder(path)
+    names = sorted(file.name.split(".")[1] for file in folder.glob("ind.*.graph")) if folder else []
+    if folder is None or len(names) != 1:
+        raise SourceError(f"{path} holds {len(names)} Planetoid data sets (ind.NAME.graph), not one")
+    name = names[0]
+    if name.startswith("nell"):
+        raise SourceError("NELL cannot be converted from Planetoid's files: it needs made-up features")
+    order, sparse, labels, test = _rows(folder, name)
+    sources, targets = read_neighbours(folder / f"ind.{name}.graph")
+    nodes, train = len(order), len(read_array(folder / f"ind.{name}.y"))
+    if train + _VALID_NODES > nodes:
+        raise SourceError(f"{folder}: {nodes} nodes cannot hold {train} training and 500 validation nodes")
+    y = np.where(order < 0, 0, labels[order].argmax(axis=1))
+    row = np.arange(nodes)
+    tested = np.zeros(nodes, dtype=np.bool_)
+    tested[test] = True
+
+    def edge_blocks(size: int) -> Iterator[EdgeBlock]:
+        for start, stop in ranges(len(sources), size):
+            yield EdgeBlock(sources[start:stop], targets[start:stop])
+
+    def feature_blocks(size: int) -> Iterator[AnyArray]:
+        for start, stop in ranges(nodes, size):
+            yield sparse.dense(order[start:stop])
+
+    def label_blocks(size: int) -> Iterator[LabelBlock]:
+        for start, stop in ranges(nodes, size):
+            ids = row[start:stop]
+            valid = (ids >= train) & (ids < train + _VALID_NODES)
+            yield LabelBlock(y[start:stop], ids < train, valid, tested[start:stop])
+
+    return Source(
+        name=name,
+        format="planetoid",
+        num_nodes=nodes,
+        num_edges=len(sources),
+        num_features=sparse.shape[1],
+        num_classes=labels.shape[1],
+        edges=edge_blocks,
+        features=feature_blocks,
+        labels=label_blocks,
+        symmetrize=True,
+        drop_self_loops=True,
+        resident_bytes=2 * sources.nbytes + sparse.nbytes + labels.nbytes,
+        fingerprint=fingerprint_of(*folder.glob(f"ind.{name}.*")),
+    )
+
+
+def _rows(folder: Path, name: str) -> tuple[AnyArray, SparseRows, AnyArray, AnyArray]:
+    """``order`` [N] (row of each node in features and labels, -1: none), features, labels, test nodes.
+
+    Files list the test nodes' rows in the order of ``test.index``, after all others.
+    """
+    test = _test_index(folder / f"ind.{name}.test.index")
+    data, indices, indptr, (others, columns) = read_csr(folder / f"ind.{name}.allx")
+    tail_data, tail_indices, tail_indptr, (rows, tail_columns) = read_csr(folder / f"ind.{name}.tx")
+    first, last = int(test.min()), int(test.max())
+    if rows != len(test) or tail_columns != columns or first != others or len(np.unique(test)) != rows:
+        raise SourceError(f"{folder}: allx, tx and test.index of {name} do not fit one another")
+    sparse = SparseRows(
+        np.concatenate([data, tail_data]),
+        np.concatenate([indices, tail_indices]),
+        np.concatenate([indptr, tail_indptr[1:] + indptr[-1:]]),
+        np.array([others + rows, columns]),
+        name=f"{folder}: the features of {name}",
+    )
+    known, tested = (read_array(folder / f"ind.{name}.{part}") for part in ("ally", "ty"))
+    if len(known) != others or len(tested) != rows or known.shape[1:] != tested.shape[1:] or known.ndim != 2:
+        raise SourceError(f"{folder}: labels and features of {name} do not fit one another")
+    for part, array in (("ally", known), ("ty", tested)):
+        _check_one_hot(array, folder / f"ind.{name}.{part}")
+    order = np.arange(last + 1)
+    order[others:] = -1
+    order[test] = others + np.arange(rows)
+    return order, sparse, np.concatenate([known, tested]), test
+
+
+def _check_one_hot(labels: AnyArray, path: Path) -> None:
+    """SourceError unless each row has a single 1, or none: PyG takes the largest entry, whatever it is."""
+    wrong = ((labels != 0) & (labels != 1)).any(axis=1) | ((labels != 0).sum(axis=1) > 1)
+    if wrong.any():
+        raise SourceError(f"{path} is damaged: row {int(wrong.argmax())} is no one-hot class")
+
+
+def _test_index(path: Path) -> AnyArray:
+    try:
+        found = np.array(path.read_text().split(), dtype=np.int64)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise SourceError(f"{path} holds something else than node ids: {error}") from error
+    if not len(found):
+        raise SourceError(f"{path} names no test node: it is damaged or incomplete")
+    return found
+
+
+READER = Reader(
+    needs="folder of Planetoid's raw files (ind.NAME.*), or the one above its raw/",
+    folder=True,
+    recognises=lambda path: planetoid_folder(path) is not None,
+    open=planetoid_source,
+)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Made-up graphs of any size in no memory: planted communities, power-law degrees, noisy features.
+
+Nodes are places in a shuffled order (see ``shuffle``): place p belongs to class p mod C and is its
+(p div C)-th most popular node, so that "the k-th node of class c" is computed, not looked up. An edge draws
+a class, both ends by popularity, its target from the same class with probability ``_HOMOPHILY``. Edges and
+features come in blocks of fixed size, each with a generator of its own: the graph depends on the
+parameters alone. N nodes, E edges, F features, C classes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+
+from ooc.errors import SourceError
+from ooc.sources.reading import Reader
+from ooc.sources.shuffle import Shuffle
+from ooc.sources.source import EdgeBlock, Ids, LabelBlock, Source, ranges
+from ooc.storage.array import AnyArray
+
+PREFIX = "synthetic:"
+_HOMOPHILY = 0.7
+# Popularity of the k-th node falls as (k + 1)^-0.6: a power law of exponent 1 + 1/0.6 in the degrees.
+_TAIL = 0.4
+# Distance between two classes' means, in standard deviations of the noise around them.
+_CLASS_DISTANCE = 2.0
+_EDGE_BLOCK = 1 << 16
+_FEATURE_BLOCK_VALUES = 1 << 19
+_ORDER, _SPLIT, _CENTRES, _EDGES, _FEATURES = range(5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """What ``synthetic:…`` takes. ``labelled``: fraction of nodes with a label; ``train``: of those."""
+
+    nodes: int
+    edges: int
+    features: int
+    classes: int
+    labelled: float = 1.0
+    train: float = 0.5
+    directed: int = 1
+    seed: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Parameters":
+        """From ``"synthetic:nodes=1000,edges=5000,…"``; SourceError in one line for anything wrong."""
+        kinds = {field.name: float if field.name in ("labelled", "train") else int for field in fields(cls)}
+        values: dict[str, int | float] = {}
+        for item in filter(None, text.removeprefix(PREFIX).split(",")):
+            name, _, value = (part.strip() for part in item.partition("="))
+            if name not in kinds or name in values:
+                problem = "given twice" if name in values else f"unknown; known are {', '.join(kinds)}"
+                raise SourceError(f"{PREFIX} {name!r} is {problem}")
+            try:
+                number = float(value)
+                values[name] = int(number) if kinds[name] is int and number == int(number) else number
+            except (ValueError, OverflowError):
+                raise SourceError(f"{PREFIX} {name}={value!r} is no number") from None
+            if type(values[name]) is not kinds[name]:
+                raise SourceError(f"{PREFIX} {name}={value} is no whole number")
+        if missing := [name for name in ("nodes", "edges", "features", "classes") if name not in values]:
+            raise SourceError(f"{PREFIX} {', '.join(missing)} missing")
+        parameters = cls(**values)  # type: ignore[arg-type]
+        parameters._check()
+        return parameters
+
+    def _check(self) -> None:
+        limits = {
+            "nodes": (2, 2**32),
+            "edges": (0, 2**48),
+            "features": (1, 2**20),
+            "classes": (1, self.nodes),
+            "labelled": (0, 1),
+            "train": (0, 1),
+            "directed": (0, 1),
+            "seed": (0, 2**63),
+        }
+        for name, (least, most) in limits.items():
+            if not least <= getattr(self, name) <= most:
+                raise SourceError(f"{PREFIX} {name}={getattr(self, name)} is not between {least} and {most}")
+
+
+def synthetic_source(text: str) -> Source:
+    """The graph that ``text`` describes."""
+    parameters = Parameters.parse(text)
+    graph = _Graph(parameters)
+    return Source(
+        name="synthetic",
+        format="synthetic",
+        num_nodes=parameters.nodes,
+        num_edges=parameters.edges,
+        num_features=parameters.features,
+        num_classes=parameters.classes,
+        edges=lambda size: graph.edges(),
+        features=lambda size: graph.features(),
+        labels=graph.labels,
+        symmetrize=not parameters.directed,
+        fingerprint={"parameters": asdict(parameters)},
+        description=asdict(parameters),
+    )
+
+
+class _Graph:
+    def __init__(self, parameters: Parameters) -> None:
+        self._p = parameters
+        self._order = Shuffle(parameters.nodes, parameters.seed, stream=_ORDER)
+        self._splits = Shuffle(parameters.nodes, parameters.seed, stream=_SPLIT)
+
+    def edges(self) -> Iterator[EdgeBlock]:
+        """E edges, none from a node to itself; duplicates happen, mostly between hubs."""
+        p = self._p
+        for block, (start, stop) in enumerate(ranges(p.edges, _EDGE_BLOCK)):
+            random, count = self._random(_EDGES, block), stop - start
+            classes = random.integers(0, p.classes, count)
+            sources = self._places(classes, random)
+            elsewhere = random.random(count, dtype=np.float32) >= _HOMOPHILY
+            classes[elsewhere] = random.integers(0, p.classes, int(elsewhere.sum()))
+            targets = self._places(classes, random)
+            loops = sources == targets
+            targets[loops] = (targets[loops] + p.classes) % p.nodes  # The next in its class, mostly.
+            loops &= sources == targets
+            targets[loops] = (targets[loops] + 1) % p.nodes
+            yield EdgeBlock(self._order.at(sources), self._order.at(targets))
+
+    def features(self) -> Iterator[AnyArray]:
+        """Class mean plus unit noise, float32 [rows, F]."""
+        p = self._p
+        spread = _CLASS_DISTANCE / math.sqrt(2 * p.features)
+        centres = self._random(_CENTRES, 0).standard_normal((p.classes, p.features), dtype=np.float32)
+        centres *= np.float32(spread)
+        rows = max(1, _FEATURE_BLOCK_VALUES // p.features)
+        for block, (start, stop) in enumerate(ranges(p.nodes, rows)):
+            values = self._random(_FEATURES, block).standard_normal((stop - start, p.features), dtype=np.float32)
+            values += centres[self._classes(start, stop)]
+            yield values
+
+    def labels(self, size: int) -> Iterator[LabelBlock]:
+        """The classes, of the labelled nodes only; splits of exact sizes at random."""
+        p = self._p
+        labelled = round(p.labelled * p.nodes)
+        train = round(p.train * labelled)
+        valid = train + (labelled - train + 1) // 2
+        for start, stop in ranges(p.nodes, size):
+            place = self._splits.place_of(np.arange(start, stop, dtype=np.int64))
+            known = place < labelled
+            y = np.where(known, self._classes(start, stop), -1)
+            validating = (place >= train) & (place < valid)
+            yield LabelBlock(y, place < train, validating, known & (place >= valid))
+
+    def _classes(self, start: int, stop: int) -> Ids:
+        return self._order.place_of(np.arange(start, stop, dtype=np.int64)) % self._p.classes
+
+    def _places(self, classes: Ids, random: np.random.Generator) -> Ids:
+        """Places of nodes of ``classes``, drawn by popularity."""
+        p = self._p
+        members = (p.nodes - 1 - classes) // p.classes + 1
+        # The inverse of the cumulated popularity ∝ (k + 1)^0.4 − 1, of a continuous k in [0, members).
+        reach = (members + 1.0) ** _TAIL - 1.0
+        base = random.random(len(classes)) * reach + 1.0
+        rank: Ids = (base * base * np.sqrt(base) - 1.0).astype(np.int64)  # base ** (1 / _TAIL) - 1
+        np.minimum(rank, members - 1, out=rank)
+        return rank * p.classes + classes
+
+    def _random(self, stream: int, block: int) -> np.random.Generator:
+        return np.random.Generator(np.random.SFC64([self._p.seed, stream, block]))
+
+
+READER = Reader(
+    needs=f"{PREFIX}nodes=...,edges=...,features=...,classes=...: a made-up graph",
+    folder=None,
+    recognises=lambda path: str(path).startswith(PREFIX),
+    open=lambda path, request: synthetic_source(str(path)),
+)

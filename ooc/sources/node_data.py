@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features, labels and splits for a graph that comes as edges alone: npy files, tables' columns, or made up.
+
+N nodes, F features, L columns of labels.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ooc.errors import OptionError, SourceError
+from ooc.sources.files.npy import NpyFile
+from ooc.sources.files.tables import Block, Cells, Table, is_table
+from ooc.sources.node_tables import NodeTables
+from ooc.sources.reading import Request
+from ooc.sources.source import LabelBlock, ranges
+from ooc.sources.splits import FoundLabels, LabelForm, label_blocks, label_form, only_answers, random_split
+from ooc.storage.array import AnyArray
+from ooc.storage.store import Task
+
+RANDOM = "random:"
+_FEATURE_STREAM, _LABEL_STREAM = 0x0F, 0x1A
+_BLOCK_VALUES = 1 << 19
+_BLOCK_ROWS = 1 << 16
+_MOST_COLUMNS = 1 << 20
+_MOST_DIGITS = 40  # int() refuses thousands of them.
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFeatures:
+    """``blocks(nodes, size, row)``: features [n, ``columns``] of the nodes from ``row`` on, where the source
+    ``seeks``, else of all of them; SourceError where there are not those of ``nodes``.
+
+    ``rows``: of how many nodes there are; None where only reading tells, or any number will do.
+    """
+
+    columns: int
+    blocks: Callable[[int, int, int], Iterator[AnyArray]]
+    rows: int | None
+    seeks: bool
+    table: Table | None = None
+
+
+def node_features(text: str, tables: NodeTables) -> NodeFeatures:
+    """What ``--features`` asks for: ``random:F[:SEED]`` or a file."""
+    if text.startswith(RANDOM):
+        return _made_up_features(text)
+    path = Path(text)
+    return _table_features(tables.open(path), tables) if is_table(path) else _npy_features(path)
+
+
+def _npy_features(path: Path) -> NodeFeatures:
+    array = _npy_of_nodes(path)
+    rows, columns = array.matrix("[nodes, features]")
+
+    def blocks(nodes: int, size: int, row: int) -> Iterator[AnyArray]:
+        _check_rows(path, rows, nodes)
+        return array.row_blocks(size, row)
+
+    return NodeFeatures(columns=columns, blocks=blocks, rows=rows, seeks=True)
+
+
+def _table_features(table: Table, tables: NodeTables) -> NodeFeatures:
+    names = tables.features(table)
+    wanted = dict.fromkeys(names, Cells.REAL)
+    first = next(table.blocks(wanted, 1), None)  # One row tells how wide columns of lists are.
+    columns = _together(first, names).shape[1] if first is not None else 0
+    if not 0 < columns <= _MOST_COLUMNS:
+        raise SourceError(f"{table.path} has no features, or more than {_MOST_COLUMNS}")
+
+    def blocks(nodes: int, size: int, row: int) -> Iterator[AnyArray]:
+        for block in _table_blocks(table, wanted, nodes, size):
+            part = _together(block, names)
+            if part.shape[1] != columns:
+                raise SourceError(f"{table.path} has rows of {columns} features and rows of {part.shape[1]}")
+            yield part
+
+    return NodeFeatures(columns=columns, blocks=blocks, rows=table.rows, seeks=False, table=table)
+
+
+def _made_up_features(text: str) -> NodeFeatures:
+    """Standard normal, in blocks of a fixed size with a generator each: a row depends on its number alone."""
+    columns, seed = _random_parameters(text, "features")
+    height = max(1, _BLOCK_VALUES // columns)
+
+    def blocks(nodes: int, size: int, row: int) -> Iterator[AnyArray]:
+        for start in range(row - row % height, nodes, height):
+            generator = np.random.Generator(np.random.SFC64([seed, _FEATURE_STREAM, start // height]))
+            part = generator.standard_normal((min(height, nodes - start), columns), dtype=np.float32)
+            yield part[max(0, row - start) :]
+
+    return NodeFeatures(columns=columns, blocks=blocks, rows=None, seeks=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLabels:
+    """``blocks(nodes, size)``, as a source's; SourceError where there are not those of ``nodes``.
+
+    ``num_classes`` None: one more than the largest. ``split``: how a random one was made.
+    """
+
+    task: Task
+    num_classes: int | None
+    blocks: Callable[[int, int], Iterator[LabelBlock]]
+    rows: int | None
+    table: Table | None
+    split: str | None
+    notes: tuple[str, ...]
+
+
+def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> NodeLabels:
+    """What ``--labels`` asks for: ``random:C[:SEED]`` or a file, for the graph ``name``."""
+    asked = request.option("task")
+    if text.startswith(RANDOM):
+        classes, seed = _random_parameters(text, "labels")
+        form = LabelForm(name=name, task=Task.CLASSES, width=None)
+        return _with_split(
+            name,
+            form,
+            lambda nodes, size: _made_up_labels(classes, seed, nodes),
+            str(request.split or "random"),
+            num_classes=classes,
+        )
+    path = Path(text)
+    if is_table(path):
+        return _table_labels(name, tables.open(path), tables, request)
+    array = _npy_of_nodes(path)
+    if len(array.shape) > 2:
+        raise SourceError(f"{path} has the shape {array.shape}, not one label or row of labels for each node")
+    if request.split is None:
+        raise SourceError(f"{path} says nothing of splits; give split='random', or a table with a column split")
+
+    def found(nodes: int, size: int) -> FoundLabels:
+        _check_rows(path, array.shape[0], nodes)
+        for start, stop in ranges(nodes, size):
+            yield array.rows(start, stop), None
+
+    def scan() -> bool:
+        return only_answers(y for y, _ in found(array.shape[0], _BLOCK_ROWS))
+
+    form = label_form(str(path), array.shape, array.dtype, asked=asked, scan=scan)
+    return _with_split(name, form, found, str(request.split), rows=array.shape[0])
+
+
+def _table_labels(name: str, table: Table, tables: NodeTables, request: Request) -> NodeLabels:
+    names = tables.labels(table)
+    columns = tables.split(table)
+    if columns is None and request.split is None:
+        raise SourceError(
+            f"{table.path} has no column split; name one with split_column=, or one each of true and false for train, "
+            f"valid and test, or give split='random'"
+        )
+    # Cells of a table are of no type: several columns are answers unless something else is asked for.
+    shape, answers = (0, len(names)), np.dtype(np.int8)
+    form = label_form(str(table.path), shape, answers, asked=request.option("task"), scan=lambda: True)
+    wanted = dict.fromkeys(names, Cells.REAL) | (columns.cells if columns is not None else {})
+
+    def found(nodes: int, size: int) -> FoundLabels:
+        row = 0
+        for block in _table_blocks(table, wanted, nodes, size):
+            y = _together(block, names)
+            yield y, columns.masks(block, row, name) if columns is not None else None
+            row += len(y)
+
+    split = None if request.split is None else str(request.split)
+    return _with_split(name, form, found, split, rows=table.rows, table=table)
+
+
+def _with_split(
+    name: str,
+    form: LabelForm,
+    found: Callable[[int, int], FoundLabels],
+    split: str | None,
+    *,
+    num_classes: int | None = None,
+    rows: int | None = None,
+    table: Table | None = None,
+) -> NodeLabels:
+    """``split``: a random one of the labelled nodes; None where columns beside the labels say it."""
+    note = random_split(1, split)[1] if split is not None else None
+
+    def blocks(nodes: int, size: int) -> Iterator[LabelBlock]:
+        return label_blocks(form, found(nodes, size), random_split(nodes, split)[0] if split is not None else None)
+
+    said = (f"{name}: split is {note}",) if note else ()
+    return NodeLabels(
+        task=form.task,
+        num_classes=form.width if num_classes is None else num_classes,
+        blocks=blocks,
+        rows=rows,
+        table=table,
+        split=note,
+        notes=(*said, *((form.note,) if form.note else ())),
+    )
+
+
+def _made_up_labels(classes: int, seed: int, nodes: int) -> FoundLabels:
+    for start, stop in ranges(nodes, _BLOCK_ROWS):
+        generator = np.random.Generator(np.random.SFC64([seed, _LABEL_STREAM, start // _BLOCK_ROWS]))
+        yield generator.integers(0, classes, stop - start), None
+
+
+# ---- files --------------------------------------------------------------------------------------------------------
+
+
+def _random_parameters(text: str, option: str) -> tuple[int, int]:
+    """``(number, seed)`` of ``random:NUMBER[:SEED]``."""
+    number, _, seed = text.removeprefix(RANDOM).partition(":")
+    if not (number.isdecimal() and (seed == "" or seed.isdecimal()) and number.strip("0")):
+        raise OptionError(f"{option}={text!r} is not random:NUMBER[:SEED]")
+    if len(number) > _MOST_DIGITS or int(number) > _MOST_COLUMNS:
+        raise OptionError(f"{option}='random:{number[:_MOST_DIGITS]}' is too large; the most is {_MOST_COLUMNS}")
+    if len(seed) > _MOST_DIGITS:
+        raise OptionError(f"{option}=: the seed has {len(seed)} digits; the most are {_MOST_DIGITS}")
+    return int(number), int(seed or 0)
+
+
+def _npy_of_nodes(path: Path) -> NpyFile:
+    """The array in the npy file ``path``; SourceError where it has no row of numbers for each node."""
+    if path.suffix != ".npy":
+        raise SourceError(f"{path} is neither an npy file nor a table (CSV, Parquet)")
+    array = NpyFile(path)
+    if not array.shape or 0 in array.shape:
+        raise SourceError(f"{path} is of the shape {list(array.shape)}, not numbers for each node")
+    return array
+
+
+def _check_rows(path: Path, have: int, nodes: int) -> None:
+    """SourceError where ``path`` has not one row for each node."""
+    if have != nodes:
+        raise SourceError(f"{path} has {'more' if have > nodes else have} rows for {nodes} nodes")
+
+
+def _table_blocks(table: Table, wanted: dict[str, Cells], nodes: int, size: int) -> Iterator[Block]:
+    """The ``wanted`` columns, block by block; SourceError where there is not one row for each node."""
+    done = 0
+    for block in table.blocks(wanted, size):
+        done += len(next(iter(block.values())))
+        if done > nodes:
+            break
+        yield block
+    _check_rows(table.path, done, nodes)
+
+
+def _together(block: Block, names: tuple[str, ...]) -> AnyArray:
+    return np.column_stack([block[name] for name in names])

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ids that a source gives its nodes, sparse and of any size, and the node numbers 0 … N-1 they become.
+
+Two ways each, for one result: ids that are not far apart go through a table over their whole range, others
+through sorted arrays. ``span``: one more than the largest id.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc.errors import BudgetError, SourceError
+from ooc.sizes import format_size
+from ooc.sources.source import Ids, ranges
+from ooc.storage.array import flush
+
+_STEP = 1 << 20
+_WORD_BITS = 64
+_HEADER_BYTES = 128
+_WORD_BYTES = 12  # Of a rank table: its bits and the count of those before it.
+
+
+def collect(blocks: Iterable[Ids], path: Path, *, name: str, limit_bytes: int) -> int:
+    """Write the different ids in ``blocks``, ascending, as the npy file ``path``; how many they are.
+
+    Takes about ``limit_bytes`` of memory; BudgetError, naming the source ``name``, where that is too little.
+    """
+    seen = np.zeros(0, dtype=np.bool_)
+    runs: list[Ids] | None = None
+    for ids in blocks:
+        if not len(ids):
+            continue
+        if runs is None:
+            span = int(ids.max()) + 1
+            # Growing by half holds the old table beside the new.
+            wanted = span + span // 2
+            if wanted + len(seen) > limit_bytes:
+                runs = [np.flatnonzero(seen)] if len(seen) else []
+                seen = seen[:0]
+            elif span > len(seen):
+                grown = np.zeros(wanted, dtype=np.bool_)
+                grown[: len(seen)] = seen
+                seen = grown
+        if runs is None:
+            seen[ids] = True
+        else:
+            runs.append(_different(ids))
+            _merge(runs, name, limit_bytes)
+    if runs is None:
+        return write_ids(path, (np.flatnonzero(seen[a:b]) + a for a, b in ranges(len(seen), _STEP)))
+    while len(runs) > 1:
+        runs[-2:] = [_different(np.concatenate(runs[-2:]), kind="stable")]
+    _check(len(runs[0]), name, limit_bytes)
+    return write_ids(path, runs)
+
+
+def _merge(runs: list[Ids], name: str, limit_bytes: int) -> None:
+    """Keep each run at least twice as long as the next: every id is merged few times, and there are few runs."""
+    while len(runs) > 1 and len(runs[-2]) < 2 * len(runs[-1]):
+        runs[-2:] = [_different(np.concatenate(runs[-2:]), kind="stable")]
+    _check(len(runs[0]), name, limit_bytes)
+
+
+def _different(ids: Ids, kind: Literal["quicksort", "stable"] = "quicksort") -> Ids:
+    """Ascending and each once; a ``stable`` sort of two ascending runs merges them.
+
+    (``np.unique`` hashes, which is many times slower for millions.)
+    """
+    ids = np.sort(ids, kind=kind)
+    keep = np.ones(len(ids), dtype=np.bool_)
+    np.not_equal(ids[1:], ids[:-1], out=keep[1:])
+    return ids[keep]
+
+
+def _check(count: int, name: str, limit_bytes: int) -> None:
+    # Merging holds the two runs, both in one, sorted, and what of it is distinct.
+    need = 4 * 8 * count
+    if need > limit_bytes:
+        raise BudgetError(
+            f"the ids of {name} are sparse: {count} of them or more take {format_size(need)} to number, "
+            f"{format_size(limit_bytes)} of the host budget are for that; give a budget {-(-need // limit_bytes)} "
+            f"times as large"
+        )
+
+
+def write_ids(path: Path, parts: Iterable[Ids]) -> int:
+    """Write the ``parts`` one after the other as the npy file ``path``, which appears when it is whole; how many."""
+    partial, count = path.with_name(path.name + ".partial"), 0
+    with partial.open("wb") as file:
+        file.write(bytes(_HEADER_BYTES))
+        for part in parts:
+            file.write(part.astype("<i8", copy=False).tobytes())
+            count += len(part)
+        file.seek(0)
+        file.write(_header(count))
+    flush(partial)
+    partial.rename(path)
+    return count
+
+
+def _header(count: int) -> bytes:
+    """Version 1.0, as long for any count: numpy's own pads to 64 bytes, not knowing how long it may become."""
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({count},), }}"
+    return (
+        b"\x93NUMPY\x01\x00"
+        + (_HEADER_BYTES - 10).to_bytes(2, "little")
+        + text.ljust(_HEADER_BYTES - 11).encode()
+        + b"\n"
+    )
+
+
+class Numbering(Protocol):
+    """Ids → node numbers. ``nbytes``: what it holds in memory."""
+
+    nbytes: int
+
+    def numbers(self, ids: Ids) -> Ids:
+        """The node number of each of ``ids``; -1 for one that is no node's."""
+
+
+def numbering(ids: Ids, *, rows: Ids | None = None) -> Numbering:
+    """By ascending, different ``ids`` [N]: the k-th is node k, or node ``rows[k]``."""
+    span = int(ids[-1]) + 1 if len(ids) else 0
+    if rows is None and span == len(ids):
+        return Same(span)
+    if rows is None and table_bytes(span) <= 8 * len(ids):
+        return RankTable(ids)
+    return Sorted(ids, rows)
+
+
+def table_bytes(span: int) -> int:
+    """What a rank table over so many ids takes."""
+    return _WORD_BYTES * -(-span // _WORD_BITS)
+
+
+class Same:
+    """The ids are the numbers."""
+
+    nbytes = 0
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+
+    def numbers(self, ids: Ids) -> Ids:
+        return np.where((ids >= 0) & (ids < self._nodes), ids, -1)
+
+
+class Sorted:
+    """By binary search."""
+
+    def __init__(self, ids: Ids, rows: Ids | None = None) -> None:
+        self._ids, self._rows = ids, rows
+        self.nbytes = ids.nbytes + (0 if rows is None else rows.nbytes)
+
+    def numbers(self, ids: Ids) -> Ids:
+        if not len(self._ids):
+            return np.full(len(ids), -1)
+        order = np.argsort(ids)  # Neighbouring searches share their steps in the cache: ten times as fast.
+        at = np.empty(len(ids), dtype=np.int64)
+        at[order] = np.searchsorted(self._ids, ids[order])
+        np.minimum(at, len(self._ids) - 1, out=at)
+        found = at if self._rows is None else self._rows[at]
+        return np.where(self._ids[at] == ids, found, -1)
+
+
+class RankTable:
+    """By a bit for each possible id and, for each word of bits, how many are set before it.
+
+    (Jacobson, "Space-efficient static trees and graphs", FOCS 1989.)
+    """
+
+    def __init__(self, ids: Ids) -> None:
+        self._span = int(ids[-1]) + 1
+        words = -(-self._span // _WORD_BITS)
+        bits = np.zeros(words, dtype=np.uint64)
+        for start, stop in ranges(len(ids), _STEP):
+            words_of, ones = self._places(ids[start:stop])
+            first = np.flatnonzero(np.diff(words_of, prepend=-1))
+            bits[words_of[first]] |= np.bitwise_or.reduceat(ones, first)
+        self._bits = bits
+        counts = np.bitwise_count(bits)
+        self._before = (np.cumsum(counts, dtype=np.int64) - counts).astype(np.uint32)
+        self.nbytes = self._bits.nbytes + self._before.nbytes
+
+    def numbers(self, ids: Ids) -> Ids:
+        inside = (ids >= 0) & (ids < self._span)
+        words, ones = self._places(np.where(inside, ids, 0))
+        bits = self._bits[words]
+        rank = self._before[words].astype(np.int64) + np.bitwise_count(bits & (ones - np.uint64(1)))
+        return np.where(inside & ((bits & ones) != 0), rank, -1)
+
+    @staticmethod
+    def _places(ids: Ids) -> tuple[Ids, npt.NDArray[np.uint64]]:
+        """The word of each id and, as a word, its bit in that."""
+        return ids >> 6, np.left_shift(np.uint64(1), (ids & (_WORD_BITS - 1)).astype(np.uint64))
+
+
+def sorted_with_rows(ids: Ids, *, name: str) -> tuple[Ids, Ids | None]:
+    """The ids of rows 0 … N-1 ascending, and the row of each; None where they are ascending already.
+
+    SourceError for an id that two rows have.
+    """
+    ascending = bool((ids[1:] > ids[:-1]).all())
+    rows = None if ascending else np.argsort(ids, kind="stable")
+    in_order = ids if rows is None else ids[rows]
+    twice = np.flatnonzero(in_order[1:] == in_order[:-1])
+    if len(twice):
+        raise SourceError(f"{name} has the id {in_order[twice[0]]} twice")
+    if len(in_order) and in_order[0] < 0:
+        raise SourceError(f"{name} has the id {in_order[0]}; ids are 0 or more")
+    return in_order, rows

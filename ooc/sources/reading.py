@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a format is to the rest: how it is recognised, what it needs, which options it takes, how it is opened.
+
+Imports nothing but the standard library: ``ooc convert --help`` shows the options.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ooc.errors import OptionError
+
+if TYPE_CHECKING:
+    from ooc.sources.source import Source
+
+SPLIT = "split"
+DROP_EDGE_DATA = "drop_edge_data"
+
+
+@dataclass(frozen=True)
+class ReadingOption:
+    """An option of ``ooc convert`` and ``ooc.convert`` that only some formats take: ``--NAME METAVAR``."""
+
+    metavar: str
+    help: str
+
+
+READING_OPTIONS: dict[str, ReadingOption] = {
+    "features": ReadingOption("FILE|random:F[:SEED]", "Features of a graph that has none: npy, CSV or Parquet."),
+    "labels": ReadingOption("FILE|random:C[:SEED]", "Labels of a graph that has none: npy, CSV or Parquet."),
+    "task": ReadingOption("classes|multilabel|values", "What the labels are. [default: by their type and shape]"),
+    "source_column": ReadingOption("NAME", "Where an edge starts. [default: source, src or the first of two]"),
+    "target_column": ReadingOption("NAME", "Where an edge ends. [default: target, dst or the second of two]"),
+    "id_column": ReadingOption("NAME", "The nodes' ids. [default: id, node, node_id or nid; without, row numbers]"),
+    "feature_columns": ReadingOption("A,B,...", "Columns of features. [default: all that are nothing else]"),
+    "label_column": ReadingOption("A[,B,...]", "Columns of labels. [default: label or y]"),
+    "split_column": ReadingOption(
+        "NAME|A,B,C",
+        "A column of train, valid, test or nothing, or a column of true and false for each. "
+        "[default: split, or train, valid, test]",
+    ),
+    "edge_weight": ReadingOption("COLUMN|FILE", "The edges' weights: a column beside their ends, or npy [edges]."),
+    "edge_features": ReadingOption("A,B,...|FILE", "The edges' features: columns, or npy [edges, features]."),
+    "label": ReadingOption("19|2K", "Which of IGB's two kinds of label: 19 classes or 2983. [default: 19]"),
+}
+"""By their Python names; the command line writes ``_`` as ``-``. A Reader says which ones it takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the caller asks of a reader.
+
+    ``split``: None (the format's own), a column of masks, or ``"random[:SEED]"``. ``drop_edge_data``: convert
+    without the weights or features that edges have. ``options``: those of ``READING_OPTIONS`` that were given.
+    """
+
+    split: int | str | None
+    budget_bytes: int
+    drop_edge_data: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def option(self, name: str) -> str | None:
+        """The value given for the option ``name``; None where it was not."""
+        return self.options.get(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """One format. ``needs``: what a source of it is, in a line for ``ooc convert --list``.
+
+    ``folder``: whether it is a folder (True), a file (False), either (None). ``recognises`` may open what it
+    is given but not read it all, and is only asked of what exists. ``takes``: the names of its options, of
+    ``READING_OPTIONS`` or ``SPLIT``.
+    """
+
+    needs: str
+    folder: bool | None
+    recognises: Callable[[Path], bool]
+    open: Callable[[Path, Request], "Source"]
+    takes: frozenset[str] = frozenset()
+
+    def check(self, form: str, request: Request) -> None:
+        """OptionError where ``request`` has an option that the format, called ``form``, does not take."""
+        given: dict[str, Any] = dict(request.options)
+        if request.split is not None:
+            given[SPLIT] = request.split
+        for name, value in given.items():
+            if name in self.takes:
+                continue
+            if name == SPLIT:
+                raise OptionError(f"{form} has a split of its own; split={value} cannot be chosen")
+            raise OptionError(f"{form} takes no option {name.replace('_', '-')} ({name}={value})")

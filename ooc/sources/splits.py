@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a source's labels and splits mean: classes, answers or values; lists of nodes, words, or a random split.
+
+N nodes, L columns of labels, n of them in a block.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ooc.errors import OptionError, SourceError
+from ooc.sources.shuffle import Shuffle
+from ooc.sources.source import Ids, LabelBlock, Mask
+from ooc.storage.array import AnyArray
+from ooc.storage.store import SPLITS, Task
+
+TASK_OPTION = "task"
+_RANDOM_TRAIN, _RANDOM_VALID = 0.6, 0.2
+_WORDS = {
+    **{word: "train" for word in ("train", "training")},
+    **{word: "valid" for word in ("valid", "val", "validation")},
+    **{word: "test" for word in ("test", "testing")},
+    **{word: "" for word in ("", "none")},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelForm:
+    """The task, and how a block of labels as found becomes one of that task.
+
+    ``width``: L; None for classes. ``note``: how the task was chosen where nobody said and types do not tell.
+    """
+
+    name: str
+    task: Task
+    width: int | None
+    note: str | None = None
+
+    def block(self, y: AnyArray, row: int) -> AnyArray:
+        """The labels ``y`` [n] or [n, L] of the rows from ``row`` on; SourceError for a class that is none."""
+        match self.task:
+            case Task.CLASSES:
+                return whole_labels(y.reshape(-1), row, self.name)
+            case Task.MULTILABEL:
+                return self._answers(y, row)
+            case Task.VALUES:
+                with np.errstate(over="ignore"):
+                    return y.reshape(len(y), -1).astype(np.float32)
+
+    def _answers(self, y: AnyArray, row: int) -> AnyArray:
+        y = y.reshape(len(y), -1)
+        if y.dtype.kind == "f":
+            y = np.where(np.isnan(y), -1, y)
+        known = (y == 0) | (y == 1) | (y == -1)
+        if not known.all():
+            at, column = np.argwhere(~known)[0]
+            raise SourceError(
+                f"{self.name}: label {column} of node {row + at} is {y[at, column]}, neither 0 nor 1; "
+                "give task='values' if these are values"
+            )
+        return y.astype(np.int8)
+
+
+def label_form(
+    name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], *, asked: str | None, scan: Callable[[], bool]
+) -> LabelForm:
+    """The form of labels [N] or [N, L] of ``dtype``: what is ``asked`` for, else by shape and type.
+
+    One column: classes. Several of whole numbers or booleans: several answers. Several of floating-point
+    numbers: ``scan()`` says whether all are 0 or 1 (answers) or not (values), since both are common.
+    """
+    width = shape[1] if len(shape) == 2 else 1
+    if asked is not None:
+        known = {task.value: task for task in Task}
+        if asked not in known:
+            raise OptionError(f"task {asked!r} is not one of {', '.join(known)}")
+        task = known[asked]
+        if task is Task.CLASSES and width > 1:
+            raise SourceError(f"{name} has labels in {width} columns, which are no classes")
+        return LabelForm(name=name, task=task, width=None if task is Task.CLASSES else width)
+    if width == 1:
+        return LabelForm(name=name, task=Task.CLASSES, width=None)
+    if dtype.kind != "f":
+        return LabelForm(name=name, task=Task.MULTILABEL, width=width)
+    task = Task.MULTILABEL if scan() else Task.VALUES
+    return LabelForm(name=name, task=task, width=width, note=f"{name}: labels are taken as {task.value}")
+
+
+def only_answers(blocks: Iterable[AnyArray]) -> bool:
+    """Whether every entry of the ``blocks`` is 0, 1, or one of those for no label: -1, NaN."""
+    return all(bool(((y == 0) | (y == 1) | (y == -1) | np.isnan(y)).all()) for y in blocks)
+
+
+def whole_labels(y: AnyArray, row: int, name: str) -> Ids:
+    """Classes [n] of the nodes from ``row`` on as int64; NaN becomes -1. SourceError for other fractions."""
+    if y.dtype.kind != "f":
+        return y.astype(np.int64)
+    filled = np.where(np.isnan(y), -1, y)
+    whole = np.isfinite(filled) & (filled == np.trunc(filled)) & (np.abs(filled) < 2**53)
+    if not whole.all():
+        at = int(whole.argmin())
+        raise SourceError(f"{name}: node {row + at} has the label {y[at]}, which is no class")
+    return filled.astype(np.int64)
+
+
+# ---- splits ------------------------------------------------------------------------------------------------------
+
+Split = Callable[[int, int], tuple[Mask, ...]]
+"""Which of the nodes ``start:stop`` are in ``train``, ``valid`` and ``test``."""
+
+
+FoundLabels = Iterator[tuple[AnyArray, Sequence[Mask] | None]]
+"""Labels [n] or [n, L] as in a source and, where it says so, who is in ``train``, ``valid`` and ``test``."""
+
+
+def label_blocks(form: LabelForm, found: FoundLabels, split: Split | None = None) -> Iterator[LabelBlock]:
+    """What was ``found`` as ``form`` has it, in the splits found or in ``split``, as far as nodes have a label."""
+    row = 0
+    for raw, masks in found:
+        y = form.block(raw, row)
+        if split is not None:
+            labelled = form.task.labelled(y)
+            masks = [mask & labelled for mask in split(row, row + len(y))]
+        assert masks is not None, "where no split is chosen the source says it"
+        yield LabelBlock(y, *masks)
+        row += len(y)
+
+
+class NodeList:
+    """Who is on a list of node ``ids``, asked for a range of nodes at a time. Holds ``nbytes`` of ids."""
+
+    def __init__(self, ids: AnyArray, *, nodes: int, name: str) -> None:
+        """``ids`` in any order. SourceError, which says ``name``, for those that are none of ``nodes`` nodes."""
+        if ids.dtype.kind not in "iu" and ids.size:
+            raise SourceError(f"{name} is no list of node ids")
+        found = np.unique(ids.astype(np.int64))
+        if len(found) and not (found[0] >= 0 and found[-1] < nodes):
+            raise SourceError(f"{name} names the node {found[0 if found[0] < 0 else -1]} of {nodes}")
+        self._ids, self.nbytes = found, found.nbytes
+
+    def mask(self, start: int, stop: int) -> Mask:
+        """Which of the nodes ``start:stop`` are on it."""
+        mask = np.zeros(stop - start, dtype=np.bool_)
+        first, last = np.searchsorted(self._ids, (start, stop))
+        mask[self._ids[first:last] - start] = True
+        return mask
+
+
+class IndexSplits:
+    """Splits given as lists of node ids, as ogb publishes them. Holds ``nbytes`` of ids."""
+
+    def __init__(self, ids: Mapping[str, AnyArray], *, nodes: int, name: str) -> None:
+        """``ids`` by split, in any order; a split that is not there is empty. SourceError for wrong ids."""
+        nobody = np.empty(0, dtype=np.int64)
+        self._lists = [
+            NodeList(ids.get(split, nobody), nodes=nodes, name=f"{name}: the {split} split") for split in SPLITS
+        ]
+        self.nbytes = sum(found.nbytes for found in self._lists)
+
+    def masks(self, start: int, stop: int) -> tuple[Mask, Mask, Mask]:
+        """Which of the nodes ``start:stop`` are in ``train``, ``valid`` and ``test``."""
+        train, valid, test = (found.mask(start, stop) for found in self._lists)
+        return train, valid, test
+
+
+def masks_of_words(words: AnyArray, row: int, name: str) -> list[Mask]:
+    """Who is in ``train``, ``valid`` and ``test`` by a word [n] for each node from ``row`` on. SourceError for another
+    word than a split's, empty or ``none``."""
+    different, which = np.unique(words, return_inverse=True)
+    meant = []
+    for word in different.tolist():
+        if (meaning := _WORDS.get(word.strip().lower())) is None:
+            at = row + int((words == word).argmax())
+            raise SourceError(f"{name}: node {at} is in the split {word[:40]!r}; splits are train, valid and test")
+        meant.append(meaning)
+    return [np.array([meaning == split for meaning in meant], dtype=np.bool_)[which] for split in SPLITS]
+
+
+def random_split(nodes: int, text: str) -> tuple[Split, str]:
+    """60/20/20 at random by ``"random"`` or ``"random:SEED"``, and how to say so."""
+    word, _, number = text.partition(":")
+    if word != "random" or not (number == "" or number.isdecimal()):
+        raise SourceError(f"split {text!r} is neither a column of masks nor random[:SEED]")
+    seed = int(number or 0)
+    shuffle = Shuffle(nodes, seed)
+    train, valid = round(_RANDOM_TRAIN * nodes), round((_RANDOM_TRAIN + _RANDOM_VALID) * nodes)
+
+    def members(start: int, stop: int) -> tuple[Mask, ...]:
+        place = shuffle.place_of(np.arange(start, stop, dtype=np.int64))
+        return place < train, (place >= train) & (place < valid), place >= valid
+
+    return members, f"random 60/20/20, seed {seed}"

@@ -1,0 +1,574 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device with memory of its own, made of host memory: as slow, as quick and as disorderly as a real one may be.
+
+Copies happen as late as anybody can bear, or early, in any order that the events allow. A kernel here is an operator of
+torch that touches the arena: it is computed when it is launched, and counts as pending until somebody has waited for an
+event behind it. Every access is compared with all others that it is not ordered with, by vector clocks (Mattern,
+"Virtual time and global states of distributed systems", 1988): one that a real device could have done too early or too
+late raises ``Race``, whatever happened to come out here.
+
+Tensors are the device's or the host's, as with CUDA: what is made of a tensor of the device is the device's, operators
+that take some of both are refused, and so is NumPy. ``place`` is a label (torch's "meta", of which nothing is used but
+the name); underneath all tensors are the CPU's, so results are the CPU's to the bit.
+
+Kernels that are no operators of torch are made the device's by ``FakeDevice.kernel``: launched once, whatever they do.
+"""
+
+import ctypes
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, is_dataclass, replace
+from random import Random
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten
+
+from ooc.kernels.edges import TileEdges
+from ooc.kernels.pulls import Pulls
+from ooc.plan.program.staging import Way
+from ooc.prefetch.arena import Bytes
+from ooc.prefetch.device import Device, Event
+from ooc.prefetch.engine import Counters, Engine, Span, Ticket
+
+Clock = tuple[int, int, int]
+"""How much of each stream has happened: kernels, copies to the device, copies to the host."""
+KERNELS, COPIES = 0, {Way.TO_DEVICE: 1, Way.TO_HOST: 2}
+_NOTHING: Clock = (0, 0, 0)
+
+
+class Race(AssertionError):
+    """Two accesses to the same bytes, at least one of them a write, that nothing keeps apart."""
+
+
+class WrongPlace(AssertionError):
+    """An operator got tensors of the host and of the device, or NumPy one of the device."""
+
+
+def merged(one: Clock, other: Clock) -> Clock:
+    return max(one[0], other[0]), max(one[1], other[1]), max(one[2], other[2])
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Bytes by address."""
+
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Extent":
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return cls(tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize)
+
+    @classmethod
+    def of_array(cls, array: Bytes) -> "Extent":
+        return cls(array.ctypes.data, array.ctypes.data + array.nbytes)
+
+    def meets(self, other: "Extent") -> bool:
+        return self.start < other.stop and other.start < self.stop
+
+    def memory(self) -> Bytes:
+        return np.frombuffer((ctypes.c_uint8 * (self.stop - self.start)).from_address(self.start), dtype=np.uint8)
+
+
+@dataclass
+class Copy:
+    """The ``number``-th of its way, behind ``after``."""
+
+    number: int
+    way: Way
+    target: Extent
+    source: Extent
+    after: Clock
+
+    @property
+    def on_device(self) -> Extent:
+        return self.target if self.way is Way.TO_DEVICE else self.source
+
+    @property
+    def on_host(self) -> Extent:
+        return self.source if self.way is Way.TO_DEVICE else self.target
+
+
+@dataclass
+class Access:
+    """Of the ``number``-th kernel."""
+
+    number: int
+    extent: Extent
+    writes: bool
+    what: str
+
+
+class FakeEvent(Event):
+    def __init__(self, device: "FakeDevice", clock: Clock) -> None:
+        self.device, self.clock = device, clock
+
+    @property
+    def happened(self) -> bool:
+        """Now and then it has, and nobody knows beforehand."""
+        known = merged(self.device.host, self.clock) == self.device.host
+        if not known and self.device.random.random() < 0.5:
+            self.wait()
+            known = True
+        return known
+
+    def wait(self) -> None:
+        self.device.reach(self.clock)
+        self.device.host = merged(self.device.host, self.clock)
+
+
+class FakeDevice(Device):
+    """Within ``with``, torch's operators are watched. ``eager``: how likely a copy happens as soon as it may."""
+
+    name = "a fake device"
+    overhead_bytes = 0
+    place = torch.device("meta")
+
+    def __init__(self, seed: int = 0, *, eager: float = 0.2) -> None:
+        self.random = Random(seed)
+        self.eager = eager
+        self.host: Clock = _NOTHING
+        """What the host knows to have happened."""
+        self.held: Clock = _NOTHING
+        """What kernels launched from now on are behind."""
+        self.kernels = 0
+        self.copies: dict[Way, list[Copy]] = {way: [] for way in Way}
+        self.done = dict.fromkeys(Way, 0)
+        self.queues: dict[Way, deque[Copy]] = {way: deque() for way in Way}
+        self.accesses: list[Access] = []
+        self.requests: list[tuple[Extent, bool, WatchedTicket]] = []
+        self.passages: list[tuple[Extent, bool, WatchedTicket]] = []
+        """Requests of the SSD for the arena; whether they write to it."""
+        self.limit_bytes = 0
+        self.opened = 0
+        self.arena = Extent(0, 0)
+        self._memory: Tensor | None = None
+        self.host_memory = Extent(0, 0)
+        self.locked: list[Extent] = []
+        """The memory of the host that it knows."""
+        self.loose: list[torch.Size] = []
+        """Of tensors brought here from other memory by who does not want to wait, and may have to."""
+        self._watching = ExitStack()
+        self.tensors = Tensors()
+        self.asked: list[str] = []
+        """Operators for which the host has waited."""
+
+    def __enter__(self) -> Self:
+        self._watching.enter_context(_Operators(self))
+        self._watching.enter_context(_Functions(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._watching.close()
+
+    # ---- the device ----------------------------------------------------------------------------------------
+
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
+        assert not self.opened, "it was not closed"
+        self.opened += 1
+        self.limit_bytes = limit_bytes
+        self._memory = torch.full((arena_bytes,), 255, dtype=torch.uint8, device=self.place)  # no number, no neighbour
+        self.arena = Extent.of(self._memory)
+        self.host_memory = Extent.of_array(host)
+        self.locked = [Extent.of_array(memory) for memory in (host, *facts)]
+        return self._memory
+
+    def begin(self) -> None:
+        """There is one stream of kernels."""
+
+    def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
+        self._now_and_then()
+        stream, before = COPIES[way], self.copies[way]
+        clock = self.host if not before else merged(self.host, self._clock_of(before[-1]))
+        for event in after:
+            assert isinstance(event, FakeEvent)
+            clock = merged(clock, event.clock)
+        assert target.is_contiguous() and source.is_contiguous() and target.nbytes == source.nbytes
+        if not target.nbytes:  # whoever copies nothing wants to know when he could have
+            return FakeEvent(self, clock)
+        copy = Copy(len(before) + 1, way, Extent.of(target), Extent.of(source), clock)
+        assert self.arena.start <= copy.on_device.start and copy.on_device.stop <= self.arena.stop
+        assert self.host_memory.start <= copy.on_host.start and copy.on_host.stop <= self.host_memory.stop
+        self._check_copy(copy)
+        before.append(copy)
+        self.queues[way].append(copy)
+        assert self._clock_of(copy)[stream] == copy.number
+        return FakeEvent(self, self._clock_of(copy))
+
+    def record(self) -> Event:
+        self._now_and_then()
+        return FakeEvent(self, self._launched())
+
+    def hold(self, event: Event) -> None:
+        assert isinstance(event, FakeEvent)
+        self.held = merged(self.held, event.clock)
+        self.reach(event.clock)
+
+    def close(self) -> None:
+        if self.opened:
+            self.reach((self.kernels, *(len(self.copies[way]) for way in Way)))
+            self.opened -= 1
+            self._memory = None
+            self.arena = self.host_memory = Extent(0, 0)
+
+    # ---- what happens when ---------------------------------------------------------------------------------
+
+    def reach(self, clock: Clock) -> None:
+        """Let everything in ``clock`` happen and nothing else, in any order that the events allow."""
+        while True:
+            heads = [queue[0] for queue in self.queues.values() if queue]
+            wanted = [copy for copy in heads if copy.number <= clock[COPIES[copy.way]]]
+            if not wanted:
+                return
+            self._carry_out(self.random.choice([copy for copy in wanted if self._may_happen(copy)]))
+
+    def _may_happen(self, copy: Copy) -> bool:
+        return all(self.done[way] >= copy.after[COPIES[way]] for way in Way)
+
+    def _now_and_then(self) -> None:
+        while self.random.random() < self.eager:
+            ready = [queue[0] for queue in self.queues.values() if queue and self._may_happen(queue[0])]
+            if not ready:
+                return
+            self._carry_out(self.random.choice(ready))
+
+    def _carry_out(self, copy: Copy) -> None:
+        copy.target.memory()[:] = copy.source.memory()
+        assert self.queues[copy.way].popleft() is copy
+        self.done[copy.way] = copy.number
+
+    def _clock_of(self, copy: Copy) -> Clock:
+        own = tuple(copy.number if COPIES[copy.way] == stream else 0 for stream in range(3))
+        return merged(copy.after, (own[0], own[1], own[2]))
+
+    def _launched(self) -> Clock:
+        return merged(merged(self.held, self.host), (self.kernels, 0, 0))
+
+    # ---- who touches what ----------------------------------------------------------------------------------
+
+    def _check_copy(self, copy: Copy) -> None:
+        """Against kernels, copies the other way, and requests of the SSD."""
+        first = bisect_right(self.accesses, copy.after[KERNELS], key=lambda access: access.number)
+        for access in self.accesses[first:]:
+            if access.extent.meets(copy.on_device) and (access.writes or copy.way is Way.TO_DEVICE):
+                raise Race(f"copy {copy.number} {copy.way.value} and {access.what}, which may be pending")
+        for way in Way:
+            if way is not copy.way:
+                for other in self.copies[way][copy.after[COPIES[way]] :]:
+                    if other.on_device.meets(copy.on_device) or other.on_host.meets(copy.on_host):
+                        raise Race(f"copy {copy.number} {copy.way.value} and copy {other.number} the other way")
+        self._check_passages(f"copy {copy.number} {copy.way.value}", copy.on_device, writes=copy.way is Way.TO_DEVICE)
+        for extent, writes, ticket in self.requests:
+            if not ticket.waited and extent.meets(copy.on_host) and (writes or copy.way is Way.TO_HOST):
+                raise Race(f"copy {copy.number} {copy.way.value} and a request of the SSD that may be under way")
+
+    def pass_through(self, memory: Tensor, ticket: "WatchedTicket", *, writes: bool) -> None:
+        """A request of the SSD for the arena; ``writes``: into it. The host must know that nothing there is pending."""
+        extent = Extent.of(memory)
+        what = f"a {'read' if writes else 'write'} of the SSD"
+        assert self.arena.start <= extent.start and extent.stop <= self.arena.stop
+        self._check_passages(what, extent, writes=writes)
+        for access in self.accesses[bisect_right(self.accesses, self.host[KERNELS], key=lambda one: one.number) :]:
+            if access.extent.meets(extent) and (writes or access.writes):
+                raise Race(f"{what} and {access.what}, which may be pending")
+        for way in Way:
+            for copy in self.copies[way][self.host[COPIES[way]] :]:
+                if copy.on_device.meets(extent) and (writes or way is Way.TO_DEVICE):
+                    raise Race(f"{what} and copy {copy.number} {way.value}, which may be pending")
+        self.passages = [one for one in self.passages if not one[2].waited] + [(extent, writes, ticket)]
+
+    def _check_passages(self, what: str, extent: Extent, *, writes: bool) -> None:
+        for other, written, ticket in self.passages:
+            if not ticket.waited and other.meets(extent) and (writes or written):
+                raise Race(f"{what} and a request of the SSD for the arena, for which nobody has waited")
+
+    def launch(self, what: str, touched: Sequence[tuple[Tensor, bool]]) -> None:
+        """A kernel, and what it reads and writes of the arena."""
+        self._now_and_then()
+        self.kernels += 1
+        known = self._launched()
+        for tensor, writes in touched:
+            extent = Extent.of(tensor)
+            self._check_passages(what, extent, writes=writes)
+            for way in Way:
+                for copy in self.copies[way][known[COPIES[way]] :]:
+                    if copy.on_device.meets(extent) and (writes or way is Way.TO_DEVICE):
+                        raise Race(f"{what} and copy {copy.number} {way.value}, for which it does not wait")
+            self.accesses.append(Access(self.kernels, extent, writes, what))
+
+    def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` as one kernel of this device: it reads the tensors that it is given, all of them the device's,
+        and what it returns, alone or in a dataclass, is new memory there. Inside, nobody watches."""
+
+        def launched(*args: Any, **kwargs: Any) -> Any:
+            given = list(_tensors_in((*args, *kwargs.values())))
+            if any(t not in self.tensors and t.dim() for t in given):
+                raise WrongPlace(f"{function.__name__} of a tensor of the host")
+            held = [t for t in given if t.numel() and self.arena.start <= t.data_ptr() < self.arena.stop]
+            if held:
+                self.launch(function.__name__, [(tensor, False) for tensor in held])
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                result = function(*args, **kwargs)
+            for tensor in _tensors_in([result]):
+                self.tensors.add(tensor)
+            return result
+
+        return launched
+
+    def pulls(self, of: Pulls) -> Pulls:
+        """The kernels ``of`` another device, as this one's; sums go right to where they are wanted, as a GPU's do."""
+        kernels = Pulls(*(self.kernel(getattr(of, pull.name)) for pull in fields(Pulls)))
+
+        def sums(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, out: Tensor | None = None) -> Tensor:
+            pulled = kernels.sums(tile, source_NW, has_loops=has_loops)
+            return pulled if out is None or out.dtype != pulled.dtype else out.copy_(pulled)
+
+        return replace(kernels, sums=sums)
+
+    def request(self, memory: Bytes, ticket: "WatchedTicket", *, writes: bool) -> None:
+        """Of the SSD; ``writes``: into memory."""
+        extent = Extent.of_array(memory)
+        for way in Way:
+            for copy in self.copies[way][self.host[COPIES[way]] :]:
+                if copy.on_host.meets(extent) and (writes or way is Way.TO_HOST):
+                    raise Race(f"a request of the SSD and copy {copy.number} {way.value}, which may be pending")
+        self.requests = [request for request in self.requests if not request[2].waited]
+        self.requests.append((extent, writes, ticket))
+
+
+class Tensors:
+    """Which tensors are the device's: by their storage, as long as it lives. ``peak_bytes``: the most that was alive at
+    a time, once ``weighing`` is set."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, StorageWeakRef] = {}
+        self._nbytes: dict[int, int] = {}
+        self._purge_at = 4096
+        self.weighing = False
+        self.peak_bytes = 0
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._known:
+            self._known[storage._cdata] = StorageWeakRef(storage)
+            self._nbytes[storage._cdata] = storage.nbytes()
+            if self.weighing:
+                alive = (self._nbytes[key] for key, known in self._known.items() if not known.expired())
+                self.peak_bytes = max(self.peak_bytes, sum(alive))
+            if len(self._known) > self._purge_at:
+                self._known = {key: known for key, known in self._known.items() if not known.expired()}
+                self._purge_at = 4096 + 2 * len(self._known)
+
+    def __contains__(self, tensor: object) -> bool:
+        return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._known
+
+
+def _tensors_in(values: Sequence[object]) -> Iterator[Tensor]:
+    """Those among arguments, and in the dataclasses among them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif is_dataclass(value):
+            yield from _tensors_in([getattr(value, field.name) for field in fields(value)])
+
+
+def _is_cpu(device: object) -> bool:
+    return device is not None and torch.device(device).type == "cpu"
+
+
+class _Functions(TorchFunctionMode):
+    """What Python asks of tensors: where they are, and to come to the host."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if args and args[0] in self._device.tensors:
+            if func == torch.Tensor.device.__get__:
+                return self._device.place
+            if func is torch.Tensor.numpy:
+                raise WrongPlace("NumPy cannot take a tensor of the device")
+            asked = [*args[1:2], *args[2:3], kwargs.get("device")] if func is torch.Tensor.to else []
+            devices = [one for one in asked if isinstance(one, (str, torch.device))]
+            if func is torch.Tensor.tolist:
+                self._device.asked.append("tolist")
+            if func is torch.Tensor.cpu or any(_is_cpu(one) for one in devices):
+                return self._to_host(args[0])
+        return func(*args, **kwargs)
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        """A copy, for which the host waits: everything launched so far has happened."""
+        self._device.host = merged(self._device.host, self._device._launched())
+        with torch.no_grad():
+            copied = torch.empty(tensor.shape, dtype=tensor.dtype)
+            copied.copy_(tensor)
+        return copied
+
+
+class _Operators(TorchDispatchMode):
+    """What torch computes: where it is, and what it touches."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        ours = self._device.tensors
+        made_there = kwargs.get("device") == self._device.place
+        if made_there:
+            kwargs["device"] = torch.device("cpu")
+        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        there = [tensor for tensor in tensors if tensor in ours]
+        between = func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.set_)
+        if kwargs.get("non_blocking") and made_there and tensors[0] not in ours:
+            extent = Extent.of(tensors[0])
+            if not any(one.start <= extent.start and extent.stop <= one.stop for one in self._device.locked):
+                self._device.loose.append(tensors[0].shape)
+        if there and not between and any(t not in ours and t.dim() for t in tensors):
+            raise WrongPlace(f"{func} of tensors of the host and of the device")
+        if there and (_asks(func, args, kwargs) or _goes_to_host(func, tensors, ours)):
+            self._device.asked.append(str(func))
+        if there and not _is_view(func):
+            arena = self._device.arena
+            touched = [(t, writes) for t, writes in _accesses(func, args, kwargs) if t in ours and t.numel()]
+            inside = [(t, writes) for t, writes in touched if arena.start <= t.data_ptr() < arena.stop]
+            if inside:
+                self._device.launch(str(func), inside)
+        result = func(*args, **kwargs)
+        if made_there or (there and not (between and tensors[0] not in ours)):
+            hosts = {id(tensor) for tensor in tensors if tensor not in ours}
+            for value in tree_flatten(result)[0]:
+                if isinstance(value, Tensor) and id(value) not in hosts:
+                    ours.add(value)
+        return result
+
+
+_ATEN = torch.ops.aten
+_ASKING = (
+    *(_ATEN.nonzero, _ATEN._local_scalar_dense, _ATEN.masked_select, _ATEN.equal, _ATEN.bincount),
+    *(_ATEN._unique2, _ATEN.unique_consecutive, _ATEN.unique_dim),
+)
+"""Numbers of the device decide what the host does next, the size of the result for one."""
+_STORING = (_ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_)
+
+
+def _asks(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the host waits for the result, or torch does on the way to it without another operator.
+
+    A mask as an index is made numbers of elements first, but for one value that is put everywhere; repeats are added
+    up where nobody says what they come to.
+    """
+    packet = func.overloadpacket
+    if packet is _ATEN.index or packet in _STORING:
+        is_fill = packet in _STORING and args[2].numel() == 1
+        masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
+        return bool(masks) and not is_fill
+    if packet is _ATEN.repeat_interleave:
+        return kwargs.get("output_size") is None
+    return packet in _ASKING
+
+
+def _goes_to_host(func: Any, tensors: Sequence[Tensor], ours: Tensors) -> bool:
+    """Whether it copies a tensor of the device to one of the host."""
+    return func.overloadpacket is torch.ops.aten.copy_ and tensors[0] not in ours
+
+
+def _is_view(func: Any) -> bool:
+    """Whether it only gives another look at its operand."""
+    aliases = [returned.alias_info for returned in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _accesses(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Tensor, bool]]:
+    """The tensors that an operator takes, and whether it writes to them."""
+    found = []
+    for place, argument in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        found += [(tensor, writes) for tensor in tree_flatten(value)[0] if isinstance(tensor, Tensor)]
+    return found
+
+
+class WatchedTicket(Ticket):
+    """``waited``: whether the host has waited for it."""
+
+    __slots__ = ("inner", "waited")
+
+    def __init__(self) -> None:
+        self.inner: Ticket | None = None
+        self.waited = False
+
+    @property
+    def ended(self) -> bool:
+        return self.inner.ended
+
+    def wait(self) -> None:
+        self.waited = True
+        self.inner.wait()
+
+    def settle(self) -> None:
+        self.waited = True
+        self.inner.settle()
+
+
+class WatchedEngine(Engine):
+    """``inner``, whose requests a fake device knows of."""
+
+    def __init__(self, inner: Engine, device: FakeDevice) -> None:
+        self.inner, self.device = inner, device
+        self.name = inner.name
+
+    @property
+    def counters(self) -> Counters:
+        return self.inner.counters
+
+    def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
+        return self._watched(lambda: self.inner.read(spans, into, bulk=bulk), into, writes=True)
+
+    def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
+        return self._watched(lambda: self.inner.write(spans, source), source, writes=False)
+
+    def _watched(self, send: Callable[[], Ticket], memory: Bytes, *, writes: bool) -> Ticket:
+        pending = WatchedTicket()
+        self.device.request(memory, pending, writes=writes)
+        pending.inner = send()
+        return pending
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class StraightEngine(WatchedEngine):
+    """``inner`` reading into the arena of a fake device and writing out of it."""
+
+    landed = lifted = 0
+
+    def read(self, spans: Sequence[Span], into: Any, *, bulk: bool = False) -> Ticket:
+        pending = WatchedTicket()
+        self.device.pass_through(into, pending, writes=True)
+        self.landed += 1
+        pending.inner = self.inner.read(spans, Extent.of(into).memory(), bulk=bulk)
+        return pending
+
+    def write(self, spans: Sequence[Span], source: Any) -> Ticket:
+        pending = WatchedTicket()
+        self.device.pass_through(source, pending, writes=False)
+        self.lifted += 1
+        pending.inner = self.inner.write(spans, Extent.of(source).memory())
+        return pending

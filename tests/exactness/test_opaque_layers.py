@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that nobody has taken apart run as they are, tile by tile, and are PyG's; what cannot is refused by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch_geometric.nn import (
+    ARMAConv,
+    ChebConv,
+    FAConv,
+    GatedGraphConv,
+    GENConv,
+    GeneralConv,
+    GraphConv,
+    LEConv,
+    MessagePassing,
+    ResGatedGraphConv,
+)
+from torch_geometric.nn.aggr import SetTransformerAggregation
+
+from ooc.errors import BudgetError, ModelError
+from ooc.kernels import neighbourhood
+from ooc.model.layers import opaque
+from ooc.model.layers.conformance import ProbeResult, probe_layer
+from ooc.model.layers.layer import Layer
+from ooc.plan.layout.passes import ColumnPass, RowPass
+from ooc.storage.store import Store
+from ooc.train.prediction import Prediction
+from ooc.train.resources import Resources
+from ooc.train.trainer import Trainer
+from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch, tuned_trainer
+from tests.exactness.conftest import Converted
+from tests.exactness.layers import (
+    LAYERS,
+    MODELS,
+    Carrying,
+    Distances,
+    MlpMessages,
+    PartlyFrozen,
+    WeighedMessages,
+    twice,
+)
+from tests.exactness.reference import CustomCase, ModelCase, adamw, smooth_adam
+from tests.exactness.test_savings import in_hop_order
+from tests.examples import examples
+from tests.graphs import GraphCase, graph_cases, random_data
+
+EPOCHS = 3
+K = 3
+ROUGH = GraphCase(self_loops=9, isolated=7, duplicates=15, unlabelled=8)
+UNDIRECTED = GraphCase(self_loops=9, isolated=7, duplicates=15, unlabelled=8, undirected=True)
+CASES = {name: CustomCase(make=twice(make)) for name, make in LAYERS.items()}
+CASES |= {name: CustomCase(make=make) for name, make in MODELS.items()}
+F_IN, C = ROUGH.features, ROUGH.classes
+
+
+def least(case: ModelCase, store: Store, folder: Path, **options: Any) -> dict[str, Any]:
+    """The least budgets that the trainer says would do."""
+    gpu, host = least_budgets(
+        lambda gpu, host: make_trainer(case, store, folder, gpu_budget=gpu, host_budget=host, **options)
+    )
+    return {"gpu_budget": gpu, "host_budget": host}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_layers(case: ModelCase, converted: Converted, tmp_path: Path) -> None:
+    """Losses, gradients and scores are PyG's, in seven tiles."""
+    data, store = converted(ROUGH)
+    assert_agrees(case, data, tmp_path, epochs=EPOCHS, store=store)
+
+
+@pytest.mark.parametrize("graph", [ROUGH, UNDIRECTED], ids=["directed", "undirected"])
+@pytest.mark.parametrize("name", MODELS)
+def test_least_memory(name: str, graph: GraphCase, converted: Converted, tmp_path: Path) -> None:
+    """So they are where nothing waits in memory, and where in-edges are the only edges of a store."""
+    data, store = converted(graph)
+    assert_agrees(CASES[name], data, tmp_path, epochs=EPOCHS, store=store, **least(CASES[name], store, tmp_path))
+
+
+@pytest.mark.parametrize("undirected", [False, True], ids=["directed", "undirected"])
+def test_what_edges_carry(undirected: bool, tmp_path: Path) -> None:
+    """Weights and features of edges go to the layers, in the order of the edges."""
+    options: dict[str, Any] = {"self_loops": 9, "isolated": 7, "duplicates": 15, "undirected": undirected}
+
+    def agrees(make: Callable[[int, int], nn.Module], folder: str, **carried: Any) -> None:
+        (tmp_path / folder).mkdir()
+        case = CustomCase(make=lambda f, c: Carrying(f, c, make))
+        assert_agrees(case, random_data(GraphCase(**options, **carried)), tmp_path / folder, epochs=EPOCHS)
+
+    agrees(WeighedMessages, "max by weight", weighted=True)
+    agrees(lambda i, o: GraphConv(i, o, aggr="mean"), "GraphConv", weighted=True)
+    agrees(LEConv, "LEConv", weighted=True)
+    agrees(lambda i, o: WeighedMessages(i, o, K), "features", edge_features=K)
+    agrees(lambda i, o: ResGatedGraphConv(i, o, edge_dim=K), "ResGatedGraphConv", edge_features=K)
+    agrees(lambda i, o: GeneralConv(i, o, in_edge_channels=K), "GeneralConv", edge_features=K)
+
+
+@pytest.mark.parametrize("name", ["an MLP on edges, softmax", "PNAConv", "among others"])
+def test_float32(name: str, tmp_path: Path) -> None:
+    """Single precision, to 1e-4."""
+    data = random_data(ROUGH, dtype=torch.float32)
+    assert_agrees(CASES[name], data, tmp_path, dtype=torch.float32, make_optimizer=smooth_adam, epochs=EPOCHS)
+
+
+def test_what_has_no_part_has_no_gradient(tmp_path: Path) -> None:
+    """Weight decay leaves alone what is not trained, and what nothing comes of."""
+    assert_agrees(CustomCase(make=PartlyFrozen), random_data(ROUGH), tmp_path, make_optimizer=adamw, epochs=EPOCHS)
+
+
+@pytest.mark.parametrize("spill_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("name", ["an MLP on edges, softmax", "among others"])
+def test_results_do_not_depend_on_the_plan(name: str, spill_dtype: str | None, tmp_path: Path) -> None:
+    """Gradients and losses are equal to the last bit under every budget, whatever is spilled, on any threads."""
+    graph = GraphCase(nodes=300, edges=1500, features=12, self_loops=30, isolated=30, duplicates=60, unlabelled=90)
+    store = store_of(random_data(graph, dtype=torch.float32), tmp_path)
+    given: dict[str, Any] = {"dtype": torch.float32, "tile_rows": 64, "spill_dtype": spill_dtype}
+
+    def trained(**options: Any) -> tuple[list[float], dict[str, Tensor], Trainer]:
+        with make_trainer(CASES[name], store, tmp_path, **given, **options) as trainer:
+            epochs = [train_epoch(trainer) for _ in range(2)]
+            return [e.loss for e in epochs], epochs[-1].gradients, trainer
+
+    scarce = least(CASES[name], store, tmp_path, **given)
+    losses, gradients, roomy = trained()
+    assert not roomy.plan.ssd_write_bytes
+    plans: list[dict[str, Any]] = [scarce, {"gpu_budget": 2 * scarce["gpu_budget"]}]
+    plans += [{"block_rows": 64, "slab_columns": 1}, {"threads": 3}, {**scarce, "threads": 1}]
+    kinds = set()
+    for options in plans:
+        other_losses, other_gradients, trainer = trained(**options)
+        passes = trainer.plan.programs["train"]
+        kinds |= {type(item) for item in passes if item.pull is not None and item.pull.is_general}
+        assert other_losses == losses, options
+        for parameter, gradient in other_gradients.items():
+            assert torch.equal(gradient, gradients[parameter]), (options, parameter)
+    assert kinds == {RowPass, ColumnPass}, "pulled from whole matrices and from slabs"
+
+
+def test_rows_without_edges_get_no_others(tmp_path: Path) -> None:
+    """A tile of them, and no self-loops in the graph: a layer that has no gradient there still has PyG's."""
+    data = random_data(GraphCase(nodes=64, edges=60, classes=6, seed=2))
+    data.edge_index = data.edge_index[:, data.edge_index[1] >= 16]
+    assert_agrees(CustomCase(make=Distances), data, tmp_path, epochs=EPOCHS)
+
+
+def test_tiles_of_many_edges_are_run_in_parts(
+    converted: Converted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of one tile are then in-neighbours of others of it, and a row of many edges is alone."""
+    monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 5)
+    data, store = converted(ROUGH)
+    for name in ("an MLP on edges, std", "among others"):
+        assert_agrees(CASES[name], data, tmp_path, epochs=EPOCHS, store=store, tile_rows=32)
+
+
+@pytest.mark.parametrize("name", ["self-loops of its own", "among others", "nothing between"])
+def test_rows_that_do_not_reach_the_loss_are_left_out(name: str, tmp_path: Path) -> None:
+    """In the order of hops from few training nodes, layers compute some of the rows, and results are PyG's."""
+    store, data = in_hop_order(random_data(GraphCase(nodes=150, edges=200, unlabelled=144, seed=5)), tmp_path)
+    assert_agrees(CASES[name], data, tmp_path, epochs=EPOCHS, store=store)
+    with make_trainer(CASES[name], store, tmp_path) as trainer:
+        rows = {item.rows for item in trainer.plan.programs["train"]}
+    assert name == "among others" or len(rows) > 2, "its norm takes all rows"
+
+
+def test_the_plan_says_so(tmp_path: Path) -> None:
+    """Passes that run a layer as it is are named; what it scatters to is in memory whole."""
+    store = store_of(random_data(ROUGH), tmp_path)
+    with make_trainer(CASES["an MLP on edges, mean"], store, tmp_path) as trainer:
+        titles = [item.title for item in trainer.plan.programs["train"]]
+        assert [title for title in titles if "general path" in title] == [
+            "forward 1, general path",
+            "loss, general path",
+            "sources 2, general path",
+            "sources 1, general path",
+        ]
+        assert trainer.plan.matrices["dm2"].whole and "dm1" not in trainer.plan.matrices
+        (shares,) = [line for line in trainer.plan.summary() if line["matrix"] == "dm2"]
+        assert shares["resident"] == 100
+
+
+class Asked(nn.Module):
+    """One layer, called twice in ways that differ by a plain argument and once more as before."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.conv = Scaled(features)
+        self.head = nn.Linear(features, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.conv(x, edge_index, times=2.0)
+        x = self.conv(x, edge_index, times=3.0)
+        return self.head(self.conv(x, edge_index, times=2.0))
+
+
+class Scaled(MessagePassing):
+    def __init__(self, features: int) -> None:
+        super().__init__(aggr="mean")
+        self.lin = nn.Linear(features, features)
+
+    def forward(self, x: Tensor, edge_index: Tensor, times: float) -> Tensor:
+        return times * self.propagate(edge_index, x=torch.tanh(self.lin(x)))
+
+
+def test_a_layer_is_tried_once_a_mode_and_way_of_calling_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a model is taken apart several times."""
+    tried: list[tuple[float, bool]] = []
+
+    def watched(layer: Layer, module: nn.Module, **options: Any) -> ProbeResult:
+        tried.append((layer.plain["times"], module.training))
+        return probe_layer(layer, module, **options)
+
+    monkeypatch.setattr(opaque, "probe_layer", watched)
+    assert_agrees(CustomCase(make=Asked), random_data(ROUGH), tmp_path, epochs=EPOCHS)
+    assert tried == [(2.0, True), (3.0, True), (2.0, False), (3.0, False)]
+
+
+def test_what_does_not_fit_is_refused_with_the_bytes_needed(tmp_path: Path) -> None:
+    """What a layer makes of edges, and as much of a matrix as a step gathers; the error tells how much that is."""
+    graph = GraphCase(nodes=4000, edges=9000, features=4)
+    store = store_of(random_data(graph), tmp_path)
+    case = CustomCase(make=twice(lambda i, o: MlpMessages(i, o)))
+    with pytest.raises(BudgetError, match=r"gpu_budget='\d+"):
+        make_trainer(case, store, tmp_path, gpu_budget="100K", host_budget="1M", tile_rows=64)
+    budgets = least(case, store, tmp_path, tile_rows=64)
+    assert sum(budgets.values()) > 10**5
+    with pytest.raises(BudgetError, match=r"gpu_budget='\d+"):
+        make_trainer(case, store, tmp_path, tile_rows=64, **budgets | {"gpu_budget": int(0.98 * budgets["gpu_budget"])})
+
+
+@pytest.mark.parametrize("name", ["an MLP on edges, mean", "GeneralConv, attention", "among others"])
+def test_predictions(name: str, tmp_path: Path) -> None:
+    """Logits of all nodes and of some are those of the model in PyG."""
+    data = random_data(ROUGH)
+    store = store_of(data, tmp_path)
+    model = CASES[name].build(store.num_features, store.num_classes).eval()
+    with torch.no_grad():
+        expected = model(data.x, data.edge_index)
+    resources = Resources.parse("64M", "64M", spill_dir=tmp_path, tile_rows=8)
+    for nodes in (None, [3, 17, 40]):
+        prediction = Prediction(model, store, resources, nodes=nodes)
+        wanted = expected if nodes is None else expected[nodes]
+        assert torch.allclose(prediction.read(), wanted, rtol=1e-9, atol=1e-11)
+        prediction.close()
+
+
+@given(
+    graph=graph_cases(),
+    name=st.sampled_from(sorted({*CASES} - {"EdgeConv"})),
+    tile_rows=st.sampled_from([4, 16, 64]),
+    share=st.sampled_from([1.0, 1.3, 100.0]),
+)
+@settings(
+    max_examples=examples(6),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_case_is_exact(graph: GraphCase, name: str, tile_rows: int, share: float, tmp_path: Path) -> None:
+    """Under the least budgets that the trainer itself says would do, or a multiple of them."""
+    data = random_data(graph)
+    store = store_of(data, tmp_path)
+    budgets = least(CASES[name], store, tmp_path, tile_rows=tile_rows)
+    budgets["gpu_budget"] = int(budgets["gpu_budget"] * share)
+    assert_agrees(CASES[name], data, tmp_path, epochs=EPOCHS, store=store, tile_rows=tile_rows, **budgets)
+
+
+class Own(MessagePassing):
+    """A layer that does ``what`` before it sums."""
+
+    def __init__(self, what: Callable[["Own", Tensor, Tensor], Tensor], **options: Any) -> None:
+        super().__init__(**options)
+        self.linear, self.norm = nn.Linear(F_IN, C), nn.BatchNorm1d(F_IN)
+        self.gate = nn.Parameter(torch.zeros(1))
+        self.what, self.calls = what, 0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.linear(self.propagate(edge_index, x=self.what(self, x, edge_index)))
+
+
+def out_degree(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
+    """How many edges a node sends off."""
+    return x / (1 + torch.bincount(edge_index[0], minlength=len(x)))[:, None]
+
+
+class Counting(Own):
+    """Keeps how often it was run."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda layer, x, _: x)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.count += 1
+        return super().forward(x, edge_index)
+
+
+class Remembering(Own):
+    """Keeps the graph that it has seen first."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda layer, x, _: x)
+        self.cached: Tensor | None = None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if self.cached is None:
+            self.cached = edge_index
+        return super().forward(x, self.cached)
+
+
+class Referring(Own):
+    """Keeps a function that refers to the layer, whichever copy of it is run."""
+
+    def __init__(self, refer: Callable[["Own", Tensor], Tensor]) -> None:
+        super().__init__(lambda copy, x, _: refer(self, x))
+
+
+class Listening(Own):
+    """Somebody looks at its messages."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda layer, x, _: x)
+        self.register_message_forward_hook(lambda *_: None)
+
+
+class Both(nn.Module):
+    """Gives a layer more than rows and edges."""
+
+    def __init__(self, layer: nn.Module, *more: Any) -> None:
+        super().__init__()
+        self.layer, self.more = layer, more
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.layer(x, *(x if more == "x" else more for more in self.more), edge_index)
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
+    "the number of nodes": (lambda: Own(lambda s, x, e: x / len(x)), ("Own", "in-neighbours", "number of nodes")),
+    "a mean over nodes": (lambda: Own(lambda s, x, e: x - x.mean(0)), ("Own", "statistics over nodes")),
+    "degrees of sources": (lambda: Own(out_degree), ("Own", "degrees of sources")),
+    "hidden by a zero": (lambda: Own(lambda s, x, e: x + s.gate * x.mean(0)), ("Own", "statistics over nodes")),
+    "noise": (lambda: Own(lambda s, x, e: x + torch.rand_like(x)), ("Own", "random numbers in training")),
+    "dropout of other shapes": (
+        lambda: Own(lambda s, x, e: x * F.dropout(x.new_ones(x.shape[1]), 0.5, s.training)),
+        ("Own", "drops entries of a tensor of shape [9]"),
+    ),
+    "dropout now and then": (
+        lambda: Own(lambda s, x, e: F.dropout(x, 0.5, s.training and len(x) < 20)),
+        ("Own", "how often it drops something depends on the rows"),
+    ),
+    "dropout in evaluation": (lambda: Own(lambda s, x, e: F.dropout(x, 0.5)), ("Own", "dropout in evaluation")),
+    "dropout of whole columns": (
+        lambda: Own(lambda s, x, e: F.dropout1d(x, 0.5, s.training)),
+        ("Own", "random numbers in training other than by F.dropout"),
+    ),
+    "a norm over nodes": (lambda: Own(lambda s, x, e: s.norm(x)), ("Own", "its buffer norm.running_mean")),
+    "a counter": (Counting, ("Counting", "its buffer count")),
+    "a cache": (Remembering, ("Remembering", "fails on some rows")),
+    "a function of the layer's parameters": (
+        lambda: Referring(lambda layer, x: x * layer.gate),
+        ("Referring", "refers to the layer itself"),
+    ),
+    "a function of the layer's mode": (
+        lambda: Referring(lambda layer, x: 2 * x if layer.training else x),
+        ("Referring", "refers to the layer itself"),
+    ),
+    "the order of edges": (
+        lambda: Own(lambda s, x, e: x, aggr="lstm", aggr_kwargs={"in_channels": F_IN, "out_channels": F_IN}),
+        ("Own", "order of edges"),
+    ),
+    "rows without edges": (lambda: Own(lambda s, x, e: x, aggr="median"), ("Own", "fails on some rows")),
+    "all neighbours of all rows": (
+        lambda: Own(lambda s, x, e: x, aggr=SetTransformerAggregation(F_IN)),
+        ("Own", "most edges of any row"),
+    ),
+    "against the edges": (lambda: Own(lambda s, x, e: x, flow="target_to_source"), ("Own", "target_to_source")),
+    "hooks of messages": (Listening, ("Listening", "message_forward_hooks")),
+    "several hops": (lambda: ChebConv(F_IN, C, 3), ("ChebConv", "in-neighbours")),
+    "several steps": (lambda: GatedGraphConv(F_IN, 2), ("GatedGraphConv", "several hops")),
+    "normalised by both ends": (lambda: ARMAConv(F_IN, C), ("ARMAConv", "in-neighbours")),
+    "norm inside": (lambda: GENConv(F_IN, C, norm="batch"), ("GENConv", "buffer mlp.1")),
+    "two matrices": (lambda: Both(FAConv(F_IN), "x"), ("FAConv (layer)", "one matrix of rows")),
+    "something else": (lambda: Both(Own(lambda s, x, e: x), None, None), ("Own (layer)", "not supported")),
+}
+
+
+@pytest.mark.parametrize(("build", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_layers_are_refused_by_name(
+    build: Callable[[], nn.Module], said: tuple[str, ...], converted: Converted, tmp_path: Path
+) -> None:
+    """One line that says which layer it is and why; its state is as it was, and so is torch's generator."""
+    _, store = converted(ROUGH)
+    model = build().double()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random_state = torch.random.get_rng_state()
+    with pytest.raises(ModelError) as caught:
+        tuned_trainer(model, store, gpu_budget="64M", host_budget="64M", spill_dir=tmp_path)
+    assert all(part in str(caught.value) for part in said), str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert torch.equal(random_state, torch.random.get_rng_state())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_dropout_of_nothing_is_taken(tmp_path: Path) -> None:
+    """A layer with dropout of its own runs where that is set to 0."""
+    case = CustomCase(make=lambda f, c: Own(lambda s, x, e: F.dropout(x, 0.0, s.training)))
+    assert_agrees(case, random_data(ROUGH), tmp_path, epochs=1)

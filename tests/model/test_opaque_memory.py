@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What running a layer of unknown insides allocates stays within the bound that trying it has told, and near it."""
+
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import GENConv, MessagePassing, PNAConv, ResGatedGraphConv
+
+from ooc.kernels.dropout.edges import EdgeDropout
+from ooc.kernels.dropout.opaque import Dropped, DroppedRows, InnerDropout
+from ooc.kernels.edges import TileEdges
+from ooc.kernels.neighbourhood import neighbourhood
+from ooc.model.layers.conformance import probe_layer
+from ooc.model.layers.layer import layer_of, sharing
+from ooc.model.layers.opaque import Opaque
+from ooc.model.lowering.footprint import peak_bytes as watched_bytes
+from ooc.model.lowering.values import Features, Linear
+from tests.exactness.layers import MlpMessages
+from tests.exactness.test_inner_dropout import OfCoefficients, OfMessages, OfNodes
+from tests.kernels.test_kernel_memory import peak_bytes
+
+ROWS, NODES, WIDTH = 128, 4096, 32
+
+
+class Key:
+    """What masks are drawn for."""
+
+    seed = epoch = 0
+
+
+def general(conv: MessagePassing) -> Opaque:
+    """``conv`` as the trainer runs it, on rows that have a gradient."""
+    source = Linear(1, Features(0, WIDTH), nn.Parameter(torch.randn(WIDTH, WIDTH)))
+    layer, _ = layer_of(conv, "Layer", [source, "edges"], {}, is_graph=lambda value: isinstance(value, str))
+    module = sharing(conv, "Layer")
+    findings = probe_layer(layer, module, columns=WIDTH, edge_features=0, dtype=torch.float32, record=True)
+    return Opaque(2, source, layer, module, findings, site=1, keep=True)
+
+
+LAYERS: dict[str, Callable[[], MessagePassing]] = {
+    "an MLP on edges, softmax": lambda: MlpMessages(WIDTH, WIDTH, "softmax"),
+    "ResGatedGraphConv": lambda: ResGatedGraphConv(WIDTH, WIDTH),
+    "PNAConv": lambda: PNAConv(
+        WIDTH, WIDTH, ["mean", "std", "max"], ["identity", "linear"], torch.tensor([1, 4, 2]), towers=2
+    ),
+    "GENConv": lambda: GENConv(WIDTH, WIDTH, norm=None),
+    "dropout of nodes": lambda: OfNodes(WIDTH, WIDTH),
+    "dropout of messages": lambda: OfMessages(WIDTH, WIDTH),
+    "dropout of coefficients": lambda: OfCoefficients(WIDTH, WIDTH, "removed, added"),
+}
+
+
+@pytest.mark.parametrize("degree", [2, 40])
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())
+def test_bounds(make: Callable[[], MessagePassing], degree: int) -> None:
+    """Forward and backward, on rows of few neighbours and of many; torch's own account."""
+    aggregate = general(make())
+    generator = torch.Generator().manual_seed(0)
+    indices = torch.randint(0, NODES, (ROWS, degree), generator=generator).sort().values.view(-1).int()
+    tile = TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * degree, 0, NODES)
+    source = torch.randn(NODES, WIDTH, generator=generator)
+    gradient = torch.randn(ROWS, aggregate.columns, generator=generator)
+    pull = aggregate.per_edge(WIDTH, "dp", source.element_size())
+    edges = ROWS * degree
+    bound = (min(edges, pull.edges_at_once) + ROWS) * pull.bytes_per_edge + ROWS * pull.bytes_per_row
+    bound += (edges + ROWS) * pull.waiting_bytes_per_edge
+    forward = peak_bytes(lambda: aggregate.forward(Key(), tile, source, source[:ROWS], range(1)))
+    backward = peak_bytes(lambda: aggregate.scatter(Key(), tile, source, gradient, range(1)))
+    assert forward <= bound and bound / 4 <= backward <= bound, (forward, backward, bound)
+
+
+@pytest.mark.parametrize("columns", [1, 64])
+@pytest.mark.parametrize("rows", DroppedRows)
+def test_masks(rows: DroppedRows, columns: int) -> None:
+    """What drawing a mask takes outside of torch, by Python's account, is within its bound and near it."""
+    indices = torch.randint(0, NODES, (ROWS, 40)).sort().values.view(-1).int()
+    near = neighbourhood(TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * 40, 0, NODES), NODES)
+    heights = {
+        DroppedRows.NODES: ROWS + len(near.others_S),
+        DroppedRows.EDGES: len(indices),
+        DroppedRows.OTHER_EDGES: int((near.edge_index_2E[0] != near.edge_index_2E[1]).sum()),
+    }
+    heights[DroppedRows.EDGES_AND_LOOPS] = heights[DroppedRows.EDGES] + heights[DroppedRows.NODES]
+    heights[DroppedRows.OTHER_EDGES_AND_LOOPS] = heights[DroppedRows.OTHER_EDGES] + heights[DroppedRows.NODES]
+    values, dropped = torch.ones(heights[rows], columns), Dropped(rows, columns)
+    tracemalloc.start()
+    try:
+        with InnerDropout(near, [dropped], lambda call, p: EdgeDropout(p, 1, 1, 1), "Layer"):
+            F.dropout(values, 0.5)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= len(values) * dropped.row_nbytes <= 4 * peak
+
+
+def test_what_operators_make_is_counted_while_it_lives() -> None:
+    """And what was there before is not."""
+    given = torch.zeros(1000)
+
+    def compute() -> Tensor:
+        one = given + 1
+        two = one + 1
+        del one
+        return two + given.view(10, 100).view(-1)
+
+    assert watched_bytes(compute, [given]) == 2 * given.nbytes

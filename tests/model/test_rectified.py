@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient of a rectifier from bits is autograd's from numbers."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ooc.kernels import bits
+from ooc.model.lowering.rectified import Rectified, Signs
+from ooc.model.lowering.values import Features, Rows
+from tests.examples import examples
+
+
+@given(rows=st.integers(0, 4), columns=st.integers(1, 40), seed=st.integers(0, 999))
+def test_bits_are_numpys_on_any_device(rows: int, columns: int, seed: int) -> None:
+    bools = torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed)) < 0.5
+    packed = bits.pack(bools)
+    assert packed.numpy().tobytes() == np.packbits(bools.numpy(), axis=1).tobytes()
+    assert torch.equal(bits.pack_by_torch(bools), packed)
+    assert torch.equal(bits.unpack(packed, columns).bool(), bools)
+    assert torch.equal(bits.unpack_by_torch(packed, columns), bits.unpack(packed, columns))
+
+
+SPECIAL = [0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-40, -1e-40]
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    rows=st.integers(0, 5),
+    columns=st.integers(1, 40),
+    slope=st.sampled_from([None, 0.0, 0.2, -0.5, 1.0]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 99),
+    shorter=st.integers(0, 2),
+)
+def test_bits_or_numbers_give_the_gradient_of_autograd(
+    rows: int, columns: int, slope: float | None, dtype: torch.dtype, seed: int, shorter: int
+) -> None:
+    """Bit for bit, for zeros of either sign, infinities and NaN too; also where the gradient has fewer rows."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randn(rows, columns, generator=generator, dtype=dtype)
+    special = torch.tensor(SPECIAL, dtype=dtype)[torch.randint(0, len(SPECIAL), source.shape, generator=generator)]
+    source = torch.where(torch.rand(source.shape, generator=generator) < 0.3, special, source)
+    gradient = torch.randn(max(0, rows - shorter), columns, generator=generator, dtype=dtype)
+    value, cut = _rectifier(columns, slope), Rows(0, rows, 0, 0)
+
+    result = value.compute([source], cut, record=True)
+    signs = value.signs.compute([source], cut, record=False)
+    assert (signs.dtype, signs.shape) == (torch.uint8, (rows, -(-columns // 8)))
+    assert value.needs() == (value.signs,)
+
+    leaf = source.clone().requires_grad_()
+    expected = F.relu(leaf) if slope is None else F.leaky_relu(leaf, slope)
+    (d_expected,) = torch.autograd.grad(expected[: len(gradient)], leaf, gradient)
+    assert _bytes(result) == _bytes(expected)
+    for operands in ([signs, None], [None, source], [signs, source]):
+        (d_source,) = value.backward(gradient, operands, cut).inputs
+        assert d_source is not None
+        assert _bytes(d_source) == _bytes(d_expected[: len(gradient)])
+
+
+def _rectifier(columns: int, slope: float | None) -> Rectified:
+    source = Features(1, columns)
+    return Rectified(3, source, Signs(2, source, not_a_number=slope is None), slope)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().numpy().tobytes()
