@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast this machine is, measured with the program's own parts, for the planner to go by.
 
-Reading order: ``bench`` (how things are timed), ``disk``, ``processor``, ``memory``, ``epoch`` (what each measures),
+Reading order: ``bench`` (how things are timed), ``disk``, ``processor``, ``epoch`` (what each measures),
 ``profile`` (all of it together, as a ``Hardware``), ``cache`` (kept by machine and disk). Nothing here changes a
 result: plans differ by profile, what they compute does not.
 """

@@ -10,7 +10,6 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -28,8 +27,7 @@ from ooc.sizes import format_size
 FILE_BYTES = 512 << 20
 READ_SIZES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 WRITE_SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
-DEPTHS = (1, 2, 4, 8, 16, 32)
-_DEPTH_SIZE = 1 << 20
+_BOTH_WAYS_SIZE = 1 << 20
 _MEMORY_BYTES = 64 << 20
 _MOST_IN_FLIGHT = 64
 _WINDOW_S = 0.08
@@ -37,17 +35,8 @@ _WINDOWS = 3
 _LABEL = "the profile"
 
 
-@dataclass(frozen=True, slots=True)
-class DiskTimes:
-    """What the planner takes, and for people bytes a second of 1 MiB reads by how many are in flight."""
-
-    disk: Disk
-    by_depth: dict[int, float]
-    engine: str
-
-
-def measure_disk(folder: Path) -> DiskTimes:
-    """About four seconds; nothing stays in ``folder``. BudgetError where it has no room for the file."""
+def measure_disk(folder: Path) -> Disk:
+    """About three seconds; nothing stays in ``folder``. BudgetError where it has no room for the file."""
     free = free_bytes(folder)
     if free < 2 * FILE_BYTES:
         raise BudgetError(
@@ -81,20 +70,18 @@ class _Probe:
         self._random = random.Random(0)
         self._in_flight: deque[Ticket] = deque()
 
-    def run(self) -> DiskTimes:
+    def run(self) -> Disk:
         self._fill()
-        depths = {depth: self._rate(_DEPTH_SIZE, depth, 1.0) for depth in DEPTHS}
         reads = tuple((float(size), self._rate(size, _depth(size), 1.0)) for size in READ_SIZES)
         writes = tuple((float(size), self._rate(size, _depth(size), 0.0)) for size in WRITE_SIZES)
-        both = self._rate(_DEPTH_SIZE, _depth(_DEPTH_SIZE), 0.5)
-        disk = Disk(
+        both = self._rate(_BOTH_WAYS_SIZE, _depth(_BOTH_WAYS_SIZE), 0.5)
+        return Disk(
             read_bytes_per_s=Curve(reads),
             write_bytes_per_s=Curve(writes),
             # Requests both ways take turns at the worst: more than the slower way alone is never taken away.
             both_ways_bytes_per_s=max(both, min(reads[-1][1], writes[-1][1])),
             latency_s=READ_SIZES[0] / self._rate(READ_SIZES[0], 1, 1.0),
         )
-        return DiskTimes(disk, depths, self._engine.name)
 
     def _fill(self) -> None:
         """Random bytes, which come again after as many as the memory has."""

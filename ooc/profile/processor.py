@@ -39,12 +39,10 @@ _SKEW = 2.5
 
 @dataclass(frozen=True, slots=True)
 class PullTimes:
-    """Seconds of one pull: ``per_edge`` by bytes of a row and ``per_row``; ``by_degree``: edges a second of rows of
-    512 bytes."""
+    """Seconds of one pull: ``per_edge`` by bytes of a row, and ``per_row``."""
 
     per_edge: Curve
     per_row: float
-    by_degree: dict[int, float]
 
 
 def pull_times(bench: Bench, memory: Tensor) -> PullTimes:
@@ -58,8 +56,7 @@ def pull_times(bench: Bench, memory: Tensor) -> PullTimes:
     per_row = max(0.0, median(few[b] - many[b] for b in ROW_BYTES) / more_rows)
     rows = edges // _MANY_DEGREE
     points = tuple((float(b), max(many[b] - rows * per_row, 0.2 * many[b]) / edges) for b in ROW_BYTES)
-    by_degree = {degree: edges / times[512] for degree, times in zip(DEGREES, (few, many), strict=True)}
-    return PullTimes(Curve(points, proportional=True), per_row, by_degree)
+    return PullTimes(Curve(points, proportional=True), per_row)
 
 
 def pool_bytes(device: torch.device) -> int:
@@ -105,15 +102,6 @@ def kept_in_cache_bytes(bench: Bench, slab: Tensor, near: PullTimes, far: PullTi
         fast, slow = near.per_edge.at(row_bytes), far.per_edge.at(row_bytes)
         shares.append((slow - seconds) / (slow - fast) if slow > fast else 0.0)
     return int(slab.nbytes * min(1.0, max(0.0, sum(shares) / len(shares))))
-
-
-def gather_rows_per_s(bench: Bench, memory: Tensor) -> float:
-    """Rows of 512 bytes a second, picked at random."""
-    source = memory.view(-1, 128)
-    count = 1 << 17
-    picked = torch.randint(len(source), (count,), generator=torch.Generator().manual_seed(0)).to(memory.device)
-    height = _TILE_ROWS if memory.device.type == "cpu" else count
-    return count / bench.seconds(lambda n: source[picked[n * height : (n + 1) * height]], count // height)
 
 
 def multiplies_per_s(bench: Bench) -> Iterator[tuple[str, float]]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine measured: the ``Hardware`` that the planner takes, and every figure for people to read."""
+"""A machine measured: the ``Hardware`` that the planner takes, and its figures for people to read."""
 
 import datetime
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter, process_time
@@ -11,24 +11,32 @@ from typing import Any, Self
 
 import psutil
 import torch
+from torch import Tensor
 
 from ooc.errors import BudgetError, HardwareError, OptionError
 from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.memory import available_memory_bytes
 from ooc.plan.hardware import Curve, Hardware, Processor, Wire
 from ooc.prefetch.arena import Arena
-from ooc.profile import memory, processor
+from ooc.profile import processor
 from ooc.profile.bench import Bench
-from ooc.profile.disk import DiskTimes, measure_disk
+from ooc.profile.disk import measure_disk
 from ooc.profile.epoch import EpochTimes, measure_epoch
-from ooc.profile.processor import PullTimes
 from ooc.sizes import format_size
 
 LEAST_MEMORY_BYTES = 300_000_000
 """What measuring takes at most beyond the interpreter with torch."""
 _TASK = "measuring this machine"
+_PARTS = 4
 _NEAR_SHARE, _MIDDLING_SHARE = 0.125, 0.5
 """Of the cache: a slab so small lies in it whole, beside whatever else is there; of a larger one some part."""
+_BETWEEN_OPERATORS = 1.2
+"""How much longer a GPU's host takes for an operator of an epoch than for one in a loop: the interpreter has to find
+out which is next. 1.1 for GraphSAGE and 1.3 for GCN, where nothing but the host takes any time (docs/gpu-executor.md).
+"""
+_PIECE_VALUES = 1 << 18
+_PINNED_BYTES = 64 << 20
+_COPY_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +51,17 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``hardware`` as of ``date`` (ISO 8601), and the readings behind it. ``others``: the share of the processors that
-    other processes took meanwhile; where it is large, the clock's readings tell little."""
+    """``hardware`` as of ``date`` (ISO 8601). ``others``: the share of the processors that other processes took
+    meanwhile; where it is large, the clock's readings tell little."""
 
     hardware: Hardware
     date: str
-    readings: tuple[Reading, ...]
     others: float = 0.0
+
+    @property
+    def readings(self) -> list[Reading]:
+        """The figures of ``hardware``, for people."""
+        return list(_readings(self.hardware))
 
     def as_dict(self) -> dict[str, Any]:
         """For a file: ``from_dict`` gives the same again."""
@@ -64,9 +76,8 @@ class Profile:
     def from_dict(cls, data: Mapping[str, Any], *, where: str) -> Self:
         """The inverse of ``as_dict``; HardwareError naming ``where`` and what is wrong."""
         try:
-            readings = tuple(Reading(**reading) for reading in data["readings"])
             hardware = Hardware.from_dict(data["hardware"], where=where)
-            return cls(hardware, str(data["date"]), readings, float(data["others"]))
+            return cls(hardware, str(data["date"]), float(data["others"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise HardwareError(f"{where}: this is no profile of a machine: {error}") from None
 
@@ -87,24 +98,41 @@ def measure(folder: Path, listener: Listener, *, device: str = "cpu", threads: i
         )
     threads = threads or torch.get_num_threads()
     usage = _Usage()
-    with _Progress(listener).task() as step, Bench(torch.device(device), threads) as bench:
-        step("disk")
-        disk = measure_disk(folder)
-        step("memory and processor")
-        rates = _Rates.measured(bench)
-        step("host copies")
-        host = rates if device == "cpu" else _host_rates(threads)
-        step("executor")
-        epoch = measure_epoch(folder, threads=threads, cores=bench.cores)
-    wire = memory.wire(bench.device) if device == "cuda" else None
+    place = torch.device(device)
+
+    def begin(part: int) -> None:
+        listener(TaskAdvanced(_TASK, part))
+
+    listener(TaskStarted(_TASK, _PARTS, "parts"))
+    try:
+        with Bench(place, threads) as bench:
+            begin(0)
+            disk = measure_disk(folder)
+            begin(1)
+            epoch = measure_epoch(folder, threads=threads, cores=bench.cores)
+            begin(2)
+            rates = _measured_processor(bench, epoch)
+        begin(3)
+        with Bench(torch.device("cpu"), threads) as bench, ExitStack() as stack:
+            host_copy = _copy_bytes_per_s(bench, _pool(bench.device, stack))
+    finally:
+        listener(TaskFinished(_TASK))
     date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    hardware = _hardware(bench, disk, rates, host.copy_bytes_per_s, epoch, wire, date)
-    return Profile(
-        hardware,
-        date,
-        tuple(_readings(hardware, disk, rates, host.copy_bytes_per_s)),
-        usage.of_others(),
+    cuda = place.type == "cuda"
+    hardware = Hardware(
+        name=torch.cuda.get_device_name(place) if cuda else processor_name(),
+        source=f"measured by ooc profile, {date}",
+        threads=threads,
+        host_memory_bytes=int(psutil.virtual_memory().total),
+        device_memory_bytes=int(torch.cuda.mem_get_info(place)[1]) if cuda else 0,
+        processor=rates,
+        disk=disk,
+        host_copy_bytes_per_s=host_copy,
+        seconds_per_block=epoch.per_block,
+        overlap=epoch.overlap,
+        wire=_wire(place) if cuda else None,
     )
+    return Profile(hardware, date, usage.of_others())
 
 
 class _Usage:
@@ -125,101 +153,67 @@ class _Usage:
         return perf_counter(), process_time(), times.user + times.nice + times.system
 
 
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """Of what computes."""
-
-    far: PullTimes
-    near: PullTimes | None
-    pool_bytes: int
-    cache_bytes: int
-    gather_rows_per_s: float
-    multiplies_per_s: dict[str, float]
-    stream_bytes_per_s: float
-    operator_s: float
-    copy_bytes_per_s: float
-
-    @classmethod
-    def measured(cls, bench: Bench) -> Self:
-        size = processor.pool_bytes(bench.device)
-        arena = Arena(size) if bench.device.type == "cpu" else None
-        try:
-            pool = _pool(bench, arena, size)
-            cache = processor.cache_bytes(bench.device)
-            far, near = processor.pull_times(bench, pool), None
-            if 0 < cache < size:
-                small, middling = (pool[: int(share * cache) // 4] for share in (_NEAR_SHARE, _MIDDLING_SHARE))
-                near = processor.pull_times(bench, small)
-                cache = max(small.nbytes, processor.kept_in_cache_bytes(bench, middling, near, far))
-            return cls(
-                far=far,
-                near=near,
-                pool_bytes=size,
-                cache_bytes=cache if near is not None else 0,
-                gather_rows_per_s=processor.gather_rows_per_s(bench, pool),
-                multiplies_per_s=dict(processor.multiplies_per_s(bench)),
-                stream_bytes_per_s=processor.stream_bytes_per_s(bench, pool),
-                operator_s=processor.operator_seconds(bench),
-                copy_bytes_per_s=memory.copy_bytes_per_s(bench, pool),
-            )
-        finally:
-            if arena is not None:
-                arena.close()
-
-
-_BETWEEN_OPERATORS = 1.2
-"""How much longer a GPU's host takes for an operator of an epoch than for one in a loop: the interpreter has to find
-out which is next. 1.1 for GraphSAGE and 1.3 for GCN, where nothing but the host takes any time (docs/gpu-executor.md).
-"""
-
-
-def _pool(bench: Bench, arena: Arena | None, size: int) -> torch.Tensor:
-    """Memory to work in, ``size`` bytes, touched, as float32."""
-    if arena is None:
-        return torch.ones(size // 4, device=bench.device)
-    pool = torch.from_numpy(arena.view(0, size)).view(torch.float32)
-    return pool.fill_(1.0)
-
-
-def _host_rates(threads: int) -> _Rates:
-    """Those of the CPU beside a GPU."""
-    with Bench(torch.device("cpu"), threads) as bench:
-        return _Rates.measured(bench)
-
-
-def _hardware(
-    bench: Bench,
-    disk: DiskTimes,
-    rates: _Rates,
-    host_copy: float,
-    epoch: EpochTimes,
-    wire: Wire | None,
-    date: str,
-) -> Hardware:
-    cuda = bench.device.type == "cuda"
-    return Hardware(
-        name=torch.cuda.get_device_name(bench.device) if cuda else processor_name(),
-        source=f"measured by ooc profile, {date}",
-        threads=bench.threads,
-        host_memory_bytes=int(psutil.virtual_memory().total),
-        device_memory_bytes=int(torch.cuda.mem_get_info(bench.device)[1]) if cuda else 0,
-        processor=Processor(
-            pull_seconds_per_edge=rates.far.per_edge,
-            multiplies_per_s=rates.multiplies_per_s,
-            stream_bytes_per_s=rates.stream_bytes_per_s,
+def _measured_processor(bench: Bench, epoch: EpochTimes) -> Processor:
+    """Rates of what computes, with what steps and tiles of an ``epoch`` take besides."""
+    with ExitStack() as stack:
+        pool = _pool(bench.device, stack)
+        cache = processor.cache_bytes(bench.device)
+        far, near = processor.pull_times(bench, pool), None
+        if 0 < cache < pool.nbytes:
+            small, middling = (pool[: int(share * cache) // 4] for share in (_NEAR_SHARE, _MIDDLING_SHARE))
+            near = processor.pull_times(bench, small)
+            cache = max(small.nbytes, processor.kept_in_cache_bytes(bench, middling, near, far))
+        between = _BETWEEN_OPERATORS if bench.device.type == "cuda" else 1
+        return Processor(
+            pull_seconds_per_edge=far.per_edge,
+            pull_seconds_per_row=far.per_row,
+            cached_pull_seconds_per_edge=None if near is None else near.per_edge,
+            cache_bytes=0 if near is None else cache,
+            multiplies_per_s=dict(processor.multiplies_per_s(bench)),
+            stream_bytes_per_s=processor.stream_bytes_per_s(bench, pool),
             seconds_per_step=epoch.per_step,
             seconds_per_tile=epoch.per_tile,
-            seconds_per_operator=rates.operator_s * (_BETWEEN_OPERATORS if cuda else 1),
-            pull_seconds_per_row=rates.far.per_row,
-            cached_pull_seconds_per_edge=rates.near.per_edge if rates.near is not None else None,
-            cache_bytes=rates.cache_bytes,
-        ),
-        disk=disk.disk,
-        host_copy_bytes_per_s=host_copy,
-        seconds_per_block=epoch.per_block,
-        overlap=epoch.overlap,
-        wire=wire,
-    )
+            seconds_per_operator=processor.operator_seconds(bench) * between,
+        )
+
+
+def _pool(device: torch.device, stack: ExitStack) -> Tensor:
+    """Memory of ``device`` to work in, touched, as float32; until ``stack`` is closed."""
+    size = processor.pool_bytes(device)
+    if device.type != "cpu":
+        return torch.ones(size // 4, device=device)
+    arena = Arena(size)
+    stack.callback(arena.close)
+    return torch.from_numpy(arena.view(0, size)).view(torch.float32).fill_(1.0)
+
+
+def _copy_bytes_per_s(bench: Bench, memory: Tensor) -> float:
+    """Bytes a second copied on the host from one half of ``memory`` to the other."""
+    source, target = memory.chunk(2)
+
+    def task(number: int) -> None:
+        part = slice(number * _PIECE_VALUES, (number + 1) * _PIECE_VALUES)
+        target[part].copy_(source[part])
+
+    return source.nbytes / bench.seconds(task, len(source) // _PIECE_VALUES)
+
+
+def _wire(device: torch.device) -> Wire:
+    """Both ways between pinned host memory and ``device``."""
+    pinned = torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(_PINNED_BYTES, dtype=torch.uint8, device=device)
+
+    def rate(target: Tensor, source: Tensor) -> float:
+        found = []
+        for _ in range(_COPY_ROUNDS):
+            torch.cuda.synchronize(device)
+            begun = perf_counter()
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize(device)
+            found.append(perf_counter() - begun)
+        return _PINNED_BYTES / min(found)
+
+    return Wire(to_device_bytes_per_s=rate(there, pinned), to_host_bytes_per_s=rate(pinned, there))
 
 
 def processor_name() -> str:
@@ -232,63 +226,36 @@ def processor_name() -> str:
     return names[0] if names else "this machine"
 
 
-def _readings(hardware: Hardware, disk: DiskTimes, rates: _Rates, host_copy: float) -> Iterator[Reading]:
-    for what, curve in (("SSD read", disk.disk.read_bytes_per_s), ("SSD write", disk.disk.write_bytes_per_s)):
+def _readings(hardware: Hardware) -> Iterator[Reading]:
+    disk, computing, wire = hardware.disk, hardware.processor, hardware.wire
+    for what, curve in (("SSD read", disk.read_bytes_per_s), ("SSD write", disk.write_bytes_per_s)):
         for size, rate in curve.points:
             yield Reading(what, f"{_binary(size)} requests", rate, "B/s")
-    for depth, rate in disk.by_depth.items():
-        yield Reading("SSD read", f"1 MiB requests, {depth} at once", rate, "B/s")
-    yield Reading("SSD both ways", "1 MiB requests", disk.disk.both_ways_bytes_per_s, "B/s")
-    yield Reading("SSD latency", "4 KiB", disk.disk.latency_s, "s")
-    yield Reading("host copy", "128 MiB", host_copy, "B/s")
-    if hardware.wire is not None:
-        yield Reading("to the device", "64 MiB, pinned", hardware.wire.to_device_bytes_per_s, "B/s")
-        yield Reading("to the host", "64 MiB, pinned", hardware.wire.to_host_bytes_per_s, "B/s")
-        yield Reading("device copy", _binary(rates.pool_bytes), rates.copy_bytes_per_s, "B/s")
-    yield Reading("gather", "random rows of 512 B", 512 * rates.gather_rows_per_s, "B/s")
-    yield from _pull_readings("aggregation", rates.far)
-    if rates.near is not None:
-        yield from _pull_readings("aggregation in cache", rates.near)
-        yield Reading("cache", "what a slab gets of it", rates.cache_bytes, "B")
-    for dtype, rate in rates.multiplies_per_s.items():
+    yield Reading("SSD both ways", "1 MiB requests", disk.both_ways_bytes_per_s, "B/s")
+    yield Reading("SSD latency", "4 KiB", disk.latency_s, "s")
+    yield Reading("host copy", "128 MiB", hardware.host_copy_bytes_per_s, "B/s")
+    if wire is not None:
+        yield Reading("to the device", "64 MiB, pinned", wire.to_device_bytes_per_s, "B/s")
+        yield Reading("to the host", "64 MiB, pinned", wire.to_host_bytes_per_s, "B/s")
+    yield from _pull_readings("aggregation", computing.pull_seconds_per_edge)
+    yield Reading("aggregation", "a row besides its edges", computing.pull_seconds_per_row, "s")
+    if computing.cached_pull_seconds_per_edge is not None:
+        yield from _pull_readings("aggregation in cache", computing.cached_pull_seconds_per_edge)
+        yield Reading("cache", "what a slab gets of it", computing.cache_bytes, "B")
+    for dtype, rate in computing.multiplies_per_s.items():
         yield Reading("dense product", dtype, rate, "multiply-adds/s")
-    yield Reading("element-wise", "tiles of 1,024 × 128", rates.stream_bytes_per_s, "B/s")
-    yield Reading("operator", "on next to nothing", rates.operator_s, "s")
-    yield Reading("executor", "a step", hardware.processor.seconds_per_step, "s")
-    yield Reading("executor", "a tile", hardware.processor.seconds_per_tile, "s")
+    yield Reading("element-wise", "tiles of 1,024 × 128", computing.stream_bytes_per_s, "B/s")
+    yield Reading("operator", "on next to nothing", computing.seconds_per_operator, "s")
+    yield Reading("executor", "a step", computing.seconds_per_step, "s")
+    yield Reading("executor", "a tile", computing.seconds_per_tile, "s")
     yield Reading("executor", "a block to or from the SSD", hardware.seconds_per_block, "s")
     yield Reading("overlap", "of the SSD with computing", hardware.overlap, "")
 
 
-def _pull_readings(what: str, times: PullTimes) -> Iterator[Reading]:
-    curve: Curve = times.per_edge
-    for row_bytes, seconds in curve.points:
+def _pull_readings(what: str, seconds_per_edge: Curve) -> Iterator[Reading]:
+    for row_bytes, seconds in seconds_per_edge.points:
         yield Reading(what, f"rows of {row_bytes:.0f} B", 1 / seconds, "edges/s")
-    for degree, rate in times.by_degree.items():
-        yield Reading(what, f"rows of 512 B, {degree} edges each", rate, "edges/s")
 
 
 def _binary(size: float) -> str:
     return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / (1 << 10):.0f} KiB"
-
-
-class _Progress:
-    """Parts done, told to a listener."""
-
-    parts = 4
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._done = -1
-
-    @contextmanager
-    def task(self) -> Iterator[Any]:
-        self._listener(TaskStarted(_TASK, self.parts, "parts"))
-        try:
-            yield self._next
-        finally:
-            self._listener(TaskFinished(_TASK))
-
-    def _next(self, part: str) -> None:
-        self._done += 1
-        self._listener(TaskAdvanced(_TASK, self._done))

@@ -10,15 +10,16 @@ import pytest
 from ooc import profile as profiling
 from ooc.events import Listener, Note
 from ooc.plan import UNMEASURED
-from ooc.profile import Profile, Reading
+from ooc.plan.hardware import Curve
+from ooc.profile import Profile
 from tests.cli.conftest import RunCommand
 
 TRAIN = ["--hidden", "16", "--layers", "2", "--gpu-budget", "32M", "--host-budget", "32M", "--epochs", "1"]
-READINGS = (
-    Reading("SSD read", "1 MiB requests", 2.5e9, "B/s"),
-    Reading("SSD latency", "4 KiB", 1.5e-4, "s"),
-    Reading("dense product", "float32", 7.5e10, "multiply-adds/s"),
-    Reading("overlap", "of the SSD with computing", 0.83, ""),
+MEASURED = replace(
+    UNMEASURED,
+    disk=replace(UNMEASURED.disk, read_bytes_per_s=Curve(((float(1 << 20), 2.5e9),)), latency_s=1.5e-4),
+    processor=replace(UNMEASURED.processor, multiplies_per_s={"float32": 7.5e10}),
+    overlap=0.83,
 )
 
 
@@ -31,8 +32,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def measure(folder: Path, listener: Listener, *, device: str) -> Profile:
         folders.append(folder)
         listener(Note("measuring"))
-        hardware = replace(UNMEASURED, name="a machine", source=f"measurement {len(folders)}")
-        return Profile(hardware, "2026-01-02T03:04:05+00:00", READINGS)
+        hardware = replace(MEASURED, name="a machine", source=f"measurement {len(folders)}")
+        return Profile(hardware, "2026-01-02T03:04:05+00:00")
 
     monkeypatch.setattr(profiling, "measure", measure)
     return folders
@@ -53,7 +54,7 @@ def test_a_profile_made_on_a_busy_machine_says_so(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for others, warns in ((0.62, True), (0.02, False)):
-        made = Profile(UNMEASURED, "2026-01-02T03:04:05+00:00", READINGS, others)
+        made = Profile(UNMEASURED, "2026-01-02T03:04:05+00:00", others)
         monkeypatch.setattr(profiling, "measure", lambda *arguments, made=made, **options: made)
         _, out, _ = run("profile", "--spill-dir", tmp_path, "--device", "cpu", "--refresh")
         assert ("other programs had 62 % of the processors meanwhile" in out) is warns
@@ -69,7 +70,10 @@ def test_json_is_the_profile_and_nothing_else(run: RunCommand, calls: list[Path]
     code, out, err = run("profile", "--spill-dir", tmp_path, "--device", "cpu", "--json")
     assert (code, err) == (0, "")
     found = Profile.from_dict(json.loads(out), where="here")
-    assert found.hardware.name == "a machine" and found.readings == READINGS
+    assert found.hardware.name == "a machine"
+    assert {"what": "SSD read", "setting": "1 MiB requests", "value": 2.5e9, "unit": "B/s"} in json.loads(out)[
+        "readings"
+    ]
 
 
 def test_a_folder_that_is_not_there_is_one_line(run: RunCommand, calls: list[Path], tmp_path: Path) -> None:

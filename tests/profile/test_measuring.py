@@ -53,7 +53,7 @@ def test_a_measured_machine_can_be_planned_by(tmp_path: Path) -> None:
     assert 0 <= found.hardware.overlap <= 1
     assert found.date in found.hardware.source
     assert 0 <= found.others <= 1
-    assert {"SSD read", "SSD write", "SSD both ways", "host copy", "gather", "aggregation", "aggregation in cache"} <= {
+    assert {"SSD read", "SSD write", "SSD both ways", "host copy", "aggregation", "aggregation in cache"} <= {
         reading.what for reading in found.readings
     }
     assert isinstance(events[0], TaskStarted) and isinstance(events[-1], TaskFinished)

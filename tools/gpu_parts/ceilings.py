@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the machine can do at best: copies within the device's memory, over PCIe, dense products, and the disk."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,21 @@ def disk(folder: Path) -> dict[str, Any]:
     """The disk of ``folder`` through the engine that training on the CPU uses there: bytes a second in moments, as the
     profile has them."""
     from ooc.errors import OocError
+    from ooc.prefetch.engines.choice import choose_engine
     from ooc.profile.disk import measure_disk
 
     try:
-        times = measure_disk(folder)
+        measured = measure_disk(folder)
+        with closing(choose_engine(folder)[0]) as engine:
+            name = engine.name
     except OocError as error:
         raise LeftOut(str(error)) from None
     return {
-        "engine": times.engine,
+        "engine": name,
         "burst": {
-            "read_bytes_per_s": max(times.by_depth.values()),
-            "write_bytes_per_s": max(rate for _, rate in times.disk.write_bytes_per_s.points),
-            "both_ways_bytes_per_s": times.disk.both_ways_bytes_per_s,
+            "read_bytes_per_s": max(rate for _, rate in measured.read_bytes_per_s.points),
+            "write_bytes_per_s": max(rate for _, rate in measured.write_bytes_per_s.points),
+            "both_ways_bytes_per_s": measured.both_ways_bytes_per_s,
         },
     }
 
