@@ -15,7 +15,7 @@ from ooc.engine.record import EpochRecord, PassRecord
 from ooc.engine.runtime import Runtime
 from ooc.errors import BudgetError, OocError, OptionError
 from ooc.events import Listener, Note, TaskAdvanced, TaskFinished, TaskStarted
-from ooc.model.lowering import Network
+from ooc.model.lowering.network import Network
 from ooc.model.stages import StageBuilder, Step
 from ooc.plan import Fate, Plan, Workload
 from ooc.plan.program.staging import Way

@@ -10,7 +10,7 @@ import torch
 from ooc.kernels.aggregate import sums_rows_of
 from ooc.kernels.cuda import memory
 from ooc.model.graph import GraphRows
-from ooc.model.lowering import Network
+from ooc.model.lowering.network import Network
 from ooc.model.stages import StageBuilder, Step
 from ooc.model.task import label_columns
 from ooc.plan.layout.shuffle import GatheredRows

@@ -22,7 +22,7 @@ from ooc.engine.session import Session
 from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Listener
 from ooc.model.graph import ActiveRows
-from ooc.model.lowering import Network, lower
+from ooc.model.lowering.network import Network, lower
 from ooc.model.stages import Sink, StageBuilder, Step
 from ooc.plan import Limits
 from ooc.plan.workload import EdgeData

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.memory import budgets_within, default_budgets
-from ooc.model.lowering import Network
+from ooc.model.lowering.network import Network
 from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.prefetch.cuda import Cuda
 from ooc.prefetch.device import Device

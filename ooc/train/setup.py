@@ -19,7 +19,7 @@ from ooc.engine.session import Prepared
 from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.model.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
-from ooc.model.lowering import Network, lower
+from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.stages import StageBuilder, Step
 from ooc.model.workload import STORE_MATRICES, EdgeCounts, counted, describe_workload, matrix_columns, stored

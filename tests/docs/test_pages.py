@@ -17,13 +17,18 @@ PAGES = {
     str(path.relative_to(CHECKOUT)): path.read_text()
     for path in (CHECKOUT / "README.md", CHECKOUT / "CHANGELOG.md", *sorted((CHECKOUT / "docs").glob("*.md")))
 }
-COMMANDS = [shlex.split(line) for line in re.findall(r"^    (ooc .*)$", README.replace("\\\n", " "), re.MULTILINE)]
-DOCS_COMMANDS = [
-    shlex.split(line.partition(" > ")[0])
-    for name, page in PAGES.items()
-    for line in re.findall(r"^    (ooc (?:\w+)(?: \S+)*)", page, re.MULTILINE)  # two spaces end it: remarks follow
-    if name.startswith("docs/") and "SOURCE" not in line and "STORE" not in line
-]
+OPTIONS = PAGES["docs/commands.md"]
+MODELS = PAGES["docs/models.md"]
+
+
+def _commands(page: str) -> list[list[str]]:
+    """The command lines of a page, as words. Two spaces end one: remarks follow."""
+    lines = re.findall(r"^    (ooc (?:\w+)(?: \S+)*)", re.sub(r"\\\n +", "", page), re.MULTILINE)
+    return [shlex.split(line.partition(" > ")[0]) for line in lines if "SOURCE" not in line and "STORE" not in line]
+
+
+COMMANDS = _commands(README)
+DOCS_COMMANDS = [words for name, page in PAGES.items() if name.startswith("docs/") for words in _commands(page)]
 
 
 @pytest.mark.parametrize("words", COMMANDS + DOCS_COMMANDS, ids=" ".join)
@@ -36,11 +41,25 @@ def test_commands_are_understood(words: list[str]) -> None:
     command.make_context(words[1], words[2:])
 
 
+def test_the_commands_of_the_readme_run_one_after_the_other(here: Path) -> None:
+    """As they stand there, but on a graph a thousandth of the size and for two epochs."""
+    for words in COMMANDS:
+        smaller = [word.replace("000000", "000") for word in words[1:]]
+        if "--epochs" in smaller:
+            smaller[smaller.index("--epochs") + 1] = "2"
+        assert cli.main(smaller) == 0, words
+    assert len(COMMANDS) >= 3 and (here / "labels.npy").exists()
+
+
+def test_the_readme_is_read_to_the_end() -> None:
+    assert README.count("\n") <= 150
+
+
 def test_every_option_of_training_is_in_its_table() -> None:
     from ooc.cli.train import command
 
     listed = {
-        name for row in re.findall(r"^\| (`--.*?) \|", README, re.MULTILINE) for name in re.findall(r"--[\w-]+", row)
+        name for row in re.findall(r"^\| (`--.*?) \|", OPTIONS, re.MULTILINE) for name in re.findall(r"--[\w-]+", row)
     }
     assert listed == {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
 
@@ -50,7 +69,7 @@ def test_the_table_of_training_shows_the_choices_and_defaults_there_are() -> Non
     from ooc.cli.train import command
 
     options = {name: parameter for parameter in command.params for name in parameter.opts}
-    rows = re.findall(r"^\| (`--.*?) \| (.*?) \|", README, re.MULTILINE)
+    rows = re.findall(r"^\| (`--.*?) \| (.*?) \|", OPTIONS, re.MULTILINE)
     shown = re.findall(r"`(--[\w-]+) (\S+?\\\|\S+?)`", "\n".join(names for names, _ in rows))
     assert len(shown) > 8
     for name, choices in shown:
@@ -70,14 +89,14 @@ def test_every_command_is_listed() -> None:
 def test_the_metrics_named_are_those_there_are() -> None:
     from ooc.train.metrics import Metric
 
-    [row] = re.findall(r"^\| `--metric`.*\| (.*) \|$", README, re.MULTILINE)
+    [row] = re.findall(r"^\| `--metric`.*\| (.*) \|$", OPTIONS, re.MULTILINE)
     assert re.findall(r"`([\w-]+)`", row) == [metric.value for metric in Metric]
 
 
 def test_the_convolutions_that_run_are_those_that_are_lowered() -> None:
     from ooc.model.layers.convolutions import _LOWERINGS
 
-    running, refused = re.findall(r"^\| convolutions \| (.*) \|$", README, re.MULTILINE)
+    running, refused = re.findall(r"^\| convolutions \| (.*) \|$", MODELS, re.MULTILINE)
     assert set(re.findall(r"\w+Conv\b|APPNP", running)) == {kind.__name__ for kind in _LOWERINGS}
     assert not set(re.findall(r"\w+Conv\b", refused)) & {kind.__name__ for kind in _LOWERINGS}
 
@@ -112,7 +131,7 @@ def test_lines_are_no_longer_than_code(name: str) -> None:
 @pytest.mark.parametrize("model", ["gcn", "residual"])
 def test_the_accuracies_come_from_the_recipes_shown(model: str) -> None:
     recipe = runpy.run_path(str(CHECKOUT / "tools/bench_accuracy"))["RECIPES"][model]
-    assert shlex.split(recipe) in [command[3:] for command in COMMANDS if command[:2] == ["ooc", "train"]]
+    assert shlex.split(recipe) in [command[3:] for command in DOCS_COMMANDS if command[:2] == ["ooc", "train"]]
 
 
 def test_the_python_example_runs(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,3 @@ Reading order: values (what there is), network (the two networks of a model), tr
 norms (``ooc.model.layers`` has the convolutions), rowwise (what is known to work row by row), model_shape (models that
 are only planned).
 """
-
-from ooc.model.lowering.network import Network, lower
-
-__all__ = ["Network", "lower"]
