@@ -103,7 +103,7 @@ def print_list(console: Console) -> None:
     """The formats and what each needs; the names and what they stand for."""
     formats = _listing("format", "what SOURCE is")
     for form, reader in FORMATS.items():
-        formats.add_row(form.value, reader.needs)
+        formats.add_row(form, reader.needs)
     console.print(formats)
     names = _listing("name", "nodes", "edges", "features", "where it lies under --root")
     for column in names.columns[1:4]:

@@ -13,10 +13,10 @@ import numpy as np
 from ooc.errors import OptionError, SourceError
 from ooc.sources.files.npy import NpyFile
 from ooc.sources.files.tables import Block, Cells, Table, is_table
+from ooc.sources.labels import FoundLabels, LabelForm, label_blocks, label_form, only_answers, random_split
 from ooc.sources.node_tables import NodeTables
 from ooc.sources.reading import Request
 from ooc.sources.source import LabelBlock, ranges
-from ooc.sources.splits import FoundLabels, LabelForm, label_blocks, label_form, only_answers, random_split
 from ooc.storage.array import AnyArray
 from ooc.storage.store import Task
 

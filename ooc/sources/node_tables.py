@@ -10,9 +10,9 @@ import numpy as np
 
 from ooc.errors import OptionError, SourceError
 from ooc.sources.files.tables import Block, Cells, ColumnKind, Table, open_table
+from ooc.sources.labels import masks_of_words
 from ooc.sources.reading import SPLIT, Request
 from ooc.sources.source import Mask
-from ooc.sources.splits import masks_of_words
 from ooc.storage.store import SPLITS
 
 ID_NAMES = ("id", "node", "node_id", "nid")

@@ -2,7 +2,6 @@
 """Which format a source has, and the reader for it."""
 
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -28,45 +27,25 @@ from ooc.sources.formats.pyg_data import is_pyg_data, pyg_source
 from ooc.sources.reading import READING_OPTIONS, Reader, Request
 from ooc.sources.source import Source
 
-
-class Format(Enum):
-    """Forms of source on disk, by the names ``--format`` takes."""
-
-    SYNTHETIC = "synthetic"
-    OGB = "ogb"
-    MAG240M = "mag240m"
-    IGB = "igb"
-    DGL_REDDIT = "dgl-reddit"
-    GRAPHBOLT = "graphbolt"
-    WEBGRAPH = "webgraph"
-    PLANETOID = "planetoid"
-    HETEROPHILOUS = "heterophilous"
-    BENCHMARK = "gnn-benchmark"
-    NPZ = "npz"
-    TABLE = "table"
-    MATRIX_MARKET = "matrix-market"
-    SNAP = "snap"
-    NPY = "npy"
-
-
-FORMATS: dict[Format, Reader] = {
-    Format.SYNTHETIC: synthetic.READER,
-    Format.OGB: ogb.READER,
-    Format.MAG240M: mag.READER,
-    Format.IGB: igb.READER,
-    Format.DGL_REDDIT: dgl_reddit.READER,
-    Format.GRAPHBOLT: graphbolt.READER,
-    Format.WEBGRAPH: webgraph.READER,
-    Format.PLANETOID: planetoid.READER,
-    Format.HETEROPHILOUS: npz_formats.HETEROPHILOUS_READER,
-    Format.BENCHMARK: npz_formats.BENCHMARK_READER,
-    Format.NPZ: npz_formats.NPZ_READER,
-    Format.TABLE: edge_table.READER,
-    Format.MATRIX_MARKET: matrix_market.READER,
-    Format.SNAP: snap.READER,
-    Format.NPY: npz_formats.NPY_READER,
+SYNTHETIC = "synthetic"
+FORMATS: dict[str, Reader] = {
+    SYNTHETIC: synthetic.READER,
+    "ogb": ogb.READER,
+    "mag240m": mag.READER,
+    "igb": igb.READER,
+    "dgl-reddit": dgl_reddit.READER,
+    "graphbolt": graphbolt.READER,
+    "webgraph": webgraph.READER,
+    "planetoid": planetoid.READER,
+    "heterophilous": npz_formats.HETEROPHILOUS_READER,
+    "gnn-benchmark": npz_formats.BENCHMARK_READER,
+    "npz": npz_formats.NPZ_READER,
+    "table": edge_table.READER,
+    "matrix-market": matrix_market.READER,
+    "snap": snap.READER,
+    "npy": npz_formats.NPY_READER,
 }
-"""Asked in this order whether a path is theirs: the particular ones first, those that take anything last."""
+"""By the names ``--format`` takes, asked in this order whether a path is theirs: those that take anything last."""
 
 
 def open_source(source: Any, *, format: str | None, request: Request) -> Source:
@@ -85,38 +64,32 @@ def open_source(source: Any, *, format: str | None, request: Request) -> Source:
     if not isinstance(source, str | Path):
         raise SourceError(f"a {type(source).__name__} is neither a path, nor PyG Data, nor a dictionary of arrays")
     path = Path(source)
-    form = _recognised(path) if format is None else _named(format)
+    form = _recognised(path) if format is None else format
+    if form not in FORMATS:
+        raise OptionError(f"format {form!r} is not one of {', '.join(FORMATS)}")
     reader = FORMATS[form]
-    if form is not Format.SYNTHETIC:
-        _check_kind(path, form, reader)
-    reader.check(form.value, request)
+    if form != SYNTHETIC:
+        _check_there(path)
+        if reader.folder not in (None, path.is_dir()):
+            raise SourceError(f"{path} is a {'file' if reader.folder else 'folder'}; {form} wants the other")
+    reader.check(form, request)
     return reader.open(path, request)
 
 
-def _named(format: str) -> Format:
-    known = {form.value: form for form in Format}
-    if format not in known:
-        raise OptionError(f"format {format!r} is not one of {', '.join(known)}")
-    return known[format]
-
-
-def _recognised(path: Path) -> Format:
+def _recognised(path: Path) -> str:
     if synthetic.READER.recognises(path):
-        return Format.SYNTHETIC
-    if not path.exists():
-        raise SourceError(f"there is no file or folder {path}")
-    for form, reader in FORMATS.items():
-        if reader.folder in (None, path.is_dir()) and reader.recognises(path):
-            return form
-    kind = "folder" if path.is_dir() else "file"
-    wanted = ", ".join(form.value for form, reader in FORMATS.items() if reader.folder in (None, path.is_dir()))
-    raise SourceError(
-        f"the {kind} {path} is of no known format ({wanted}); ooc convert --list says what each of them needs"
-    )
+        return SYNTHETIC
+    _check_there(path)
+    fitting = {form: reader for form, reader in FORMATS.items() if reader.folder in (None, path.is_dir())}
+    found = next((form for form, reader in fitting.items() if reader.recognises(path)), None)
+    if found is None:
+        raise SourceError(
+            f"the {'folder' if path.is_dir() else 'file'} {path} is of no known format ({', '.join(fitting)}); "
+            "ooc convert --list says what each of them needs"
+        )
+    return found
 
 
-def _check_kind(path: Path, form: Format, reader: Reader) -> None:
+def _check_there(path: Path) -> None:
     if not path.exists():
         raise SourceError(f"there is no file or folder {path}")
-    if reader.folder is not None and path.is_dir() != reader.folder:
-        raise SourceError(f"{path} is a {'file' if reader.folder else 'folder'}; {form.value} wants the other")

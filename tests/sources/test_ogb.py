@@ -109,7 +109,7 @@ def test_edges_once_unpacked_are_not_unpacked_again(tmp_path: Path) -> None:
         ({"edge_index": np.full((2, 1000), 2**40)}, "an edge at node 1099511627776 leaves the graph"),
         ({"num_edges_list": np.array([7])}, "num_edges_list says 7, the arrays have 1000"),
         ({"num_nodes_list": np.array([100, 100])}, "one graph is wanted"),
-        ({"node_feat": np.zeros((100, 4), np.float32)}, "a label for each of 100 nodes wanted"),
+        ({"node_feat": np.zeros((100, 4), np.float32)}, "an entry for each of 100 nodes wanted"),
         ({"node_feat": np.asfortranarray(np.zeros((200, 4), np.float32))}, "lies column by column"),
         ({"node_feat": np.full((200, 4), None)}, "holds an array of Python objects"),
         ({"edge_feat": np.zeros((999, 2))}, r"has the shape \[999, 2\], not \[1000 edges, features\]"),
@@ -165,7 +165,7 @@ def test_proteins_are_multilabel_and_get_their_species_as_features(tmp_path: Pat
     rows = made.graph.y.astype(int)
     rows[3, 5] = 2
     write_csv(label, rows)
-    _refused(made.source, tmp_path, "node 3 has other labels than 0 and 1", drop_edge_data=True)
+    _refused(made.source, tmp_path, "label 5 of node 3 is 2.0, neither 0 nor 1", drop_edge_data=True)
 
 
 def test_edges_are_doubled_as_ogb_does_self_loops_included(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_missing_files_and_doubled_datasets_are_named(tmp_path: Path) -> None:
     first = _made(tmp_path / "z", "ogb-papers100m-zip")
     with zipfile.ZipFile(first.source, "a") as archive:
         archive.writestr("other/raw/edge.csv.gz", b"")
-    _refused(first.source, tmp_path, "holds 2 ogb datasets")
+    _refused(first.source, tmp_path, "holds 2 data sets")
 
 
 def test_any_damage_to_a_zips_directory_is_one_line_or_none(tmp_path: Path) -> None:

@@ -103,6 +103,13 @@ class _Npy:
         self._check_rows()
         return self.shape[0], self.shape[1]
 
+    def check_column(self, nodes: int) -> None:
+        """SourceError where it has not one value for each of ``nodes``, [N] or [N, 1]."""
+        if self.shape not in ((nodes,), (nodes, 1)):
+            raise SourceError(
+                f"{self.name} has the shape {list(self.shape)}, an entry for each of {nodes} nodes wanted"
+            )
+
     def _check_rows(self) -> None:
         if self.header.column_major and min(self.shape) > 1:
             raise SourceError(f"{self.name} lies column by column; write it again with numpy.ascontiguousarray")
@@ -129,6 +136,10 @@ class NpyFile(_Npy):
             if header.count * header.dtype.itemsize != self._blob.size:
                 raise SourceError(f"{path} has {self._blob.size} bytes, which are no {raw[1]} {list(raw[0])}")
         super().__init__(header, str(path))
+
+    def values(self, size: int) -> Iterator[AnyArray]:
+        """All values in file order, at most ``size`` at a time."""
+        return (self._values(start, stop - start) for start, stop in ranges(self.header.count, size))
 
     def rows(self, start: int, stop: int) -> AnyArray:
         """The rows ``start:stop`` of an array whose rows lie one after another."""
@@ -204,15 +215,17 @@ class PackedArray(_Npy):
         return (values.reshape(-1, columns) for values in self.values(self._rows_at_once(size) * columns))
 
 
+def unprepared(size: int) -> Iterator[EdgeBlock]:
+    """Stands for the edges of a source that must be prepared first."""
+    raise AssertionError("the edges are read after prepare")
+
+
 def unpacking(source: Source, edges: PackedArray, features: PackedArray | None = None) -> Source:
     """``source`` with the ``edges``, which its ``prepare`` puts on the disk, and their ``features`` [E, F]."""
     num_edges = edges.num_edges()
     if features is not None and (len(features.shape) != 2 or features.shape[0] != num_edges or not features.shape[1]):
         raise SourceError(f"{features.name} has the shape {list(features.shape)}, not [{num_edges} edges, features]")
     source = replace(source, num_edge_features=features.shape[1] if features is not None else 0)
-
-    def unprepared(size: int) -> Iterator[EdgeBlock]:
-        raise AssertionError("the edges are read after prepare")
 
     def prepare(folder: Path, listener: Listener) -> Source:
         paths = tuple(folder / name for name in _ROW_FILES)

@@ -15,10 +15,7 @@ import numpy as np
 
 from ooc.errors import SourceError
 from ooc.sources.files.streams import check_truth_values
-from ooc.sources.reading import Request
-from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges
-from ooc.sources.sparse_rows import SparseRows
-from ooc.sources.splits import (
+from ooc.sources.labels import (
     TASK_OPTION,
     FoundLabels,
     LabelForm,
@@ -29,6 +26,9 @@ from ooc.sources.splits import (
     only_answers,
     random_split,
 )
+from ooc.sources.reading import Request
+from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges
+from ooc.sources.sparse_rows import SparseRows
 from ooc.storage.array import AnyArray
 
 EDGE_DATA_NAMES = ("edge_weight", "edge_attr")

@@ -23,9 +23,9 @@ from ooc.sources.files.lines import optional
 from ooc.sources.files.npy import NpyFile
 from ooc.sources.files.tables import Table, open_table
 from ooc.sources.formats.edge_table import column_edges
+from ooc.sources.labels import IndexSplits, whole_labels
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, Ids, LabelBlock, Source, fingerprint_of, ranges
-from ooc.sources.splits import IndexSplits, whole_labels
 
 _METADATA = "metadata.yaml"
 _PREPROCESSED = "graph_topology"

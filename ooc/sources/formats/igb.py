@@ -15,9 +15,9 @@ import numpy as np
 from ooc.errors import OptionError, SourceError
 from ooc.sources.files.npy import NpyFile
 from ooc.sources.files.streams import FileBlob
+from ooc.sources.labels import whole_labels
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import Ids, LabelBlock, Source, fingerprint_of, ranges
-from ooc.sources.splits import whole_labels
 
 LABEL = "label"
 _EDGES = "processed/paper__cites__paper/edge_index.npy"

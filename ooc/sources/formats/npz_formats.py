@@ -18,9 +18,9 @@ import numpy as np
 from ooc.errors import BudgetError, SourceError
 from ooc.sizes import format_size
 from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source
+from ooc.sources.labels import TASK_OPTION
 from ooc.sources.reading import SPLIT, Reader, Request
 from ooc.sources.source import Source, fingerprint_of
-from ooc.sources.splits import TASK_OPTION
 from ooc.storage.array import AnyArray
 
 _HETEROPHILOUS = ("node_features", "node_labels", "edges", "train_masks", "val_masks", "test_masks")

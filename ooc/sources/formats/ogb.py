@@ -21,18 +21,22 @@ from pathlib import Path
 import numpy as np
 
 from ooc.errors import SourceError
+from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
 from ooc.sources.files.lines import CsvForm, csv_columns, csv_rows
-from ooc.sources.files.npy import PackedArray, unpacking
+from ooc.sources.files.npy import PackedArray, unpacking, unprepared
+from ooc.sources.files.pickles import MOST_BYTES, read_torch_dict
+from ooc.sources.files.streams import Inflated, Stream
 from ooc.sources.files.zip_members import Archive
-from ooc.sources.formats.ogb_files import OgbFiles, has_ogb_files
+from ooc.sources.labels import IndexSplits, LabelForm, label_blocks
 from ooc.sources.reading import Reader, Request
-from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges, with_data
-from ooc.sources.splits import IndexSplits, whole_labels
+from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges, with_data
 from ooc.storage.array import AnyArray
-from ooc.storage.store import Task
+from ooc.storage.store import SPLITS, Task
 
 _ADD_INVERSE_EDGE = frozenset(("sales_ranking", "species"))
 """The kinds of split of ogbn-products and ogbn-proteins."""
+_MARKS = ("raw/data.npz", "raw/edge.csv.gz")
+_LABELS = "raw/node-label.csv.gz"
 _CSV_EDGE_FEATURES = "raw/edge-feat.csv.gz"
 _SPECIES = ("raw/node_species.csv.gz", "raw/species.csv.gz")
 _MOST_SPECIES = 1 << 16
@@ -40,15 +44,12 @@ _MOST_GRAPHS = 1 << 16
 _NPZ_EDGE_FEATURES = "edge_feat"
 
 
-def ogb_source(path: Path, request: Request) -> Source:
-    """The graph in the folder or zip ``path``."""
-    files = OgbFiles(path)
-    if files.has("raw/data.npz"):
-        return _binary_source(files, request)
-    return _csv_source(files, request)
+def _open(path: Path, request: Request) -> Source:
+    files = DatasetFiles(path, _MARKS)
+    return _binary_source(files, request) if files.has("raw/data.npz") else _csv_source(files, request)
 
 
-def _binary_source(files: OgbFiles, request: Request) -> Source:
+def _binary_source(files: DatasetFiles, request: Request) -> Source:
     """The graph in ``files``; its splits are held in memory, the rest is streamed."""
     data, where = Archive(files.blob("raw/data.npz")), files.label("raw/data.npz")
     kept = Archive(files.blob("raw/node-label.npz"))
@@ -62,19 +63,11 @@ def _binary_source(files: OgbFiles, request: Request) -> Source:
     edge_features = PackedArray.find(data, _NPZ_EDGE_FEATURES, where) if taken else None
     edges, features = (PackedArray.find(data, name, where) for name in ("edge_index", "node_feat"))
     nodes, num_features = features.matrix("[nodes, features]")
-    if labels.shape not in ((nodes,), (nodes, 1)):
-        raise SourceError(f"{labels.name} has the shape {list(labels.shape)}, a label for each of {nodes} nodes wanted")
+    labels.check_column(nodes)
     for name, count in (("num_nodes_list", nodes), ("num_edges_list", edges.num_edges())):
         _check_count(data, name, count, where)
-    splits = files.splits(None, nodes)
-
-    def label_blocks(size: int) -> Iterator[LabelBlock]:
-        row = 0
-        for values in labels.values(size):
-            stop = row + len(values)
-            yield LabelBlock(whole_labels(values, row, labels.name), *splits.masks(row, stop))
-            row = stop
-
+    splits = _splits(files, _only_split(files), nodes)
+    form = LabelForm(name=labels.name, task=Task.CLASSES, width=None)
     source = Source(
         name=files.name,
         format="ogb",
@@ -82,11 +75,11 @@ def _binary_source(files: OgbFiles, request: Request) -> Source:
         num_edges=edges.num_edges(),
         num_features=num_features,
         num_classes=None,
-        edges=lambda size: iter(()),  # Replaced below.
+        edges=unprepared,
         features=features.row_blocks,
-        labels=label_blocks,
+        labels=lambda size: label_blocks(form, splits.joined(labels.values(size))),
         resident_bytes=splits.nbytes,
-        fingerprint=files.fingerprint,
+        fingerprint=files.fingerprint("raw", "split"),
     )
     return unpacking(source, edges, edge_features)
 
@@ -101,18 +94,23 @@ def _check_count(data: Archive, name: str, count: int, where: str) -> None:
         raise SourceError(f"{where}: {name} says {found}, the arrays have {count}")
 
 
-def _csv_source(files: OgbFiles, request: Request) -> Source:
+def _csv_source(files: DatasetFiles, request: Request) -> Source:
     """The graph in ``files``; splits and species are held in memory, the rest is streamed."""
     nodes, listed_edges = (_single(files, f"raw/num-{what}-list.csv.gz") for what in ("node", "edge"))
     if not 0 < nodes <= 2**32 or listed_edges < 0:
         raise SourceError(f"{files.label('raw')}: {nodes} nodes with {listed_edges} edges cannot be converted")
     edge_features = 0
     if files.has(_CSV_EDGE_FEATURES) and not request.drop_edge_data:
-        edge_features = csv_columns(files.text(_CSV_EDGE_FEATURES), files.label(_CSV_EDGE_FEATURES))
-    kind = files.only_split()
+        edge_features = _columns(files, _CSV_EDGE_FEATURES)
+    kind = _only_split(files)
     both_ways = kind in _ADD_INVERSE_EDGE
-    splits = files.splits(kind, nodes)
-    tasks = csv_columns(files.text("raw/node-label.csv.gz"), files.label("raw/node-label.csv.gz"))
+    splits = _splits(files, kind, nodes)
+    tasks = _columns(files, _LABELS)
+    form = (
+        LabelForm(name=files.label(_LABELS), task=Task.CLASSES, width=None)
+        if tasks == 1
+        else LabelForm(name=files.label(_LABELS), task=Task.MULTILABEL, width=tasks)
+    )
     features = _Features(files, nodes)
 
     def edges(size: int) -> Iterator[EdgeBlock]:
@@ -126,20 +124,23 @@ def _csv_source(files: OgbFiles, request: Request) -> Source:
             blocks = with_data(blocks, features=features, name=files.label(_CSV_EDGE_FEATURES))
         yield from map(_with_reverse, blocks) if both_ways else blocks
 
+    def labels(size: int) -> Iterator[AnyArray]:
+        return _pieces(_read(files, _LABELS, CsvForm(rows=nodes, columns=tasks, dtype=np.float64)), size)
+
     return Source(
         name=files.name,
         format="ogb",
         num_nodes=nodes,
         num_edges=listed_edges * (2 if both_ways else 1),
         num_features=features.columns,
-        num_classes=None if tasks == 1 else tasks,
-        task=Task.CLASSES if tasks == 1 else Task.MULTILABEL,
+        num_classes=form.width,
+        task=form.task,
         edges=edges,
         num_edge_features=edge_features,
         features=features.blocks,
-        labels=lambda size: _labels(files, splits, CsvForm(rows=nodes, columns=tasks, dtype=np.float64), size),
+        labels=lambda size: label_blocks(form, splits.joined(labels(size))),
         resident_bytes=splits.nbytes,
-        fingerprint=files.fingerprint,
+        fingerprint=files.fingerprint("raw", "split"),
         description={"split": kind, **features.description},
         notes=features.notes,
     )
@@ -148,14 +149,14 @@ def _csv_source(files: OgbFiles, request: Request) -> Source:
 class _Features:
     """Rows of ``node-feat.csv.gz``, or the one-hot species where there is none."""
 
-    def __init__(self, files: OgbFiles, nodes: int) -> None:
+    def __init__(self, files: DatasetFiles, nodes: int) -> None:
         self._files, self._nodes = files, nodes
         self.description: dict[str, str] = {}
         self.notes: tuple[str, ...] = ()
         self._name = "raw/node-feat.csv.gz"
         self._species: AnyArray | None = None
         if files.has(self._name):
-            self.columns = csv_columns(files.text(self._name), files.label(self._name))
+            self.columns = _columns(files, self._name)
             return
         found = [name for name in _SPECIES if files.has(name)]
         if not found:
@@ -183,8 +184,17 @@ class _Features:
         return _read(self._files, self._name, CsvForm(rows=self._nodes, columns=columns, dtype=dtype))
 
 
-def _read(files: OgbFiles, name: str, form: CsvForm) -> Iterator[AnyArray]:
-    return csv_rows(files.text(name), form, files.label(name))
+def _text(files: DatasetFiles, name: str) -> Stream:
+    """What the gzip file ``name`` holds; its checksum is checked at the end, that of the zip around it too."""
+    return Inflated(files.open(name), files.label(name), gzip=True)
+
+
+def _columns(files: DatasetFiles, name: str) -> int:
+    return csv_columns(_text(files, name), files.label(name))
+
+
+def _read(files: DatasetFiles, name: str, form: CsvForm) -> Iterator[AnyArray]:
+    return csv_rows(_text(files, name), form, files.label(name))
 
 
 def _pieces(blocks: Iterator[AnyArray], rows: int) -> Iterator[AnyArray]:
@@ -202,30 +212,41 @@ def _with_reverse(block: EdgeBlock) -> EdgeBlock:
     return EdgeBlock(pairs.reshape(-1), pairs[:, ::-1].reshape(-1), data)
 
 
-def _labels(files: OgbFiles, splits: IndexSplits, form: CsvForm, size: int) -> Iterator[LabelBlock]:
-    name, row = "raw/node-label.csv.gz", 0
-    for values in _pieces(_read(files, name, form), size):
-        y: AnyArray
-        if form.columns == 1:
-            y = whole_labels(values[:, 0], row, files.label(name))
-        else:
-            y = _answers(values, row, files.label(name))
-        yield LabelBlock(y, *splits.masks(row, row + len(values)))
-        row += len(values)
+def _splits(files: DatasetFiles, kind: str, nodes: int) -> IndexSplits:
+    folder = f"split/{kind}"
+    name = f"{folder}/split_dict.pt"
+    if not files.has(name):
+        listed = {split: _numbers(files, f"{folder}/{split}.csv.gz", most=nodes) for split in SPLITS}
+        return IndexSplits(listed, nodes=nodes, name=files.label(folder))
+    found = read_torch_dict(files.held(name, MOST_BYTES))
+    ids = {split: array for split in SPLITS if isinstance(array := found.get(split), np.ndarray)}
+    if len(ids) != len(SPLITS):
+        raise SourceError(f"{files.label(name)} lacks one of {', '.join(SPLITS)}")
+    return IndexSplits(ids, nodes=nodes, name=files.label(name))
 
 
-def _answers(values: AnyArray, row: int, name: str) -> AnyArray:
-    """0 or 1 for each task as int8 [n, tasks]; a row of NaN, no label, as -1."""
-    none: Mask = np.asarray(np.isnan(values).all(axis=1))
-    wrong: Mask = ~none & ~np.asarray(((values == 0) | (values == 1)).all(axis=1))
-    if wrong.any():
-        raise SourceError(f"{name}: node {row + int(wrong.argmax())} has other labels than 0 and 1 for each task")
-    return np.where(none[:, None], -1, np.nan_to_num(values)).astype(np.int8)
+def _only_split(files: DatasetFiles) -> str:
+    """The kind of split there is: the folder in ``split``."""
+    kinds = files.folders("split")
+    if len(kinds) != 1:
+        raise SourceError(f"{files.label('split')} holds {len(kinds)} kinds of split, not one")
+    return kinds.pop()
 
 
-def _single(files: OgbFiles, name: str) -> int:
+def _numbers(files: DatasetFiles, name: str, *, most: int) -> AnyArray:
+    """The column of whole numbers in the gzip file ``name``, int64 [n]; SourceError for more than ``most``."""
+    blocks = [np.empty(0, dtype=np.int64)]
+    for block in _read(files, name, CsvForm(rows=None, columns=1, dtype=np.int64)):
+        blocks.append(block[:, 0])
+        most -= len(block)
+        if most < 0:
+            raise SourceError(f"{files.label(name)} lists more numbers than there can be")
+    return np.concatenate(blocks)
+
+
+def _single(files: DatasetFiles, name: str) -> int:
     """The one number in a file that lists one for each graph."""
-    numbers = files.numbers(name, most=_MOST_GRAPHS)
+    numbers = _numbers(files, name, most=_MOST_GRAPHS)
     if len(numbers) != 1:
         raise SourceError(f"{files.label(name)} lists {len(numbers)} graphs, not one")
     return int(numbers[0])
@@ -234,6 +255,6 @@ def _single(files: OgbFiles, name: str) -> int:
 READER = Reader(
     needs="an ogbn dataset's folder or .zip, as ogb downloads it (raw/data.npz or raw/*.csv.gz, split/)",
     folder=None,
-    recognises=has_ogb_files,
-    open=ogb_source,
+    recognises=lambda path: holds_dataset(path, _MARKS),
+    open=_open,
 )

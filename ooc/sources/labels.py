@@ -158,10 +158,16 @@ class IndexSplits:
         ]
         self.nbytes = sum(found.nbytes for found in self._lists)
 
-    def masks(self, start: int, stop: int) -> tuple[Mask, Mask, Mask]:
+    def masks(self, start: int, stop: int) -> tuple[Mask, ...]:
         """Which of the nodes ``start:stop`` are in ``train``, ``valid`` and ``test``."""
-        train, valid, test = (found.mask(start, stop) for found in self._lists)
-        return train, valid, test
+        return tuple(found.mask(start, stop) for found in self._lists)
+
+    def joined(self, values: Iterator[AnyArray]) -> FoundLabels:
+        """The labels of all nodes in order, with who is in the splits."""
+        row = 0
+        for y in values:
+            yield y, self.masks(row, row + len(y))
+            row += len(y)
 
 
 def masks_of_words(words: AnyArray, row: int, name: str) -> list[Mask]:

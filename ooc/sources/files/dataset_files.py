@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a published data set by their paths in it, whether in a folder or still in the zip it comes as."""
+
+from pathlib import Path
+from typing import Any
+
+from ooc.errors import SourceError
+from ooc.sources.files.npy import NpyFile, PackedArray
+from ooc.sources.files.streams import Blob, FileBlob, Stream
+from ooc.sources.files.zip_members import Archive, Member, names_in_zip
+from ooc.sources.source import fingerprint_of
+
+
+def holds_dataset(path: Path, marks: tuple[str, ...]) -> bool:
+    """Whether ``path`` is a folder with one of the files ``marks``, or a zip with one in some folder of it."""
+    if path.is_dir():
+        return any((path / mark).is_file() for mark in marks)
+    return path.suffix == ".zip" and any(_top(name, marks) is not None for name in names_in_zip(path))
+
+
+def _top(name: str, marks: tuple[str, ...]) -> str | None:
+    """The folder in a zip, with its slash, that a file of ``marks`` is in; None for other files."""
+    return next((name.removesuffix(mark) for mark in marks if name == mark or name.endswith("/" + mark)), None)
+
+
+class DatasetFiles:
+    """The data set at ``path``, known by one of the files ``marks``; files go by names such as ``raw/data.npz``."""
+
+    def __init__(self, path: Path, marks: tuple[str, ...]) -> None:
+        self._path, self._top = path, ""
+        self._archive: Archive | None = None
+        self._names: list[str] = []
+        if path.is_dir():
+            self.name = path.resolve().name
+        else:
+            self._archive = Archive(FileBlob(path))
+            self._names = self._archive.names()
+            tops = {top for name in self._names if (top := _top(name, marks)) is not None}
+            if len(tops) != 1:
+                raise SourceError(f"{path} holds {len(tops)} data sets ({' or '.join(marks)}), not one")
+            self._top = tops.pop()
+            self.name = self._top.rstrip("/") or path.stem
+
+    def fingerprint(self, *names: str) -> dict[str, Any]:
+        """Which files these are: the zip, or the files and folders ``names``, those that are there."""
+        there = (path for name in names if (path := self._path / name).exists())
+        return fingerprint_of(*([self._path] if self._archive is not None else there))
+
+    def label(self, name: str) -> str:
+        """How messages call the file ``name``."""
+        return f"{self._path}: {self._top}{name}" if self._archive is not None else str(self._path / name)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file ``name``."""
+        return (self._path / name).is_file() if self._archive is None else self._top + name in self._names
+
+    def folders(self, parent: str) -> set[str]:
+        """The names of the folders in the folder ``parent``."""
+        if self._archive is None:
+            folder = self._path / parent
+            return {entry.name for entry in folder.iterdir() if entry.is_dir()} if folder.is_dir() else set()
+        inside = (name.split("/") for name in self._names if name.startswith(f"{self._top}{parent}/"))
+        depth = self._top.count("/") + 1
+        return {parts[depth] for parts in inside if len(parts) > depth + 1}
+
+    def blob(self, name: str) -> Blob:
+        """The file ``name`` to look around in, unchecked. SourceError where it is missing, as in all that follow."""
+        member = self._member(name)
+        return FileBlob(self._path / name) if member is None else member.blob()
+
+    def held(self, name: str, most: int) -> Blob:
+        """The file ``name`` to look around in; from a zip at most ``most`` bytes, in memory and checked."""
+        member = self._member(name)
+        return FileBlob(self._path / name) if member is None else member.held(most)
+
+    def open(self, name: str) -> Stream:
+        """The bytes of the file ``name``; from a zip their checksum is checked at the end."""
+        member = self._member(name)
+        return FileBlob(self._path / name).at(0) if member is None else member.open()
+
+    def array(self, name: str) -> NpyFile | PackedArray:
+        """The array in the npy file ``name``."""
+        member = self._member(name)
+        return NpyFile(self._path / name) if member is None else PackedArray(member)
+
+    def _member(self, name: str) -> Member | None:
+        """The zip's member ``name``; None in a folder, where the file was found to be there."""
+        if not self.has(name):
+            raise SourceError(f"{self.label(name)} is missing")
+        return self._archive.member(self._top + name) if self._archive is not None else None
