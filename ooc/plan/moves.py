@@ -36,6 +36,7 @@ class Moves:
         self.on_device, self.sources = problem.hardware.has_device_memory, problem.sources
         self.spillable = frozenset() if self.on_device else frozenset(self.workload.handed)
         self.bucketable = frozenset() if self.on_device else bucketable(self.workload)
+        self._leanest: dict[tuple[int, frozenset[str], bool], tuple[Choice, Layout]] = {}
 
     # ---- single steps --------------------------------------------------------------------------------------
 
@@ -114,7 +115,13 @@ class Moves:
 
     def minimum_memory(self, height: int, bucketed: frozenset[str], *, direct: bool) -> tuple[Choice, Layout]:
         """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
-        more."""
+        more. Remembered: of small graphs, every beginning tries the same heights."""
+        same = height, bucketed, direct
+        if same not in self._leanest:
+            self._leanest[same] = self._minimum_memory(height, bucketed, direct)
+        return self._leanest[same]
+
+    def _minimum_memory(self, height: int, bucketed: frozenset[str], direct: bool) -> tuple[Choice, Layout]:
         widths = [NARROW_COLUMNS << k for k in range(4)] + [max(self.sources.values(), default=1)]
         if self.limits.slab_columns is not None:
             widths = [self.limits.slab_columns]
