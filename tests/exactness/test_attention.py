@@ -167,7 +167,8 @@ CUTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("model", PLANNED.values(), ids=PLANNED.keys())
 def test_results_do_not_depend_on_the_plan(model: ModelCase, tmp_path: Path) -> None:
-    """Gradients and losses are equal to the last bit under every budget, whatever is spilled and cut."""
+    """Gradients and losses are equal to the last bit under every budget, whatever is spilled and cut; every other model
+    has the least budgets and every other plan."""
     graph = GraphCase(nodes=300, edges=1800, features=12, self_loops=30, isolated=30, duplicates=60, unlabelled=60)
     store = store_of(random_data(graph, dtype=torch.float32), tmp_path)
 
@@ -189,7 +190,8 @@ def test_results_do_not_depend_on_the_plan(model: ModelCase, tmp_path: Path) -> 
     plans: list[dict[str, Any]] = [{"gpu_budget": int(gpu * g), "host_budget": int(host * h)} for g, h in shares]
     losses, gradients, written, _ = trained()
     assert not written
-    outcomes = [(options, trained(**options)) for options in plans + CUTS]
+    number = list(PLANNED.values()).index(model)
+    outcomes = [(options, trained(**options)) for options in [plans[0], *(plans[1:] + CUTS)[number % 2 :: 2]]]
     for options, (other_losses, other_gradients, _, _) in outcomes:
         assert other_losses == losses, options
         for name, gradient in other_gradients.items():

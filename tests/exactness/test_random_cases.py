@@ -13,7 +13,7 @@ from tests.exactness.reference import ModelCase
 from tests.examples import examples
 from tests.graphs import GraphCase, graph_cases, random_data
 
-EXAMPLES = 25
+EXAMPLES, EPOCHS = 25, 3
 
 graphs = graph_cases(
     nodes=st.integers(2, 70),
@@ -93,4 +93,4 @@ def test_any_case_is_exact(
             lambda gpu, host: make_trainer(model, store, folder, gpu_budget=gpu, host_budget=host, **cut)
         )
         budgets = {"gpu_budget": int(gpu * gpu_share), "host_budget": int(host * host_share)}
-        assert_agrees(model, data, folder, **budgets, **cut)
+        assert_agrees(model, data, folder, epochs=EPOCHS, store=store, **budgets, **cut)

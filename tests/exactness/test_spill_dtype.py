@@ -10,6 +10,7 @@ import torch
 
 import ooc
 from ooc.errors import OptionError
+from ooc.storage.store import Store
 from tests.exactness.comparison import least_budgets, make_trainer, store_of
 from tests.exactness.reference import ModelCase
 from tests.graphs import GraphCase, random_data
@@ -23,10 +24,11 @@ HALF = {"spill_dtype": "bfloat16", "tile_rows": 64, "dtype": torch.float32}
 
 
 def outcome(
-    case: ModelCase, folder: Path, *, epochs: int = 3, **options: Any
+    case: ModelCase, folder: Path, *, epochs: int = 3, store: Store | None = None, **options: Any
 ) -> tuple[list[float], dict[str, torch.Tensor], int]:
-    """Losses of some epochs, the gradients of the last, and the bytes that it wrote."""
-    store = store_of(random_data(GRAPH, dtype=torch.float32), folder)
+    """Losses of some epochs, the gradients of the last, and the bytes that it wrote. ``store``: of ``GRAPH``, where
+    there is one already."""
+    store = store_of(random_data(GRAPH, dtype=torch.float32), folder) if store is None else store
     with make_trainer(case, store, folder, **options) as trainer:
         records = trainer.fit(epochs=epochs, eval_every=0)
         gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
@@ -45,7 +47,7 @@ def test_budgets_slabs_and_blocks_change_no_bit(case: ModelCase, dtype: torch.dt
     gpu, host = least_budgets(
         lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **half)
     )
-    losses, gradients, written = outcome(case, tmp_path, **half)
+    losses, gradients, written = outcome(case, tmp_path, epochs=2, store=store, **half)
     assert written == 0
     wrote = []
     plans: list[dict[str, Any]] = [
@@ -55,7 +57,7 @@ def test_budgets_slabs_and_blocks_change_no_bit(case: ModelCase, dtype: torch.dt
         {"slab_columns": 16, "block_rows": 64},
     ]
     for options in plans:
-        other = outcome(case, tmp_path, **half, **options)
+        other = outcome(case, tmp_path, epochs=2, store=store, **half, **options)
         assert other[0] == losses, options
         assert all(torch.equal(other[1][name], gradients[name]) for name in gradients), options
         wrote.append(other[2])

@@ -70,15 +70,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
 
 
+@pytest.fixture(scope="module")
+def scarce(store: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The least budgets."""
+    return least(CASE, store, tmp_path_factory.mktemp("least"), **OPTIONS)
+
+
 def trained(store: Store, folder: Path, epochs: int = 2, **options: Any) -> tuple[list[Any], Trainer]:
     """Losses and gradients of some epochs, and the trainer, closed."""
     with make_trainer(CASE, store, folder, **OPTIONS | options) as trainer:
         return [train_epoch(trainer) for _ in range(epochs)], trainer
 
 
-def test_budgets_too_small_for_both_matrices_do(store: Store, tmp_path: Path) -> None:
+def test_budgets_too_small_for_both_matrices_do(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
     """The one that is gathered from and its gradient; results are those of large budgets."""
-    scarce = least(CASE, store, tmp_path, **OPTIONS)
     with pytest.raises(BudgetError):
         make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce | {"gpu_budget": int(0.98 * scarce["gpu_budget"])})
     epochs, trainer = trained(store, tmp_path, **scarce)
@@ -94,9 +99,8 @@ def test_budgets_too_small_for_both_matrices_do(store: Store, tmp_path: Path) ->
         assert all(torch.equal(one.gradients[name], gradient) for name, gradient in other.gradients.items())
 
 
-def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, tmp_path: Path) -> None:
+def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
     """Runs are written once and read once, and nothing is left of them."""
-    scarce = least(CASE, store, tmp_path, **OPTIONS)
     with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
         records = trainer.fit(epochs=3, eval_every=0)
         plan = trainer.plan
@@ -107,9 +111,8 @@ def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, tmp_path: Path) -> N
     assert list((tmp_path / "spill").iterdir()) == []
 
 
-def test_they_are_planned_without_training(store: Store, tmp_path: Path) -> None:
+def test_they_are_planned_without_training(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
     """Of a store the trainer's own plan; of a graph of as many nodes and edges, no fewer bytes."""
-    scarce = least(CASE, store, tmp_path, **OPTIONS)
     with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
         expected = trainer.plan
     model = CASE.build(store.num_features, store.num_classes, dtype=torch.float32)
@@ -198,10 +201,9 @@ def test_several_layers_that_spill(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("faults", [{"full": 0.2}, {"broken": 0.2}], ids=["full", "broken"])
 def test_a_disk_that_fails_ends_the_run_with_one_line(
-    store: Store, tmp_path: Path, faults: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    store: Store, scarce: dict[str, Any], tmp_path: Path, faults: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No thread, descriptor or file is left."""
-    scarce = least(CASE, store, tmp_path, **OPTIONS)
     before = held()
 
     def engine(*_: Any, **__: Any) -> tuple[DirectEngine, str]:
@@ -215,10 +217,9 @@ def test_a_disk_that_fails_ends_the_run_with_one_line(
 
 
 def test_a_disk_without_room_for_them_is_found_before_training(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, scarce: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan knows how much they take."""
-    scarce = least(CASE, store, tmp_path, **OPTIONS)
     monkeypatch.setattr("ooc.engine.session.free_bytes", lambda folder: 100_000)
     with pytest.raises(BudgetError, match=r"the plan spills .* where 100.* are free"):
         trained(store, tmp_path, **scarce)
