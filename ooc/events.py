@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the core tells the outside while it works. Progress bars, logs and reports are listeners."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,3 +55,12 @@ Listener = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """A listener that does nothing."""
+
+
+@contextmanager
+def reported(listener: Listener, task: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Tell ``listener`` of a piece of long work: of its beginning, of each call of what is given with how much of
+    ``total`` is done, and of its end, if it comes to one."""
+    listener(TaskStarted(task, total, unit))
+    yield lambda done: listener(TaskAdvanced(task, done))
+    listener(TaskFinished(task))

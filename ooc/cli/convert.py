@@ -4,11 +4,11 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
-from ooc.cli.options import SIZE
+from ooc.cli.options import FORCE, HOST_BUDGET, ON_CANCEL, QUIET
 from ooc.report.progress import Reporter, format_count
 from ooc.sizes import format_size
 from ooc.sources.reading import READING_OPTIONS
@@ -50,7 +50,7 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
 @click.command(short_help="Convert a dataset to a store.")
 @click.argument("source")
 @click.argument("out", required=False, type=click.Path(path_type=Path))
-@click.option("--format", "form", metavar="NAME", help="What SOURCE is; found out by default.")
+@click.option("--format", metavar="NAME", help="What SOURCE is; found out by default.")
 @click.option(
     "--symmetrize/--as-is",
     default=None,
@@ -58,7 +58,9 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
 )
 @click.option(
     "--duplicates",
+    "drop_duplicates",
     type=click.Choice(["keep", "drop"]),
+    callback=lambda _context, _option, value: None if value is None else value == "drop",
     help="Edges between the same two nodes. [default: usual for the format; drop with --symmetrize, keep with --as-is]",
 )
 @click.option("--row-normalize", is_flag=True, help="Scale each node's features to the sum 1.")
@@ -93,17 +95,11 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
     help="Where datasets named by SOURCE lie, or are downloaded to.",
 )
 @click.option("--yes", is_flag=True, help="Download without asking.")
-@click.option("--host-budget", type=SIZE, help="RAM to work in. [default: half of what is free]")
-@click.option("--force", is_flag=True, help="Replace OUT when it exists.")
-@click.option(
-    "--on-cancel",
-    type=click.Choice(["keep", "remove"]),
-    default="keep",
-    show_default=True,
-    help="What Ctrl-C does with the work so far. Kept, the same command goes on.",
-)
+@HOST_BUDGET
+@FORCE
+@ON_CANCEL
 @click.option("--dry-run", is_flag=True, help="Only say what it would take: time, disk, memory.")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@QUIET
 @click.option(
     "--list",
     is_flag=True,
@@ -113,25 +109,7 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
     help="Show what can be SOURCE: formats, names, and what each needs.",
 )
 def command(
-    source: str,
-    out: Path | None,
-    form: str | None,
-    symmetrize: bool | None,
-    duplicates: str | None,
-    row_normalize: bool,
-    self_loops: bool,
-    dtype: str,
-    split: int | str | None,
-    order: str,
-    drop_edge_data: bool,
-    root: Path,
-    yes: bool,
-    host_budget: int | None,
-    force: bool,
-    on_cancel: str,
-    dry_run: bool,
-    quiet: bool,
-    **reading: str | None,
+    source: str, out: Path | None, root: Path, yes: bool, on_cancel: str, dry_run: bool, quiet: bool, **options: Any
 ) -> None:
     """Convert SOURCE to the store OUT (NAME.ooc in the current folder by default).
 
@@ -139,51 +117,18 @@ def command(
     synthetic:nodes=…,edges=…,features=…,classes=…[,labelled=1.0][,train=0.5][,directed=1][,seed=0].
     """
     from ooc.conversion.conversion import convert
-    from ooc.memory import available_memory_bytes
 
-    budget = host_budget if host_budget is not None else available_memory_bytes() // 2
     if dry_run:
         from rich.console import Console
 
         from ooc.report.conversion_tables import print_forecast
-        from ooc.sources.reading import Request
 
-        given = {name: value for name, value in reading.items() if value is not None}
-        print_forecast(
-            source,
-            root=root,
-            out=out,
-            force=force,
-            form=form,
-            request=Request(split=split, budget_bytes=budget, drop_edge_data=drop_edge_data, options=given),
-            symmetrize=symmetrize,
-            self_loops=self_loops,
-            row_normalize=row_normalize,
-            ordered=order == "hop",
-            dtype=dtype,
-            console=Console(),
-        )
+        print_forecast(source, out, root=root, console=Console(), **options)
         return
     with Reporter(quiet=quiet) as reporter:
         place, name = _obtained(source, root, yes, reporter)
-        store = convert(
-            place,
-            out if out is not None or name is None else Path(f"{name}.ooc"),
-            format=form,
-            symmetrize=symmetrize,
-            drop_duplicates=None if duplicates is None else duplicates == "drop",
-            row_normalize=row_normalize,
-            self_loops=self_loops,
-            dtype=dtype,
-            split=split,
-            order=order,
-            host_budget=budget,
-            drop_edge_data=drop_edge_data,
-            force=force,
-            on_cancel=on_cancel,
-            listener=reporter,
-            **cast("dict[str, Any]", reading),
-        )
+        target = out if out is not None or name is None else Path(f"{name}.ooc")
+        store = convert(place, target, on_cancel=on_cancel, listener=reporter, **options)
     if not quiet:
         counts = [format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")]
         click.echo(f"{store.path}: {', '.join(counts)}, {format_size(store.nbytes)}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ooc.cli.options import FORCE, QUIET
 from ooc.sizes import format_size
 
 
@@ -13,8 +14,8 @@ from ooc.sizes import format_size
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--weights", type=click.Choice(["best", "last"]), default="best", help="Which of the run's weights.")
-@click.option("--force", is_flag=True, help="Replace OUT when it exists.")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@FORCE
+@QUIET
 def command(run: Path, out: Path, weights: str, force: bool, quiet: bool) -> None:
     """Write the weights of RUN to OUT, a .safetensors file or a .pt file for torch.load.
 

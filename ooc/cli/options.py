@@ -76,3 +76,14 @@ NON_NEGATIVE = RealType(min=0.0)
 COUNT = click.IntRange(min=1)
 WIDTH = click.IntRange(min=1, max=2**20)
 COUNT_OR_ZERO = click.IntRange(min=0)
+
+HOST_BUDGET = click.option("--host-budget", type=SIZE, help="RAM to work in. [default: half of what is free]")
+FORCE = click.option("--force", is_flag=True, help="Replace OUT when it exists.")
+ON_CANCEL = click.option(
+    "--on-cancel",
+    type=click.Choice(["keep", "remove"]),
+    default="keep",
+    show_default=True,
+    help="What Ctrl-C does with the work so far. Kept, the same command goes on.",
+)
+QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")

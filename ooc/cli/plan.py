@@ -3,7 +3,6 @@
 
 import gc
 import json
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -83,9 +82,9 @@ def command(
     The graph is that in STORE (by default the only *.ooc in the current folder) or one that --graph describes; the
     machine is this one or one that --hardware describes.
     """
-    from rich.console import Console
+    from ooc.report.console import output
 
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console = output(_PLAIN_WIDTH)
     if hardware == _LIST:
         _list_machines(console, as_json)
     elif compare is not None:
@@ -159,6 +158,7 @@ def _planning(
 def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advice: bool, as_json: bool) -> None:
     from ooc.cli.planning import NARROW
     from ooc.report.alternatives import changes
+    from ooc.report.console import say
     from ooc.report.gantt import write_gantt
     from ooc.report.tables import print_assumptions, print_changes, print_report
 
@@ -173,8 +173,8 @@ def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advic
         more = {"changes": [asdict(change) for change in found], "assumptions": planning.assumptions()}
         _print_json({"graph": planning.describe_graph(), **report.as_dict(), **more})
         return
-    console.print(planning.describe_graph(), highlight=False, soft_wrap=True)
-    console.print(planning.describe_machine(), highlight=False, soft_wrap=True)
+    say(console, planning.describe_graph())
+    say(console, planning.describe_machine())
     print_report(report, console)
     if found:
         print_changes(found, console)
@@ -183,6 +183,7 @@ def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advic
 
 def _sweep(planning: "Planning", axes: dict[str, list[int]], console: "Console", as_json: bool) -> None:
     from ooc.report.alternatives import sweep
+    from ooc.report.console import say
     from ooc.report.tables import print_assumptions, print_sweep
 
     limits = planning.limits
@@ -197,10 +198,10 @@ def _sweep(planning: "Planning", axes: dict[str, list[int]], console: "Console",
     if as_json:
         _print_json({"cells": [cell.as_dict() for cell in cells], "assumptions": planning.assumptions()})
         return
-    console.print(planning.describe_graph(), highlight=False, soft_wrap=True)
+    say(console, planning.describe_graph())
     print_sweep(cells, console)
     for reason in dict.fromkeys(cell.reason for cell in cells if cell.reason is not None):
-        console.print(f"too small: {reason}", highlight=False, soft_wrap=True)
+        say(console, f"too small: {reason}")
     print_assumptions(planning.assumptions(), console)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ooc.cli.options import COUNT, SIZE
+from ooc.cli.options import COUNT, FORCE, QUIET, SIZE
 from ooc.cli.settings import TrainSettings
 from ooc.errors import OptionError
 from ooc.report.progress import Reporter, format_count
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 @click.option("--host-budget", type=SIZE, help="As in ooc train. [default: the run's]")
 @click.option("--threads", type=COUNT, help="Compute threads. [default: as torch chooses]")
 @click.option("--spill-dir", type=click.Path(path_type=Path), help="Where scratch files go. [default: OUT's folder]")
-@click.option("--force", is_flag=True, help="Replace OUT when it exists.")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@FORCE
+@QUIET
 def command(
     run: Path,
     store: Path | None,

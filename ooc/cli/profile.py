@@ -2,7 +2,6 @@
 """``ooc profile``: this machine measured, for the planner and for people."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,27 +68,20 @@ def _device(name: str) -> str:
 
 
 def _print(profile: "Profile", *, measured: bool) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from ooc.report.console import output, print_table, say
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("what", "setting"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("measured", justify="right", no_wrap=True)
-    before = ""
+    rows, before = [], ""
     for reading in profile.readings:
-        table.add_row(reading.what if reading.what != before else "", reading.setting, _readable(reading))
+        rows.append((reading.what if reading.what != before else "", reading.setting, _readable(reading)))
         before = reading.what
-    hardware = profile.hardware
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-    console.print(table)
+    hardware, console = profile.hardware, output(_PLAIN_WIDTH)
+    print_table(("what", "setting", "measured"), rows, console)
     when = f"measured {profile.date}" if measured else f"measured {profile.date}; --refresh measures again"
     memory = f"{format_size(hardware.host_memory_bytes)} of memory"
-    console.print(f"{hardware.name}, {hardware.threads} threads, {memory}; {when}", highlight=False, soft_wrap=True)
+    say(console, f"{hardware.name}, {hardware.threads} threads, {memory}; {when}")
     if profile.others > _BUSY:
         busy = f"other programs had {100 * profile.others:.0f} % of the processors meanwhile"
-        console.print(f"{busy}: measure again with --refresh when the machine is idle", highlight=False, soft_wrap=True)
+        say(console, f"{busy}: measure again with --refresh when the machine is idle")
 
 
 def _readable(reading: "Reading") -> str:

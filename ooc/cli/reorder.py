@@ -2,10 +2,11 @@
 """``ooc reorder``: a store's rows in another order."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ooc.cli.options import SIZE
+from ooc.cli.options import FORCE, HOST_BUDGET, ON_CANCEL, QUIET
 from ooc.report.progress import Reporter, format_count
 from ooc.sizes import format_size
 
@@ -14,19 +15,11 @@ from ooc.sizes import format_size
 @click.argument("store", type=click.Path(path_type=Path))
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("--order", type=click.Choice(["hop"]), default="hop", show_default=True, help="The order.")
-@click.option("--host-budget", type=SIZE, help="RAM to work in. [default: half of what is free]")
-@click.option("--force", is_flag=True, help="Replace OUT when it exists.")
-@click.option(
-    "--on-cancel",
-    type=click.Choice(["keep", "remove"]),
-    default="keep",
-    show_default=True,
-    help="What Ctrl-C does with the work so far. Kept, the same command goes on.",
-)
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-def command(
-    store: Path, out: Path | None, order: str, host_budget: int | None, force: bool, on_cancel: str, quiet: bool
-) -> None:
+@HOST_BUDGET
+@FORCE
+@ON_CANCEL
+@QUIET
+def command(store: Path, out: Path | None, quiet: bool, **options: Any) -> None:
     """Write STORE to OUT, or anew in its place, with the rows sorted by their distance from the scored nodes.
 
     Training then touches only the first rows of each array where few nodes can reach the loss. The graph and the ids
@@ -35,18 +28,9 @@ def command(
     reorder in place only when there is none to go on with.
     """
     from ooc.conversion.reorder import reorder
-    from ooc.memory import available_memory_bytes
 
     with Reporter(quiet=quiet) as reporter:
-        written = reorder(
-            store,
-            out,
-            order=order,
-            host_budget=host_budget if host_budget is not None else available_memory_bytes() // 2,
-            force=force,
-            on_cancel=on_cancel,
-            listener=reporter,
-        )
+        written = reorder(store, out, listener=reporter, **options)
     if not quiet:
         shares = [f"{rows / written.num_nodes:.3g}" for rows in written.attributes["hops"][:4]]
         counts = [format_count(written.num_nodes, "nodes"), format_count(written.num_edges, "edges")]

@@ -3,7 +3,6 @@
 
 import resource
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,10 +107,10 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     run.check_store(store)
 
     import torch
-    from rich.console import Console
 
     from ooc.cli.recipe import admit_parameters, build_average, build_loss, build_model, build_optimizer, build_schedule
     from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
+    from ooc.report.console import output
     from ooc.report.logs import several
     from ooc.report.plan_report import PlanReport
     from ooc.report.tables import print_outcome, print_plan
@@ -125,7 +124,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     model = build_model(settings, store)
     optimizer = build_optimizer(settings, model)
     logs = _logs(settings, run)
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console = output(_PLAIN_WIDTH)
     with Trainer(
         model,
         store,

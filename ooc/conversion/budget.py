@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -30,6 +31,84 @@ _METADATA_BYTES = 32 << 10  # A zarr.json for each of up to 16 arrays and their 
 _CHECKSUM_BYTES = 4
 _LABEL_ROWS = 1 << 16
 _MOST_NUMBER_BYTES = 8  # Of what edges carry.
+_ID_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is done to a source on its way to the store: edges, then features.
+
+    Edges: their reverse added, repetitions dropped, missing self-loops added. The reverse carries what the edge does.
+    Of repetitions that carry something the sum is kept, and a self-loop is its own reverse then. Added self-loops
+    carry ones.
+    """
+
+    symmetrize: bool
+    drop_duplicates: bool
+    self_loops: bool
+    row_normalize: bool
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes of a graph that a conversion's memory, disk and time depend on.
+
+    ``packed_bytes``: of its files (0: as large as their arrays). ``resident_bytes``: what it holds in memory meanwhile;
+    ``prepare_bytes``: the disk it needs besides; ``edge_numbers``: how many numbers an edge carries.
+    """
+
+    name: str
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    feature_bytes: int = 4
+    packed_bytes: int = 0
+    label_columns: int = 1
+    label_bytes: int = 8
+    resident_bytes: int = 0
+    prepare_bytes: int = 0
+    edge_numbers: int = 0
+
+    @classmethod
+    def of(cls, source: Source) -> Self:
+        """Those of a source that is opened."""
+        return cls(
+            name=source.name,
+            num_nodes=source.num_nodes,
+            num_edges=source.num_edges,
+            num_features=source.num_features,
+            packed_bytes=sum(int(status[0]) for status in source.fingerprint.values() if isinstance(status, list)),
+            label_columns=1 if source.task is Task.CLASSES else source.num_classes or 1,
+            label_bytes=source.task.dtype.itemsize,
+            resident_bytes=source.resident_bytes,
+            prepare_bytes=source.prepare_bytes,
+            edge_numbers=source.num_edge_numbers,
+        )
+
+    @property
+    def raw_edge_bytes(self) -> int:
+        return (2 * _ID_BYTES + 4 * self.edge_numbers) * self.num_edges
+
+    @property
+    def raw_bytes(self) -> int:
+        return self.raw_edge_bytes + self.num_nodes * (self.num_features * self.feature_bytes + self.label_columns * 4)
+
+    @property
+    def input_bytes(self) -> int:
+        return self.packed_bytes or self.raw_bytes
+
+    @property
+    def label_row_bytes(self) -> int:
+        return self.label_columns * self.label_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        return 4 if self.num_nodes <= 2**31 else 8
+
+    def edge_row_bytes(self, dtype: str) -> int:
+        """Of what an edge carries, in a store of this ``dtype`` and on the way there."""
+        return self.edge_numbers * max(4, np.dtype(dtype).itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,161 +127,81 @@ def default_budget_bytes() -> int:
     return available_memory_bytes() // 2
 
 
-def least_budget_bytes(*, num_features: int, resident_bytes: int, edge_numbers: int = 0) -> int:
+def least_budget_bytes(sizes: Sizes, *, ordering: bool = False) -> int:
     """The least budget that does: what is resident, some room, and a few rows of features, of nodes or edges."""
-    rows, edges = _LEAST_FEATURE_ROWS * num_features * _FEATURE_BYTES, _LEAST_EDGES * edge_numbers * _EDGE_NUMBER_BYTES
-    return resident_bytes + max(_FLOOR_BYTES, 4 * rows, 4 * edges)
+    rows = _LEAST_FEATURE_ROWS * sizes.num_features * _FEATURE_BYTES
+    edges = _LEAST_EDGES * sizes.edge_numbers * _EDGE_NUMBER_BYTES
+    return _resident_bytes(sizes, ordering) + max(_FLOOR_BYTES, 4 * rows, 4 * edges)
 
 
-def divide(source: Source, budget_bytes: int) -> Shares:
-    """Shares of ``budget_bytes``; BudgetError, with the least that does, when it is too small."""
-    return _divide(
-        f"converting {source.name}",
-        budget_bytes,
-        num_edges=source.num_edges,
-        num_features=source.num_features,
-        edge_numbers=source.num_edge_numbers,
-        resident_bytes=source.resident_bytes,
-        resident="the source",
-    )
+def _resident_bytes(sizes: Sizes, ordering: bool) -> int:
+    return sizes.resident_bytes + (order_bytes(sizes.num_nodes) if ordering else 0)
 
 
-def divide_for_order(
-    name: str,
-    budget_bytes: int,
-    *,
-    num_nodes: int,
-    num_edges: int,
-    num_features: int,
-    edge_numbers: int = 0,
-    resident_bytes: int = 0,
-) -> Shares:
-    """The same for putting a store's rows in order, beside ``resident_bytes`` that somebody else holds."""
-    return _divide(
-        f"ordering the rows of {name}",
-        budget_bytes,
-        num_edges=num_edges,
-        num_features=num_features,
-        edge_numbers=edge_numbers,
-        resident_bytes=resident_bytes + order_bytes(num_nodes),
-        resident="the order" + " and the source" * (resident_bytes > 0),
-    )
+def divide(sizes: Sizes, budget_bytes: int, *, ordering: bool = False) -> Shares:
+    """Shares of ``budget_bytes`` for a conversion, or for ``ordering`` the rows of a store.
 
-
-def _divide(
-    work: str,
-    budget_bytes: int,
-    *,
-    num_edges: int,
-    num_features: int,
-    edge_numbers: int,
-    resident_bytes: int,
-    resident: str,
-) -> Shares:
-    feature_row_bytes = num_features * _FEATURE_BYTES
-    # A block of features takes no more than a quarter of all.
-    least = least_budget_bytes(num_features=num_features, edge_numbers=edge_numbers, resident_bytes=resident_bytes)
+    BudgetError, with the least that does, when it is too small.
+    """
+    resident, least = _resident_bytes(sizes, ordering), least_budget_bytes(sizes, ordering=ordering)
     if budget_bytes < least:
-        held = f", {format_size(resident_bytes)} of it to hold {resident}" * (resident_bytes > 0)
+        work = "ordering the rows of" if ordering else "converting"
+        holding = " and ".join(["the order"] * ordering + ["the source"] * (sizes.resident_bytes > 0))
+        held = f", {format_size(resident)} of it to hold {holding}" if holding else ""
         raise BudgetError(
-            f"{work} needs {format_size(least)}{held}, the host budget is "
+            f"{work} {sizes.name} needs {format_size(least)}{held}, the host budget is "
             f"{format_size(budget_bytes)}; give host_budget='{-(-least // 1_000_000)}M'"
         )
-    free = budget_bytes - resident_bytes
-    workers = cores()
-    key_bytes = sort_bytes(edge_numbers * _MOST_NUMBER_BYTES)
+    free, workers = budget_bytes - resident, cores()
+    key_bytes = sort_bytes(sizes.edge_numbers * _MOST_NUMBER_BYTES)
     return Shares(
-        sort_keys=min(max(_SORT_KEYS, 2 * num_edges // _SORT_PARTS), free // 2 // key_bytes // (workers + 1)),
+        sort_keys=min(max(_SORT_KEYS, 2 * sizes.num_edges // _SORT_PARTS), free // 2 // key_bytes // (workers + 1)),
         sort_workers=workers,
-        edges=min(1 << 20, free // 4 // (_EDGE_BYTES + edge_numbers * _EDGE_NUMBER_BYTES)),
-        feature_rows=min(1 << 16, free // 4 // feature_row_bytes),
+        edges=min(1 << 20, free // 4 // (_EDGE_BYTES + sizes.edge_numbers * _EDGE_NUMBER_BYTES)),
+        # A block of features takes no more than a quarter of all.
+        feature_rows=min(1 << 16, free // 4 // (sizes.num_features * _FEATURE_BYTES)),
     )
 
 
-def check_disk(
-    source: Source,
-    folder: Path,
-    *,
-    dtype: str,
-    symmetrize: bool,
-    self_loops: bool,
-    twice: bool = False,
-    written_bytes: int = 0,
-) -> None:
-    """BudgetError when ``folder``'s disk has no room for the store or, before it, the keys being sorted.
+def disk_bytes(sizes: Sizes, options: Options, *, ordered: bool) -> int:
+    """The most that a conversion has on the disk at a time: the store or, before it, the keys being sorted.
 
-    ``twice``: for the store, and then for all that once more, to write the store again in order. ``written_bytes``:
-    what an earlier process has written of that.
+    ``ordered``: the store, and then all that once more, to write the store again in order.
     """
-    need = disk_bytes(source, dtype=dtype, symmetrize=symmetrize, self_loops=self_loops, twice=twice)
-    _check_room(f"converting {source.name}", need - written_bytes, folder)
-
-
-def disk_bytes(source: Source, *, dtype: str, symmetrize: bool, self_loops: bool, twice: bool) -> int:
-    """The most that converting ``source`` has on the disk at a time."""
-    columns = 1 if source.task is Task.CLASSES else source.num_classes or 1
-    return disk_bytes_for(
-        num_nodes=source.num_nodes,
-        num_edges=source.num_edges,
-        feature_row_bytes=source.num_features * np.dtype(dtype).itemsize,
-        label_row_bytes=source.task.dtype.itemsize * columns,
-        symmetrize=symmetrize,
-        self_loops=self_loops,
-        twice=twice,
-        prepare_bytes=source.prepare_bytes,
-        edge_row_bytes=source.num_edge_numbers * max(4, np.dtype(dtype).itemsize),
-    )
-
-
-def disk_bytes_for(
-    *,
-    num_nodes: int,
-    num_edges: int,
-    feature_row_bytes: int,
-    label_row_bytes: int,
-    symmetrize: bool,
-    self_loops: bool,
-    twice: bool,
-    prepare_bytes: int,
-    edge_row_bytes: int = 0,
-) -> int:
-    """The same of a source that is not opened."""
-    nodes, keys, sides = num_nodes, 2 * num_edges, 1 if symmetrize else 2
-    entries = keys // sides + (nodes if self_loops else 0)
-    index_bytes = 4 if nodes <= 2**31 else 8
+    nodes, keys, sides = sizes.num_nodes, 2 * sizes.num_edges, 1 if options.symmetrize else 2
+    entries, edge_row_bytes = keys // sides + nodes * options.self_loops, sizes.edge_row_bytes(options.dtype)
     carried = _stored(entries, edge_row_bytes) if edge_row_bytes else 0
-    topology = sides * (_stored(nodes + 1, 8) + _stored(nodes, 4) + _stored(entries, index_bytes) + carried)
-    labels = _stored(nodes, 8) + _stored(nodes, label_row_bytes) + 3 * _stored(nodes, 1)
-    features = _stored(nodes, feature_row_bytes)
+    topology = sides * (_stored(nodes + 1, 8) + _stored(nodes, 4) + _stored(entries, sizes.index_bytes) + carried)
+    labels = _stored(nodes, 8) + _stored(nodes, sizes.label_row_bytes) + 3 * _stored(nodes, 1)
+    features = _stored(nodes, sizes.num_features * np.dtype(options.dtype).itemsize)
     need = labels + max(keys * (8 + edge_row_bytes) + topology // 2, topology + features)
-    if twice:
+    if ordered:
         need += labels + topology + features
-    return need + prepare_bytes + _METADATA_BYTES * (1 + twice)
+    return need + sizes.prepare_bytes + _METADATA_BYTES * (1 + ordered)
 
 
-def check_disk_for_order(store: Store, folder: Path, *, written_bytes: int = 0) -> None:
-    """BudgetError when ``folder``'s disk has no room for the store again, or the keys of one direction before."""
+def disk_bytes_for_order(store: Store) -> int:
+    """The same for ordering the rows of ``store``: the store again, or the keys of one direction before."""
     sizes = {name: store.array(name).num_chunks * store.array(name).chunk_bytes for name in store.arrays()}
     rows = sum(size for name, size in sizes.items() if not name.startswith(("in/", "out/")))
-    topology = sum(sizes.values()) - rows
     carried = sum(array.row_bytes for array in store.edge_data("in"))
-    need = topology + max(rows, store.num_edges * (8 + carried))
-    _check_room(f"ordering the rows of {store.name}", need - written_bytes, folder)
-
-
-def _check_room(work: str, need: int, folder: Path) -> None:
-    have = shutil.disk_usage(folder).free
-    if need > have:
-        raise BudgetError(
-            f"{work} needs {format_size(need)} of disk in {folder}, "
-            f"{format_size(have)} are free; free some, or give an output on another disk"
-        )
+    return sum(sizes.values()) - rows + max(rows, store.num_edges * (8 + carried))
 
 
 def _stored(rows: int, row_bytes: int) -> int:
     """Bytes of an array's chunk files, padding included, and of their checksums."""
     height = chunk_rows(rows, row_bytes)
     return -(-rows // height) * (height * row_bytes + _CHECKSUM_BYTES)
+
+
+def check_disk(work: str, need: int, folder: Path) -> None:
+    """BudgetError when ``folder``'s disk has no room for ``need`` bytes."""
+    have = shutil.disk_usage(folder).free
+    if need > have:
+        raise BudgetError(
+            f"{work} needs {format_size(need)} of disk in {folder}, "
+            f"{format_size(have)} are free; free some, or give an output on another disk"
+        )
 
 
 def check_folder(folder: Path) -> None:

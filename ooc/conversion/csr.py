@@ -67,6 +67,10 @@ class CsrWriter:
         arrays = {name: writer.progress() for name, writer in self._writers.items()}
         return dict(zip(_STATE, state, strict=True)) | arrays | {"only_ones": self.only_ones}
 
+    def found(self) -> dict[str, Any]:
+        """How many edges and self-loops there are, and whether all values are 1."""
+        return {"edges": self.edges, "self_loops": self.self_loops, "only_ones": self.only_ones}
+
     def flush(self) -> None:
         """Have all edges so far on the disk."""
         for writer in self._writers.values():
@@ -91,25 +95,25 @@ class CsrWriter:
         for start in range(self._row, last, _WINDOW_ROWS):
             stop = min(start + _WINDOW_ROWS, last)
             here, here_loops = np.searchsorted(rows, stop), np.searchsorted(looping, stop)
-            self._complete(stop, rows[done:here], looping[done_loops:here_loops])
+            self._end_rows(stop, rows[done:here], looping[done_loops:here_loops])
             done, done_loops = int(here), int(here_loops)
         self._row_edges += len(rows) - done
         self._row_loops += len(looping) - done_loops
 
-    def close(self) -> None:
+    def complete(self) -> None:
         """Complete the remaining rows, and the arrays."""
         nothing = np.empty(0, dtype=np.int64)
         for start in range(self._row, self._form.nodes, _WINDOW_ROWS):
-            self._complete(min(start + _WINDOW_ROWS, self._form.nodes), nothing, nothing)
+            self._end_rows(min(start + _WINDOW_ROWS, self._form.nodes), nothing, nothing)
         for writer in self._writers.values():
             writer.close(shrink=writer not in (self._indptr, self._loops))
 
-    def abandon(self) -> None:
-        """Close the open files."""
+    def close(self) -> None:
+        """Close the files that are open; what is not complete then stays unfinished."""
         for writer in self._writers.values():
             writer.abandon()
 
-    def _complete(self, stop: int, rows: npt.NDArray[np.int64], looping: npt.NDArray[np.int64]) -> None:
+    def _end_rows(self, stop: int, rows: npt.NDArray[np.int64], looping: npt.NDArray[np.int64]) -> None:
         """Rows up to ``stop`` are complete; ``rows`` and ``looping`` name each row once an edge and loop."""
         first, height = self._row, stop - self._row
         counts = np.bincount(rows - first, minlength=height)

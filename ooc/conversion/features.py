@@ -10,9 +10,10 @@ from shutil import rmtree
 
 import numpy as np
 
+from ooc.conversion.budget import Options
 from ooc.conversion.output import Workplace
 from ooc.errors import SourceError
-from ooc.events import TaskAdvanced, TaskFinished, TaskStarted
+from ooc.events import reported
 from ooc.sources.files.ahead import ahead
 from ooc.sources.source import Source
 from ooc.storage.array import AnyArray
@@ -22,44 +23,33 @@ _STAGE = "features"
 _SCAN = "least feature"
 
 
-def write_features(
-    source: Source,
-    store: Path,
-    work: Workplace,
-    *,
-    dtype: str,
-    row_normalize: bool,
-    block_rows: int,
-) -> None:
-    """Write ``x`` [N, F] of ``dtype``, from where an earlier process had come.
+def write_features(source: Source, store: Path, work: Workplace, *, options: Options, block_rows: int) -> None:
+    """Write ``x`` [N, F], from where an earlier process had come.
 
     ``row_normalize`` is PyG's NormalizeFeatures: the least entry of the whole matrix is subtracted, then
     each row divided by its sum, or by 1 where that is less. SourceError for NaN, infinity, and values
-    that ``dtype`` cannot hold.
+    that the ``dtype`` cannot hold.
     """
-    journal, listener = work.journal, work.listener
+    journal = work.journal
     if journal.result(_STAGE) is not None:
         return
-    wanted = np.dtype(dtype)
-    smallest = _smallest(source, wanted, block_rows, work) if row_normalize else None
+    wanted = np.dtype(options.dtype)
+    smallest = _smallest(source, wanted, block_rows, work) if options.row_normalize else None
     shape, progress = (source.num_nodes, source.num_features), journal.progress(_STAGE)
     if progress is None:
         rmtree(store / "x", ignore_errors=True)
     writer = ArrayWriter(store, "x", shape, wanted, progress=progress)
-    task = "writing features"
-    listener(TaskStarted(task, source.num_nodes, "nodes"))
-    with writer:
+    with reported(work.listener, "writing features", source.num_nodes, "nodes") as advance, writer:
         for row, rows in _blocks(source, wanted, block_rows, first=writer.rows):
             if smallest is not None:
                 rows = rows - smallest
                 rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)
             writer.append(_cast(rows, wanted, row))
-            listener(TaskAdvanced(task, writer.rows))
+            advance(writer.rows)
             journal.advance(_STAGE, writer.flush, writer.progress)
         if writer.rows != source.num_nodes:
             raise SourceError(f"{source.name} has features of {writer.rows} nodes, not of {source.num_nodes}")
     journal.finish(_STAGE, {}, writer.flush)
-    listener(TaskFinished(task))
 
 
 def _cast(rows: AnyArray, wanted: np.dtype[np.generic], row: int) -> AnyArray:
@@ -73,19 +63,16 @@ def _cast(rows: AnyArray, wanted: np.dtype[np.generic], row: int) -> AnyArray:
 
 
 def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, work: Workplace) -> AnyArray:
-    journal, listener = work.journal, work.listener
-    if (found := journal.result(_SCAN)) is None:
-        task = "scanning features"
-        listener(TaskStarted(task, source.num_nodes, "nodes"))
+    if (found := work.journal.result(_SCAN)) is None:
         least = None
-        for row, rows in _blocks(source, wanted, block_rows, first=0):
-            lower = rows.min()
-            least = lower if least is None or lower < least else least
-            listener(TaskAdvanced(task, row + len(rows)))
-        listener(TaskFinished(task))
+        with reported(work.listener, "scanning features", source.num_nodes, "nodes") as advance:
+            for row, rows in _blocks(source, wanted, block_rows, first=0):
+                lower = rows.min()
+                least = lower if least is None or lower < least else least
+                advance(row + len(rows))
         assert least is not None, "a source has at least one node"
         # Every float32 is a float64, whose text in JSON is exact.
-        found = journal.finish(_SCAN, {"least": float(least), "type": least.dtype.name}, lambda: None)
+        found = work.journal.finish(_SCAN, {"least": float(least), "type": least.dtype.name}, lambda: None)
     return np.asarray(found["least"], dtype=found["type"])
 
 

@@ -11,24 +11,22 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from ooc.conversion.budget import disk_bytes_for, least_budget_bytes
-from ooc.conversion.order import order_bytes
+from ooc.conversion.budget import Options, Sizes, disk_bytes, least_budget_bytes
 from ooc.errors import BudgetError
 from ooc.sources.files.ahead import cores
 from ooc.sources.names import Dataset
-from ooc.sources.source import Source
-from ooc.storage.store import Task
 
-_ID_BYTES = 8
 _KEY_BYTES = 8
 # Size of ogbn-papers100M's zip as ogb's downloader shows it, 56.17 GB of 2³⁰: github.com/snap-stanford/ogb, issue 506.
 _PUBLISHED_BYTES = {"ogbn-papers100M": int(56.17 * 2**30)}
 _HALF_FLOATS = ("mag240m",)
+_IN_THE_STORE = ("labels", "writing in-edges", "writing out-edges", "writing features")
+_PACKED_SHARE = 0.98  # Files smaller than that share of their arrays must be inflated.
 _FILE_BYTES = 128 << 20
 _BLOCK_BYTES = 4 << 20
 _KEYS = 1 << 20
@@ -47,69 +45,19 @@ class Rates:
     copy_bytes_per_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What is known of a source. ``input_bytes`` on the disk, of ``raw_bytes`` when unpacked."""
-
-    name: str
-    num_nodes: int
-    num_edges: int
-    num_features: int
-    feature_bytes: int
-    input_bytes: int
-    label_columns: int = 1
-    label_bytes: int = 8
-    resident_bytes: int = 0
-    prepares: bool = False
-    edge_numbers: int = 0
-
-    @property
-    def raw_bytes(self) -> int:
-        edges = (2 * _ID_BYTES + 4 * self.edge_numbers) * self.num_edges
-        return edges + self.num_nodes * (self.num_features * self.feature_bytes + self.label_columns * 4)
-
-    @property
-    def packed(self) -> bool:
-        """Whether it must be inflated."""
-        return self.input_bytes < 0.98 * self.raw_bytes
-
-
-def subject_of(source: Source) -> Subject:
-    """What ``source``, opened, tells; files it does not name are taken to be as large as their arrays."""
-    columns = 1 if source.task is Task.CLASSES else source.num_classes or 1
-    subject = Subject(
-        name=source.name,
-        num_nodes=source.num_nodes,
-        num_edges=source.num_edges,
-        num_features=source.num_features,
-        feature_bytes=4,
-        input_bytes=sum(int(status[0]) for status in source.fingerprint.values() if isinstance(status, list)),
-        label_columns=columns,
-        label_bytes=source.task.dtype.itemsize,
-        resident_bytes=source.resident_bytes,
-        prepares=source.prepare is not None,
-        edge_numbers=source.num_edge_numbers,
-    )
-    return subject if subject.input_bytes else _with_input(subject, subject.raw_bytes)
-
-
-def subject_of_dataset(dataset: Dataset) -> Subject:
+def sizes_of_dataset(dataset: Dataset) -> Sizes:
     """What is known of a published dataset without its files."""
-    subject = Subject(
+    packed_bytes = _PUBLISHED_BYTES.get(dataset.name, 0)
+    sizes = Sizes(
         name=dataset.name,
         num_nodes=dataset.nodes,
         num_edges=dataset.edges,
         num_features=dataset.features,
         feature_bytes=2 if dataset.name in _HALF_FLOATS else 4,
-        input_bytes=0,
+        packed_bytes=packed_bytes,
         resident_bytes=dataset.nodes,  # Its splits.
-        prepares=dataset.name in _PUBLISHED_BYTES,
     )
-    return _with_input(subject, _PUBLISHED_BYTES.get(dataset.name, subject.raw_bytes))
-
-
-def _with_input(subject: Subject, size: int) -> Subject:
-    return Subject(**{**vars(subject), "input_bytes": size})
+    return replace(sizes, prepare_bytes=2 * sizes.num_edges * sizes.index_bytes) if packed_bytes else sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,67 +84,24 @@ class Forecast:
         return sum(stage.seconds for stage in self.stages)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """Options of the conversion that its cost depends on."""
-
-    symmetrize: bool
-    self_loops: bool
-    row_normalize: bool
-    ordered: bool
-    dtype: str
-
-
-def forecast(subject: Subject, rates: Rates, chosen: Chosen) -> Forecast:
+def forecast(sizes: Sizes, rates: Rates, options: Options, *, ordered: bool) -> Forecast:
     """An estimate, from above where duplicates are dropped: how many there are is not known before."""
-    stages = tuple(_stages(subject, rates, chosen))
-    itemsize = np.dtype(chosen.dtype).itemsize
-    disk = disk_bytes_for(
-        num_nodes=subject.num_nodes,
-        num_edges=subject.num_edges,
-        feature_row_bytes=subject.num_features * itemsize,
-        label_row_bytes=subject.label_columns * subject.label_bytes,
-        symmetrize=chosen.symmetrize,
-        self_loops=chosen.self_loops,
-        twice=chosen.ordered,
-        prepare_bytes=_prepared_bytes(subject),
-        edge_row_bytes=_carried_bytes(subject, chosen),
-    )
-    resident = subject.resident_bytes + (order_bytes(subject.num_nodes) if chosen.ordered else 0)
+    stages = tuple(_stages(sizes, rates, options, ordered))
     return Forecast(
         stages=stages,
-        disk_bytes=disk,
-        least_memory_bytes=least_budget_bytes(
-            num_features=subject.num_features, resident_bytes=resident, edge_numbers=subject.edge_numbers
-        ),
+        disk_bytes=disk_bytes(sizes, options, ordered=ordered),
+        least_memory_bytes=least_budget_bytes(sizes, ordering=ordered),
         store_bytes=sum(stage.written_bytes for stage in stages if stage.name in _IN_THE_STORE),
     )
 
 
-_IN_THE_STORE = ("labels", "writing in-edges", "writing out-edges", "writing features")
-
-
-def _prepared_bytes(subject: Subject) -> int:
-    return 2 * subject.num_edges * _index_bytes(subject) if subject.prepares else 0
-
-
-def _carried_bytes(subject: Subject, chosen: Chosen) -> int:
-    """Of what an edge carries, in the store and on the way."""
-    return subject.edge_numbers * max(4, np.dtype(chosen.dtype).itemsize)
-
-
-def _index_bytes(subject: Subject) -> int:
-    return 4 if subject.num_nodes <= 2**31 else 8
-
-
-def _stages(subject: Subject, rates: Rates, chosen: Chosen) -> Iterator[Stage]:
-    nodes, edges, index = subject.num_nodes, subject.num_edges, _index_bytes(subject)
-    carried = _carried_bytes(subject, chosen)
-    raw_edges = (2 * _ID_BYTES + 4 * subject.edge_numbers) * edges
+def _stages(sizes: Sizes, rates: Rates, options: Options, ordered: bool) -> Iterator[Stage]:
+    nodes, edges, raw_edges = sizes.num_nodes, sizes.num_edges, sizes.raw_edge_bytes
+    carried = sizes.edge_row_bytes(options.dtype)
     key_bytes = _KEY_BYTES + carried
-    raw_features = nodes * subject.num_features * subject.feature_bytes
-    share = subject.input_bytes / subject.raw_bytes
-    stored_features = nodes * subject.num_features * np.dtype(chosen.dtype).itemsize
+    raw_features = nodes * sizes.num_features * sizes.feature_bytes
+    share = sizes.input_bytes / sizes.raw_bytes
+    stored_features = nodes * sizes.num_features * np.dtype(options.dtype).itemsize
 
     def stage(name: str, read: int, written: int, *threads: float) -> Stage:
         """The disk's seconds, or those of the busiest thread: they work at the same time."""
@@ -204,32 +109,31 @@ def _stages(subject: Subject, rates: Rates, chosen: Chosen) -> Iterator[Stage]:
         return Stage(name=name, read_bytes=read, written_bytes=written, seconds=max(disk, *threads))
 
     def inflating(raw: float) -> float:
-        return raw / rates.inflate_bytes_per_s if subject.packed else 0.0
+        return raw / rates.inflate_bytes_per_s if share < _PACKED_SHARE else 0.0
 
-    labels = nodes * (subject.label_columns * subject.label_bytes + 8 + 3)
+    labels = nodes * (sizes.label_row_bytes + 8 + 3)
     yield stage("labels", int(4 * nodes * share), labels, inflating(4 * nodes), labels / rates.copy_bytes_per_s)
     keys = 2 * edges
-    if subject.prepares:
+    if sizes.prepare_bytes:
         # Sources first, then targets: both are put on the disk as they stream, to be read side by side.
-        prepared = _prepared_bytes(subject)
-        yield stage("unpacking edges", int(raw_edges * share), prepared, inflating(raw_edges))
-        read, unpacked = prepared, 0.0
+        yield stage("unpacking edges", int(raw_edges * share), sizes.prepare_bytes, inflating(raw_edges))
+        read, unpacked = sizes.prepare_bytes, 0.0
     else:
         read, unpacked = int(raw_edges * share), float(raw_edges)
     spreading = keys / rates.spread_keys_per_s + 4 * raw_edges / rates.copy_bytes_per_s
     yield stage("reading edges", read, keys * key_bytes, inflating(unpacked), spreading)
-    directions = ("in",) if chosen.symmetrize else ("in", "out")
-    each = keys // len(directions) + nodes * chosen.self_loops
-    written = each * (index + carried) + nodes * (8 + 4 * chosen.self_loops)
+    directions = ("in",) if options.symmetrize else ("in", "out")
+    each = keys // len(directions) + nodes * options.self_loops
+    written = each * (sizes.index_bytes + carried) + nodes * (8 + 4 * options.self_loops)
     sorting = each / rates.sort_keys_per_s / max(1, cores() - 1)
     deriving = 5 * each * key_bytes / rates.copy_bytes_per_s
     for direction in directions:
         yield stage(f"writing {direction}-edges", each * key_bytes, written, sorting, deriving)
     copying = raw_features / rates.copy_bytes_per_s
-    if chosen.row_normalize:
+    if options.row_normalize:
         yield stage("scanning features", int(raw_features * share), 0, inflating(raw_features), copying)
     yield stage("writing features", int(raw_features * share), stored_features, inflating(raw_features), copying)
-    if chosen.ordered:
+    if ordered:
         yield stage("following in-edges", 2 * written, 0, 2 * deriving)
         for direction in directions:
             moved = written + each * key_bytes

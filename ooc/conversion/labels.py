@@ -3,9 +3,9 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +21,14 @@ _COUNTED_CLASSES = 65_536
 """Classes that a graph may have of fewer nodes, where nobody says how many there are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Labels:
-    """What was written."""
-
-    num_classes: int
-    split_sizes: dict[str, int]
-
-
-def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journal) -> Labels:
-    """Write labels, splits and original ids (nothing is reordered: row i is node i).
+def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journal) -> dict[str, Any]:
+    """Write labels, splits and original ids (nothing is reordered: row i is node i); ``num_classes``, ``split_sizes``.
 
     SourceError for labels that are none of the source's task, nodes in two splits or in one without a label,
     and an empty train split.
     """
     if (found := journal.result(_STAGE)) is not None:
-        return Labels(**found)
+        return dict(found)
     for name in (*_WRITTEN, "ids"):
         rmtree(store / name, ignore_errors=True)
     task = source.task
@@ -61,19 +53,13 @@ def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journ
             raise SourceError(f"{source.name} has labels of {y.rows} nodes, not of {nodes}")
         if not sizes["train"]:
             raise SourceError(f"{source.name} has an empty train split: no node to train on")
-    _write_ids(source, store, block_rows)
-    written = Labels(num_classes=source.num_classes or largest + 1, split_sizes=sizes)
-    arrays = _WRITTEN if source.ids is None else (*_WRITTEN, "ids")
-    journal.finish(_STAGE, asdict(written), lambda: flush_all([store / name for name in arrays]))
-    return written
-
-
-def _write_ids(source: Source, store: Path, block_rows: int) -> None:
-    """Write ``ids`` [N], what the source calls each node, where that is not its number."""
     if source.ids is not None:
-        with ArrayWriter(store, "ids", (source.num_nodes,), np.int64) as writer:
+        with ArrayWriter(store, "ids", (nodes,), np.int64) as writer:
             for ids in source.ids(block_rows):
                 writer.append(ids)
+    written = {"num_classes": source.num_classes or largest + 1, "split_sizes": sizes}
+    arrays = _WRITTEN if source.ids is None else (*_WRITTEN, "ids")
+    return journal.finish(_STAGE, written, lambda: flush_all([store / name for name in arrays]))
 
 
 def _checked(source: Source, block_rows: int) -> Iterator[tuple[int, LabelBlock]]:

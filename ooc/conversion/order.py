@@ -9,16 +9,17 @@ than d steps from another scored one.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ooc.errors import OptionError
 from ooc.events import Listener
 from ooc.storage.store import SPLITS, Store
 from ooc.storage.traversal import farthest_of, nearest
+
+ORDERS = ("none", "hop")
+"""As in the source, or hop order."""
 
 MOST_HOPS = 126
 """Rows further away than this count as never reached; for deeper models than that, all rows are active."""
@@ -27,21 +28,6 @@ _KEYS = 256
 _ROWS = 1 << 17
 
 Places = npt.NDArray[np.signedinteger[Any]]
-
-
-class Order(StrEnum):
-    """``none``: as in the source."""
-
-    NONE = "none"
-    HOP = "hop"
-
-
-def parse_order(text: str) -> Order:
-    """The order called ``text``; OptionError for any other word."""
-    try:
-        return Order(text)
-    except ValueError as error:
-        raise OptionError(f"order {text!r} is not one of {', '.join(Order)}") from error
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,15 @@ import ctypes
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 from ooc.conversion.journal import Journal
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
-from ooc.events import Listener, Note, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.events import Listener, Note, reported
 from ooc.storage.array import METADATA_FILE, flush
 from ooc.storage.store import PARTIAL_SUFFIX
 
@@ -28,19 +27,14 @@ _HERE = -100  # AT_FDCWD: relative paths are from the current folder
 _EXCHANGE = 2  # RENAME_EXCHANGE
 
 
-class OnCancel(StrEnum):
-    """What happens to the work so far when a conversion is cancelled. ``keep``: the same conversion goes on."""
-
-    KEEP = "keep"
-    REMOVE = "remove"
+ON_CANCEL = ("keep", "remove")
+"""What may happen to the work so far when a conversion is cancelled; kept, the same conversion goes on."""
 
 
-def parse_on_cancel(text: str) -> OnCancel:
-    """OptionError for any other word."""
-    try:
-        return OnCancel(text)
-    except ValueError as error:
-        raise OptionError(f"on_cancel {text!r} is not one of {', '.join(OnCancel)}") from error
+def check_choice(name: str, value: str, known: Collection[str]) -> None:
+    """OptionError where ``value`` is not one of ``known``."""
+    if value not in known:
+        raise OptionError(f"{name} {value!r} is not one of {', '.join(known)}")
 
 
 def resolved(path: Path) -> Path:
@@ -137,7 +131,7 @@ def workplace(
     key: dict[str, Any],
     force: bool,
     in_place: bool = False,
-    on_cancel: OnCancel,
+    on_cancel: str,
     listener: Listener,
 ) -> Iterator[Workplace]:
     """The place to make ``target`` in; goes away with any error, but not when killed, or cancelled with ``keep``.
@@ -165,7 +159,7 @@ def workplace(
         try:
             yield place
         except KeyboardInterrupt:
-            keep = on_cancel is OnCancel.KEEP and bool(key["input"])
+            keep = on_cancel == "keep" and bool(key["input"])
             if keep:
                 listener(Note(f"what is done stays in {folder}: the same conversion goes on; remove it if not wanted"))
             raise
@@ -222,12 +216,10 @@ def _remove(path: Path) -> None:
 def _sync(folder: Path, listener: Listener) -> None:
     """Have everything on the disk before the store gets its name."""
     files = [*folder.rglob("*"), folder]
-    task = "flushing to disk"
-    listener(TaskStarted(task, len(files), "files"))
-    for done, file in enumerate(files, start=1):
-        flush(file)
-        listener(TaskAdvanced(task, done))
-    listener(TaskFinished(task))
+    with reported(listener, "flushing to disk", len(files), "files") as advance:
+        for done, file in enumerate(files, start=1):
+            flush(file)
+            advance(done)
 
 
 def _finished(journal: Journal, store: Path) -> bool:

@@ -17,19 +17,21 @@ import numpy as np
 
 from ooc.conversion.budget import (
     Shares,
-    check_disk_for_order,
+    Sizes,
+    check_disk,
     check_folder,
     default_budget_bytes,
-    divide_for_order,
+    disk_bytes_for_order,
+    divide,
 )
 from ooc.conversion.edge_sort import Bucket, Spreader, parts_for
 from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
 from ooc.conversion.journal import flush_all
-from ooc.conversion.order import HopOrder, Order, Places, hop_order, parse_order
-from ooc.conversion.output import Workplace, parse_on_cancel, resolved, workplace
+from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
+from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, resolved, workplace
 from ooc.conversion.topology import write_direction
 from ooc.errors import OptionError
-from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted, ignore
+from ooc.events import Listener, ignore, reported
 from ooc.sizes import parse_size
 from ooc.sources.files.ahead import ahead
 from ooc.sources.source import ranges
@@ -62,19 +64,20 @@ def reorder(
     Raises StoreError, SourceError, BudgetError or OptionError, each with one line. Until the end everything
     is in ``out`` + ``.partial``, which goes away with any error; killed or cancelled, the same call goes on there.
     """
-    if parse_order(order) is not Order.HOP:
+    check_choice("order", order, ORDERS)
+    check_choice("on_cancel", on_cancel, ON_CANCEL)
+    if order != "hop":
         raise OptionError(f"rows cannot be put in the order {order!r}; give 'hop', or convert again for the source's")
     opened = store if isinstance(store, Store) else open_store(store)
     budget = default_budget_bytes() if host_budget is None else parse_size(host_budget, name="host budget")
-    shares = divide_for_order(
-        opened.name,
-        budget,
+    sizes = Sizes(
+        name=opened.name,
         num_nodes=opened.num_nodes,
         num_edges=opened.num_edges,
         num_features=opened.num_features,
         edge_numbers=opened.has_edge_weight + opened.num_edge_features,
     )
-    cancel = parse_on_cancel(on_cancel)
+    shares = divide(sizes, budget, ordering=True)
     # Where the store's path is a link, what it leads to is replaced.
     target = opened.path.resolve() if out is None else resolved(Path(out))
     force = force or out is None
@@ -85,9 +88,10 @@ def reorder(
         "input": {"store": str(opened.path.resolve()), "metadata": metadata},
         "options": {"order": order},
     }
-    with workplace(target, key=key, force=force, in_place=out is None, on_cancel=cancel, listener=listener) as work:
+    with workplace(target, key=key, force=force, in_place=out is None, on_cancel=on_cancel, listener=listener) as work:
         if not (work.done or work.written):
-            check_disk_for_order(opened, work.folder, written_bytes=work.written_bytes())
+            need = disk_bytes_for_order(opened) - work.written_bytes()
+            check_disk(f"ordering the rows of {opened.name}", need, work.folder)
             name = opened.name if out is None else target.name.removesuffix(".ooc")
             write_in_order(opened, work, name=name, shares=shares)
         if not work.done:
@@ -105,18 +109,23 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
     for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), "x"):
         rows = shares.feature_rows if array == "x" else shares.label_rows
         _write_rows(store.array(array), order.places, work, block_rows=rows)
-    for group in ("split", "in") if store.undirected else ("split", "in", "out"):
-        write_group(folder / group, {})
+    write_groups(folder, undirected=store.undirected)
     attributes = {
         **store.attributes,
         "name": name,
-        "order": Order.HOP.value,
+        "order": "hop",
         "hops": list(order.hops),
         "train_hops": list(order.train_hops),
-        "source": {**store.source, "order": Order.HOP.value},
+        "source": {**store.source, "order": "hop"},
         "created": work.journal.created,
     }
     write_group(folder, attributes)
+
+
+def write_groups(folder: Path, *, undirected: bool) -> None:
+    """Write the metadata of the groups within the store in ``folder``."""
+    for group in ("split", "in") if undirected else ("split", "in", "out"):
+        write_group(folder / group, {})
 
 
 def _order(store: Store, work: Workplace) -> HopOrder:
@@ -134,29 +143,27 @@ def _order(store: Store, work: Workplace) -> HopOrder:
 
 
 def _write_edges(store: Store, direction: str, places: Places, work: Workplace, shares: Shares) -> None:
-    journal, listener = work.journal, work.listener
+    journal = work.journal
     form, values = KeyForm(store.num_nodes), ValueForm.of_store(store)
     spread_stage, stage = f"moved {direction}-edges", f"ordered {direction}-edges"
-    buckets_folder = (
-        work.scratch / spread_stage
-    )  # Not that of the conversion before, which tidies up whenever it is called.
+    # Not the folder of the conversion before, which tidies up whenever it is called.
+    buckets_folder = work.scratch / spread_stage
     if (spread := journal.result(spread_stage)) is None:
         rmtree(buckets_folder, ignore_errors=True)
         parts = parts_for(store.num_edges, shares.sort_keys)
         spreader = Spreader(buckets_folder, low=0, high=form.largest, parts=parts, with_values=values is not None)
-        task, done = f"reading {direction}-edges", 0
-        listener(TaskStarted(task, store.num_edges, "edges"))
-        try:
-            with ahead(_moved(store, direction, places, form, values, shares.edges)) as runs:
-                for keys, carried in runs:
-                    done += len(keys)
-                    spreader.add(keys, carried)
-                    listener(TaskAdvanced(task, done))
-        finally:
-            buckets = spreader.close()
+        done = 0
+        with reported(work.listener, f"reading {direction}-edges", store.num_edges, "edges") as advance:
+            try:
+                with ahead(_moved(store, direction, places, form, values, shares.edges)) as runs:
+                    for keys, carried in runs:
+                        done += len(keys)
+                        spreader.add(keys, carried)
+                        advance(done)
+            finally:
+                buckets = spreader.close()
         found = {"buckets": [asdict(bucket) for bucket in buckets]}
         spread = journal.finish(spread_stage, found, lambda: flush_all([buckets_folder]))
-        listener(TaskFinished(task))
     write_direction(
         work.store,
         direction,
@@ -204,7 +211,7 @@ def _carried(store: Store, direction: str, form: ValueForm, start: int, stop: in
 
 
 def _write_rows(array: Array, places: Places, work: Workplace, *, block_rows: int) -> None:
-    folder, journal, listener = work.store, work.journal, work.listener
+    folder, journal = work.store, work.journal
     task = f"moving {array.name}"
     stage = task.replace("/", " ")
     if journal.result(stage) is not None:
@@ -214,16 +221,15 @@ def _write_rows(array: Array, places: Places, work: Workplace, *, block_rows: in
         rmtree(folder / array.name, ignore_errors=True)
     scatter = RowScatter(folder, array.name, array.shape, array.dtype, progress=progress and progress["scatter"])
     first = progress["rows"] if progress else 0
-    listener(TaskStarted(task, array.shape[0], "nodes"))
-    for start, stop in ranges(array.shape[0], block_rows, first):
-        here = places[start:stop].astype(np.int64)
-        order = np.argsort(here, kind="stable")
-        scatter.put(here[order], array.read(start, stop)[order])
-        listener(TaskAdvanced(task, stop))
-        journal.advance(stage, scatter.flush, partial(_moved_state, scatter, stop))
+    with reported(work.listener, task, array.shape[0], "nodes") as advance:
+        for start, stop in ranges(array.shape[0], block_rows, first):
+            here = places[start:stop].astype(np.int64)
+            order = np.argsort(here, kind="stable")
+            scatter.put(here[order], array.read(start, stop)[order])
+            advance(stop)
+            journal.advance(stage, scatter.flush, partial(_moved_state, scatter, stop))
     scatter.close()
     journal.finish(stage, {}, scatter.flush)
-    listener(TaskFinished(task))
 
 
 def _moved_state(scatter: RowScatter, rows: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Stages: the edges are spread over buckets of keys, both directions at once; the 
 turn, are sorted and written; the directions are compared. Each leaves a mark, and one within for every few buckets.
 """
 
-from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from ooc.conversion.budget import Shares
+from ooc.conversion.budget import Options, Shares
 from ooc.conversion.csr import CsrWriter
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
-from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
+from ooc.conversion.edges import KeyForm, Keys, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
 from ooc.conversion.journal import flush_all
 from ooc.conversion.output import Workplace
 from ooc.errors import SourceError
-from ooc.events import TaskAdvanced, TaskFinished, TaskStarted
+from ooc.events import reported
 from ooc.sources.files.ahead import ahead
 from ooc.sources.source import EdgeBlock, Source
 from ooc.storage.array import Array, open_array
@@ -31,48 +30,26 @@ from ooc.storage.store import EDGE_WEIGHT
 _COMPARED_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Edges:
-    """What is done to the edges: their reverse added, repetitions dropped, missing self-loops added.
-
-    The reverse carries what the edge does. Of repetitions that carry something the sum is kept, and a self-loop is
-    its own reverse then. Added self-loops carry ones.
-    """
-
-    symmetrize: bool
-    drop_duplicates: bool
-    self_loops: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Topology:
-    """What was written."""
-
-    num_edges: int
-    num_self_loops: int
-    undirected: bool
-    has_edge_weight: bool
-    num_edge_features: int
-
-
 def write_topology(
     source: Source,
     store: Path,
     work: Workplace,
     *,
-    edges: Edges,
+    options: Options,
     values: ValueForm | None,
     shares: Shares,
-) -> Topology:
+) -> dict[str, Any]:
     """Write the topology of ``source``, and ``values``, to the store at ``store``; files on the way go to ``work``.
+
+    What the store's attributes say of them.
 
     SourceError for an edge that leaves the graph, and for one without its values.
     """
     form = KeyForm(source.num_nodes)
-    directions = ("in",) if edges.symmetrize else ("in", "out")
-    most = source.num_edges * (2 if edges.symmetrize else 1)
+    directions = ("in",) if options.symmetrize else ("in", "out")
+    most = source.num_edges * (2 if options.symmetrize else 1)
     if (spread := work.journal.result("edges")) is None:
-        packing = _Packing(form, edges, values, drop_self_loops=source.drop_self_loops)
+        packing = _Packing(form, options, values, drop_self_loops=source.drop_self_loops)
         spread = _spread(source, packing, directions, work, most=most, shares=shares)
     for direction in directions:
         write_direction(
@@ -82,15 +59,15 @@ def write_topology(
             [Bucket(**bucket) for bucket in spread[direction]],
             work,
             scratch=work.scratch / direction,
-            drop_duplicates=edges.drop_duplicates,
-            self_loops=edges.self_loops,
+            drop_duplicates=options.drop_duplicates,
+            self_loops=options.self_loops,
             values=values,
             shares=shares,
             stage=f"{direction}-edges",
         )
     written = work.journal.result("in-edges")
     if (compared := work.journal.result("directions")) is None:
-        undirected = edges.symmetrize or _same(store, values)
+        undirected = options.symmetrize or _same(store, values)
         compared = work.journal.finish("directions", {"undirected": undirected}, lambda: None)
     # Removed as often as this is reached: a process may have been killed between the mark and here.
     if "out" in directions:
@@ -102,13 +79,13 @@ def write_topology(
         weighted = False
         for direction in directions:
             rmtree(store / direction / EDGE_WEIGHT, ignore_errors=True)
-    return Topology(
-        num_edges=written["edges"],
-        num_self_loops=written["self_loops"],
-        undirected=compared["undirected"],
-        has_edge_weight=weighted,
-        num_edge_features=source.num_edge_features if values is not None else 0,
-    )
+    return {
+        "num_edges": written["edges"],
+        "num_self_loops": written["self_loops"],
+        "undirected": compared["undirected"],
+        "has_edge_weight": weighted,
+        "num_edge_features": source.num_edge_features if values is not None else 0,
+    }
 
 
 @dataclass(frozen=True)
@@ -116,7 +93,7 @@ class _Packing:
     """Edges of a source → keys of each direction and what they carry."""
 
     form: KeyForm
-    edges: Edges
+    options: Options
     values: ValueForm | None
     drop_self_loops: bool
 
@@ -129,7 +106,7 @@ class _Packing:
             sources, targets = sources[kept], targets[kept]
             values = values[kept] if values is not None else None
         forward, reverse = self.form.pack(targets, sources), self.form.pack(sources, targets)
-        if values is not None and self.edges.symmetrize:
+        if values is not None and self.options.symmetrize:
             spreaders["in"].add(*self._both_ways(forward, reverse, values))
             return
         spreaders["in"].add(forward, values)
@@ -140,7 +117,7 @@ class _Packing:
         """Each edge and its reverse one after the other: the order of equal keys must not depend on the blocks."""
         keys = np.stack([forward, reverse], axis=1).reshape(-1)
         edge = np.repeat(np.arange(len(values)), 2)
-        if self.edges.drop_duplicates:
+        if self.options.drop_duplicates:
             once = np.ones(len(keys), dtype=np.bool_)
             once[1::2] = forward != reverse  # A self-loop's own value, not twice that.
             keys, edge = keys[once], edge[once]
@@ -168,25 +145,23 @@ def _spread(
             parts=parts_for(most, shares.sort_keys),
             with_values=packing.values is not None,
         )
-    task, done = "reading edges", 0
-    listener(TaskStarted(task, source.num_edges, "edges"))
-    try:
-        with ahead(source.edges(shares.edges)) as blocks:
-            for block in blocks:
-                _check(block, done, source.num_nodes)
-                if done + len(block.sources) > source.num_edges:
-                    raise SourceError(f"{source.name} has more edges than the {source.num_edges} it says")
-                packing.add(block, done, spreaders)
-                done += len(block.sources)
-                listener(TaskAdvanced(task, done))
-    finally:
-        buckets = {direction: spreader.close() for direction, spreader in spreaders.items()}
+    done = 0
+    with reported(listener, "reading edges", source.num_edges, "edges") as advance:
+        try:
+            with ahead(source.edges(shares.edges)) as blocks:
+                for block in blocks:
+                    _check(block, done, source.num_nodes)
+                    if done + len(block.sources) > source.num_edges:
+                        raise SourceError(f"{source.name} has more edges than the {source.num_edges} it says")
+                    packing.add(block, done, spreaders)
+                    done += len(block.sources)
+                    advance(done)
+        finally:
+            buckets = {direction: spreader.close() for direction, spreader in spreaders.items()}
     if done != source.num_edges:
         raise SourceError(f"{source.name} has {done} edges, not the {source.num_edges} it says")
     found = {direction: [asdict(bucket) for bucket in some] for direction, some in buckets.items()}
-    spread = work.journal.finish("edges", found, lambda: flush_all([scratch / direction for direction in directions]))
-    listener(TaskFinished(task))
-    return spread
+    return work.journal.finish("edges", found, lambda: flush_all([scratch / direction for direction in directions]))
 
 
 def _check(block: EdgeBlock, before: int, nodes: int) -> None:
@@ -238,68 +213,39 @@ def write_direction(
         workers=shares.sort_workers,
         values=values.dtype if values is not None else None,
     )
-    deriving = _Deriving(form, values, loops, drop_duplicates, shares.edges)
-    task = f"writing {stage}"
-    listener(TaskStarted(task, most, "edges"))
     spent: list[Path] = []
-    try:
+    with reported(listener, f"writing {stage}", most, "edges") as advance, closing(csr):
         with closing(sorter.steps()) as steps:  # Its threads end here, however this ends.
             for step in steps:
-                for run in deriving.runs(step.runs):
+                # All edges with equal keys are in one step.
+                runs = cut(step.runs, shares.edges)
+                if drop_duplicates:
+                    runs = distinct(runs) if values is None else merged(runs, values, form)
+                for run in runs if loops is None else loops.among(runs):
                     csr.append(run)
-                    listener(TaskAdvanced(task, csr.appended))
+                    advance(csr.appended)
                 spent.extend(step.spent)
-                flushing = partial(_flush, csr, scratch, refined=step.refined)
-                state = partial(_state, csr, loops, step.rest)
-                if journal.advance(stage, flushing, state, now=step.refined):
-                    _unlink(spent)
+                flushing = partial(_flush, csr, [scratch] if step.refined else [])
+                if journal.advance(stage, flushing, partial(_state, csr, loops, step.rest), now=step.refined):
+                    for file in spent:
+                        file.unlink(missing_ok=True)
+                    spent.clear()
         for run in loops.remaining() if loops is not None else ():
             csr.append(run)
-            listener(TaskAdvanced(task, csr.appended))
-        csr.close()
-    finally:
-        csr.abandon()
-    found = {"edges": csr.edges, "self_loops": csr.self_loops, "only_ones": csr.only_ones}
-    journal.finish(stage, found, csr.flush)
+            advance(csr.appended)
+        csr.complete()
+    journal.finish(stage, csr.found(), csr.flush)
     rmtree(scratch, ignore_errors=True)
-    listener(TaskFinished(task))
 
 
-@dataclass(frozen=True)
-class _Deriving:
-    """Sorted edges → those of the store. All with equal keys must be in one iterable."""
-
-    form: KeyForm
-    values: ValueForm | None
-    loops: SelfLoops | None
-    drop_duplicates: bool
-    size: int
-
-    def runs(self, runs: Iterable[Run]) -> Iterator[Run]:
-        runs = cut(runs, self.size)
-        if self.drop_duplicates:
-            runs = distinct(runs) if self.values is None else merged(runs, self.values, self.form)
-        return runs if self.loops is None else self.loops.among(runs)
+def _flush(csr: CsrWriter, folders: list[Path]) -> None:
+    csr.flush()
+    flush_all(folders)
 
 
 def _state(csr: CsrWriter, loops: SelfLoops | None, rest: tuple[Bucket, ...]) -> dict[str, Any]:
-    return {
-        "csr": csr.progress(),
-        "loops_to": loops.node if loops is not None else 0,
-        "buckets": [asdict(bucket) for bucket in rest],
-    }
-
-
-def _flush(csr: CsrWriter, scratch: Path, *, refined: bool) -> None:
-    csr.flush()
-    if refined:
-        flush_all([scratch])
-
-
-def _unlink(files: list[Path]) -> None:
-    for file in files:
-        file.unlink(missing_ok=True)
-    files.clear()
+    buckets = [asdict(bucket) for bucket in rest]
+    return {"csr": csr.progress(), "loops_to": loops.node if loops is not None else 0, "buckets": buckets}
 
 
 def _same(store: Path, values: ValueForm | None) -> bool:

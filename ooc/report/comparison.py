@@ -11,8 +11,8 @@ from rich.console import Console
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
+from ooc.report.console import print_table, say
 from ooc.report.progress import format_duration
-from ooc.report.tables import print_table
 from ooc.sizes import format_size
 from ooc.train.run import RunFolder
 
@@ -72,7 +72,7 @@ def compare(path: Path) -> Comparison:
 def print_comparison(found: Comparison, console: Console) -> None:
     """A table of promises, and one of passes where there are any."""
     epochs = "1 epoch" if found.epochs == 1 else f"the median of {found.epochs} epochs"
-    console.print(f"{found.run}: forecast against {epochs}", highlight=False, soft_wrap=True)
+    say(console, f"{found.run}: forecast against {epochs}")
     _print("quantity", found.quantities, console)
     if found.passes:
         _print("pass", found.passes, console)

@@ -4,13 +4,13 @@
 import shutil
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from ooc.conversion.budget import check_folder
-from ooc.conversion.forecast import Chosen, Forecast, Subject, forecast, measure, subject_of, subject_of_dataset
+from ooc.conversion.budget import Options, Sizes, check_folder, default_budget_bytes
+from ooc.conversion.conversion import chosen_options
+from ooc.conversion.forecast import Forecast, Stage, forecast, measure, sizes_of_dataset
 from ooc.conversion.output import check_target, resolved
+from ooc.report.console import print_table, say
 from ooc.report.progress import format_duration
 from ooc.sizes import format_size
 from ooc.sources.names import DATASETS, Dataset, named
@@ -20,74 +20,82 @@ from ooc.sources.registry import FORMATS, open_source
 
 def print_forecast(
     source: str,
+    out: Path | None,
     *,
     root: Path,
-    out: Path | None,
-    force: bool,
-    form: str | None,
-    request: Request,
+    format: str | None,
     symmetrize: bool | None,
-    self_loops: bool,
+    drop_duplicates: bool | None,
     row_normalize: bool,
-    ordered: bool,
+    self_loops: bool,
     dtype: str,
+    split: int | str | None,
+    order: str,
+    host_budget: int | None,
+    drop_edge_data: bool,
+    force: bool,
     console: Console,
+    **reading: str | None,
 ) -> None:
     """A table of the stages, and what they need together; nothing stays in the folder where OUT would be.
 
-    A dataset's files need not be here. Raises as ``ooc.convert`` does for a source that cannot be read and an ``out``
-    that cannot be written.
+    A dataset's files need not be here. Options, and errors for a source that cannot be read and an ``out`` that cannot
+    be written, are those of ``ooc.convert``.
     """
-    dataset, usual = named(source), False
-    place = dataset.find(root) if dataset is not None else Path(source)
+    budget = default_budget_bytes() if host_budget is None else host_budget
+    given = {name: value for name, value in reading.items() if value is not None}
+    dataset = named(source)
+    place = Path(source) if dataset is None else dataset.find(root)
     if dataset is not None and place is None:
-        subject, where = subject_of_dataset(dataset), "as published; its files are not here"
+        sizes, where = sizes_of_dataset(dataset), "as published; its files are not here"
+        options = Options(
+            symmetrize=bool(symmetrize),
+            drop_duplicates=bool(drop_duplicates),
+            self_loops=self_loops,
+            row_normalize=row_normalize,
+            dtype=dtype,
+        )
     else:
-        assert place is not None
-        opened = open_source(place if dataset is not None else source, format=form, request=request)
-        subject, usual, where = subject_of(opened), opened.symmetrize, str(place)
+        request = Request(split=split, budget_bytes=budget, drop_edge_data=drop_edge_data, options=given)
+        opened = open_source(source if dataset is None else place, format=format, request=request)
+        sizes, where = Sizes.of(opened), str(place)
+        options = chosen_options(
+            opened,
+            symmetrize=symmetrize,
+            drop_duplicates=drop_duplicates,
+            self_loops=self_loops,
+            row_normalize=row_normalize,
+            dtype=dtype,
+        )
         for note in opened.notes:
-            console.print(note, highlight=False, markup=False, soft_wrap=True)
-    target = resolved(out if out is not None else Path(f"{subject.name}.ooc"))
-    folder = target.parent
-    check_folder(folder)
+            say(console, note)
+    target = resolved(out if out is not None else Path(f"{sizes.name}.ooc"))
+    check_folder(target.parent)
     check_target(target, force=force)
-    chosen = Chosen(
-        symmetrize=usual if symmetrize is None else symmetrize,
-        self_loops=self_loops,
-        row_normalize=row_normalize,
-        ordered=ordered,
-        dtype=dtype,
-    )
-    found = forecast(subject, measure(folder), chosen)
-    console.print(_table(found))
-    for line in _lines(subject, found, where=where, folder=folder, budget_bytes=request.budget_bytes):
-        console.print(line, highlight=False, soft_wrap=True)
+    found = forecast(sizes, measure(target.parent), options, ordered=order == "hop")
+    _print_stages(found, console)
+    for line in _lines(sizes, found, where=where, folder=target.parent, budget_bytes=budget):
+        say(console, line)
 
 
-def _table(found: Forecast) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("stage")
-    for column in ("reads", "writes", "time"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for stage in found.stages:
-        sizes = (format_size(stage.read_bytes), format_size(stage.written_bytes))
-        table.add_row(stage.name, *sizes, format_duration(stage.seconds))
+def _print_stages(found: Forecast, console: Console) -> None:
     read = sum(stage.read_bytes for stage in found.stages)
     written = sum(stage.written_bytes for stage in found.stages)
-    table.add_section()
-    table.add_row("all", format_size(read), format_size(written), format_duration(found.seconds))
-    return table
+    rows = [
+        (stage.name, format_size(stage.read_bytes), format_size(stage.written_bytes), format_duration(stage.seconds))
+        for stage in (*found.stages, Stage(name="all", read_bytes=read, written_bytes=written, seconds=found.seconds))
+    ]
+    print_table(("stage", "reads", "writes", "time"), rows, console)
 
 
-def _lines(subject: Subject, found: Forecast, *, where: str, folder: Path, budget_bytes: int) -> list[str]:
-    counts = f"{subject.num_nodes:,} nodes, {subject.num_edges:,} edges, {subject.num_features} features"
+def _lines(sizes: Sizes, found: Forecast, *, where: str, folder: Path, budget_bytes: int) -> list[str]:
+    counts = f"{sizes.num_nodes:,} nodes, {sizes.num_edges:,} edges, {sizes.num_features} features"
     free = shutil.disk_usage(folder).free
     room = "" if free >= found.disk_bytes else f", {format_size(found.disk_bytes - free)} too little"
     short = "" if budget_bytes >= found.least_memory_bytes else ": too little"
     return [
-        f"{subject.name}: {counts} ({where})",
-        f"source: {format_size(subject.input_bytes)}, {format_size(subject.raw_bytes)} unpacked; "
+        f"{sizes.name}: {counts} ({where})",
+        f"source: {format_size(sizes.input_bytes)}, {format_size(sizes.raw_bytes)} unpacked; "
         f"store: about {format_size(found.store_bytes)}",
         f"disk: {format_size(found.disk_bytes)} at most in {folder}, {format_size(free)} are free{room}",
         f"memory: at least {format_size(found.least_memory_bytes)}; "
@@ -96,29 +104,15 @@ def _lines(subject: Subject, found: Forecast, *, where: str, folder: Path, budge
     ]
 
 
-# ---- what can be converted --------------------------------------------------------------------------------------
-
-
 def print_list(console: Console) -> None:
     """The formats and what each needs; the names and what they stand for."""
-    formats = _listing("format", "what SOURCE is")
-    for form, reader in FORMATS.items():
-        formats.add_row(form, reader.needs)
-    console.print(formats)
-    names = _listing("name", "nodes", "edges", "features", "where it lies under --root")
-    for column in names.columns[1:4]:
-        column.justify = "right"
-    for dataset in DATASETS.values():
-        counts = (f"{count:,}" for count in (dataset.nodes, dataset.edges, dataset.features))
-        names.add_row(dataset.name, *counts, _where(dataset))
-    console.print(names)
-
-
-def _listing(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column)
-    return table
+    rows = [(form, reader.needs) for form, reader in FORMATS.items()]
+    print_table(("format", "what SOURCE is"), rows, console)
+    named_rows = [
+        (dataset.name, *(f"{count:,}" for count in (dataset.nodes, dataset.edges, dataset.features)), _where(dataset))
+        for dataset in DATASETS.values()
+    ]
+    print_table(("name", "nodes", "edges", "features", "where it lies under --root"), named_rows, console)
 
 
 def _where(dataset: Dataset) -> str:

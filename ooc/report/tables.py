@@ -4,7 +4,7 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -15,6 +15,7 @@ from ooc.plan import Hardware
 from ooc.plan.lifetimes import Lifetime, StageStatistics
 from ooc.plan.simulate.timeline import Resource
 from ooc.report.alternatives import Cell, Change
+from ooc.report.console import print_table, say
 from ooc.report.plan_report import PlanReport, describe_memory, describe_reading
 from ooc.report.progress import format_duration
 from ooc.sizes import format_size
@@ -23,44 +24,10 @@ if TYPE_CHECKING:
     from ooc.train.metrics import Metric
 
 _SHARES = ("device", "host", "ssd", "recompute")
-_USES = ("produced", "last forward use", "backward use")
-_WORDS = frozenset(
-    ("matrix", "fate", "resource", "pass", "bound by", "stage", "change", "machine", "gpu budget", "quantity", *_USES)
-)
-"""Columns of words; all others hold numbers."""
-_WRAPPED, _WRAPPED_WIDTH = "backward use", 24
-"""The column that is as wide as there is room, and what it needs."""
-_BETWEEN = 2
 _BLOCK_BYTES = 1 << 20
 """Requests that the listing gives the disk's rates for."""
 _ROW_BYTES = 512
 """Bytes of a gathered row that the listing gives the rate of pulls for: 128 columns of float32."""
-
-
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
-    """``rows`` of cells under the headings ``columns``. A column without content is left out. Where the console is too
-    narrow, several tables follow each other, each with the first column: nothing is cut."""
-    widths = [
-        max(len(line) for cell in cells for line in cell.split("\n")) for cells in zip(columns, *rows, strict=True)
-    ]
-    tables, used = [[0]], widths[0]
-    for k in range(1, len(columns)):
-        if not any(row[k] for row in rows):
-            continue
-        width = _BETWEEN + (min(widths[k], _WRAPPED_WIDTH) if columns[k] == _WRAPPED else widths[k])
-        if len(tables[-1]) > 1 and used + width > console.width - _BETWEEN:
-            tables.append([0])
-            used = widths[0]
-        tables[-1].append(k)
-        used += width
-    for shown in tables:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for k in shown:
-            justify: Literal["left", "right"] = "left" if columns[k] in _WORDS else "right"
-            table.add_column(columns[k], justify=justify, no_wrap=columns[k] != _WRAPPED)
-        for row in rows:
-            table.add_row(*(row[k] for k in shown))
-        console.print(table)
 
 
 def print_report(report: PlanReport, console: Console) -> None:
@@ -70,13 +37,13 @@ def print_report(report: PlanReport, console: Console) -> None:
     _print_passes(report, console)
     _print_stages(report.stages, console)
     _print_lifetimes(report.lifetimes, console)
-    _say(console, f"memory: {describe_memory(report)}, at most")
+    say(console, f"memory: {describe_memory(report)}, at most")
     if report.plan.spill_bytes:
-        _say(console, f"disk: {format_size(report.plan.spill_bytes)} of scratch")
+        say(console, f"disk: {format_size(report.plan.spill_bytes)} of scratch")
     read, written = describe_reading(report), format_size(report.ssd_write_bytes)
     passes, bottleneck = len(report.timeline.passes), report.timeline.bottleneck.value
     seconds = format_duration(report.epoch_s)
-    _say(console, f"epoch: {seconds} in {passes} passes, {read} read and {written} written; busiest: {bottleneck}")
+    say(console, f"epoch: {seconds} in {passes} passes, {read} read and {written} written; busiest: {bottleneck}")
 
 
 def print_changes(changes: Sequence[Change], console: Console) -> None:
@@ -94,7 +61,7 @@ def print_changes(changes: Sequence[Change], console: Console) -> None:
 def print_assumptions(lines: Sequence[str], console: Console) -> None:
     """One line each, marked as what they are."""
     for line in lines:
-        _say(console, f"assumed: {line}")
+        say(console, f"assumed: {line}")
 
 
 def _print_fates(report: PlanReport, console: Console) -> None:
@@ -142,15 +109,11 @@ def _print_lifetimes(found: Sequence[Lifetime], console: Console) -> None:
         rows.append(
             (item.matrix, format_size(item.nbytes), produced, item.last_forward or "", ", ".join(item.backward))
         )
-    print_table(("matrix", "bytes", *_USES), rows, console)
+    print_table(("matrix", "bytes", "produced", "last forward use", "backward use"), rows, console)
 
 
 def _saved(seconds: float) -> str:
     return format_duration(seconds) if seconds >= 0 else f"-{format_duration(-seconds)}"
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, soft_wrap=True)
 
 
 def print_sweep(cells: Sequence[Cell], console: Console) -> None:
@@ -189,7 +152,7 @@ def print_machines(machines: Sequence[Hardware], console: Console) -> None:
     columns = ("machine", "device", "host", "wire/s", "SSD read/s", "write/s", "float32 FLOP/s", "pulled/s")
     print_table(columns, rows, console)
     for machine in machines:
-        _say(console, f"{machine.name}: {machine.source}")
+        say(console, f"{machine.name}: {machine.source}")
 
 
 # ---- a run ------------------------------------------------------------------------------------------------------
@@ -203,10 +166,10 @@ def print_plan(report: PlanReport, console: Console) -> None:
     device, host = format_size(plan.device_peak_bytes), format_size(plan.host_peak_bytes)
     spill = format_size(plan.spill_bytes)
     needed = f"{spill} of scratch on disk, at most {device} of device and {host} of host memory"
-    _say(console, f"plan: reads {read} and writes {write} an epoch, {needed}")
+    say(console, f"plan: reads {read} and writes {write} an epoch, {needed}")
     if plan.has_tiers:
         there, back = format_size(plan.to_device_bytes), format_size(plan.to_host_bytes)
-        _say(console, f"over the wire: {there} to the device and {back} back an epoch")
+        say(console, f"over the wire: {there} to the device and {back} back an epoch")
 
 
 def print_outcome(

@@ -34,8 +34,7 @@ def _main(source: str, out: str, at: int, options: dict[str, Any]) -> None:
     from ooc.conversion.budget import Shares
 
     tiny = Shares(sort_keys=700, edges=500, feature_rows=190, label_rows=600, sort_workers=2)
-    conversion.divide = lambda source, budget: tiny
-    conversion._ordering_shares = lambda source, budget: tiny
+    conversion.divide = lambda *args, **kwargs: tiny
     os.fsync = lambda descriptor: None  # What a killed process has written is not lost; this is for the machine's end.
     journal._LEAST_SECONDS, journal._MOST_SHARE = 0.0, float("inf")
     folder, count = os.path.dirname(out), itertools.count(1)  # noqa: PTH120 - no Path in an audit hook

@@ -138,8 +138,7 @@ def test_edges_carry_what_they_did_whatever_is_done_to_them(
 
 def _scarce(patch: pytest.MonkeyPatch) -> None:
     """A memory of twenty edges, rows that are completed three at a time."""
-    patch.setattr(conversion, "divide", lambda source, budget: _TINY)
-    patch.setattr(conversion, "_ordering_shares", lambda source, budget: _TINY)
+    patch.setattr(conversion, "divide", lambda *args, **kwargs: _TINY)
     for module in (csr, edges_module):
         patch.setattr(module, "_WINDOW_ROWS", 3)
     patch.setattr(topology, "_COMPARED_BYTES", 70)
@@ -240,7 +239,7 @@ def test_reorder_carries_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     arrays = carrying(nodes=300, edges=900, features=3)
     ordered = ooc.convert(arrays, tmp_path / "ordered.ooc", symmetrize=symmetrize, order="hop")
     store = ooc.convert(arrays, tmp_path / "g.ooc", symmetrize=symmetrize)
-    monkeypatch.setattr(reorder, "divide_for_order", lambda *args, **kwargs: _TINY)
+    monkeypatch.setattr(reorder, "divide", lambda *args, **kwargs: _TINY)
     assert files_of(reorder.reorder(store, tmp_path / "later.ooc").path) == files_of(ordered.path)
     assert ooc.open(tmp_path / "later.ooc").has_edge_weight and verify(ordered) == []
 
@@ -257,7 +256,9 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert peak_bytes < megabytes * 1e6
     assert store.nbytes > 90e6
-    least = budget.least_budget_bytes(num_features=1, resident_bytes=0, edge_numbers=10_000)
+    least = budget.least_budget_bytes(
+        budget.Sizes(name="wide", num_nodes=3, num_edges=2, num_features=1, edge_numbers=10_000)
+    )
     assert least == 4 * 16 * 10_000 * 128
     wide = random_arrays(nodes=3, edges=2) | {"edge_attr": np.ones((2, 10_000))}
     with pytest.raises(BudgetError, match="give host_budget='82M"):

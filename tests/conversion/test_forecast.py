@@ -2,12 +2,15 @@
 """A forecast says beforehand what a conversion then reads, writes and needs."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ooc
-from ooc.conversion.forecast import Chosen, Forecast, Rates, Subject, forecast, measure, subject_of, subject_of_dataset
+from ooc.conversion.budget import Options, Sizes
+from ooc.conversion.forecast import Forecast, Rates, forecast, measure, sizes_of_dataset
 from ooc.errors import BudgetError
 from ooc.events import Event, TaskStarted
 from ooc.sources.names import DATASETS
@@ -22,21 +25,21 @@ _RATES = Rates(
     sort_keys_per_s=2e7,
     copy_bytes_per_s=1e9,
 )
-_CHOSEN = Chosen(symmetrize=False, self_loops=False, row_normalize=False, ordered=False, dtype="float32")
+_OPTIONS = Options(symmetrize=False, drop_duplicates=False, self_loops=False, row_normalize=False, dtype="float32")
 _SOURCE = "synthetic:nodes=200000,edges=900000,features=20,classes=4"
 
 
-def _subject(source: str) -> Subject:
-    return subject_of(open_source(source, format=None, request=Request(split=None, budget_bytes=10**9)))
+def _sizes(source: str) -> Sizes:
+    return Sizes.of(open_source(source, format=None, request=Request(split=None, budget_bytes=10**9)))
 
 
-def _with(**changes: bool | str) -> Chosen:
-    return Chosen(**{**vars(_CHOSEN), **changes})  # type: ignore[arg-type]
+def _forecast(sizes: Sizes, *, ordered: bool = False, **changes: Any) -> Forecast:
+    return forecast(sizes, _RATES, replace(_OPTIONS, **changes), ordered=ordered)
 
 
 @pytest.mark.parametrize("symmetrize", [False, True])
 def test_stages_store_and_disk_are_those_of_the_conversion(tmp_path: Path, symmetrize: bool) -> None:
-    found = forecast(_subject(_SOURCE), _RATES, _with(symmetrize=symmetrize, row_normalize=True))
+    found = _forecast(_sizes(_SOURCE), symmetrize=symmetrize, row_normalize=True)
     tasks, most = [], 0
 
     def watch(event: Event) -> None:
@@ -57,8 +60,8 @@ def test_stages_store_and_disk_are_those_of_the_conversion(tmp_path: Path, symme
 
 def test_of_a_small_graph_metadata_counts_too(tmp_path: Path) -> None:
     source = "synthetic:nodes=200,edges=900,features=4,classes=2,seed=1"
-    found = forecast(_subject(source), _RATES, _CHOSEN)
-    ooc.convert(source, tmp_path / "g.ooc", symmetrize=_CHOSEN.symmetrize)
+    found = _forecast(_sizes(source))
+    ooc.convert(source, tmp_path / "g.ooc", symmetrize=_OPTIONS.symmetrize)
     assert sum(_size(file) for file in tmp_path.rglob("*") if file.is_file()) <= found.disk_bytes
 
 
@@ -71,15 +74,15 @@ def _size(file: Path) -> int:
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_the_least_memory_is_what_the_conversion_says(tmp_path: Path, ordered: bool) -> None:
-    found = forecast(_subject(_SOURCE), _RATES, _with(ordered=ordered))
+    found = _forecast(_sizes(_SOURCE), ordered=ordered)
     order = "hop" if ordered else "none"
     with pytest.raises(BudgetError):
         ooc.convert(_SOURCE, tmp_path / "g.ooc", order=order, host_budget=found.least_memory_bytes - 1)
     assert ooc.convert(_SOURCE, tmp_path / "g.ooc", order=order, host_budget=found.least_memory_bytes)
 
 
-def _of(name: str, **changes: bool | str) -> Forecast:
-    return forecast(subject_of_dataset(DATASETS[name]), _RATES, _with(**changes))
+def _of(name: str, **changes: Any) -> Forecast:
+    return _forecast(sizes_of_dataset(DATASETS[name]), **changes)
 
 
 def test_published_datasets_need_no_files() -> None:

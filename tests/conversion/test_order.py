@@ -121,7 +121,7 @@ def test_tiny_budgets_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mo
     ample = reorder(plain, tmp_path / "ample.ooc")
     assert len(ample.attributes["hops"]) > 2
     tiny = Shares(sort_keys=50, edges=7, feature_rows=11, label_rows=130)
-    monkeypatch.setattr(reorder_module, "divide_for_order", lambda *args, **kwargs: tiny)
+    monkeypatch.setattr(reorder_module, "divide", lambda *args, **kwargs: tiny)
     scarce = reorder(plain, tmp_path / "scarce.ooc")
     assert files_of(scarce.path) == files_of(ample.path)
     _check_same_graph(scarce, plain)
