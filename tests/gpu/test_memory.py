@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from ooc.kernels.cuda import memory
 from ooc.kernels.edge_terms import Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.functions import Gatv2, TransformerAttention
 from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads
 from ooc.kernels.pulls import BY_DEVICE
-from ooc.model.layers.edge_functions import DotAttention, EdgeSum, EdgeTerm, Gatv2Attention
+from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm, FunctionAttention
 from ooc.model.layers.per_edge import AttentionOptions, EdgeAggregate
 from ooc.model.lowering.values import Features
 from tests.gpu.device import cut, edge_function, edge_sum, gat, launch, maximum, sums
@@ -119,14 +120,24 @@ ATT = nn.Parameter(torch.zeros(1, HEADS, CHANNELS))
 
 def gatv2(term: EdgeTerm | None) -> EdgeAggregate:
     source, target = Features(0, WIDTH), Features(1, WIDTH)
-    return Gatv2Attention(2, source, target, OPTIONS, att=ATT, negative_slope=0.2, term=term, keep=True)
+
+    def functions(groups: range) -> Gatv2:
+        return Gatv2(ATT.detach()[0, groups.start : groups.stop], 0.2)
+
+    return FunctionAttention(2, source, target, OPTIONS, functions, att=ATT, term=term, keep=True)
 
 
 AGGREGATES: dict[str, Callable[[], EdgeAggregate]] = {
     "GATv2": lambda: gatv2(None),
     "GATv2, features, self-loops": lambda: gatv2(LOOPS),
-    "Transformer, features": lambda: DotAttention(
-        2, Features(0, 2 * WIDTH), Features(1, WIDTH), OPTIONS, term=TERM, keep=True
+    "Transformer, features": lambda: FunctionAttention(
+        2,
+        Features(0, 2 * WIDTH),
+        Features(1, WIDTH),
+        OPTIONS,
+        lambda groups: TransformerAttention(len(groups)),
+        term=TERM,
+        keep=True,
     ),
     "GINE": lambda: EdgeSum(1, Features(0, WIDTH), OF_A_COLUMN, keep=True),
 }

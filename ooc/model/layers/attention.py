@@ -25,14 +25,9 @@ from torch import Tensor, nn
 
 from ooc.kernels.edge_terms import Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops
+from ooc.kernels.functions import Gatv2, GatWithFeatures, TransformerAttention
 from ooc.kernels.gat import TARGET_SCALARS
-from ooc.model.layers.edge_functions import (
-    DotAttention,
-    EdgeTerm,
-    Gatv2Attention,
-    GatWithFeaturesAttention,
-    with_loops,
-)
+from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, GatAttention
 from ooc.model.lowering.projection import ONCE, Repeated, Weights
@@ -99,9 +94,10 @@ def lower_gat(conv: Any, call: Call) -> Value:
             by_head = edge_weight.view(conv.heads, conv.out_channels, -1)
             return torch.einsum("hc,hck->hk", att_edge[0], by_head), None
 
-        term = edge_term(call, of_edges, (edge_weight, att_edge), columns=1)
-        term = with_loops(term, options.self_loops, _loop_features(conv, call))
-        with_features = partial(GatWithFeaturesAttention, options=options, negative_slope=slope, term=term)
+        term = _with_loops(edge_term(call, of_edges, (edge_weight, att_edge), columns=1), conv, call)
+        with_features = partial(
+            FunctionAttention, options=options, functions=lambda groups: GatWithFeatures(len(groups), slope), term=term
+        )
         attended = call.assembly.per_edge(with_features, source, target, trains=term.trains)
     return _with_residual(conv, call, _heads(conv, call, attended))
 
@@ -117,11 +113,14 @@ def lower_gatv2(conv: Any, call: Call) -> Value:
         raise call.refuse("it is given edge_attr without edge_dim")
     term = None
     if takes_features(conv, call):
-        term = edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels)
-        term = with_loops(term, options.self_loops, _loop_features(conv, call))
-    slope = float(conv.negative_slope)
-    gatv2 = partial(Gatv2Attention, options=options, att=conv.att, negative_slope=slope, term=term)
-    trains = conv.att.requires_grad or (term is not None and term.trains)
+        term = _with_loops(edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels), conv, call)
+    slope, att = float(conv.negative_slope), conv.att
+
+    def functions(groups: range) -> Gatv2:
+        return Gatv2(att.detach()[0, groups.start : groups.stop], slope)
+
+    gatv2 = partial(FunctionAttention, options=options, functions=functions, att=att, term=term)
+    trains = att.requires_grad or (term is not None and term.trains)
     attended = call.assembly.per_edge(gatv2, source, target, trains=trains)
     return _with_residual(conv, call, _heads(conv, call, attended))
 
@@ -150,7 +149,9 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     term = None
     if takes_features(conv, call):
         term = edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels)
-    dot = partial(DotAttention, options=options, term=term)
+    dot = partial(
+        FunctionAttention, options=options, functions=lambda groups: TransformerAttention(len(groups)), term=term
+    )
     attended = call.assembly.per_edge(dot, source, target, trains=term is not None and term.trains)
     out = _heads(conv, call, attended)
     if not conv.root_weight:
@@ -174,7 +175,7 @@ def _options(conv: Any, call: Call) -> AttentionOptions:
         raise call.refuse("return_attention_weights is not supported: nothing is kept for an edge")
     p = float(conv.dropout) if conv.training else 0.0
     loops = SelfLoops.EXACTLY_ONE if getattr(conv, "add_self_loops", False) else SelfLoops.AS_STORED
-    return AttentionOptions(conv.heads, conv.out_channels, loops, p, call.assembly.edge_site(p))
+    return AttentionOptions(conv.heads, conv.out_channels, loops, p, call.assembly.site(p))
 
 
 def takes_features(conv: Any, call: Call) -> bool:
@@ -190,15 +191,18 @@ def edge_term(call: Call, weights: Weights, parameters: tuple[nn.Parameter, ...]
     return EdgeTerm(features, columns, weights, parameters)
 
 
-def _loop_features(conv: Any, call: Call) -> LoopFeatures:
-    """What the convolution's ``fill_value`` makes of added self-loops."""
+def _with_loops(term: EdgeTerm, conv: Any, call: Call) -> EdgeTerm:
+    """``term`` with what the convolution's ``fill_value`` makes of added self-loops, if it adds any."""
     fill = conv.fill_value
+    if not conv.add_self_loops:
+        return term
     if isinstance(fill, str):
         fillings = {"mean": Filling.MEAN, "add": Filling.SUM, "sum": Filling.SUM}
         if fill not in fillings:
             raise call.refuse(f"fill_value={fill!r} is not supported; use 'mean', 'add' or numbers")
-        return LoopFeatures(fillings[fill])
-    return LoopFeatures(Filling.CONSTANT, torch.as_tensor(fill, dtype=torch.float64).detach().reshape(-1))
+        return replace(term, loops=LoopFeatures(fillings[fill]))
+    constant_K = torch.as_tensor(fill, dtype=torch.float64).detach().reshape(-1)
+    return replace(term, loops=LoopFeatures(Filling.CONSTANT, constant_K))
 
 
 def _projection(

@@ -49,8 +49,9 @@ from ooc.errors import ModelError
 from ooc.model.graph import Scaling
 from ooc.model.layers.attention import edge_term, lower_gat, lower_gatv2, lower_transformer
 from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm
-from ooc.model.layers.layer import Call
+from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
+from ooc.model.layers.per_edge import Maximum
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.replaced import is_linear, replaced_functions
 from ooc.model.lowering.values import Value
@@ -66,24 +67,21 @@ def lower_convolution(
     kwargs: dict[str, Any],
     assembly: Assembly,
     *,
-    is_graph: Callable[[Any], bool],
     trace: Callable[[nn.Module, Value], Value],
 ) -> Value:
     """What ``conv`` gives for these arguments; ModelError for an option or an argument that is not supported."""
     lower = _LOWERINGS.get(type(conv))
+    if lower is not None and (replaced := _replaced(conv)):
+        lower, where = None, f"{where}, run as it is because of its {replaced}"
     if lower is None:
-        return lower_opaque(conv, where, args, kwargs, assembly, is_graph=is_graph)
-    replaced = _replaced(conv)
-    if replaced:
-        where = f"{where}, run as it is because of its {replaced}"
-        return lower_opaque(conv, where, args, kwargs, assembly, is_graph=is_graph)
+        return lower_opaque(conv, where, args, kwargs, assembly)
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments
-    weighted = arguments.get("edge_weight") is not None
-    if type(conv) in _OF_ANY_AGGREGATION and not _is_known(conv.aggr, weighted=weighted):
-        return lower_opaque(conv, where, args, kwargs, assembly, is_graph=is_graph)
-    if not is_graph(arguments["edge_index"]):
+    known = _SUMS if arguments.get("edge_weight") is not None else (*_SUMS, "mean", "max")
+    if type(conv) in _OF_ANY_AGGREGATION and conv.aggr not in known:
+        return lower_opaque(conv, where, args, kwargs, assembly)
+    if not isinstance(arguments["edge_index"], Graph):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
     if arguments.get("size") is not None:
         raise ModelError(f"{where}: size is not supported")
@@ -92,11 +90,6 @@ def lower_convolution(
     call = Call(where, arguments, assembly, trace)
     assembly.convolved.append(call.matrix("x"))
     return lower(conv, call)
-
-
-def _is_known(aggr: Any, *, weighted: bool) -> bool:
-    """Whether there is a formula for an aggregation, of edges with weights or without."""
-    return aggr in _SUMS if weighted else aggr in (*_SUMS, "mean", "max")
 
 
 def _replaced(conv: Any) -> str:
@@ -127,6 +120,13 @@ def _linear(call: Call, linear: Any, rows: Value) -> tuple[Value, list[nn.Parame
     return call.assembly.linear(rows, linear.weight), _bias(linear)
 
 
+def _aggregated(call: Call, x: Value, aggr: str) -> Value:
+    """A x by an aggregation that there is a formula for."""
+    if aggr == "max":
+        return call.assembly.per_edge(Maximum, x)
+    return call.assembly.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
+
+
 def _linear_of_sum(
     call: Call, linear: Any, rows: Value, scaling: Scaling, hops: int = 1
 ) -> tuple[Value, list[nn.Parameter]]:
@@ -148,7 +148,7 @@ def _gcn_scaling(conv: Any, call: Call) -> Scaling:
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
     if not getattr(conv, "normalize", True):
         return Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
-    if not conv.add_self_loops:
+    if not getattr(conv, "add_self_loops", False):  # TAGConv has none
         return Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
     if not weighted:
         return Scaling.GCN
@@ -172,63 +172,59 @@ def _gcn(conv: Any, call: Call) -> Value:
 
 def _sage(conv: Any, call: Call) -> Value:
     assembly = call.assembly
-    scalings = {"mean": Scaling.MEAN, "sum": Scaling.SUM, "add": Scaling.SUM}
     x = source = call.matrix("x")
     if conv.project:
         linear, biases = _linear(call, conv.lin, x)
         source = assembly.rectified(assembly.sum([(1.0, linear)], biases))
-    if conv.aggr == "max":
-        product, biases = _linear(call, conv.lin_l, assembly.maximum(source))
-    else:
-        product, biases = _linear_of_sum(call, conv.lin_l, source, scalings[conv.aggr])
-    terms = [(1.0, product)]
-    if conv.root_weight:
-        root, root_biases = _linear(call, conv.lin_r, x)
-        terms.append((1.0, root))
-        biases = biases + root_biases
-    total = assembly.sum(terms, biases)
+    total = _with_root(call, conv.aggr, (conv.lin_l, source), (conv.lin_r, x) if conv.root_weight else None)
     if conv.normalize:
         total = assembly.rowwise(call.where, lambda rows: F.normalize(rows, p=2.0, dim=-1), [total])
     return total
 
 
 def _graph(conv: Any, call: Call) -> Value:
-    assembly = call.assembly
     x = call.matrix("x")
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
-    if conv.aggr in _SUMS:
-        scaling = Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
-        product, biases = _linear_of_sum(call, conv.lin_rel, x, scaling)
-    elif conv.aggr == "max":
-        product, biases = _linear(call, conv.lin_rel, assembly.maximum(x))
+    return _with_root(call, conv.aggr, (conv.lin_rel, x), (conv.lin_root, x), weighted=weighted)
+
+
+def _with_root(
+    call: Call,
+    aggr: str,
+    neighbours: tuple[Any, Value],
+    root: tuple[Any, Value] | None,
+    *,
+    weighted: bool = False,
+) -> Value:
+    """A linear map of the neighbours' rows, aggregated, and one of a row itself, added up."""
+    linear, source = neighbours
+    if aggr == "max":
+        product, biases = _linear(call, linear, _aggregated(call, source, aggr))
     else:
-        product, biases = _linear_of_sum(call, conv.lin_rel, x, Scaling.MEAN)
-    root, root_biases = _linear(call, conv.lin_root, x)
-    return assembly.sum([(1.0, product), (1.0, root)], biases + root_biases)
+        scaling = Scaling.MEAN if aggr == "mean" else Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
+        product, biases = _linear_of_sum(call, linear, source, scaling)
+    terms = [(1.0, product)]
+    if root is not None:
+        own, of_root = _linear(call, *root)
+        terms.append((1.0, own))
+        biases = biases + of_root
+    return call.assembly.sum(terms, biases)
 
 
 def _gin(conv: Any, call: Call) -> Value:
-    assembly = call.assembly
     x = call.matrix("x")
-    if conv.aggr == "max":
-        aggregated = assembly.maximum(x)
-    elif conv.aggr == "mean":
-        aggregated = assembly.aggregate(x, Scaling.MEAN)
-    else:
-        aggregated = assembly.aggregate(x, Scaling.SUM)
-    return _gin_update(conv, call, aggregated, x)
+    return _gin_update(conv, call, _aggregated(call, x, conv.aggr), x)
 
 
 def _gin_update(conv: Any, call: Call, aggregated: Value, x: Value) -> Value:
     """nn(aggregated + (1 + ε) x)."""
     assembly = call.assembly
-    if isinstance(conv.eps, nn.Parameter):
-        eps = conv.eps
-        own = assembly.rowwise(call.where, lambda rows: (1 + eps) * rows, [x], (eps,))
-        total = assembly.sum([(1.0, aggregated), (1.0, own)])
+    eps = conv.eps
+    if isinstance(eps, nn.Parameter):
+        own = 1.0, assembly.rowwise(call.where, lambda rows: (1 + eps) * rows, [x], (eps,))
     else:
-        total = assembly.sum([(1.0, aggregated), (1.0 + float(conv.eps), x)])
-    return call.apply(conv.nn, total)
+        own = 1.0 + float(eps), x
+    return call.apply(conv.nn, assembly.sum([(1.0, aggregated), own]))
 
 
 def _gine(conv: Any, call: Call) -> Value:
@@ -276,12 +272,7 @@ def _tag(conv: Any, call: Call) -> Value:
     """Σ_k A^k X W_kᵀ, by powers of A on X or, where the output is narrower and X changes from epoch to epoch, by
     Horner's rule: X W₀ᵀ + A (X W₁ᵀ + A (…))."""
     assembly = call.assembly
-    _check_sum(conv, call)
-    weighted = call.takes("edge_weight", EdgeData.WEIGHT)
-    if conv.normalize:
-        scaling = Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
-    else:
-        scaling = Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
+    scaling = _gcn_scaling(conv, call)
     x = call.matrix("x")
     biases = _bias(conv)
     commutes = all(is_linear(lin) and lin.bias is None for lin in conv.lins)

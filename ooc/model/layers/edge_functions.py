@@ -9,7 +9,8 @@ order however rows and columns were cut.
 Shapes: R rows of the tile, G groups, K features of an edge, T columns of its term in a group.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,8 @@ from ooc.kernels import edge_function
 from ooc.kernels.cuda import memory
 from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout
 from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
-from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
+from ooc.kernels.edges import TileEdges
+from ooc.kernels.functions import Gine
 from ooc.kernels.pulls import pulls_for
 from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key
 from ooc.model.lowering.projection import Weights, through_weights
@@ -232,7 +233,8 @@ class FunctionAggregate(EdgeAggregate):
 
 
 class FunctionAttention(FunctionAggregate, Attention):
-    """Attention by an edge function."""
+    """Attention by an edge function, ``functions`` giving that of some groups. ``att`` [1, G, C], if it is given, comes
+    with the target's rows, so that its gradient is found row by row as theirs is."""
 
     pulls_targets = True
     statistics = 2
@@ -243,16 +245,26 @@ class FunctionAttention(FunctionAggregate, Attention):
         source: Value,
         target: Value,
         options: AttentionOptions,
+        functions: Callable[[range], EdgeFunction],
         *,
+        att: nn.Parameter | None = None,
         term: EdgeTerm | None,
         keep: bool,
     ) -> None:
-        self.term = term
         loop = 0 if term is None else term.loop_columns
         super().__init__(index, source, target, options, kept=1 + loop, keep=keep)
+        self.functions = functions
+        self.att = att
+        self.term = term
         self.target_columns = target.columns // options.heads
-        if term is not None:
-            self.parameters = term.parameters
+        self.parameters = (*(() if att is None else (att,)), *(() if term is None else term.parameters))
+
+    @property
+    def brought_columns(self) -> int:
+        return self.target_columns * (1 if self.att is None else 2)
+
+    def function(self, groups: range) -> EdgeFunction:
+        return self.functions(groups)
 
     def _edges(self, tile: TileEdges) -> TileEdges:
         return Attention._edges(self, tile)
@@ -270,71 +282,19 @@ class FunctionAttention(FunctionAggregate, Attention):
         loop_RK = kept_RHK[:, 0, self.result + 1 :] if layout.loop else None
         return layout.pack(target, above, loop_RK), None
 
-
-class Gatv2Attention(FunctionAttention):
-    """GATv2's; ``att`` [1, H, C]."""
-
-    def __init__(
-        self,
-        index: int,
-        source: Value,
-        target: Value,
-        options: AttentionOptions,
-        *,
-        att: nn.Parameter,
-        negative_slope: float,
-        term: EdgeTerm | None,
-        keep: bool,
-    ) -> None:
-        self.att = att
-        self.negative_slope = negative_slope
-        super().__init__(index, source, target, options, term=term, keep=keep)
-        self.parameters = (att, *self.parameters)
-
-    @property
-    def brought_columns(self) -> int:
-        return 2 * self.target_columns
-
-    def function(self, groups: range) -> EdgeFunction:
-        return Gatv2(self.att.detach()[0, groups.start : groups.stop], self.negative_slope)
-
     def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
+        if self.att is None:
+            return target
         target_RHC = target.view(len(target), len(groups), -1)
         att_RHC = self.att.detach()[:, groups.start : groups.stop].expand_as(target_RHC)
         return torch.cat((target_RHC, att_RHC), dim=2).view(len(target), -1)
 
     def _brought_gradient(self, pulled_RGV: Tensor) -> tuple[Tensor, Parameters]:
+        if self.att is None:
+            return super()._brought_gradient(pulled_RGV)
         d_target, d_att = pulled_RGV.chunk(2, dim=2)
         parameters = [(self.att, d_att.sum(0, keepdim=True))] if self.att.requires_grad else []
         return d_target.reshape(len(pulled_RGV), -1), parameters
-
-
-class DotAttention(FunctionAttention):
-    """TransformerConv's scaled dot products: sources bring key and value, targets the query."""
-
-    def function(self, groups: range) -> EdgeFunction:
-        return TransformerAttention(len(groups))
-
-
-class GatWithFeaturesAttention(FunctionAttention):
-    """GAT's where edges have features: sources bring z and a_src, targets a_dst, edges their share of the score."""
-
-    def __init__(
-        self,
-        index: int,
-        source: Value,
-        target: Value,
-        options: AttentionOptions,
-        *,
-        negative_slope: float,
-        term: EdgeTerm,
-        keep: bool,
-    ) -> None:
-        self.negative_slope = negative_slope
-        super().__init__(index, source, target, options, term=term, keep=keep)
-
-    def function(self, groups: range) -> EdgeFunction:
-        return GatWithFeatures(len(groups), self.negative_slope)
 
 
 class EdgeSum(FunctionAggregate):
@@ -356,8 +316,3 @@ class EdgeSum(FunctionAggregate):
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return gradient, None
-
-
-def with_loops(term: EdgeTerm, self_loops: SelfLoops, loops: LoopFeatures) -> EdgeTerm:
-    """``term`` of edges with added self-loops, if there are such."""
-    return replace(term, loops=loops) if self_loops is SelfLoops.EXACTLY_ONE else term

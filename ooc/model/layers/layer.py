@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 _PLAIN = (bool, int, float, str, torch.dtype)
 
-
 ARGUMENTS = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
 """What PyG's models call what edges carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Stands for the edge index: good for nothing but being given to a convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +132,7 @@ class Layer:
 
 
 def layer_of(
-    module: "MessagePassing",
-    where: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    is_graph: Callable[[Any], bool],
+    module: "MessagePassing", where: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Layer, Value]:
     """The layer as it is called, and the rows it is given; ModelError for a call that is not supported."""
     from ooc.model.lowering.replaced import strangers  # here, so that what has no such layer does without PyG
@@ -147,7 +146,7 @@ def layer_of(
     except TypeError as error:
         raise ModelError(f"{where} is called in a way that is not supported: {error}") from error
     rows = {name: value for name, value in given.items() if isinstance(value, Value)}
-    edges = [name for name, value in given.items() if is_graph(value)]
+    edges = [name for name, value in given.items() if isinstance(value, Graph)]
     carried = {value.data: name for name, value in given.items() if isinstance(value, EdgeInput)}
     known = {*rows, *edges, *carried.values()}
     plain = {name: value for name, value in given.items() if name not in known and value is not None}

@@ -14,7 +14,7 @@ promises nothing of single rows, so tiles are the same ones in every plan.
 Shapes: R rows of the tile, S nodes of the graph around some of them, C columns of the source.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import local
@@ -38,7 +38,7 @@ from ooc.kernels.neighbourhood import (
 from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key
-from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.assembly import Assembly, check_matrix
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
 
@@ -199,17 +199,11 @@ def _added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
 
 
 def lower_opaque(
-    conv: "MessagePassing",
-    where: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    assembly: Assembly,
-    *,
-    is_graph: Callable[[Any], bool],
+    conv: "MessagePassing", where: str, args: Sequence[Any], kwargs: Mapping[str, Any], assembly: Assembly
 ) -> Value:
     """What an opaque layer gives for these arguments; ModelError where it cannot be run tile by tile."""
-    layer, source = layer_of(conv, where, args, kwargs, is_graph=is_graph)
-    assembly.check_matrix(source)
+    layer, source = layer_of(conv, where, args, kwargs)
+    check_matrix(source)
     assembly.edge_data.update(layer.carried)
     setting = assembly.setting
     module = sharing(conv, where)
@@ -230,4 +224,4 @@ def lower_opaque(
     site = assembly.sites + 1
     assembly.sites += len(findings.dropped)
     assembly.convolved.append(source)
-    return assembly.add(lambda index: Opaque(index, source, layer, module, findings, site=site, keep=keep))
+    return Opaque(assembly.next_index(), source, layer, module, findings, site=site, keep=keep)

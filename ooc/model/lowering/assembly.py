@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError
 from ooc.model.graph import Scaling
-from ooc.model.layers.per_edge import EdgeAggregate, Maximum, Result
+from ooc.model.layers.per_edge import EdgeAggregate, Result
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import ONCE, Projection, Repeated, Weights
 from ooc.model.lowering.rectified import Rectified, Signs
@@ -71,22 +71,22 @@ class Assembly:
 
     def features(self) -> Value:
         """x, after the dropout on the input, if there is any: its site is 0."""
-        x = Features(self._next(), self.setting.num_features)
+        x = Features(self.next_index(), self.setting.num_features)
         p = self.setting.input_dropout
-        return Dropout(self._next(), x, p, 0) if p and self.setting.training else x
+        return Dropout(self.next_index(), x, p, 0) if p and self.setting.training else x
 
     def aggregate(self, source: Value, scaling: Scaling) -> Aggregate:
         """The scaled sum over neighbours; the same object for the same question."""
-        _check_matrix(source)
+        check_matrix(source)
         found = self._aggregates.get((source, scaling))
         if found is None:
             once = self._sums_once(source, scaling)
-            found = self._aggregates[source, scaling] = Aggregate(self._next(), source, scaling, once=once)
+            found = self._aggregates[source, scaling] = Aggregate(self.next_index(), source, scaling, once=once)
         return found
 
     def aggregate_product(self, source: Value, weight: nn.Parameter, scaling: Scaling, hops: int = 1) -> Value:
         """A^hops(source) Wᵀ, in whichever order is cheaper: A(HW) = A(H)W."""
-        _check_matrix(source)
+        check_matrix(source)
         place = len(self.products)
         sum_first = self._sums_once(source, scaling) or self.setting.sum_first(place, hops, weight)
         value = source if sum_first else self.linear(source, weight)
@@ -109,15 +109,8 @@ class Assembly:
 
     def linear(self, source: Value, weight: nn.Parameter) -> Value:
         """x Wᵀ."""
-        self._check_columns(source, weight.shape[1])
-        return Linear(self._next(), source, weight, self.setting.product)
-
-    def _check_columns(self, source: Value, columns: int) -> None:
-        if source.tail == (columns,):
-            return
-        if _of_features(source):
-            raise ModelError(f"the model takes {columns} features, the store has {source.columns}")
-        raise ModelError(f"a linear map of {columns} columns is given {_shape(source)}")
+        _check_columns(source, weight.shape[1])
+        return Linear(self.next_index(), source, weight, self.setting.product)
 
     def projection(
         self,
@@ -129,24 +122,20 @@ class Assembly:
         repeated: Repeated = ONCE,
     ) -> Value:
         """x W(θ)ᵀ + b(θ) for the ``features`` columns of x."""
-        self._check_columns(source, features)
+        _check_columns(source, features)
         product = self.setting.product
-        return Projection(self._next(), source, weights, parameters, product=product, repeated=repeated)
+        return Projection(self.next_index(), source, weights, parameters, product=product, repeated=repeated)
 
     def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value, trains: bool = False) -> Value:
         """The result of ``make(index, *inputs, keep=…)``, an aggregation that computes something for every edge;
         ``trains``: it has a gradient even where no input has."""
-        _check_matrix(inputs[0])
+        check_matrix(inputs[0])
         keep = self.setting.training and (trains or any(value.trains for value in inputs))
-        aggregate = make(self._next(), *inputs, keep=keep)
-        return Result(self._next(), aggregate) if keep else aggregate
+        aggregate = make(self.next_index(), *inputs, keep=keep)
+        return Result(self.next_index(), aggregate) if keep else aggregate
 
-    def maximum(self, source: Value) -> Value:
-        """The largest of the neighbours' values, column by column."""
-        return self.per_edge(Maximum, source)
-
-    def edge_site(self, p: float) -> int:
-        """The site of a dropout on edges; none where nothing is dropped."""
+    def site(self, p: float) -> int:
+        """The site of the next dropout, which keys its masks; 0 where nothing is dropped."""
         if not p:
             return 0
         if p >= 1:
@@ -158,21 +147,17 @@ class Assembly:
         """Σ c · value + Σ bias; of one value as it is, that value."""
         if len(terms) == 1 and terms[0][0] == 1 and not biases:
             return terms[0][1]
-        return Sum(self._next(), terms, biases)
+        return Sum(self.next_index(), terms, biases)
 
     def dropout(self, source: Value, p: float) -> Value:
-        """Dropout with the masks of the next site; no site where nothing is dropped."""
-        if not p:
-            return source
-        if p >= 1:
-            raise ModelError(f"dropout={p} leaves nothing to train on")
-        self.sites += 1
-        return Dropout(self._next(), source, p, self.sites)
+        """Dropout with the masks of the next site; of nothing, ``source`` itself."""
+        site = self.site(p)
+        return Dropout(self.next_index(), source, p, site) if site else source
 
     def rectified(self, source: Value, slope: float | None = None) -> Value:
         """ReLU of ``source``, or with ``slope`` LeakyReLU."""
-        signs = Signs(self._next(), source, not_a_number=slope is None)
-        return Rectified(self._next(), source, signs, slope)
+        signs = Signs(self.next_index(), source, not_a_number=slope is None)
+        return Rectified(self.next_index(), source, signs, slope)
 
     def rowwise(
         self,
@@ -186,15 +171,8 @@ class Assembly:
     ) -> Value:
         """A function of rows. It is tried on a few: one that looks across rows raises ModelError naming ``name``."""
         tail = probe(name, function, [value.tail for value in inputs], self.setting.dtype)
-        return Rowwise(
-            self._next(),
-            inputs,
-            tail,
-            function,
-            parameters,
-            heavy=heavy,
-            scratch_columns=scratch_columns,
-        )
+        index = self.next_index()
+        return Rowwise(index, inputs, tail, function, parameters, heavy=heavy, scratch_columns=scratch_columns)
 
     def normalized(
         self,
@@ -204,22 +182,14 @@ class Assembly:
         update: Callable[[Tensor, Tensor, int], None] | None = None,
     ) -> Value:
         """``function(x, mean, variance)`` with moments over all rows; ``update`` keeps running statistics."""
-        _check_matrix(source)
-        moments = Moments(self._next(), source, update)
+        check_matrix(source)
+        moments = Moments(self.next_index(), source, update)
         if update is not None:
             self.observed.append(moments)
-        return Normalized(self._next(), moments, function, parameters)
+        return Normalized(self.next_index(), moments, function, parameters)
 
-    def add(self, make: Callable[[int], Value]) -> Value:
-        """A value that is made elsewhere, of the next index."""
-        return make(self._next())
-
-    @staticmethod
-    def check_matrix(value: Value) -> None:
-        """ModelError where a row of ``value`` is more than a row of numbers."""
-        _check_matrix(value)
-
-    def _next(self) -> int:
+    def next_index(self) -> int:
+        """Of the value that is made next."""
         self._count += 1
         return self._count
 
@@ -256,14 +226,21 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _of_features(value: Value) -> bool:
-    """Whether it is as wide as the features because it is made of them."""
-    while isinstance(value, (Dropout, Aggregate)):
-        value = value.inputs[0]
-    return isinstance(value, Features)
+def _check_columns(source: Value, columns: int) -> None:
+    """ModelError where a linear map of so many columns does not fit; it says so of features if they are what it is
+    given."""
+    if source.tail == (columns,):
+        return
+    given = source
+    while isinstance(given, (Dropout, Aggregate)):
+        given = given.source
+    if isinstance(given, Features):
+        raise ModelError(f"the model takes {columns} features, the store has {source.columns}")
+    raise ModelError(f"a linear map of {columns} columns is given {_shape(source)}")
 
 
-def _check_matrix(value: Value) -> None:
+def check_matrix(value: Value) -> None:
+    """ModelError where a row of ``value`` is more than a row of numbers."""
     if len(value.tail) != 1:
         raise ModelError(f"a graph convolution or norm is given {_shape(value)} instead of a matrix")
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether two networks compute the same, so that one forward pass stands for both.
 
-Told of what is known alone: of every kind of value all that it computes by, of a function its code and all that it
-refers to, of tensors and modules that they are the very same ones. Anything else counts as different, since it is
-always right to compute both.
+Values are compared by their attributes, functions by their code and all that they refer to; tensors, modules and
+anything else have to be the very same ones, since it is always right to compute both.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import FunctionType
 from typing import Any
@@ -14,24 +13,13 @@ from typing import Any
 import torch
 
 from ooc.model.layers.opaque import Opaque
-from ooc.model.layers.per_edge import Maximum
-from ooc.model.lowering.rectified import Rectified
-from ooc.model.lowering.values import Aggregate, Features, Linear, Rowwise, Sum, Value
+from ooc.model.lowering.values import Value
 
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 """Types whose instances are what their repr says; unlike ==, it tells 0.0 from -0.0."""
 
-_COMPUTED_BY: dict[type[Value], Callable[[Any], object]] = {
-    Features: lambda value: (),
-    Aggregate: lambda value: (value.scaling, value.once, value.hops),
-    Maximum: lambda value: value.keep,
-    Opaque: lambda value: value.computes,
-    Linear: lambda value: value.product,
-    Sum: lambda value: value.factors,
-    Rowwise: lambda value: value.function,
-    Rectified: lambda value: value.slope,
-}
-"""By what values of just these kinds compute, besides their inputs and parameters."""
+_NOT_COMPARED = {"index", "columns", "trains", "signs"}
+"""Attributes of values that tell nothing of what they compute, or nothing that the others do not."""
 
 
 def compute_the_same(values: Sequence[Value], others: Sequence[Value]) -> bool:
@@ -56,11 +44,7 @@ class _Comparison:
 
     def of_values(self, value: Value, other: Value) -> bool:
         """Whether the two compute the same of inputs that are."""
-        computed_by = _COMPUTED_BY.get(type(value))
-        if computed_by is None or type(value) is not type(other):
-            return False
-        found, expected = ((v.tail, v.inputs, v.parameters, computed_by(v)) for v in (value, other))
-        return self.same(found, expected)
+        return type(value) is type(other) and self.same(_computed_by(value), _computed_by(other))
 
     def same(self, one: Any, other: Any) -> bool:
         """Whether what values compute by is the same: at whatever time one looks."""
@@ -97,6 +81,12 @@ class _Comparison:
                 return False
             self._functions.add((one, other))
         return True
+
+
+def _computed_by(value: Value) -> object:
+    if isinstance(value, Opaque):
+        return value.tail, value.inputs, value.parameters, value.computes
+    return {name: part for name, part in vars(value).items() if name not in _NOT_COMPARED}
 
 
 def _variables(function: FunctionType) -> list[object]:

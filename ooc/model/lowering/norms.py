@@ -26,70 +26,38 @@ from ooc.errors import ModelError
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 
-NORMS: tuple[type[nn.Module], ...] = (
-    BatchNorm,
-    nn.BatchNorm1d,
-    GraphNorm,
-    GraphSizeNorm,
-    InstanceNorm,
-    LayerNorm,
-    MeanSubtractionNorm,
-    MessageNorm,
-    PairNorm,
-)
-"""Taken as wholes. DiffGroupNorm is not among them: it is made of a linear map, a softmax and a BatchNorm."""
-
 
 def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly) -> Value:
     """``norm`` of all rows of ``source`` as one graph."""
-    kind = type(norm)
-    if kind in (BatchNorm, nn.BatchNorm1d):
-        return _batch_norm(norm, where, source, assembly)
-    lower = _LOWERINGS.get(kind)
+    lower = _LOWERINGS.get(type(norm))
     if lower is None:
         raise ModelError(f"norm {where} is not supported")
     return lower(norm, where, source, assembly)
 
 
-def _batch_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly) -> Value:
-    inner: Any = norm.module if isinstance(norm, BatchNorm) else norm
+def _batch_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
+    inner: Any = getattr(norm, "module", norm)  # PyG's is a BatchNorm1d inside
     kind = type(inner)
     if kind is not nn.BatchNorm1d:
         raise ModelError(f"norm {where}: a {kind.__name__} in it is not supported")
-    nodes = assembly.setting.num_nodes
     tracked = inner.running_mean is not None
-    alone = isinstance(norm, BatchNorm) and norm.allow_single_element and nodes <= 1
+    alone = getattr(norm, "allow_single_element", False) and assembly.setting.num_nodes <= 1
     if alone or (tracked and not inner.training):
         return _by_running_statistics(inner, where, source, assembly)
-    if nodes <= 1:
-        raise ModelError(f"norm {where} needs more than one node to train on")
 
-    def update(mean: Tensor, variance: Tensor, count: int) -> None:
+    def share() -> float:
         inner.num_batches_tracked.add_(1)
-        share = 1.0 / float(inner.num_batches_tracked) if inner.momentum is None else inner.momentum
-        _average(inner, share, mean, variance * (count / (count - 1)))
+        return 1.0 / float(inner.num_batches_tracked) if inner.momentum is None else float(inner.momentum)
 
     tracks = tracked and inner.training and inner.track_running_stats
-    return _standardised(inner, source, assembly, update if tracks else None)
+    return _standardised(inner, where, source, assembly, share if tracks else None)
 
 
 def _instance_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
     if not (norm.training or not norm.track_running_stats):
         return _by_running_statistics(norm, where, source, assembly)
-    if assembly.setting.num_nodes <= 1:
-        raise ModelError(f"norm {where} needs more than one node to train on")
-
-    def update(mean: Tensor, variance: Tensor, count: int) -> None:
-        _average(norm, norm.momentum, mean, variance * (count / (count - 1)))
-
     tracks = norm.training and norm.running_mean is not None
-    return _standardised(norm, source, assembly, update if tracks else None)
-
-
-def _average(norm: Any, share: float, mean: Tensor, variance: Tensor) -> None:
-    """Running statistics move by ``share`` towards this epoch's; the variance is unbiased, as torch's."""
-    for running, now in ((norm.running_mean, mean), (norm.running_var, variance)):
-        running.mul_(1 - share).add_(now.to(running.dtype), alpha=share)
+    return _standardised(norm, where, source, assembly, (lambda: float(norm.momentum)) if tracks else None)
 
 
 def _by_running_statistics(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
@@ -101,15 +69,22 @@ def _by_running_statistics(norm: Any, where: str, source: Value, assembly: Assem
     return assembly.rowwise(where, function, [source], tuple(norm.parameters()))
 
 
-def _standardised(
-    norm: Any, source: Value, assembly: Assembly, update: Callable[[Tensor, Tensor, int], None] | None
-) -> Value:
-    """(x - mean) / √(variance + ε), then the affine map, if there is one."""
+def _standardised(norm: Any, where: str, source: Value, assembly: Assembly, share: Callable[[], float] | None) -> Value:
+    """(x - mean) / √(variance + ε), then the affine map, if there is one. Running statistics move by ``share`` towards
+    an epoch's, of which the variance is unbiased, as torch's; None: there are none."""
+    if assembly.setting.num_nodes <= 1:
+        raise ModelError(f"norm {where} needs more than one node to train on")
 
     def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         return _affine((x - mean) * torch.rsqrt(variance + norm.eps), norm.weight, norm.bias)
 
-    return assembly.normalized(source, function, tuple(norm.parameters()), update)
+    def update(mean: Tensor, variance: Tensor, count: int) -> None:
+        assert share is not None
+        part = share()
+        for running, now in ((norm.running_mean, mean), (norm.running_var, variance * (count / (count - 1)))):
+            running.mul_(1 - part).add_(now.to(running.dtype), alpha=part)
+
+    return assembly.normalized(source, function, tuple(norm.parameters()), None if share is None else update)
 
 
 def _layer_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
@@ -161,6 +136,8 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, str, Value, Assembly], Value]] = {
+    BatchNorm: _batch_norm,
+    nn.BatchNorm1d: _batch_norm,
     InstanceNorm: _instance_norm,
     LayerNorm: _layer_norm,
     GraphNorm: _graph_norm,
@@ -168,3 +145,5 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, str, Value, Assembly], Value]] 
     MeanSubtractionNorm: _mean_subtraction,
     GraphSizeNorm: _graph_size,
 }
+NORMS: tuple[type[nn.Module], ...] = (*_LOWERINGS, MessageNorm)
+"""Taken as wholes. DiffGroupNorm is not among them: it is made of a linear map, a softmax and a BatchNorm."""

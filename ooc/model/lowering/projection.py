@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ooc.kernels.tensors import first_rows
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.lowering.values import Gradients, Rows, Summed, Value
+from ooc.model.lowering.values import Multiplied, Rows, Summed, Value
 
 Weights = Callable[[], tuple[Tensor, Tensor | None]]
 """Weight [O, I] and bias [O] as torch makes them of parameters."""
@@ -46,10 +45,8 @@ ONCE = Repeated(1, 1)
 """Every column by itself."""
 
 
-class Projection(Value):
+class Projection(Multiplied):
     """x W(θ)ᵀ + b(θ). ``repeated``: which columns are the same."""
-
-    heavy = True
 
     def __init__(
         self,
@@ -71,34 +68,18 @@ class Projection(Value):
     def gradient_numel(self) -> int:
         return self.made.numel if self.own_trains else 0
 
-    def needs(self) -> tuple[Value, ...]:
-        return self.inputs if self.own_trains else ()
+    def _weight(self) -> Tensor:
+        return self.made.values()[0]
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        return self.repeated.put(self._compute(inputs, rows))
-
-    def _compute(self, inputs: Sequence[Tensor], rows: Rows) -> Tensor:
         weight, bias = self.made.values()
-        source, multiply = inputs[0], self.product
-        if multiply.dtype is None:
-            return F.linear(source, weight, bias)
-        weight_IO = multiply.weight((self, "forward"), lambda: weight.T)
-        out = multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
-        return out if bias is None else out.add_(bias)
+        if self.product.dtype is None:
+            return self.repeated.put(F.linear(inputs[0], weight, bias))
+        out = self._multiplied(inputs[0], rows)
+        return self.repeated.put(out if bias is None else out.add_(bias))
 
-    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        source, multiply, kept_as = operands[0], self.product, gradient.dtype
-        factor = multiply.rounded(gradient, rows.shared_gradient)
-        found = Gradients([None])
-        if self.inputs[0].trains:
-            weight_OI = multiply.weight((self, "backward"), lambda: self.made.values()[0])
-            found.inputs[0] = multiply(factor, weight_OI, kept_as)
-        if source is None or not self.own_trains:
-            return found
-        taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
-        bias_gradient = gradient.sum(dim=0) if self.made.has_bias else None
-        found.parameters = self.made.gradients(multiply(factor.T, taken, kept_as), bias_gradient)
-        return found
+    def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
+        return self.made.gradients(weight_gradient, gradient.sum(dim=0) if self.made.has_bias else None)
 
 
 class Made:

@@ -32,10 +32,6 @@ class Signs(Value):
         self.not_a_number = not_a_number
 
     @property
-    def source(self) -> Value:
-        return self.inputs[0]
-
-    @property
     def trains(self) -> bool:
         return False
 
@@ -59,10 +55,6 @@ class Rectified(Value):
         super().__init__(index, (source,), source.tail)
         self.signs = signs
         self.slope = slope
-
-    @property
-    def source(self) -> Value:
-        return self.inputs[0]
 
     @property
     def operands(self) -> tuple[Value, ...]:

@@ -22,7 +22,7 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
 from ooc.model.layers.convolutions import lower_convolution
-from ooc.model.layers.layer import ARGUMENTS, EdgeInput
+from ooc.model.layers.layer import ARGUMENTS, EdgeInput, Graph
 from ooc.model.lowering.assembly import Assembly, first_line
 from ooc.model.lowering.norms import NORMS, lower_norm
 from ooc.model.lowering.replaced import LINEAR, replaced_functions
@@ -40,11 +40,6 @@ from ooc.plan.workload import EdgeData
 
 _LSTM_COLUMNS = 24
 """Numbers a row, step and hidden unit that a bidirectional LSTM and its gradient keep: gates, states, outputs."""
-
-
-@dataclass(frozen=True)
-class Graph:
-    """Stands for the edge index: good for nothing but being given to a convolution."""
 
 
 @dataclass(frozen=True)
@@ -210,9 +205,7 @@ class _Interpreter:
         args, kwargs = self._arguments(node)
         assembly = self._assembly
         if isinstance(module, MessagePassing):
-            return lower_convolution(
-                module, where, args, kwargs, assembly, is_graph=lambda a: isinstance(a, Graph), trace=self._apply_module
-            )
+            return lower_convolution(module, where, args, kwargs, assembly, trace=self._apply_module)
         if any("forward" in replaced_functions(part) for part in module.modules()):
             raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
         if any(isinstance(a, (Graph, EdgeInput)) for a in (*args, *kwargs.values())):

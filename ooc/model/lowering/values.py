@@ -17,6 +17,7 @@ Shapes: R rows at hand, I/O columns in and out. A gradient may have fewer rows t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -79,10 +80,12 @@ class Value:
     @cached_property
     def columns(self) -> int:
         """Numbers in a row."""
-        columns = 1
-        for size in self.tail:
-            columns *= size
-        return columns
+        return prod(self.tail)
+
+    @property
+    def source(self) -> "Value":
+        """Its first input: of most kinds the only one."""
+        return self.inputs[0]
 
     @property
     def gradient_numel(self) -> int:
@@ -134,10 +137,6 @@ class Aggregate(Value):
         """Of constant features: the same in every epoch, A^hops(x)."""
 
     @property
-    def source(self) -> Value:
-        return self.inputs[0]
-
-    @property
     def takes_gradient(self) -> bool:
         """Whether its gradient is of use to anybody."""
         return self.source.trains
@@ -155,10 +154,6 @@ class Moments(Value):
         super().__init__(index, (source,), ())
         self.statistics = Statistics(source.columns, update)
 
-    @property
-    def source(self) -> Value:
-        return self.inputs[0]
-
     def needs(self) -> tuple[Value, ...]:
         return self.inputs
 
@@ -167,10 +162,42 @@ class Moments(Value):
         return self.statistics.gradient(source_RC)
 
 
-class Linear(Value):
-    """x Wᵀ; ``weight`` [O, I]."""
+class Multiplied(Value):
+    """x Wᵀ, W [O, I] being what ``_weight`` gives."""
 
     heavy = True
+    product: Products
+
+    def needs(self) -> tuple[Value, ...]:
+        return self.inputs if self.own_trains else ()
+
+    def _weight(self) -> Tensor:
+        """W, without a gradient."""
+        raise NotImplementedError
+
+    def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
+        """What a tile adds to the gradients of parameters, from those of the weight and of the tile's rows."""
+        raise NotImplementedError
+
+    def _multiplied(self, source: Tensor, rows: Rows) -> Tensor:
+        multiply = self.product
+        weight_IO = multiply.weight((self, "forward"), lambda: self._weight().T)
+        return multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
+
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        source, multiply, kept_as = operands[0], self.product, gradient.dtype
+        factor = multiply.rounded(gradient, rows.shared_gradient)
+        found = Gradients([None])
+        if self.source.trains:
+            found.inputs[0] = multiply(factor, multiply.weight((self, "backward"), self._weight), kept_as)
+        if source is not None and self.own_trains:
+            taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
+            found.parameters = self._of_parameters(multiply(factor.T, taken, kept_as), gradient)
+        return found
+
+
+class Linear(Multiplied):
+    """x Wᵀ; ``weight`` [O, I]."""
 
     def __init__(self, index: int, source: Value, weight: nn.Parameter, product: Products = IN_FULL) -> None:
         super().__init__(index, (source,), (weight.shape[0],))
@@ -178,29 +205,14 @@ class Linear(Value):
         self.product = product
         self.parameters = (weight,)
 
-    @property
-    def source(self) -> Value:
-        return self.inputs[0]
-
-    def needs(self) -> tuple[Value, ...]:
-        return self.inputs if self.own_trains else ()
+    def _weight(self) -> Tensor:
+        return self.weight.detach()
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        source, multiply = inputs[0], self.product
-        weight_IO = multiply.weight((self, "forward"), lambda: self.weight.detach().T)
-        return multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
+        return self._multiplied(inputs[0], rows)
 
-    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        source, multiply, kept_as = operands[0], self.product, gradient.dtype
-        factor = multiply.rounded(gradient, rows.shared_gradient)
-        found = Gradients([None])
-        if self.inputs[0].trains:
-            weight_OI = multiply.weight((self, "backward"), self.weight.detach)
-            found.inputs[0] = multiply(factor, weight_OI, kept_as)
-        if source is not None and self.own_trains:
-            taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
-            found.parameters.append((self.weight, multiply(factor.T, taken, kept_as)))
-        return found
+    def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
+        return [(self.weight, weight_gradient)]
 
 
 class Sum(Value):
@@ -260,8 +272,48 @@ class Dropout(Value):
         return keep_scale(rows.seed, rows.epoch, self.site, rows.start, flat, self.p).reshape(like.shape)
 
 
-class Rowwise(Value):
-    """Any function of rows, differentiated by autograd. ``function`` may use ``parameters``."""
+class Differentiated(Value):
+    """What ``function`` gives, which may use ``parameters``; differentiated by autograd."""
+
+    def __init__(
+        self,
+        index: int,
+        inputs: Sequence[Value],
+        tail: Sequence[int],
+        function: RowFunction,
+        parameters: Sequence[nn.Parameter],
+    ) -> None:
+        super().__init__(index, inputs, tail)
+        self.function = function
+        self.parameters = tuple(parameters)
+
+    def _run(self, tensors: Sequence[Tensor], trained: Sequence[bool], rows: Rows, *, record: bool) -> Tensor:
+        """The function of ``tensors``; of those that are ``trained``, ``_gradients`` will tell the gradients."""
+        if not record:
+            return self.function(*tensors)
+        leaves = [tensor.detach().requires_grad_(wanted) for tensor, wanted in zip(tensors, trained, strict=True)]
+        with torch.enable_grad():
+            output = self.function(*leaves)
+        rows.tape[self] = (leaves, output)
+        return output.detach()
+
+    def _gradients(self, gradient: Tensor, rows: Rows) -> tuple[list[Tensor | None], list[tuple[Summed, Tensor]]]:
+        """Of the tensors, and of parameters, for a gradient of the first rows; None for what has no part in it."""
+        leaves, output = rows.tape.pop(self)
+        parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
+        wanted = [*(leaf for leaf in leaves if leaf.requires_grad), *parameters]
+        gradients: Sequence[Tensor | None] = [None] * len(wanted)
+        if wanted and output.requires_grad:
+            if len(gradient) < len(output):
+                gradient = F.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, len(output) - len(gradient)])
+            gradients = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
+        found = iter(gradients)
+        of_tensors = [next(found) if leaf.requires_grad else None for leaf in leaves]
+        return of_tensors, [(p, part) for p, part in zip(parameters, found, strict=True) if part is not None]
+
+
+class Rowwise(Differentiated):
+    """Any function of rows."""
 
     def __init__(
         self,
@@ -274,9 +326,7 @@ class Rowwise(Value):
         heavy: bool = False,
         scratch_columns: int = 0,
     ) -> None:
-        super().__init__(index, inputs, tail)
-        self.function = function
-        self.parameters = tuple(parameters)
+        super().__init__(index, inputs, tail, function, parameters)
         self.heavy = heavy
         self.scratch_columns = scratch_columns
         """Numbers a row that it needs for itself while it is computed."""
@@ -285,72 +335,28 @@ class Rowwise(Value):
         return self.inputs
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        if not record:
-            return self.function(*inputs)
-        leaves = [
-            tensor.detach().requires_grad_(value.trains) for value, tensor in zip(self.inputs, inputs, strict=True)
-        ]
-        with torch.enable_grad():
-            output = self.function(*leaves)
-        rows.tape[self] = (leaves, output)
-        return output.detach()
+        return self._run(inputs, [value.trains for value in self.inputs], rows, record=record)
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        leaves, output = rows.tape.pop(self)
-        parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        found = iter(_gradients(output, [*wanted, *parameters], gradient))
-        result = Gradients([next(found) if leaf.requires_grad else None for leaf in leaves])
-        result.parameters = [(p, g) for p, g in zip(parameters, found, strict=True) if g is not None]
-        return result
+        return Gradients(*self._gradients(gradient, rows))
 
 
-class Normalized(Value):
+class Normalized(Differentiated):
     """``function(x, mean, variance)``, row by row, with the moments of x itself."""
 
     def __init__(self, index: int, moments: Moments, function: RowFunction, parameters: Sequence[nn.Parameter]) -> None:
-        super().__init__(index, (moments.source, moments), moments.source.tail)
-        self.function = function
-        self.parameters = tuple(parameters)
-
-    @property
-    def moments(self) -> Moments:
-        moments = self.inputs[1]
-        assert isinstance(moments, Moments)
-        return moments
+        super().__init__(index, (moments.source, moments), moments.source.tail, function, parameters)
+        self.moments = moments
 
     def needs(self) -> tuple[Value, ...]:
         return self.inputs[:1]
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        mean, variance = self.moments.statistics.moments(inputs[0].dtype)
-        if not record:
-            return self.function(inputs[0], mean, variance)
-        trains = self.moments.source.trains
-        leaves = [tensor.detach().requires_grad_(trains) for tensor in (inputs[0], mean, variance)]
-        with torch.enable_grad():
-            output = self.function(*leaves)
-        rows.tape[self] = (leaves, output)
-        return output.detach()
+        moments = self.moments.statistics.moments(inputs[0].dtype)
+        return self._run([inputs[0], *moments], [self.source.trains] * 3, rows, record=record)
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        leaves, output = rows.tape.pop(self)
-        parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        found = iter(_gradients(output, [*wanted, *parameters], gradient))
-        d_source, d_mean, d_variance = (next(found) if leaf.requires_grad else None for leaf in leaves)
-        zero = torch.zeros_like(leaves[1])
-        return Gradients(
-            [d_source, None],
-            [(p, g) for p, g in zip(parameters, found, strict=True) if g is not None],
-            (zero if d_mean is None else d_mean, zero if d_variance is None else d_variance),
-        )
-
-
-def _gradients(output: Tensor, wanted: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-    """Of ``wanted``, for a gradient of the first rows of ``output``; None for what has no part in it."""
-    if not wanted or not output.requires_grad:
-        return [None] * len(wanted)
-    if len(gradient) < len(output):
-        gradient = F.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, len(output) - len(gradient)])
-    return list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
+        (d_source, *d_moments), parameters = self._gradients(gradient, rows)
+        zero = gradient.new_zeros(self.columns)
+        d_mean, d_variance = (zero if found is None else found for found in d_moments)
+        return Gradients([d_source, None], parameters, (d_mean, d_variance))
