@@ -6,16 +6,12 @@ from time import perf_counter, process_time
 
 import torch
 
-from ooc.engine.column_pass import ColumnPassRun
-from ooc.engine.pass_run import PassRun
-from ooc.engine.program_run import ProgramRun
+from ooc.engine.passes import ColumnPassRun, RowPassRun, ShufflePassRun
+from ooc.engine.program_run import PassRun, ProgramRun
 from ooc.engine.pull_run import SlabBuffers
 from ooc.engine.record import PassRecord
-from ooc.engine.row_pass import RowPassRun
 from ooc.engine.runtime import Runtime
-from ooc.engine.shuffle_pass import ShufflePassRun
 from ooc.errors import BudgetError
-from ooc.model.graph import Scaling
 from ooc.model.stages import Step, Tile
 from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass
 from ooc.sizes import format_size
@@ -25,13 +21,11 @@ Progress = Callable[[int], None]
 
 
 def run_program(
-    runtime: Runtime, program: str, steps: list[Step], commit: Callable[[Tile], None], progress: Progress
+    runtime: Runtime, program: str, steps: list[Step], reduce: Callable[[Tile], None], progress: Progress
 ) -> tuple[PassRecord, ...]:
-    """Run ``program`` with the functions of ``steps``; ``commit`` gets every tile, in order. What each pass has
+    """Run ``program`` with the functions of ``steps``; ``reduce`` gets every tile, in order. What each pass has
     taken."""
-    functions = {step.spec.name: step.compute for step in steps}
-    kernels = {step.spec.pull: step.kernel for step in steps if step.spec.pull is not None}
-    run = ProgramRun(runtime, program)
+    run = ProgramRun(runtime, program, steps, reduce)
     passes: list[PassRecord] = []
     slabs: SlabBuffers | None = None
     for checks in runtime.checks.values():
@@ -46,11 +40,10 @@ def run_program(
                 case ShufflePass():
                     running = ShufflePassRun(run, item)
                 case RowPass():
-                    kernel = Scaling.SUM if item.pull is None else kernels[item.pull]
-                    running = RowPassRun(run, item, functions[item.stage.name], kernel, commit, slabs)
+                    running = RowPassRun(run, item, slabs)
                 case ColumnPass():
                     slabs = SlabBuffers(run, item)
-                    running = ColumnPassRun(run, item, slabs, kernels[item.pull], commit)
+                    running = ColumnPassRun(run, item, slabs)
             running.run()
             passes.append(watch.lap(program, item.title))
             progress(done)

@@ -1,25 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tile reads and writes: rows of matrices, and edges, wherever the plan has put them.
+"""Matrices as the plan has cut them, and what a tile reads and writes of them, wherever the plan has put it.
 
 Blocks lie in frames, or a matrix whole in a region; either way a tile's rows are a view of that memory. ``open``
 is called when a step begins, on the one thread that moves blocks; ``tile``, ``put`` and ``take`` on any.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from ooc.engine.residency import BlockedMatrix
 from ooc.kernels.tensors import first_rows, typed
 from ooc.plan.layout.grid import Grid
+from ooc.prefetch.engine import ChunkFile, OpenFile, Span
 from ooc.prefetch.frames import Workspace
+from ooc.storage.array import Array
 
 T = TypeVar("T")
 
 
-class Input:
+def as_matrix(memory: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+    """[rows, columns] over the first bytes of ``memory``, uint8; no copy."""
+    return memory[: rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
+
+
+@dataclass(slots=True)
+class BlockedMatrix:
+    """One matrix at run time; its blocks are numbered from ``base``, of ``dtype``; in a region it is ``region_dtype``.
+
+    ``file`` is its spill file; a matrix of the store has ``array`` instead.
+    """
+
+    name: str
+    grid: Grid
+    dtype: torch.dtype
+    region_dtype: torch.dtype
+    base: int
+    array: Array | None = None
+    file: OpenFile | None = None
+
+    def number(self, slab: int, block: int) -> int:
+        """The number of a block throughout the plan."""
+        return self.base + slab * self.grid.blocks + block
+
+    def spans(self, slab: int, block: int) -> Sequence[Span]:
+        """Where a block lies on the SSD."""
+        grid = self.grid
+        if self.array is not None:
+            start = block * grid.block_rows
+            extents = self.array.extents(start, start + grid.height(block))
+            return [Span(ChunkFile(e.path), e.offset, e.nbytes, self.array.name) for e in extents]
+        assert self.file is not None
+        return [Span(self.file, grid.block_offset(slab, block), grid.block_nbytes(slab, block), self.name)]
+
+    def rows(self, workspace: Workspace[Any], slab: int, block: int) -> Tensor:
+        """The block where ``workspace`` has it, [height, width]."""
+        grid = self.grid
+        return workspace.matrix(self.number(slab, block), self.dtype, grid.height(block), grid.width(slab))
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+
+class _Operand:
+    """Some slabs of a matrix, in frames; or the matrix ``whole`` in memory."""
+
+    def __init__(self, matrix: BlockedMatrix, workspace: Workspace[Any], slabs: range, whole: Tensor | None) -> None:
+        self._matrix = matrix
+        self._workspace = workspace
+        self._slabs = slabs
+        self._whole = whole
+        self._blocks: OpenBlocks[list[Tensor]] = OpenBlocks()
+
+    def open(self, start: int, stop: int) -> None:
+        """Rows ``start:stop`` are about to be taken, or put."""
+        if self._whole is None:
+            self._blocks.open(_blocks(self._matrix.grid, start, stop), self._rows)
+
+    def _rows(self, block: int) -> list[Tensor]:
+        return [self._matrix.rows(self._workspace, k, block) for k in self._slabs]
+
+    def _of_tile(self, start: int, stop: int) -> list[Tensor]:
+        """Rows ``start:stop``, which lie in one block, of each of its slabs."""
+        grid = self._matrix.grid
+        block, first = divmod(start, grid.block_rows)
+        pieces = self._blocks[block]
+        if first == 0 and stop - start >= grid.height(block):
+            return pieces
+        return [piece[first : first + stop - start] for piece in pieces]
+
+
+class Input(_Operand):
     """A matrix whose rows a pass loads, as values of ``dtype`` (None: as they are): all ``columns`` or some of them."""
 
     def __init__(
@@ -33,26 +108,14 @@ class Input:
     ) -> None:
         grid = matrix.grid
         columns = range(grid.columns) if columns is None else columns
-        self._slabs = range(columns.start // grid.slab_columns, -(-columns.stop // grid.slab_columns))
-        skipped = self._slabs.start * grid.slab_columns
+        slabs = range(columns.start // grid.slab_columns, -(-columns.stop // grid.slab_columns))
+        super().__init__(matrix, workspace, slabs, whole)
+        skipped = slabs.start * grid.slab_columns
         self._taken = slice(columns.start - skipped, columns.stop - skipped)
         self._all = len(columns) == grid.columns
         self._columns = columns
-        self._matrix = matrix
-        self._workspace = workspace
-        self._whole = whole
-        self._blocks: OpenBlocks[list[Tensor]] = OpenBlocks()
         self._dtype = dtype or matrix.dtype
         self._none = torch.empty(0, len(columns), dtype=self._dtype, device=workspace.place)
-
-    def open(self, start: int, stop: int) -> None:
-        """Rows ``start:stop`` are about to be taken."""
-        if self._whole is not None:
-            return
-        self._blocks.open(_blocks(self._matrix.grid, start, stop), self._rows)
-
-    def _rows(self, block: int) -> list[Tensor]:
-        return [self._matrix.rows(self._workspace, k, block) for k in self._slabs]
 
     def tile(self, start: int, stop: int) -> Tensor:
         """Rows ``start:stop``, or as many of them as the matrix has."""
@@ -62,12 +125,12 @@ class Input:
         if self._whole is not None:
             rows = typed(self._whole[start:stop], self._dtype)
             return rows if self._all else rows[:, self._columns.start : self._columns.stop]
-        pieces = _of_tile(grid, self._blocks, start, stop)
+        pieces = self._of_tile(start, stop)
         rows = typed(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1), self._dtype)
         return rows if self._all else rows[:, self._taken]
 
 
-class Output:
+class Output(_Operand):
     """A matrix whose rows a row pass stores: slabs in a region, slabs in frames, or both.
 
     Values are rounded to the matrix's type wherever they are kept, so that it makes no difference where that is.
@@ -82,24 +145,11 @@ class Output:
         direct: Sequence[Tensor],
         framed: range,
     ) -> None:
-        self._matrix = matrix
-        self._workspace = workspace
-        self._whole = whole
+        super().__init__(matrix, workspace, framed, whole)
         self._direct = direct
-        self._framed = framed
         regions = direct if whole is None else [whole]
         self._rounds_first = any(region.dtype != matrix.dtype for region in regions)
         """Whether something is wider than what is kept: elsewhere the copy itself rounds, in half the time."""
-        self._blocks: OpenBlocks[list[Tensor]] = OpenBlocks()
-
-    def open(self, start: int, stop: int) -> None:
-        """Rows ``start:stop`` are about to be put."""
-        if self._whole is not None:
-            return
-        self._blocks.open(_blocks(self._matrix.grid, start, stop), self._rows)
-
-    def _rows(self, block: int) -> list[Tensor]:
-        return [self._matrix.rows(self._workspace, k, block) for k in self._framed]
 
     def put(self, start: int, stop: int, rows: Tensor) -> None:
         """Rows ``start:stop`` are ``rows``, as far as the matrix has them."""
@@ -116,7 +166,7 @@ class Output:
         slabs = (rows,) if grid.slabs == 1 else torch.split(rows, grid.slab_columns, dim=1)
         for region, slab in zip(self._direct, slabs, strict=False):
             region[start:stop].copy_(slab)
-        for k, piece in zip(self._framed, _of_tile(grid, self._blocks, start, stop), strict=True):
+        for k, piece in zip(self._slabs, self._of_tile(start, stop), strict=True):
             piece.copy_(slabs[k])
 
 
@@ -137,19 +187,11 @@ class Sums:
         """They are there."""
 
 
-class Edges:
+class Edges(_Operand):
     """An array of the edges of one direction, their indices or what they carry, for one sweep over the rows."""
 
     def __init__(self, matrix: BlockedMatrix, workspace: Workspace[Any]) -> None:
-        self._matrix = matrix
-        self._workspace = workspace
-        self._blocks: OpenBlocks[Tensor] = OpenBlocks()
-
-    def open(self, start: int, stop: int) -> None:
-        """Edges ``start:stop`` are about to be taken."""
-        grid = self._matrix.grid
-
-        self._blocks.open(_blocks(grid, start, stop), lambda block: self._matrix.rows(self._workspace, 0, block))
+        super().__init__(matrix, workspace, range(1), None)
 
     def take(self, start: int, stop: int) -> Tensor:
         """What the array has of edges ``start:stop`` [E, columns]; a copy only where it lies in several frames."""
@@ -157,7 +199,7 @@ class Edges:
         if stop <= start:
             return torch.empty(0, self._matrix.grid.columns, dtype=self._matrix.dtype, device=self._workspace.place)
         pieces = [
-            self._blocks[block][max(0, start - block * height) : stop - block * height]
+            self._blocks[block][0][max(0, start - block * height) : stop - block * height]
             for block in _blocks(self._matrix.grid, start, stop)
         ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -185,15 +227,6 @@ class OpenBlocks(Generic[T]):
     def __getitem__(self, block: int) -> T:
         found = self._now.get(block)
         return self._before[block] if found is None else found
-
-
-def _of_tile(grid: Grid, blocks: OpenBlocks[list[Tensor]], start: int, stop: int) -> list[Tensor]:
-    """Rows ``start:stop``, which lie in one block, of each of its slabs."""
-    block, first = divmod(start, grid.block_rows)
-    pieces = blocks[block]
-    if first == 0 and stop - start >= grid.height(block):
-        return pieces
-    return [piece[first : first + stop - start] for piece in pieces]
 
 
 def _blocks(grid: Grid, start: int, stop: int) -> range:

@@ -1,24 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a program: what happens between the steps of its passes, whatever memory they work in."""
+"""One run of a program: what happens between the steps of its passes, whatever memory they work in; and the loop over
+the steps of a pass, the same for every kind: blocks come and go around each step, its tasks are computed on any thread,
+and what they give is reduced on this one, in their order."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from ooc.engine.operands import Sums
-from ooc.engine.residency import as_matrix
+from ooc.engine.operands import Sums, as_matrix
 from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import RowsReader, SummedRows, SumsWriter
+from ooc.engine.workers import OrderedPipeline
 from ooc.interruption import stop_if_asked
+from ooc.model.stages import Step as StageStep
+from ooc.model.stages import Tile
 from ooc.plan.layout.layout import Region
-from ooc.plan.layout.passes import ColumnPass, RowPass
+from ooc.plan.layout.passes import ColumnPass, Pass, RowPass
 from ooc.plan.program.program import Program
-from ooc.plan.program.sequence import Use
+from ooc.plan.program.sequence import Step, Use
 from ooc.plan.workload import Kind, Pull
 
 
 class ProgramRun:
-    """One run of a program: what happens between the steps of its passes."""
+    """One run of program ``name``, whose stages ``steps`` compute; ``reduce`` gets every tile, in order."""
 
-    def __init__(self, runtime: Runtime, name: str) -> None:
+    def __init__(self, runtime: Runtime, name: str, steps: Sequence[StageStep], reduce: Callable[[Tile], None]) -> None:
+        self.functions = {step.spec.name: step.compute for step in steps}
+        self.kernels = {step.spec.pull: step.kernel for step in steps if step.spec.pull is not None}
+        self.reduce = reduce
         self.runtime = runtime
         self.workspace = runtime.workspace
         self.plan = runtime.plan
@@ -136,3 +147,76 @@ class ProgramRun:
     def _move(self, index: int) -> None:
         for block, _, target in self.program.moves.get(index, ()):
             self.workspace.move(block, target)
+
+
+class PassRun(ABC):
+    """One execution of a pass. A *sweep* over the rows is all of it, or that of one slab."""
+
+    def __init__(self, run: ProgramRun, item: Pass) -> None:
+        self.program = run
+        self.runtime = run.runtime
+        self.workspace = run.workspace
+        self._first, self._stop = run.program.bounds[item.index]
+
+    @abstractmethod
+    def begin_sweep(self, step: Step) -> None:
+        """Nothing of the sweep before is computed any more, and ``step`` is the first of the next one."""
+
+    @abstractmethod
+    def open(self, number: int, step: Step) -> Iterable[Any]:
+        """The tasks of a step, in order; the blocks it needs are there."""
+
+    @abstractmethod
+    def compute(self, task: Any) -> Any:
+        """One task, on any thread."""
+
+    @abstractmethod
+    def reduce(self, result: Any) -> None:
+        """What ``compute`` gave, in the order of the tasks."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Everything has been reduced."""
+
+    def run(self) -> None:
+        """All steps. While a step is computed, the next one's tasks are put out; the last but one has ended by then."""
+        program, steps, first, stop = self.program, self.program.program.steps, self._first, self._stop
+        with OrderedPipeline(self.runtime.workers, self.compute, self.reduce) as pipeline:
+            for number in range(first, stop):
+                step = steps[number]
+                if number == first or step.slab != steps[number - 1].slab:
+                    pipeline.drain()
+                    self.begin_sweep(step)
+                if number - 2 >= first:
+                    pipeline.finish(number - 2)
+                    program.end(number - 2)
+                program.begin(number)
+                for task in self.open(number, step):
+                    pipeline.put(number, task)
+                self.workspace.launched(number)
+            pipeline.drain()
+        self.finish()
+        for number in range(max(first, stop - 2), stop):
+            program.end(number)
+
+
+class TilePassRun(PassRun):
+    """One whose tasks give tiles: what they scatter is added to its matrix, then the program's run reduces them."""
+
+    def __init__(self, run: ProgramRun, item: Pass) -> None:
+        super().__init__(run, item)
+        self._sums = run.sums(item.pull, item.index)
+
+    def reduce(self, result: Tile | None) -> None:
+        if result is None:
+            return
+        found = result.scattered
+        if self._sums is not None and found is not None:
+            for rows_S, values_SC in found.others:
+                self._sums.add(rows_S, values_SC)
+        result.scattered = None
+        self.program.reduce(result)
+
+    def finish(self) -> None:
+        if self._sums is not None:
+            self._sums.finish()

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ooc.engine.residency import BlockedMatrix
+from ooc.engine.operands import BlockedMatrix, as_matrix
 from ooc.engine.shuffle import P, ShuffleFile
 from ooc.engine.workers import WorkerPool
 from ooc.errors import StoreError
@@ -263,4 +263,4 @@ class Runtime:
             self.workspace.await_written(matrix.number(0, block))
             memory = torch.empty(grid.block_nbytes(0, block), dtype=torch.uint8)
             self.engine.read(matrix.spans(0, block), memory.numpy()).wait()
-            yield matrix.rows_of(memory, 0, block)
+            yield as_matrix(memory, matrix.dtype, grid.height(block), grid.width(0))

@@ -3,14 +3,16 @@
 
 import ctypes
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from ooc.engine.executor import run_program
 from ooc.engine.first_aggregation import keep_aggregation
-from ooc.engine.placement import Placement
 from ooc.engine.record import EpochRecord, PassRecord
 from ooc.engine.runtime import Runtime
 from ooc.errors import BudgetError, OocError, OptionError
@@ -42,6 +44,63 @@ class Prepared:
     threads: int
     device: Device | None
     listener: Listener
+
+
+class Placement:
+    """Where ``models`` are, with ``optimizer``: on the device while programs run there, on the CPU before and
+    after. Where ``place`` is the CPU nothing ever moves.
+
+    Parameters, buffers and gradients keep their identity: whoever holds one, an optimizer or a function taken from the
+    model, finds it moved. So does a parameter's optimizer state; what torch keeps on the CPU of it (Adam counts its
+    steps there) stays there.
+    """
+
+    def __init__(
+        self, place: torch.device, models: Sequence[nn.Module], optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        self._place = place
+        self._models = models
+        self._optimizer = optimizer
+
+    def enter(self) -> None:
+        """To the device; BudgetError where there is no room left for it."""
+        try:
+            self._move(self._place)
+        except torch.OutOfMemoryError:
+            raise BudgetError("the device has no room left for the model; give a larger gpu_budget=") from None
+
+    def leave(self) -> None:
+        """Back to the CPU."""
+        self._move(torch.device("cpu"))
+
+    def _move(self, place: torch.device) -> None:
+        if self._place.type == "cpu":
+            return
+        for tensor in self._tensors():
+            gradient, tensor.grad = tensor.grad, None
+            tensor.data = tensor.data.to(place)
+            tensor.grad = None if gradient is None else gradient.to(place)
+        if self._optimizer is not None:
+            _move_state(self._optimizer, place)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        seen: set[int] = set()
+        for model in self._models:
+            for tensor in chain(model.parameters(), model.buffers()):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield tensor
+
+
+def _move_state(optimizer: torch.optim.Optimizer, place: torch.device) -> None:
+    """What is kept of a parameter goes where it is, but for single numbers that torch keeps on the CPU."""
+    for group in optimizer.param_groups:
+        with_parameter = bool(group.get("capturable")) or bool(group.get("fused"))
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for name, kept in state.items():
+                if isinstance(kept, Tensor) and (kept.dim() or with_parameter):
+                    state[name] = kept.to(place)
 
 
 class Session:
@@ -128,7 +187,7 @@ class Session:
                 runtime,
                 program,
                 prepared.steps[program],
-                prepared.builder.commit,
+                prepared.builder.reduce,
                 lambda done: self._listener(TaskAdvanced(task, done)),
             )
         except OocError:

@@ -16,8 +16,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ooc.engine.operands import OpenBlocks
-from ooc.engine.residency import as_matrix
+from ooc.engine.operands import OpenBlocks, as_matrix
 from ooc.errors import StoreError
 from ooc.kernels.bucket_rows import BucketRows
 from ooc.plan.layout.grid import align_up

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ooc.engine.edge_sweep import relative_offsets
+from ooc.engine.pull_run import relative_offsets
 from ooc.kernels.edges import TileEdges, highest_row
 from ooc.kernels.neighbourhood import other_neighbours, runs
 from ooc.model.graph import damaged

@@ -3,7 +3,7 @@
 
 Shapes: R rows of a tile, r of them wanted, C outputs, L label columns. The stages hand over a tile's outputs and
 get the gradient back; nothing here knows how outputs are computed. Tiles are computed on any thread; what they
-add is committed in a fixed order, so that sums are the same to the bit whatever the plan.
+add is reduced in a fixed order, so that sums are the same to the bit whatever the plan.
 """
 
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ class Objective:
     """The loss and the scores of one trainer, and what they have come to so far.
 
     On a device ``count_members`` once, beforehand; ``begin`` before a program, ``gradient`` and ``score`` for its
-    tiles, ``commit`` in order; then ``mean_loss`` and ``scores``, which have the host wait for what a device computes.
+    tiles, ``reduce`` in order; then ``mean_loss`` and ``scores``, which have the host wait for what a device computes.
     """
 
     loss_inputs = ("y", "split/train")
@@ -134,19 +134,19 @@ class Objective:
                 if tally is not None:
                     contribution.scores[split] = tally
 
-    def commit(self, contribution: Contribution) -> None:
+    def reduce(self, contribution: Contribution) -> None:
         """Add what a tile came to."""
         self._loss_sum = self._loss_sum + contribution.loss
         for split, tally in contribution.scores.items():
             self._scorer.add(split, tally)
 
     def mean_loss(self) -> float:
-        """The loss over all training rows, when all tiles are committed; StoreError if one of them has no label."""
+        """The loss over all training rows, when all tiles are reduced; StoreError if one of them has no label."""
         self._targets.refuse_damaged()
         return float(self._loss_sum) / self._loss.divisor
 
     def scores(self) -> dict[str, float | None]:
-        """The metric by split, when all tiles are committed; None where it is not defined (an empty split).
+        """The metric by split, when all tiles are reduced; None where it is not defined (an empty split).
 
         StoreError if a row of a split has no label.
         """

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.engine.first_aggregation import find_aggregation
-from ooc.engine.placement import Placement
-from ooc.engine.session import Session
+from ooc.engine.session import Placement, Session
 from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Listener
 from ooc.model.graph import ActiveRows

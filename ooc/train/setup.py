@@ -27,7 +27,7 @@ from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.graphs import GraphStatistics
 from ooc.plan.planner import choose_workload
 from ooc.plan.program.verifier import verify_plan
-from ooc.plan.workload import EdgeData
+from ooc.plan.workload import Direction, EdgeData
 from ooc.sizes import format_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store
@@ -245,13 +245,13 @@ class Job:
     def _make(self, recomputed: frozenset[int]) -> Candidate:
         resources, network, store = self.resources, self._network, self._store
         builder = StageBuilder(
-            network,
-            self._rows,
-            undirected=store.undirected,
+            network=network,
+            rows=self._rows,
+            backward_direction=Direction.IN if store.undirected else Direction.OUT,
             objective=self.objective,
-            num_columns=matrix_columns(network, store),
+            columns=matrix_columns(network, store),
             aggregated=frozenset(self._arrays),
-            forgotten=recomputed,
+            recomputed_stages=recomputed,
             active=self._active,
             seed=self._seed,
             place=resources.place,

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from ooc.engine.placement import Placement
 from ooc.engine.record import EpochRecord
-from ooc.engine.session import Prepared, Session
+from ooc.engine.session import Placement, Prepared, Session
 from ooc.errors import OptionError, RunError
 from ooc.events import EpochFinished, Listener, ignore
 from ooc.interruption import interruptible_by_ctrl_c

@@ -158,7 +158,7 @@ def use(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, engine: Callable[[], 
         inner = choose_engine(*folders)[0] if engine is None else engine()
         return WatchedEngine(inner, fake), "a test"
 
-    monkeypatch.setattr("ooc.train.setup.find_device", lambda name: fake if name == "cuda" else None)
+    monkeypatch.setattr("ooc.train.resources.find_device", lambda name: fake if name == "cuda" else None)
     monkeypatch.setattr("ooc.engine.runtime.choose_engine", watched)
     monkeypatch.setitem(BY_DEVICE, fake.place.type, lambda: fake.pulls(BY_DEVICE["cpu"]()))
     for drawing in (dropout, inner_dropout):

@@ -188,7 +188,7 @@ class Run:
     def run(self, name: str) -> tuple[int, int, int, int]:
         """Once; the bytes it has moved."""
         before = self.moved()
-        run: Any = ProgramRun(SimpleNamespace(workspace=self.workspace, plan=self.plan), name)  # type: ignore[arg-type]
+        run: Any = ProgramRun(SimpleNamespace(workspace=self.workspace, plan=self.plan), name, [], lambda tile: None)  # type: ignore[arg-type]
         run.warm_up()
         self.buffered.clear()
         for item in run.passes:

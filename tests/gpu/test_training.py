@@ -90,7 +90,7 @@ def device(patched: pytest.MonkeyPatch) -> Iterator[None]:
         patched.setitem(BY_DEVICE, fake.place.type, lambda: kernels)
         for drawing in (dropout, inner_dropout):
             patched.setitem(drawing.BY_DEVICE, fake.place.type, fake.kernel(drawing.BY_DEVICE["cuda"]))
-        patched.setattr("ooc.train.setup.find_device", lambda name: fake)
+        patched.setattr("ooc.train.resources.find_device", lambda name: fake)
         yield
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of a network: when each value is computed, and what is computed for a tile of rows.
 
-Reading order: schedule (which value in which stage, what is kept), recomputation (what is forgotten and computed
-again), program (a schedule and how its stages are described), forward and backward (the stages as functions of tiles),
-gradient_exchange (what backward stages store for each other), builder (the programs), names (what matrices are called),
-tile and context (what these share).
+Reading order: schedule (which value in which stage, what is kept), recomputation (what is not kept but computed
+again), program (how stages are described, and what they store for each other), forward and backward (the stages as
+functions of tiles), builder (the programs), names (what matrices are called), tile and context (what these share).
 """
 
 from ooc.model.stages.builder import StageBuilder

@@ -4,7 +4,7 @@
 The last stage goes on to the loss and takes the gradient back to what it began with. Backward, stage s pulls the
 gradient of what the next aggregation pulled, has its values again from what is kept, and takes all gradients back to
 what it began with: they are stored to be pulled in turn. Gradients of values that a later stage used are stored by that
-stage and added here (``gradient_exchange``).
+stage and added here (``Program.incoming``).
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def loss_step(program: Program, *, scored: bool = False) -> Step:
         gradients = {schedule.output: objective.gradient(tile.inputs, tile.start, outputs, tile.contribution)}
         return backward(gradients, known, tile, rows)
 
-    loads, stores = program.exchange.traffic(last)
+    loads, stores = program.traffic(last)
     pull, kernel = program.pull(recipe, last)
     labels = objective.score_inputs if scored else objective.loss_inputs
     spec = program.describe(
@@ -56,7 +56,7 @@ def loss_step(program: Program, *, scored: bool = False) -> Step:
         stores=stores,
         backward=last,
         reverse=True,
-        judging=objective.gradient_operators + objective.score_operators * scored,
+        scoring=objective.gradient_operators + objective.score_operators * scored,
     )
     return Step(spec, compute, kernel)
 
@@ -106,7 +106,7 @@ def _backward(program: Program, stage: int) -> Step:
             add(gradients, above.source, program.message(above, tile.inputs[pull.output], tile))
         return backward(gradients, known, tile, rows)
 
-    loads, stores = program.exchange.traffic(stage)
+    loads, stores = program.traffic(stage)
     spec = program.describe(
         names.backward(stage),
         context.active.training_rows(schedule.stage_hops[stage]),
@@ -178,9 +178,9 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
     the tile: what the stage stores.
     """
     context, schedule, names = program.context, program.schedule, program.names
-    incoming = [(value, name, _scaled_by(program, value, name)) for value, name in program.exchange.incoming(stage)]
+    incoming = [(value, name, _scaled_by(program, value, name)) for value, name in program.incoming(stage)]
     followed = [(v, context.active.training_rows(schedule.reach(v))) for v in schedule.backward_of(stage)]
-    pulled, passed_on = schedule.pulled(stage), program.exchange.passed_on(stage)
+    pulled, passed_on = schedule.pulled(stage), program.passed_on(stage)
 
     def backward(gradients: RowsOf, known: RowsOf, tile: Tile, rows: Rows) -> Tensors:
         for value, name, scaling in incoming:

@@ -2,15 +2,15 @@
 """The programs of a network: training, scoring, both at once, predicting, and what is prepared once."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ooc.model.graph import ActiveRows, GraphRows, Scaling
-from ooc.model.lowering.network import Network
+from ooc.model.graph import Scaling
 from ooc.model.lowering.values import Aggregate, Summed, Value
 from ooc.model.stages.backward import backward_steps, loss_step
-from ooc.model.stages.context import CPU, LossAndScores, StageContext
+from ooc.model.stages.context import StageContext
 from ooc.model.stages.forward import forward_steps, output_step, score_step
 from ooc.model.stages.program import Program
 from ooc.model.stages.recomputation import read_backward, recomputable
@@ -19,45 +19,22 @@ from ooc.model.stages.tile import Sink, Step, Tensors, Tile
 from ooc.plan.workload import Direction, Kept, Pull
 
 
+@dataclass(kw_only=True, eq=False)
 class StageBuilder(StageContext):
     """Makes the steps of the programs of a network on a graph, and adds up what tiles contribute.
 
-    ``aggregated``: the matrices A(X) that are there already. ``forgotten``: the forward stages of which the backward
-    pass finds nothing kept and computes it again; of stage 0, what comes of x and A(X) alone is computed wherever it is
-    needed, and in no program kept. ``epoch`` is set before each run of a training program. Tiles are computed in any
-    order and on any thread, and only read what is here; ``commit`` adds their sums, in the order of the stage's rows,
-    whatever the plan.
+    ``aggregated``: the matrices A(X) that are there already. ``recomputed_stages``: the forward stages of which nothing
+    is kept for the backward pass; of stage 0, what comes of x and A(X) alone is computed wherever it is needed, and in
+    no program kept. ``epoch`` is set before each run of a training program. Tiles are computed in any order and on any
+    thread, and only read what is here; ``reduce`` adds their sums, in the order of the stage's rows, whatever the plan.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        rows: GraphRows,
-        *,
-        undirected: bool,
-        objective: LossAndScores,
-        num_columns: dict[str, int],
-        aggregated: Collection[str],
-        forgotten: Collection[int],
-        active: ActiveRows,
-        seed: int,
-        place: torch.device = CPU,
-        on_device: bool = False,
-    ) -> None:
-        super().__init__(
-            network,
-            rows,
-            undirected=undirected,
-            objective=objective,
-            num_columns=num_columns,
-            active=active,
-            seed=seed,
-            place=place,
-            on_device=on_device,
-        )
-        self.aggregated = aggregated
-        of_constants = 0 in forgotten
-        later = [stage for stage in forgotten if stage]
+    aggregated: Collection[str]
+    recomputed_stages: Collection[int]
+
+    def __post_init__(self) -> None:
+        network, of_constants = self.network, 0 in self.recomputed_stages
+        later = [stage for stage in self.recomputed_stages if stage]
         self._training = Program(self, Schedule(network.training, training=True, recompute=of_constants), later)
         self._evaluation = Program(self, Schedule(network.evaluation, training=False, recompute=of_constants))
 
@@ -98,7 +75,7 @@ class StageBuilder(StageContext):
 
         return max(map(of, range(schedule.last + 1)))
 
-    def commit(self, tile: Tile) -> None:
+    def reduce(self, tile: Tile) -> None:
         """Add what a computed tile contributes to gradients, moments, loss and scores."""
         self._add_gradients(tile.gradients)
         for moments, part in tile.moments:
@@ -107,7 +84,7 @@ class StageBuilder(StageContext):
             moments.statistics.add(part, rows=self.active.nodes)
         for moments, d_mean, d_variance in tile.moment_gradients:
             moments.statistics.add_gradients(d_mean, d_variance)
-        self.objective.commit(tile.contribution)
+        self.objective.reduce(tile.contribution)
 
     def _add_gradients(self, found: Sequence[tuple[Summed, Tensor]]) -> None:
         """By one operator, where no parameter has two gradients: a GPU would add both at once."""

@@ -2,6 +2,7 @@
 """What all stages of a network on a graph share: the graph's rows, which are active, widths, keys of dropout."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -11,8 +12,6 @@ from ooc.model.graph import ActiveRows, GraphRows, Scaling
 from ooc.model.lowering.network import Network
 from ooc.model.stages.tile import Contribution, Tile
 from ooc.plan.workload import Direction
-
-CPU = torch.device("cpu")
 
 
 class LossAndScores(Protocol):
@@ -39,40 +38,28 @@ class LossAndScores(Protocol):
         self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution
     ) -> None: ...
 
-    def commit(self, contribution: Contribution) -> None: ...
+    def reduce(self, contribution: Contribution) -> None: ...
 
 
+@dataclass(kw_only=True, eq=False)
 class StageContext:
     """``epoch`` keys the dropout masks. ``columns`` are those of every matrix that a stage names; stages add theirs.
     ``place`` is where tiles are computed, ``on_device`` whether the machine that is planned for has memory of its own
     there: it may be another one than this.
     ``packed``: the matrices of bits, whose columns are bytes. ``read_rows``: how many rows of a matrix stages load."""
 
-    def __init__(
-        self,
-        network: Network,
-        rows: GraphRows,
-        *,
-        undirected: bool,
-        objective: LossAndScores,
-        num_columns: dict[str, int],
-        active: ActiveRows,
-        seed: int,
-        place: torch.device = CPU,
-        on_device: bool = False,
-    ) -> None:
-        self.network = network
-        self.rows = rows
-        self.objective = objective
-        self.columns = dict(num_columns)
-        self.packed: set[str] = set()
-        self.read_rows: dict[str, int] = {}
-        self.active = active
-        self.seed = seed
-        self.place = place
-        self.on_device = on_device
-        self.epoch = 0
-        self.backward_direction = Direction.IN if undirected else Direction.OUT
+    network: Network
+    rows: GraphRows
+    objective: LossAndScores
+    columns: dict[str, int]
+    active: ActiveRows
+    backward_direction: Direction
+    seed: int
+    place: torch.device
+    on_device: bool
+    epoch: int = 0
+    packed: set[str] = field(default_factory=set)
+    read_rows: dict[str, int] = field(default_factory=dict)
 
     def zeros(self, rows: int, columns: int) -> Tensor:
         """[rows, columns] in the compute dtype."""

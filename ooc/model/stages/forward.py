@@ -107,9 +107,9 @@ def _last(
         return {}
 
     pull, kernel = program.pull(recipe, schedule.last)
-    rows, judging = context.active.scoring_rows(0), context.objective.score_operators
+    rows, scoring = context.active.scoring_rows(0), context.objective.score_operators
     spec = program.describe(
-        title, rows, recipe, pull=pull, kernel=kernel, loads=inputs, reverse=reverse, judging=judging
+        title, rows, recipe, pull=pull, kernel=kernel, loads=inputs, reverse=reverse, scoring=scoring
     )
     return Step(spec, compute, kernel)
 

@@ -7,7 +7,7 @@ dp<k>, dm<k>     gradients of both, the latter pulled over out-edges
 dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it; of an
                  opaque layer that of its rows as targets, and dm<k> that of the same rows as in-neighbours
 q<k>             t · p<k>, kept where a weight's gradient needs it
-z<k>             what follows aggregation k, up to the first norm or activation, kept for drawing the rest again
+z<k>             what follows aggregation k, up to the first norm or activation, kept to compute the rest again
 s<k>…            the signs of what a rectifier is given, a bit each
 h<k>…            what else is kept
 dh<k>…           the gradient of what an earlier stage made and a later one used

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of stages: a schedule with its names, and what the planner is told of each stage.
-
-Where stages are forgotten, forward stages are run again before the backward stage that needs them (``recomputation``).
+"""A program of stages: a schedule with its names, what the planner is told of each stage, and which gradients stages
+store for each other.
 
 Rows that cannot reach the loss are left out: what lies K aggregations before the output is needed only within K hops
 of the rows that are scored, and rows lie in the order of that distance, so every stage runs over the first so many.
@@ -21,7 +20,6 @@ from ooc.model.lowering.projection import Projection
 from ooc.model.lowering.statistics import MOMENTS_BYTES
 from ooc.model.lowering.values import Aggregate, Dropout, Linear, Normalized, Rows, Rowwise, Value
 from ooc.model.stages.context import StageContext
-from ooc.model.stages.gradient_exchange import GradientExchange
 from ooc.model.stages.names import Names
 from ooc.model.stages.recomputation import Recomputation
 from ooc.model.stages.schedule import Recipe, Schedule, is_constant
@@ -29,19 +27,18 @@ from ooc.model.stages.tile import Kernel, Tile
 from ooc.model.stages.work import NO_WORK, Work, backward_work, forward_work, total
 from ooc.plan.workload import Direction, PerEdge, Pull, Stage
 
-_JUDGING_COPIES = 8
+_SCORING_COPIES = 8
 """Matrices as wide as the output that a loss with its gradient, or scoring, makes of it."""
 
 
 class Program:
-    """The stages of ``schedule``. ``forgotten``: those whose values the backward pass computes again."""
+    """The stages of ``schedule``. ``recomputed``: those whose values the backward pass computes again."""
 
-    def __init__(self, context: StageContext, schedule: Schedule, forgotten: Collection[int] = ()) -> None:
+    def __init__(self, context: StageContext, schedule: Schedule, recomputed: Collection[int] = ()) -> None:
         self.context = context
         self.schedule = schedule
         self.names = Names(schedule, context.network, context.columns)
-        self.recomputation = Recomputation(schedule, forgotten)
-        self.exchange = GradientExchange(schedule, self.names)
+        self.recomputation = Recomputation(schedule, recomputed)
 
     def constants(self) -> list[Aggregate]:
         """What of the network is aggregated once."""
@@ -99,31 +96,31 @@ class Program:
         stores: dict[str, int] | None = None,
         backward: int | None = None,
         reverse: bool = False,
-        judging: int = 0,
+        scoring: int = 0,
         measured: Sequence[Value] = (),
     ) -> Stage:
-        """The stage's description. ``judging``: operators by which outputs get a loss or scores. ``measured``: values
-        whose moments are taken. The bound on temporaries counts all that is drawn, recorded and taken back."""
-        columns = self.context.columns
+        """The stage's description. ``scoring``: operators by which outputs get a loss or scores. ``measured``: values
+        whose moments are taken. The bound on temporaries counts all that is computed, recorded and differentiated."""
+        columns, stores = self.context.columns, stores or {}
         leaves = {leaf: self.names.value(leaf, recipe.recomputed.get(leaf)) for leaf in recipe.leaves}
         columns |= {name: leaf.columns for leaf, name in leaves.items()}
         reach = {name: recipe.reach[leaf] for leaf, name in leaves.items() if leaf in recipe.reach}
-        columns |= stores or {}
+        columns |= stores
         names = tuple(dict.fromkeys([*leaves.values(), *loads]))
         for name in (*names, *(pull.own if pull is not None else ())):
             wanted = min(rows, self.context.active.training_rows(reach[name])) if name in reach else rows
             self.context.read_rows[name] = max(wanted, self.context.read_rows.get(name, 0))
-        taken_back = self.schedule.backward_of(backward) if backward is not None else []
-        temporaries = [v.columns * _copies(v, v in taken_back) for v in recipe.order]
+        differentiated = self.schedule.backward_of(backward) if backward is not None else []
+        temporaries = [v.columns * _copies(v, v in differentiated) for v in recipe.order]
         temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
-        temporaries.append(_JUDGING_COPIES * self.schedule.output.columns if judging else 0)
+        temporaries.append(_SCORING_COPIES * self.schedule.output.columns if scoring else 0)
         of_moments = MOMENTS_BYTES // self.context.network.dtype.itemsize
         temporaries.append(max((of_moments * v.columns for v in measured), default=0))
-        temporaries.append(2 * max((_columns_at(v) for v in taken_back), default=0))
+        temporaries.append(2 * max((_columns_at(v) for v in differentiated), default=0))
         upstream = self.schedule.pulled(backward) if backward is not None else None
         if isinstance(upstream, EdgeAggregate):
             temporaries.append(2 * (upstream.upstream_columns + upstream.columns))
-        widths = [columns[name] for name in (*names, *(stores or {}))]
+        widths = [columns[name] for name in (*names, *stores)]
         if pull is not None:
             widths += [columns[name] for name in (pull.source, pull.output, *pull.own)]
         return self.spec(
@@ -131,10 +128,12 @@ class Program:
             rows,
             loads=names,
             pull=pull,
-            stores=tuple(stores or {}),
+            stores=tuple(stores),
             reverse=reverse,
             temporary_columns=sum(temporaries) + sum(widths),
-            work=self._work(recipe, pull, kernel, names, tuple(stores or {}), taken_back, rows=rows, judging=judging),
+            work=self._work(
+                recipe, pull, kernel, names, tuple(stores or {}), differentiated, rows=rows, scoring=scoring
+            ),
         )
 
     def _work(
@@ -142,12 +141,12 @@ class Program:
         recipe: Recipe,
         pull: Pull | None,
         kernel: Kernel | Scaling,
-        loads: Sequence[str],
-        stores: Sequence[str],
-        taken_back: Sequence[Value],
+        loads: Collection[str],
+        stores: Collection[str],
+        differentiated: Sequence[Value],
         *,
         rows: int,
-        judging: int,
+        scoring: int,
     ) -> Work:
         """Of one row. What is loaded is read once, what is stored read and written; what is pulled or stored to be
         pulled is scaled by rows, and gradients that several values give are added up."""
@@ -155,14 +154,14 @@ class Program:
         values = sum(columns[name] for name in loads) + 2 * sum(columns[name] for name in stores)
         if pull is not None and isinstance(kernel, Scaling):
             values += (2 * kernel.row_scalings + 3 * (kernel.loop_weight is not None)) * columns[pull.source]
-        operators = 2 * (len(loads) + len(stores)) + judging
-        if judging:
-            values += 2 * _JUDGING_COPIES * self.schedule.output.columns
+        operators = 2 * (len(loads) + len(stores)) + scoring
+        if scoring:
+            values += 2 * _SCORING_COPIES * self.schedule.output.columns
         reaching = self.context.active.training_rows
         parts = [Work(0, values, operators)]
         parts += [forward_work(v).spread(reaching(recipe.reach.get(v, EVERYWHERE)), rows) for v in recipe.order]
-        parts += [backward_work(v).spread(reaching(self.schedule.reach(v)), rows) for v in taken_back]
-        shared = [v for v in taken_back if len(self.schedule.users[v]) > 1]
+        parts += [backward_work(v).spread(reaching(self.schedule.reach(v)), rows) for v in differentiated]
+        shared = [v for v in differentiated if len(self.schedule.users[v]) > 1]
         return total([*parts, *(Work(0, 3 * v.columns * (len(self.schedule.users[v]) - 1)) for v in shared)])
 
     def spec(
@@ -196,15 +195,74 @@ class Program:
             operators=work.operators,
         )
 
+    # ---- gradients that backward stages store for earlier ones ---------------------------------------------
 
-def _copies(value: Value, taken_back: bool) -> int:
+    def incoming(self, stage: int) -> list[tuple[Value, str]]:
+        """The gradients that later stages have stored for values of this one."""
+        schedule, names = self.schedule, self.names
+        found: list[tuple[Value, str]] = []
+        for value in schedule.all_in_stage(stage):
+            writers = self._writers(value)
+            shared = schedule.shares_gradient(value) if value.trains else None
+            if writers:
+                found.append((value, names.gradient(value, writers, writers[-1])))
+            elif shared is not None:
+                found.append((value, names.sums_gradient(shared)))
+        for aggregate in schedule.messages(stage):
+            if isinstance(aggregate, Opaque) and aggregate.source.trains:
+                found.append((aggregate.source, names.target_gradient(aggregate)))
+                found.append((aggregate.source, names.message_gradient(aggregate)))
+            elif isinstance(aggregate, EdgeAggregate) and aggregate.target is not None and aggregate.target.trains:
+                found.append((aggregate.target, names.target_gradient(aggregate)))
+        return found
+
+    def passed_on(self, stage: int) -> dict[Value, tuple[str | None, str]]:
+        """The values of earlier stages to whose gradients this one adds: what is there already, and the new name."""
+        found: dict[Value, tuple[str | None, str]] = {}
+        for earlier in range(stage):
+            for value in self.schedule.all_in_stage(earlier):
+                writers = self._writers(value)
+                if stage in writers:
+                    place = writers.index(stage)
+                    prior = self.names.gradient(value, writers, writers[place - 1]) if place else None
+                    found[value] = (prior, self.names.gradient(value, writers, stage))
+        return found
+
+    def traffic(self, stage: int) -> tuple[tuple[str, ...], dict[str, int]]:
+        """Gradients that the backward of ``stage`` loads, and those it stores with their columns."""
+        loads = [name for _, name in self.incoming(stage)]
+        stores: dict[str, int] = {}
+        pulled = self.schedule.pulled(stage)
+        if isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
+            stores[self.names.sums_gradient(pulled)] = pulled.upstream_columns
+            if pulled.target is not None and pulled.target.trains and not pulled.pulls_targets:
+                stores[self.names.target_gradient(pulled)] = pulled.target.columns
+        elif pulled is not None and pulled.source.trains:
+            stores[self.names.sums_gradient(pulled)] = pulled.columns
+        for value, (prior, name) in self.passed_on(stage).items():
+            stores[name] = value.columns
+            if prior is not None:
+                loads.append(prior)
+        return tuple(dict.fromkeys(loads)), stores
+
+    def _writers(self, value: Value) -> list[int]:
+        """The stages whose backward adds to the gradient of ``value``, of an earlier stage; in their order."""
+        schedule = self.schedule
+        if not value.trains or schedule.shares_gradient(value) is not None:
+            return []
+        stages = {schedule.stage[user] for user in schedule.later_users(value)}
+        stages |= {schedule.stage[user] - 1 for user in schedule.distant_users(value)}
+        return sorted(stages, reverse=True)
+
+
+def _copies(value: Value, differentiated: bool) -> int:
     """Matrices of its own width that computing ``value`` makes, and keeps for its backward."""
     if value.packed:  # a byte for each of its bits, twice, before they are packed
         return 5
     if isinstance(value, Normalized):
         return 5
     if isinstance(value, Rowwise):
-        return 3 if taken_back else 2
+        return 3 if differentiated else 2
     return 2 if isinstance(value, Dropout) else 1
 
 

@@ -6,10 +6,10 @@ other values are local. What a later stage or the backward pass needs of an earl
 and read at each use, or computed again from what is kept. Kept are
 
 - the *head* of a stage: where the chain of sums behind the pulled matrix ends, before the first norm or activation.
-  From it the rest of the stage is drawn again for the price of some element-wise work;
+  From it the rest of the stage is computed again for the price of some element-wise work;
 - what a linear map is given, where that is what was pulled: its weight's gradient needs it;
 - the result of an attention or a maximum with what it keeps for its backward, and what targets bring to it;
-- what a later stage needs and could only draw from several kept values or through another dense product, or rather
+- what a later stage needs and could only compute from several kept values or through another dense product, or rather
   the last sum on the way there;
 - of what a rectifier is given the signs, a bit a value, where the backward of its stage needs nothing else of it.
 
@@ -18,12 +18,15 @@ Pure: nothing here computes anything.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import EVERYWHERE, hops, values_of
 from ooc.model.lowering.rectified import Rectified, Signs
 from ooc.model.lowering.values import Aggregate, Dropout, Features, Linear, Moments, Normalized, Rowwise, Sum, Value
+
+V = TypeVar("V", bound=Value)
 
 
 def is_constant(value: Value) -> bool:
@@ -232,7 +235,7 @@ class Schedule:
             else:
                 order.add(value)
                 waiting.extend(value.inputs)
-        return Recipe(_sorted(leaves), _sorted(order), pulled)
+        return Recipe(in_order(leaves), in_order(order), pulled)
 
     def _is_there(self, value: Value, stage: int | None, forced: Sequence[Value]) -> bool:
         return value in self.kept and value not in forced and (stage is None or self.stage[value] < stage)
@@ -247,7 +250,7 @@ class Schedule:
             uses = len({self.stage[user] for user in self.later_users(value)})
             if uses or value in later:
                 crossing[value] = uses + (value in later) + (value in needs)
-        for value in _sorted({*needs, *crossing}):
+        for value in in_order({*needs, *crossing}):
             self._provide(value, stage, uses=crossing.get(value, 0))
 
     def _more_than_signs(self, stage: int) -> list[Value]:
@@ -256,10 +259,10 @@ class Schedule:
     def _keep_signs(self, stage: int) -> None:
         """Keep the signs that the backward of ``stage`` needs of rows that it would not have at hand anyway."""
         needs = self._needs(stage)
-        drawn = self._backward_recipe(stage, _furthest(need for need in needs if not isinstance(need[0], Signs)))
-        at_hand = {*drawn.leaves, *drawn.order}
+        recipe = self._backward_recipe(stage, _furthest(need for need in needs if not isinstance(need[0], Signs)))
+        at_hand = {*recipe.leaves, *recipe.order}
         for need, reach in needs:
-            if isinstance(need, Signs) and (need.source not in at_hand or drawn.reach[need.source] < reach):
+            if isinstance(need, Signs) and (need.source not in at_hand or recipe.reach[need.source] < reach):
                 self.kept.add(need)
 
     def _provide(self, value: Value, stage: int, *, uses: int) -> None:
@@ -305,7 +308,7 @@ class Schedule:
         return path
 
     def _anchor(self, value: Value, stage: int) -> Value:
-        """``value``, or the sum or product it is drawn from without another one: better kept, for the way back."""
+        """``value``, or the sum or product it is computed from without another one: better kept, for the way back."""
         light = (Dropout, Rectified, Rowwise, Normalized)
         while isinstance(value, light) and not value.heavy:
             sources = [source for source in value.inputs if not isinstance(source, Moments)]
@@ -335,7 +338,7 @@ def _passes_on(user: Value, value: Value) -> bool:
 
 def _with_signs(values: Sequence[Value]) -> list[Value]:
     """``values`` and what the rectifiers among them may need for their gradients."""
-    return list(_sorted([*values, *(value.signs for value in values if isinstance(value, Rectified))]))
+    return list(in_order([*values, *(value.signs for value in values if isinstance(value, Rectified))]))
 
 
 def _furthest(needs: Iterable[tuple[Value, int]]) -> dict[Value, int]:
@@ -346,7 +349,8 @@ def _furthest(needs: Iterable[tuple[Value, int]]) -> dict[Value, int]:
     return found
 
 
-def _sorted(values: Iterable[Value]) -> tuple[Value, ...]:
+def in_order(values: Iterable[V]) -> tuple[V, ...]:
+    """As the network computes them."""
     return tuple(sorted(values, key=lambda value: value.index))
 
 

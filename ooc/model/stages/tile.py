@@ -51,7 +51,7 @@ class Tile:
     scattered: Scattered | None = None
 
     def take(self, pulled: Tensor | Scattered) -> Tensor:
-        """The rows of what a kernel gave for this tile; the rest waits here until the tile is committed."""
+        """The rows of what a kernel gave for this tile; the rest waits here until the tile is reduced."""
         if isinstance(pulled, Tensor):
             return pulled
         self.scattered = pulled
