@@ -12,7 +12,7 @@ import numpy as np
 
 from ooc.errors import OptionError, SourceError
 from ooc.sources.files.npy import NpyFile
-from ooc.sources.files.tables import Block, Cells, Table, is_table
+from ooc.sources.files.tables import Block, Cells, Table, is_table, side_by_side, width
 from ooc.sources.labels import FoundLabels, LabelForm, label_blocks, label_form, only_answers, random_split
 from ooc.sources.node_tables import NodeTables
 from ooc.sources.reading import Request
@@ -65,14 +65,13 @@ def _npy_features(path: Path) -> NodeFeatures:
 def _table_features(table: Table, tables: NodeTables) -> NodeFeatures:
     names = tables.features(table)
     wanted = dict.fromkeys(names, Cells.REAL)
-    first = next(table.blocks(wanted, 1), None)  # One row tells how wide columns of lists are.
-    columns = _together(first, names).shape[1] if first is not None else 0
+    columns = width(table, names)
     if not 0 < columns <= _MOST_COLUMNS:
         raise SourceError(f"{table.path} has no features, or more than {_MOST_COLUMNS}")
 
     def blocks(nodes: int, size: int, row: int) -> Iterator[AnyArray]:
         for block in _table_blocks(table, wanted, nodes, size):
-            part = _together(block, names)
+            part = side_by_side(block, names)
             if part.shape[1] != columns:
                 raise SourceError(f"{table.path} has rows of {columns} features and rows of {part.shape[1]}")
             yield part
@@ -160,7 +159,7 @@ def _table_labels(name: str, table: Table, tables: NodeTables, request: Request)
     def found(nodes: int, size: int) -> FoundLabels:
         row = 0
         for block in _table_blocks(table, wanted, nodes, size):
-            y = _together(block, names)
+            y = side_by_side(block, names)
             yield y, columns.masks(block, row, name) if columns is not None else None
             row += len(y)
 
@@ -242,7 +241,3 @@ def _table_blocks(table: Table, wanted: dict[str, Cells], nodes: int, size: int)
             break
         yield block
     _check_rows(table.path, done, nodes)
-
-
-def _together(block: Block, names: tuple[str, ...]) -> AnyArray:
-    return np.column_stack([block[name] for name in names])

@@ -19,12 +19,11 @@ from ooc.storage.array import flush
 
 _STEP = 1 << 20
 _WORD_BITS = 64
-_HEADER_BYTES = 128
 _WORD_BYTES = 12  # Of a rank table: its bits and the count of those before it.
 
 
 def collect(blocks: Iterable[Ids], path: Path, *, name: str, limit_bytes: int) -> int:
-    """Write the different ids in ``blocks``, ascending, as the npy file ``path``; how many they are.
+    """Write the different ids in ``blocks``, ascending, as int64 to the file ``path``; how many they are.
 
     Takes about ``limit_bytes`` of memory; BudgetError, naming the source ``name``, where that is too little.
     """
@@ -48,20 +47,20 @@ def collect(blocks: Iterable[Ids], path: Path, *, name: str, limit_bytes: int) -
             seen[ids] = True
         else:
             runs.append(_different(ids))
-            _merge(runs, name, limit_bytes)
+            # Each run is at least twice as long as the next: every id is merged few times, and there are few runs.
+            while len(runs) > 1 and len(runs[-2]) < 2 * len(runs[-1]):
+                _merge_last(runs)
+            _check(len(runs[0]), name, limit_bytes)
     if runs is None:
         return write_ids(path, (np.flatnonzero(seen[a:b]) + a for a, b in ranges(len(seen), _STEP)))
     while len(runs) > 1:
-        runs[-2:] = [_different(np.concatenate(runs[-2:]), kind="stable")]
+        _merge_last(runs)
     _check(len(runs[0]), name, limit_bytes)
     return write_ids(path, runs)
 
 
-def _merge(runs: list[Ids], name: str, limit_bytes: int) -> None:
-    """Keep each run at least twice as long as the next: every id is merged few times, and there are few runs."""
-    while len(runs) > 1 and len(runs[-2]) < 2 * len(runs[-1]):
-        runs[-2:] = [_different(np.concatenate(runs[-2:]), kind="stable")]
-    _check(len(runs[0]), name, limit_bytes)
+def _merge_last(runs: list[Ids]) -> None:
+    runs[-2:] = [_different(np.concatenate(runs[-2:]), kind="stable")]
 
 
 def _different(ids: Ids, kind: Literal["quicksort", "stable"] = "quicksort") -> Ids:
@@ -87,29 +86,14 @@ def _check(count: int, name: str, limit_bytes: int) -> None:
 
 
 def write_ids(path: Path, parts: Iterable[Ids]) -> int:
-    """Write the ``parts`` one after the other as the npy file ``path``, which appears when it is whole; how many."""
-    partial, count = path.with_name(path.name + ".partial"), 0
+    """Write the ``parts`` as int64 to the file ``path``, which appears when it is whole; how many ids they are."""
+    partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
-        file.write(bytes(_HEADER_BYTES))
         for part in parts:
             file.write(part.astype("<i8", copy=False).tobytes())
-            count += len(part)
-        file.seek(0)
-        file.write(_header(count))
     flush(partial)
     partial.rename(path)
-    return count
-
-
-def _header(count: int) -> bytes:
-    """Version 1.0, as long for any count: numpy's own pads to 64 bytes, not knowing how long it may become."""
-    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({count},), }}"
-    return (
-        b"\x93NUMPY\x01\x00"
-        + (_HEADER_BYTES - 10).to_bytes(2, "little")
-        + text.ljust(_HEADER_BYTES - 11).encode()
-        + b"\n"
-    )
+    return path.stat().st_size // 8
 
 
 class Numbering(Protocol):
@@ -126,14 +110,9 @@ def numbering(ids: Ids, *, rows: Ids | None = None) -> Numbering:
     span = int(ids[-1]) + 1 if len(ids) else 0
     if rows is None and span == len(ids):
         return Same(span)
-    if rows is None and table_bytes(span) <= 8 * len(ids):
+    if rows is None and _WORD_BYTES * -(-span // _WORD_BITS) <= 8 * len(ids):
         return RankTable(ids)
     return Sorted(ids, rows)
-
-
-def table_bytes(span: int) -> int:
-    """What a rank table over so many ids takes."""
-    return _WORD_BYTES * -(-span // _WORD_BITS)
 
 
 class Same:

@@ -22,8 +22,7 @@ from ooc.sources.formats import (
     synthetic,
     webgraph,
 )
-from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source
-from ooc.sources.formats.pyg_data import is_pyg_data, pyg_source
+from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source, is_pyg_data, pyg_source
 from ooc.sources.reading import READING_OPTIONS, Reader, Request
 from ooc.sources.source import Source
 

@@ -77,6 +77,12 @@ _BAD: dict[str, tuple[Arrays, str]] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _open_what_stays_open(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The event loop that zarr keeps has descriptors of its own."""
+    ooc.convert(random_arrays(), tmp_path_factory.mktemp("first") / "g.ooc")
+
+
 def _assert_refused(
     source: Any, folder: Path, message: str, kind: type[OocError] = SourceError, **options: Any
 ) -> None:
@@ -106,7 +112,7 @@ def test_damaged_npz_files_are_refused(tmp_path: Path, damage: str) -> None:
         "flipped": good[:at] + bytes(byte ^ 255 for byte in good[at : at + 40]) + good[at + 40 :],
     }
     path.write_bytes(bad[damage])
-    _assert_refused(path, tmp_path, r"g\.npz cannot be read, it is damaged or incomplete")
+    _assert_refused(path, tmp_path, r"g\.npz.* cannot be read, it is damaged or incomplete")
 
 
 @pytest.mark.parametrize("size", [0, 50, 3000])
@@ -196,9 +202,9 @@ def test_an_array_whose_name_is_damaged_is_not_overlooked(tmp_path: Path) -> Non
     data = path.read_bytes()
     at = data.rindex(b"val_mask.npy")  # In the directory at the end; each array has its name before it too.
     path.write_bytes(data[:at] + b"w" + data[at + 1 :])
-    _assert_refused(path, tmp_path, "is damaged or incomplete: File name in directory")
+    _assert_refused(path, tmp_path, "damaged or incomplete: its directory says that wal_mask.npy is where it is not")
     path.write_bytes(data[: at - 38] + b"\x01" + data[at - 37 :])
-    _assert_refused(path, tmp_path, "is damaged or incomplete: File .* is encrypted")
+    _assert_refused(path, tmp_path, r"val_mask\.npy is encrypted")
     # The comment of the entry before the last one swallows the last.
     before = data.rindex(b"PK\1\2", 0, data.rindex(b"PK\1\2"))
     last_bytes = len(data) - 22 - data.rindex(b"PK\1\2")

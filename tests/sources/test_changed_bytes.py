@@ -158,7 +158,7 @@ def test_labels_without_a_header_may_be_of_any_first_papers_but_not_at_the_publi
     labels.write_bytes(whole[:-4])
     assert sum(ooc.convert(made.source, tmp_path / "cut.ooc").split_sizes.values()) == 31
     labels.write_bytes(whole[:-3])
-    _refused(made.source, tmp_path, "no whole float32 values")
+    _refused(made.source, tmp_path, "no whole rows of 1 float32 values")
     monkeypatch.setitem(igb._PAPERS, "full", 40)
     monkeypatch.setitem(igb._LABELLED_OF_FULL, "19", 32)
     labels.write_bytes(whole[:-4])

@@ -208,6 +208,11 @@ class PackedArray(_Npy):
         read_header(stream, size=self._member.size, name=self.name)
         return value_blocks(stream, self.header, size, self.name)
 
+    def whole(self) -> AnyArray:
+        """All of it, in memory."""
+        flat = next(self.values(max(1, self.header.count)), np.empty(0, dtype=self.dtype))
+        return flat.reshape(self.shape, order="F" if self.header.column_major else "C")
+
     def row_blocks(self, size: int) -> Iterator[AnyArray]:
         """The rows of a matrix, at most ``size`` at a time."""
         self._check_rows()

@@ -89,6 +89,17 @@ def open_table(path: Path, budget_bytes: int) -> Table:
     raise SourceError(f"{path} is no table: {', '.join(TABLE_SUFFIXES)} are")
 
 
+def side_by_side(block: Block, names: tuple[str, ...]) -> AnyArray:
+    """The columns ``names`` as one array [n, c]; a column of lists is several."""
+    return np.column_stack([block[name] for name in names])
+
+
+def width(table: Table, names: tuple[str, ...]) -> int:
+    """How many numbers the columns ``names`` are, as the first row tells; 0 without one."""
+    first = next(table.blocks(dict.fromkeys(names, Cells.REAL), 1), None) if names else None
+    return side_by_side(first, names).shape[1] if first is not None else 0
+
+
 class CsvTable:
     """A table of text."""
 
@@ -327,39 +338,19 @@ class ParquetTable:
         except optional("pyarrow", self.path).ArrowInvalid as error:
             raise SourceError(f"{self.path}: the column {name} does not fit: {_one_line(error)}") from error
 
-    def _reading(self) -> "_Reading":
-        return _Reading(self.path)
-
-
-class _Reading:
-    """A Parquet file open for a while; what goes wrong meanwhile is one SourceError."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: Any = None
-
-    def __enter__(self) -> Any:
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Any]:
+        """The file, open for a while; what a damaged one raises meanwhile is one SourceError."""
+        parquet, arrow = optional("pyarrow.parquet", self.path), optional("pyarrow", self.path)
         try:
-            self._file = optional("pyarrow.parquet", self._path).ParquetFile(
-                self._path, buffer_size=_PARQUET_BUFFER_BYTES, page_checksum_verification=True
-            )
-        except self._errors() as error:
-            raise self._broken(error) from error
-        return self._file
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
-        self._file.close()
-        if isinstance(value, self._errors()):
-            raise self._broken(value) from value
-
-    def _errors(self) -> tuple[type[Exception], ...]:
-        """What a damaged file raises: a name that is no UTF-8, sizes past reason, and Arrow's own."""
-        return (OSError, ValueError, KeyError, MemoryError, optional("pyarrow", self._path).ArrowException)
-
-    def _broken(self, error: BaseException) -> SourceError:
-        if isinstance(error, OSError) and error.strerror:
-            return SourceError(f"{self._path} cannot be read: {error.strerror}")
-        return SourceError(f"{self._path} cannot be read, it is damaged or no Parquet: {_one_line(error)}")
+            with parquet.ParquetFile(
+                self.path, buffer_size=_PARQUET_BUFFER_BYTES, page_checksum_verification=True
+            ) as file:
+                yield file
+        except (OSError, ValueError, KeyError, MemoryError, arrow.ArrowException) as error:
+            if isinstance(error, OSError) and error.strerror:
+                raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
+            raise SourceError(f"{self.path} cannot be read, it is damaged or no Parquet: {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:

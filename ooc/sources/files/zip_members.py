@@ -34,6 +34,8 @@ _ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 1, 8, 1 << 11
 _STORED, _DEFLATED = 0, 8
 _IN_ZIP64 = 0xFFFFFFFF
 _MOST_MEMBERS = 1 << 16
+_END_OF_DIRECTORY = b"PK\x05\x06"
+_TAIL_BYTES = 22 + 0xFFFF  # That record and the longest comment after it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +225,20 @@ def _directory(blob: Blob) -> dict[str, zipfile.ZipInfo]:
     try:
         with zipfile.ZipFile(io.BufferedReader(_File(blob))) as archive:
             infos = archive.infolist()
+            if (counted := _counted(blob)) not in (None, len(infos)):
+                raise zipfile.BadZipFile(f"its directory has {len(infos)} files of {counted}")
     except (OSError, ValueError, EOFError, struct.error, NotImplementedError, zipfile.BadZipFile) as error:
         raise damaged(blob.name, str(error) or type(error).__name__) from error
     found = {info.filename: info for info in infos}
     if len(found) != len(infos):
         raise damaged(blob.name, "it has two members of one name")
     return found
+
+
+def _counted(blob: Blob) -> int | None:
+    """How many members the archive says it has, which zipfile does not compare; None past 65,534."""
+    start = max(0, blob.size - _TAIL_BYTES)
+    tail = read_exactly(blob.at(start), blob.size - start, blob.name)
+    at = tail.rfind(_END_OF_DIRECTORY)
+    counted = int.from_bytes(tail[at + 10 : at + 12], "little")
+    return None if at < 0 or counted == 0xFFFF else counted

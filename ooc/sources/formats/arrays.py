@@ -27,33 +27,18 @@ from ooc.sources.labels import (
     random_split,
 )
 from ooc.sources.reading import Request
-from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges
-from ooc.sources.sparse_rows import SparseRows
+from ooc.sources.source import EdgeBlock, EdgeData, Ids, LabelBlock, Mask, Source, ranges
 from ooc.storage.array import AnyArray
 
 EDGE_DATA_NAMES = ("edge_weight", "edge_attr")
-ARRAY_NAMES = (
-    *EDGE_DATA_NAMES,
-    *(
-        "edge_index",
-        "edges",
-        "x",
-        "x_data",
-        "x_indices",
-        "x_indptr",
-        "x_shape",
-        "y",
-        "num_nodes",
-        "num_classes",
-    ),
-    *("train_mask", "valid_mask", "val_mask", "test_mask", "train_idx", "valid_idx", "val_idx", "test_idx"),
+_OF_NODES = (
+    *("x", "y", "train_mask", "valid_mask", "val_mask", "test_mask"),
+    *("train_idx", "valid_idx", "val_idx", "test_idx"),
 )
+_OF_PYG = ("edge_index", *EDGE_DATA_NAMES, *_OF_NODES)
+ARRAY_NAMES = (*_OF_PYG, "edges", "x_data", "x_indices", "x_indptr", "x_shape", "num_nodes", "num_classes")
 _SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _SCANNED_ROWS = 1 << 16
-
-
-def nothing() -> None:
-    """Release nothing: the arrays are in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +50,13 @@ class ArrayOptions:
     """
 
     request: Request
-
     name: str
     format: str
     symmetrize: bool = False
     drop_self_loops: bool = False
     usual_split: str | None = None
     resident_bytes: int = 0
-    release: Callable[[], None] = nothing
+    release: Callable[[], None] = lambda: None
     fingerprint: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -297,3 +281,79 @@ def _membership(array: AnyArray, name: str, nodes: int, options: ArrayOptions) -
         return part.astype(np.bool_)
 
     return masked
+
+
+# ---- sparse features ------------------------------------------------------------------------------------------
+
+
+class SparseRows:
+    """CSR ``data`` [nnz], ``indices`` [nnz], ``indptr`` [rows + 1], ``shape`` (rows, columns), checked."""
+
+    def __init__(self, data: AnyArray, indices: AnyArray, indptr: AnyArray, shape: AnyArray, *, name: str) -> None:
+        if shape.shape != (2,) or any(array.ndim != 1 for array in (data, indices, indptr)):
+            raise SourceError(f"{name} is no CSR matrix: data, indices, indptr or shape has wrong dimensions")
+        if any(array.dtype.kind not in "iu" and array.size for array in (indices, indptr, shape)):
+            raise SourceError(f"{name} is no CSR matrix: indices, indptr and shape must be whole numbers")
+        self.shape = (int(shape[0]), int(shape[1]))
+        self._data, self._indices = data, indices
+        self._indptr = np.array(indptr).astype(np.int64, copy=False)
+        if min(self.shape) < 0 or len(self._indptr) != self.shape[0] + 1 or len(data) != len(indices):
+            raise SourceError(f"{name} is no CSR matrix of the shape {self.shape}: its parts have other lengths")
+        if self._indptr[0] != 0 or self._indptr[-1] != len(data) or (np.diff(self._indptr) < 0).any():
+            raise SourceError(f"{name} is no CSR matrix: indptr does not rise from 0 to {len(data)}")
+        self._name = name
+        self.nbytes = data.nbytes + indices.nbytes + self._indptr.nbytes
+
+    def dense(self, rows: Ids) -> AnyArray:
+        """Rows ``rows`` [n] (-1: a row of zeros) as [n, columns]; repeated entries are summed."""
+        starts = np.where(rows < 0, 0, self._indptr[rows])
+        lengths = np.where(rows < 0, 0, self._indptr[rows + 1] - starts)
+        ends = np.cumsum(lengths)
+        # Entry k of the result is entry `k - (its row's first k) + (its row's start)` of the matrix.
+        at = np.arange(int(ends[-1])) + np.repeat(starts - ends + lengths, lengths)
+        columns = self._indices[at].astype(np.int64)
+        if len(columns) and not (columns.min() >= 0 and columns.max() < self.shape[1]):
+            raise SourceError(f"{self._name} has a column index outside its {self.shape[1]} columns")
+        kind = self._data.dtype if self._data.dtype.kind == "f" else np.dtype(np.float64)
+        out = np.zeros((len(rows), self.shape[1]), dtype=kind)
+        np.add.at(out, (np.repeat(np.arange(len(rows)), lengths), columns), self._data[at])
+        return out
+
+
+# ---- PyG's objects --------------------------------------------------------------------------------------------
+
+
+def is_pyg_data(source: object) -> bool:
+    """Whether ``source`` looks like a ``torch_geometric.data.Data`` or ``Dataset``, without importing them."""
+    return any(base.__module__.startswith("torch_geometric.data") for base in type(source).__mro__)
+
+
+def pyg_source(data: Any, request: Request) -> Source:
+    """The graph of ``data``, or of the one graph in the dataset ``data``; SourceError for anything else.
+
+    Tensors are read in place: the caller's memory, not the budget's.
+    """
+    if any(base.__name__ == "Dataset" for base in type(data).__mro__):
+        if len(data) != 1:
+            raise SourceError(f"the PyG dataset {type(data).__name__} holds {len(data)} graphs; give one of them")
+        data = data[0]
+    if type(data).__name__ != "Data":
+        raise SourceError(f"a PyG {type(data).__name__} cannot be converted, only a homogeneous Data")
+    if getattr(data, "adj_t", None) is not None and data.edge_index is None:
+        raise SourceError("the PyG Data has adj_t, but no edge_index")
+    arrays: dict[str, AnyArray] = {}
+    for name in _OF_PYG:
+        tensor = getattr(data, name, None)
+        if tensor is not None:
+            arrays[name] = _of_tensor(tensor, name)
+    return array_source(arrays, ArrayOptions(request=request, name="the PyG Data", format="pyg"))
+
+
+def _of_tensor(tensor: Any, name: str) -> AnyArray:
+    import torch  # Conversion does without, unless it is given tensors.
+
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        raise SourceError(f"the PyG Data's {name} is no dense tensor")
+    tensor = tensor.detach().cpu()
+    array: AnyArray = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return array

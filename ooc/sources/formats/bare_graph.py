@@ -32,7 +32,7 @@ NODE_OPTIONS = frozenset(
 )
 """What any such graph takes of nodes; ``EDGE_OPTIONS`` are those of edges."""
 _BLOCK_ROWS = 1 << 18
-_IDS, _COUNTED, _COUNTS = "ids.npy", "counted.npy", "counts.json"
+_IDS, _COUNTED, _COUNTS = "ids", "counted", "counts.json"
 _LEAST_NODES = 1
 _MOST_NODES = 2**32
 
@@ -68,20 +68,21 @@ class BareGraph:
     weight_unless_ones: bool = False
     notes: tuple[str, ...] = ()
 
-    def with_files(self, found: EdgeFiles) -> "BareGraph":
-        """With what edges have in npy files of their own besides."""
-        if not found:
-            return self
-        if (self.has_edge_weight and found.weight) or (self.num_edge_features and found.features):
-            raise SourceError(f"{self.name} has edge data of its own; {found.paths[0]} would replace it")
-        edges = self.carrying or self.edges
-        return replace(
-            self,
-            files=(*self.files, *found.paths),
-            carrying=lambda size: found.joined(edges, size),
-            has_edge_weight=self.has_edge_weight or found.weight is not None,
-            num_edge_features=self.num_edge_features or found.num_features,
-        )
+
+def _with_edge_files(graph: BareGraph, found: EdgeFiles) -> BareGraph:
+    """``graph`` with what its edges have in npy files of their own besides."""
+    if not found:
+        return graph
+    if (graph.has_edge_weight and found.weight) or (graph.num_edge_features and found.features):
+        raise SourceError(f"{graph.name} has edge data of its own; {found.paths[0]} would replace it")
+    edges = graph.carrying or graph.edges
+    return replace(
+        graph,
+        files=(*graph.files, *found.paths),
+        carrying=lambda size: found.joined(edges, size),
+        has_edge_weight=graph.has_edge_weight or found.weight is not None,
+        num_edge_features=graph.num_edge_features or found.num_features,
+    )
 
 
 def bare_source(graph: BareGraph, request: Request) -> Source:
@@ -89,7 +90,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
 
     SourceError, with the remedy, where it asks for none, or for those of another number of nodes.
     """
-    graph = graph.with_files(asked_files(request, graph.num_edges if graph.counted else None))
+    graph = _with_edge_files(graph, asked_files(request, graph.num_edges if graph.counted else None))
     texts = {}
     for part, path, example in (
         ("features", graph.features, "random:COLUMNS"),
@@ -113,7 +114,6 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
             f"{graph.name}: edges, features and labels are of different numbers of nodes: {sorted(known)}"
         )
     nodes = known.pop() if known else None
-    sound = graph.num_nodes is not None and graph.num_nodes == nodes and ids is None and graph.counted
     source = Source(
         name=graph.name,
         format=graph.format,
@@ -135,9 +135,8 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         | ({"split": labels.split} if labels.split else {}),
         notes=(*graph.notes, *tables.notes(), *labels.notes),
     )
-    if sound:
-        assert nodes is not None, "a format that is sound says how many nodes there are"
-        return joined.source(source, nodes, graph.num_edges, None)
+    if graph.num_nodes is not None and ids is None and graph.counted:
+        return joined.source(source, graph.num_nodes, graph.num_edges, None)
     return replace(
         source,
         prepare=lambda folder, listener: joined.prepared(source, nodes, folder, listener),
@@ -176,8 +175,7 @@ class _Joined:
         if not _LEAST_NODES <= nodes <= _MOST_NODES:
             raise SourceError(f"{self.graph.name} has {nodes} nodes, which cannot be converted")
         features, labels = self.node_features, self.node_labels
-        ids = None if kept is None else NpyFile(kept).row_blocks
-
+        ids = None if kept is None else NpyFile(kept, raw=((nodes,), np.dtype("<i8"))).row_blocks
         return replace(
             source,
             num_nodes=nodes,
@@ -196,7 +194,7 @@ class _Joined:
         graph, limit = self.graph, self.budget_bytes // 4
         ids: str | None = None
         if self.ids is not None:
-            nodes, ids = self._write_table_ids(folder / _IDS), "table"
+            nodes, ids = write_ids(folder / _IDS, _column(*self.ids, Cells.WHOLE)), "table"
         elif nodes is None and (table := self.node_features.table or self.node_labels.table) is not None:
             nodes = sum(len(block) for block in _column(table, table.columns[0], Cells.TEXT))
         tally = _Tally(graph, listener)
@@ -216,10 +214,6 @@ class _Joined:
             raise SourceError(f"{graph.name} has no edge: it is empty, damaged or incomplete")
         return {"nodes": nodes, "edges": edges, "ids": ids}
 
-    def _write_table_ids(self, path: Path) -> int:
-        assert self.ids is not None
-        return write_ids(path, _column(*self.ids, Cells.WHOLE))
-
     def _numbering(self, folder: Path, counts: dict[str, Any]) -> Numbering:
         if counts["ids"] is None:
             return Same(counts["nodes"])
@@ -230,7 +224,7 @@ class _Joined:
                 f"the ids of {self.graph.name} take {format_size(need)} to number, half of the host budget of "
                 f"{format_size(self.budget_bytes)} is for that; give host_budget='{-(-2 * need // 1_000_000)}M'"
             )
-        ids: Ids = np.load(folder / _IDS)
+        ids: Ids = np.fromfile(folder / _IDS, dtype=np.int64)
         if counts["ids"] == "edges":
             return numbering(ids)
         in_order, rows = sorted_with_rows(ids, name=self.graph.name)

@@ -4,8 +4,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from ooc.errors import SourceError
 from ooc.sources.edge_options import (
     EDGE_COLUMNS_REMEDY,
@@ -15,7 +13,7 @@ from ooc.sources.edge_options import (
     asks_for_edge_data,
 )
 from ooc.sources.files.lines import whole_ids
-from ooc.sources.files.tables import TABLE_SUFFIXES, Cells, Table, is_table, open_table
+from ooc.sources.files.tables import TABLE_SUFFIXES, Cells, Table, is_table, open_table, side_by_side, width
 from ooc.sources.formats.bare_graph import NODE_OPTIONS, BareGraph, bare_source
 from ooc.sources.node_tables import chosen_column, column_note
 from ooc.sources.reading import Reader, Request
@@ -30,19 +28,12 @@ _NOTHING = EdgeColumns(None, ())
 def _open(path: Path, request: Request) -> Source:
     if not path.is_dir():
         return bare_source(_graph(open_table(path, request.budget_bytes), path.name.split(".")[0], request), request)
-    edges = _beside(path, "edges")
+    edges, nodes = _beside(path, "edges"), _beside(path, "nodes")
     if edges is None:
         raise SourceError(f"the folder {path} has no edges.csv or edges.parquet")
-    nodes = _beside(path, "nodes")
-    name = path.resolve().name
-    graph = _graph(
-        open_table(edges, request.budget_bytes),
-        name,
-        request,
-        features=_npy(path, "features") or nodes,
-        labels=_npy(path, "labels") or nodes,
-    )
-    return bare_source(graph, request)
+    features, labels = (npy if (npy := path / f"{part}.npy").is_file() else nodes for part in ("features", "labels"))
+    table = open_table(edges, request.budget_bytes)
+    return bare_source(_graph(table, path.resolve().name, request, features=features, labels=labels), request)
 
 
 def _graph(
@@ -72,7 +63,7 @@ def _graph(
         edges=lambda size: column_edges(table, source, target, size),
         carrying=(lambda size: column_edges(table, source, target, size, carried)) if carried else None,
         has_edge_weight=carried.weight is not None,
-        num_edge_features=_width(table, carried.features),
+        num_edge_features=width(table, carried.features),
         num_edges=max(1, table.path.stat().st_size // _LEAST_LINE_BYTES) if table.rows is None else table.rows,
         counted=table.rows is not None,
         features=features,
@@ -90,25 +81,14 @@ def column_edges(
         sources, targets = (whole_ids(block[column], table.path) for column in (source, target))
         data = EdgeData(
             weight=block[carried.weight] if carried.weight is not None else None,
-            features=np.column_stack([block[name] for name in carried.features]) if carried.features else None,
+            features=side_by_side(block, carried.features) if carried.features else None,
         )
         yield EdgeBlock(sources, targets, data if carried else None)
-
-
-def _width(table: Table, names: tuple[str, ...]) -> int:
-    """How many features the columns are: a column of lists is as many as its first row tells."""
-    first = next(table.blocks(dict.fromkeys(names, Cells.REAL), 1), None) if names else None
-    return sum(column[:1].size for column in first.values()) if first is not None else len(names)
 
 
 def _beside(folder: Path, stem: str) -> Path | None:
     paths = (folder / f"{stem}{suffix}{more}" for suffix in TABLE_SUFFIXES for more in _COMPRESSIONS)
     return next((path for path in paths if path.is_file()), None)
-
-
-def _npy(folder: Path, stem: str) -> Path | None:
-    path = folder / f"{stem}.npy"
-    return path if path.is_file() else None
 
 
 READER = Reader(

@@ -8,6 +8,7 @@ one to each node: that is left to ``--self-loops`` and to the models, edges are 
 """
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def igb_source(path: Path, request: Request) -> Source:
     kind = request.option(LABEL) or "19"
     if kind not in _LABELS:
         raise OptionError(f"label {kind!r} is not one of {', '.join(_LABELS)}")
-    features = _open_features(path / _FEATURES)
+    features = _array(path / _FEATURES, (_NUM_FEATURES,))
     nodes, num_features = features.matrix("[papers, features]")
     published = nodes == _PAPERS["full"]
     full = published or path.resolve().name == "full"
@@ -81,19 +82,9 @@ def _notes(path: Path, nodes: int) -> tuple[str, ...]:
     return (f"{path} has {nodes} papers; the published {size} has {_PAPERS[size]}",)
 
 
-def _open_features(path: Path) -> NpyFile:
-    if _has_header(path):
-        return NpyFile(path)
-    row_bytes = _NUM_FEATURES * _RAW.itemsize
-    size = path.stat().st_size
-    if size % row_bytes:
-        raise SourceError(f"{path} has {size} bytes, which are no whole rows of {_NUM_FEATURES} float32 values")
-    return NpyFile(path, raw=((size // row_bytes, _NUM_FEATURES), _RAW))
-
-
 def _open_labels(path: Path, nodes: int, *, prefix: bool, least: int) -> NpyFile:
     """The labels of all papers, or with ``prefix`` of the first ones, ``least`` of them or more, [n] or [n, 1]."""
-    labels = NpyFile(path) if _has_header(path) else _raw_labels(path)
+    labels = _array(path, ())
     rows = labels.shape[0] if len(labels.shape) in (1, 2) else 0
     fits = least <= rows <= nodes if prefix else rows == nodes
     if labels.shape not in ((rows,), (rows, 1)) or not fits:
@@ -102,17 +93,17 @@ def _open_labels(path: Path, nodes: int, *, prefix: bool, least: int) -> NpyFile
     return labels
 
 
-def _raw_labels(path: Path) -> NpyFile:
-    size = path.stat().st_size
-    if size % _RAW.itemsize:
-        raise SourceError(f"{path} has {size} bytes, which are no whole float32 values")
-    return NpyFile(path, raw=((size // _RAW.itemsize,), _RAW))
-
-
-def _has_header(path: Path) -> bool:
+def _array(path: Path, columns: tuple[int, ...]) -> NpyFile:
+    """The array in the file, which has a header or is rows of ``columns`` float32 values."""
     if not path.is_file():
         raise SourceError(f"{path} is missing")
-    return FileBlob(path).at(0).read(len(_MAGIC)) == _MAGIC
+    if FileBlob(path).at(0).read(len(_MAGIC)) == _MAGIC:
+        return NpyFile(path)
+    size = path.stat().st_size
+    rows, left = divmod(size, prod(columns) * _RAW.itemsize)
+    if left:
+        raise SourceError(f"{path} has {size} bytes, which are no whole rows of {prod(columns)} float32 values")
+    return NpyFile(path, raw=((rows, *columns), _RAW))
 
 
 READER = Reader(

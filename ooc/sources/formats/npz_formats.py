@@ -6,17 +6,17 @@ array of objects is an error.
 """
 
 import mmap
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 
 from ooc.errors import BudgetError, SourceError
 from ooc.sizes import format_size
+from ooc.sources.files.npy import NpyFile, PackedArray
+from ooc.sources.files.streams import FileBlob
+from ooc.sources.files.zip_members import Archive, names_in_zip
 from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source
 from ooc.sources.labels import TASK_OPTION
 from ooc.sources.reading import SPLIT, Reader, Request
@@ -29,33 +29,24 @@ _BENCHMARK = (
     *("edge_index", "y", "num_nodes", "feat_data", "feat_indices", "feat_indptr", "feat_shape", "labels"),
     *("attr_data", "attr_indices", "attr_indptr", "attr_shape", "adj_data", "adj_indices", "adj_indptr"),
 )
-# An npy header is a Python literal, parsed as such: damage to it raises what damaged Python does.
-_BROKEN_HEADER = (ValueError, TypeError, KeyError, SyntaxError, TokenError, MemoryError, OverflowError)
-_BROKEN = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, *_BROKEN_HEADER)
 _MAPPED_BYTES = 1 << 16
-_END_OF_DIRECTORY = b"PK\5\6"
-_TAIL_BYTES = 22 + 0xFFFF  # That record and the longest comment after it.
-
-
-def _as_they_are(arrays: Mapping[str, AnyArray], name: str) -> Mapping[str, AnyArray]:
-    return arrays
 
 
 def _opening(
     form: str,
     wanted: Iterable[str],
-    arranged: Callable[[Mapping[str, AnyArray], str], Mapping[str, AnyArray]] = _as_they_are,
+    arranged: Callable[[Mapping[str, AnyArray], str], Mapping[str, AnyArray]] = lambda arrays, name: arrays,
     **usual: Any,
 ) -> Callable[[Path, Request], Source]:
     """How an npz file of the ``form`` is opened: its ``wanted`` arrays, ``arranged`` as the generic form has them."""
 
     def opened(path: Path, request: Request) -> Source:
-        arrays, held = _read_npz(path, wanted, budget_bytes=request.budget_bytes)
+        arrays = _read_npz(path, wanted, budget_bytes=request.budget_bytes)
         options = ArrayOptions(
             request=request,
             name=path.stem,
             format=form,
-            resident_bytes=held,
+            resident_bytes=sum(array.nbytes for array in arrays.values()),
             fingerprint=fingerprint_of(path),
             **usual,
         )
@@ -81,7 +72,7 @@ def _is_npz(path: Path) -> bool:
 
 
 def _has(path: Path, *alternatives: Iterable[str]) -> bool:
-    return _is_npz(path) and any(set(names) <= set(_npz_names(path)) for names in alternatives)
+    return _is_npz(path) and any({f"{name}.npy" for name in names} <= set(names_in_zip(path)) for names in alternatives)
 
 
 def _heterophilous_arrays(arrays: Mapping[str, AnyArray], name: str) -> dict[str, AnyArray]:
@@ -123,51 +114,19 @@ def _pairs(arrays: Mapping[str, AnyArray], name: str) -> AnyArray:
 # ---- files --------------------------------------------------------------------------------------------------------
 
 
-def _npz_names(path: Path) -> list[str]:
-    """The arrays in the npz file at ``path``."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                # Compares its two names. With one damaged in the directory, an array would seem not to be there.
-                archive.open(member).close()
-            if (counted := _counted(path)) not in (None, len(archive.infolist())):
-                raise zipfile.BadZipFile(f"its directory has {len(archive.infolist())} files of {counted}")
-            return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-    except _BROKEN as error:
-        raise _unreadable(path, error) from error
-
-
-def _counted(path: Path) -> int | None:
-    """How many files the zip at ``path`` says it has, which zipfile does not compare; None past 65,534."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        tail = file.read()
-    at = tail.rfind(_END_OF_DIRECTORY)
-    counted = int.from_bytes(tail[at + 10 : at + 12], "little")
-    return None if at < 0 or counted == 0xFFFF else counted
-
-
-def _read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> tuple[dict[str, AnyArray], int]:
-    """Those arrays of the file that are ``wanted``, and the bytes they take.
-
-    Raises SourceError for a damaged file and BudgetError when they would not fit the budget unpacked.
-    """
-    names = [name for name in _npz_names(path) if name in set(wanted)]
-    arrays: dict[str, AnyArray] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(archive.getinfo(f"{name}.npy").file_size for name in names)
-            if size > budget_bytes:
-                raise BudgetError(
-                    f"{path} unpacks to {format_size(size)}, the host budget is {format_size(budget_bytes)}; "
-                    f"unzip it to a folder and convert that: its npy files are read in pieces"
-                )
-        with np.load(path, allow_pickle=False) as archive:
-            for name in names:
-                arrays[name] = archive[name]
-    except _BROKEN as error:
-        raise _unreadable(path, error) from error
-    return arrays, sum(array.nbytes for array in arrays.values())
+def _read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> dict[str, AnyArray]:
+    """Those arrays of the file that are ``wanted``; BudgetError where they would not fit the budget unpacked."""
+    archive = Archive(FileBlob(path))
+    # All members are looked up: with a name damaged in the directory an array would seem not to be there.
+    members = {name: member for name in archive.names() if (member := archive.member(name)) is not None}
+    found = {name: members[f"{name}.npy"] for name in wanted if f"{name}.npy" in members}
+    size = sum(member.size for member in found.values())
+    if size > budget_bytes:
+        raise BudgetError(
+            f"{path} unpacks to {format_size(size)}, the host budget is {format_size(budget_bytes)}; "
+            f"unzip it to a folder and convert that: its npy files are read in pieces"
+        )
+    return {name: PackedArray(member).whole() for name, member in found.items()}
 
 
 def _map_npy_folder(folder: Path, wanted: Iterable[str]) -> tuple[dict[str, AnyArray], Callable[[], None]]:
@@ -179,11 +138,9 @@ def _map_npy_folder(folder: Path, wanted: Iterable[str]) -> tuple[dict[str, AnyA
         path = folder / f"{name}.npy"
         if not path.is_file():
             continue
-        try:
-            small = path.stat().st_size < _MAPPED_BYTES
-            array = np.load(path, mmap_mode=None if small else "r", allow_pickle=False)
-        except _BROKEN as error:
-            raise _unreadable(path, error) from error
+        NpyFile(path)  # Refuses damage, objects and what is no number.
+        small = path.stat().st_size < _MAPPED_BYTES
+        array = np.load(path, mmap_mode=None if small else "r", allow_pickle=False)
         if isinstance(array.base, mmap.mmap):
             maps.append(array.base)
         arrays[name] = np.asarray(array)
@@ -193,15 +150,6 @@ def _map_npy_folder(folder: Path, wanted: Iterable[str]) -> tuple[dict[str, AnyA
             mapped.madvise(mmap.MADV_DONTNEED)
 
     return arrays, release
-
-
-def _unreadable(path: Path, error: Exception) -> SourceError:
-    if isinstance(error, OSError) and error.strerror:
-        return SourceError(f"{path} cannot be read: {error.strerror}")
-    if "allow_pickle" in str(error) or "Object arrays" in str(error):
-        return SourceError(f"{path} holds an array of Python objects, which are never loaded")
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return SourceError(f"{path} cannot be read, it is damaged or incomplete: {reason}")
 
 
 _TAKES = frozenset({SPLIT, TASK_OPTION})

@@ -8,9 +8,9 @@ import numpy as np
 
 from ooc.errors import SourceError
 from ooc.sources.files.pickles import read_array, read_csr, read_neighbours
+from ooc.sources.formats.arrays import SparseRows
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, LabelBlock, Source, fingerprint_of, ranges
-from ooc.sources.sparse_rows import SparseRows
 from ooc.storage.array import AnyArray
 
 _VALID_NODES = 500

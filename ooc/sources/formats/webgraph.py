@@ -41,11 +41,8 @@ class _Properties:
     nodes: int
     arcs: int
     layout: Layout
-    bits: int | None
-    """Of the whole stream, where the file says it."""
-    copied: int | None
-    in_intervals: int | None
-    residual: int | None
+    counts: dict[str, int | None]
+    """What is in the stream, where the file says it, by the names of :meth:`Successors.check_end`."""
     gaps: tuple[int, ...] | None
     """How many successors are 2^k to 2^(k+1) - 1 past the one before, by k; see :class:`_Gaps`."""
 
@@ -64,15 +61,7 @@ def _open(path: Path, request: Request) -> Source:
         ) as successors:
             gaps = _Gaps()
             yield from _blocks(successors, properties, size, stream, gaps)
-            successors.check_end(
-                {
-                    "bits": properties.bits,
-                    "arcs": properties.arcs,
-                    "copied arcs": properties.copied,
-                    "arcs in intervals": properties.in_intervals,
-                    "residual arcs": properties.residual,
-                }
-            )
+            successors.check_end(properties.counts)
             gaps.check_end(properties.gaps, stream)
 
     return bare_source(
@@ -186,10 +175,13 @@ def _read_properties(path: Path, stream: Path) -> _Properties:
         nodes=nodes,
         arcs=arcs,
         layout=layout,
-        bits=sum(_number(values, name, path) for name in bits) if set(bits) <= set(values) else None,
-        copied=_optional(values, "copiedarcs", path),
-        in_intervals=_optional(values, "intervalisedarcs", path),
-        residual=_optional(values, "residualarcs", path),
+        counts={
+            "bits": sum(_number(values, name, path) for name in bits) if set(bits) <= set(values) else None,
+            "arcs": arcs,
+            "copied arcs": _optional(values, "copiedarcs", path),
+            "arcs in intervals": _optional(values, "intervalisedarcs", path),
+            "residual arcs": _optional(values, "residualarcs", path),
+        },
         gaps=_gap_counts(values, path),
     )
 
