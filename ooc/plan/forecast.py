@@ -20,7 +20,6 @@ from ooc.plan.layout.passes import (
     streamed_write_bytes,
     sweeps_of,
 )
-from ooc.plan.lifetimes import edges_of
 from ooc.plan.program.capacity import capacity_of
 from ooc.plan.program.program import blocks_to_write, found_in_memory
 from ooc.plan.program.replacement import Uses, belady
@@ -135,7 +134,7 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
     steps = -(-item.rows // layout.step_rows)
     if item.pull is not None:
         source = layout.matrices[item.pull.source]
-        edges = edges_of(workload.topologies[item.pull.direction], item.rows, workload.tile_rows)
+        edges = workload.topologies[item.pull.direction].edges_of(item.rows, workload.tile_rows)
         columns = pulled_columns(item, source.grid)
         slab_columns = min(columns, source.grid.slab_columns)
     if isinstance(item, ColumnPass):

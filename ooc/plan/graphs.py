@@ -26,7 +26,7 @@ _HUB = 4
 _MOST_HOPS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GraphStatistics:
     """Counts of a graph. ``edges`` are those stored: both directions of an ``undirected`` one, which is its own
     transpose. ``labelled`` nodes are trained on and scored. ``hub``: the most in-neighbours of a node, where known.
@@ -83,77 +83,24 @@ def spread_edges(graph: GraphStatistics, tile_rows: int) -> Sequence[int]:
     return array("q", chain((0,), between, (graph.edges,)))
 
 
+_SAGE = "Hamilton et al., Inductive representation learning on large graphs, NeurIPS 2017; counts as DGL has it"
 _OGB = "Hu et al., Open Graph Benchmark, NeurIPS 2020"
+_WEB = "Boldi and Vigna, The WebGraph framework, WWW 2004; features and labels synthetic"
+_IGB = "Khatua et al., IGB, KDD 2023; all nodes taken for labelled"
+_SNAP = (
+    "Yang and Leskovec, ICDM 2012 (SNAP): 1,806,067,135 undirected edges, stored in both directions; "
+    "features and labels synthetic"
+)
+_LSC = "Hu et al., OGB-LSC, 2021: paper cites paper; all nodes taken for labelled"
 _KNOWN = (
-    GraphStatistics(
-        name="reddit",
-        nodes=232_965,
-        edges=114_615_892,
-        features=602,
-        classes=41,
-        labelled=232_965,
-        undirected=True,
-        source="Hamilton et al., Inductive representation learning on large graphs, NeurIPS 2017; counts as DGL has it",
-    ),
-    GraphStatistics(
-        name="ogbn-products",
-        nodes=2_449_029,
-        edges=123_718_280,
-        features=100,
-        classes=47,
-        labelled=2_449_029,
-        undirected=True,
-        source=_OGB,
-    ),
-    GraphStatistics(
-        name="it-2004",
-        nodes=41_291_594,
-        edges=1_150_725_436,
-        features=256,
-        classes=64,
-        labelled=41_291_594,
-        hub=1_326_744,
-        source="Boldi and Vigna, The WebGraph framework, WWW 2004; features and labels synthetic",
-    ),
-    GraphStatistics(
-        name="ogbn-papers100M",
-        nodes=111_059_956,
-        edges=1_615_685_872,
-        features=128,
-        classes=172,
-        labelled=1_546_782,
-        source=_OGB,
-    ),
-    GraphStatistics(
-        name="igb260m",
-        nodes=269_346_174,
-        edges=3_995_777_033,
-        features=1024,
-        classes=19,
-        labelled=269_346_174,
-        source="Khatua et al., IGB, KDD 2023; all nodes taken for labelled",
-    ),
-    GraphStatistics(
-        name="friendster",
-        nodes=65_608_366,
-        edges=2 * 1_806_067_135,
-        features=256,
-        classes=64,
-        labelled=65_608_366,
-        undirected=True,
-        source="Yang and Leskovec, ICDM 2012 (SNAP): 1,806,067,135 undirected edges, stored in both directions; "
-        "features and labels synthetic",
-    ),
-    GraphStatistics(
-        name="MAG240M",
-        nodes=121_751_666,
-        edges=1_297_748_926,
-        features=768,
-        classes=153,
-        labelled=121_751_666,
-        feature_dtype="float16",
-        source="Hu et al., OGB-LSC, 2021: paper cites paper; all nodes taken for labelled",
-    ),
+    # name, nodes, edges, features, classes, labelled, source
+    GraphStatistics("reddit", 232_965, 114_615_892, 602, 41, 232_965, _SAGE, undirected=True),
+    GraphStatistics("ogbn-products", 2_449_029, 123_718_280, 100, 47, 2_449_029, _OGB, undirected=True),
+    GraphStatistics("it-2004", 41_291_594, 1_150_725_436, 256, 64, 41_291_594, _WEB, hub=1_326_744),
+    GraphStatistics("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172, 1_546_782, _OGB),
+    GraphStatistics("igb260m", 269_346_174, 3_995_777_033, 1024, 19, 269_346_174, _IGB),
+    GraphStatistics("friendster", 65_608_366, 2 * 1_806_067_135, 256, 64, 65_608_366, _SNAP, undirected=True),
+    GraphStatistics("MAG240M", 121_751_666, 1_297_748_926, 768, 153, 121_751_666, _LSC, feature_dtype="float16"),
 )
 KNOWN = {graph.name: graph for graph in _KNOWN}
 """The graphs that are known by name."""

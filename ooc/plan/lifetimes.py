@@ -6,7 +6,7 @@ Stages up to and with the loss are the forward pass, those after it the backward
 
 from dataclasses import dataclass
 
-from ooc.plan.workload import Stage, Topology, Workload
+from ooc.plan.workload import Stage, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,6 @@ def lifetimes(workload: Workload, program: str = "train") -> list[Lifetime]:
     return found
 
 
-def edges_of(topology: Topology, rows: int, tile_rows: int) -> int:
-    """The edges of the first ``rows`` rows, rounded up to whole tiles."""
-    edges = topology.tile_edges
-    return edges[min(len(edges) - 1, -(-rows // tile_rows))]
-
-
 def _reads(stage: Stage) -> tuple[str, ...]:
     return (*stage.loads, stage.pull.source) if stage.pull else stage.loads
 
@@ -78,7 +72,7 @@ def _statistics(stage: Stage, workload: Workload) -> StageStatistics:
         return min(stage.rows, matrix.rows) * matrix.columns * matrix.itemsize
 
     topology = workload.topologies[stage.pull.direction] if stage.pull else None
-    edges = edges_of(topology, stage.rows, workload.tile_rows) if topology else 0
+    edges = topology.edges_of(stage.rows, workload.tile_rows) if topology else 0
     return StageStatistics(
         stage=stage.name,
         rows=stage.rows,

@@ -239,6 +239,10 @@ class Topology:
         indices: dict[EdgeData | None, EdgeArray] = {None: EdgeArray(1, self.index_itemsize)}
         return indices | dict(self.data)
 
+    def edges_of(self, rows: int, tile_rows: int) -> int:
+        """The edges of the first ``rows`` rows, rounded up to whole tiles."""
+        return self.tile_edges[min(len(self.tile_edges) - 1, -(-rows // tile_rows))]
+
     def edge_bytes(self, data: Collection[EdgeData]) -> int:
         """Bytes of an edge with ``data``."""
         return self.index_itemsize + sum(self.data[kind].edge_bytes for kind in data)
@@ -286,7 +290,16 @@ class Workload:
     bucketing: Bucketing | None = None
 
     @cached_property
+    def pulls(self) -> tuple[Pull, ...]:
+        """All pulls of all programs."""
+        return tuple(stage.pull for stages in self.programs.values() for stage in stages if stage.pull)
+
+    @cached_property
     def summed_sources(self) -> frozenset[str]:
         """The matrices of which every pull is a plain sum."""
-        pulls = [stage.pull for stages in self.programs.values() for stage in stages if stage.pull]
-        return frozenset(p.source for p in pulls) - {p.source for p in pulls if p.per_edge}
+        return frozenset(pull.source for pull in self.pulls).difference(self.groupings)
+
+    @cached_property
+    def groupings(self) -> dict[str, PerEdge]:
+        """By matrix of which some pull is no plain sum: how its columns lie."""
+        return {pull.source: pull.per_edge for pull in self.pulls if pull.per_edge}

@@ -74,7 +74,7 @@ def test_what_is_slow_is_what_the_epoch_takes() -> None:
 def test_copies_wait_for_what_they_are_behind_and_for_those_before_them() -> None:
     """Each way for itself, at its full rate."""
     streams = Pcie((100.0, 50.0))
-    first, second, back = streams.send(0, 100, 2.0), streams.send(0, 50, 0.0), streams.send(1, 100, 0.5)
+    first, second, back = streams.send(0, 100, 0, 2.0), streams.send(0, 50, 0, 0.0), streams.send(1, 100, 0, 0.5)
     assert [streams.started[one] for one in (first, second, back)] == [2.0, 3.0, 0.5]
     assert [streams.served[one] for one in (first, second, back)] == [3.0, 3.5, 2.5]
     assert streams.drain() == 3.5

@@ -97,9 +97,9 @@ def test_what_is_not_hidden_costs_time() -> None:
 
 def test_a_drive_serves_in_order_and_shares_what_there_is() -> None:
     drive = Drive((100.0, 50.0), 75.0, latency_s=0.5)
-    first, second = drive.send(0, 100, 0.0), drive.send(0, 100, 0.0)
+    first, second = drive.send(0, 100, 0, 0.0), drive.send(0, 100, 0, 0.0)
     assert drive.wait(first) == 1.5
-    third = drive.send(1, 25, 1.0)  # both at half their rates until the third is done
+    third = drive.send(1, 25, 0, 1.0)  # both at half their rates until the third is done
     assert drive.wait(third) == pytest.approx(2.5)
     assert drive.wait(second) == pytest.approx(3.0)
     assert drive.drain() == pytest.approx(2.5)

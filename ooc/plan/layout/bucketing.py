@@ -23,11 +23,10 @@ def bucketable(workload: Workload) -> frozenset[str]:
     has room for."""
     if workload.bucketing is None:
         return frozenset()
-    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
-    others = {pull.source for pull in pulls if not pull.is_general or pull.direction is not Direction.IN}
+    others = {pull.source for pull in workload.pulls if not pull.is_general or pull.direction is not Direction.IN}
     return frozenset(
         pull.source
-        for pull in pulls
+        for pull in workload.pulls
         if pull.source not in others
         and workload.matrices[pull.source].kind is Kind.SCRATCH
         and workload.rows < 1 << (8 * workload.pulled_itemsize - 1)

@@ -80,31 +80,14 @@ class Layout:
 
 def pulled_sources(workload: Workload) -> dict[str, int]:
     """Columns of every matrix that some stage pulls."""
-    return {
-        stage.pull.source: workload.matrices[stage.pull.source].columns
-        for stages in workload.programs.values()
-        for stage in stages
-        if stage.pull
-    }
-
-
-def _groupings(workload: Workload) -> dict[str, PerEdge]:
-    """How the columns of matrices that are pulled by groups lie, by matrix."""
-    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
-    return {pull.source: pull.per_edge for pull in pulls if pull.per_edge}
-
-
-def scattered_matrices(workload: Workload) -> frozenset[str]:
-    """The matrices that some pull scatters to: in memory whole, or sums of runs."""
-    pulls = [stage.pull for stages in workload.programs.values() for stage in stages if stage.pull]
-    return frozenset(name for pull in pulls for name in pull.added_to)
+    return {pull.source: workload.matrices[pull.source].columns for pull in workload.pulls}
 
 
 def _widest_row_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> int:
     """Bytes of the widest row that a block may hold, what is pulled included; ``widths``: columns of the slabs of each
     matrix."""
     rows = {name: widths[name] * matrix.itemsize for name, matrix in workload.matrices.items()}
-    for pull in (stage.pull for stages in workload.programs.values() for stage in stages if stage.pull):
+    for pull in workload.pulls:
         source = workload.matrices[pull.source]
         if choice.cuts[pull.source].columns and pull.source not in choice.bucketed:
             into = _pulled_into(pull, source.itemsize, workload.matrices)
@@ -114,13 +97,12 @@ def _widest_row_bytes(workload: Workload, choice: Choice, widths: dict[str, int]
 
 def layout_key(choice: Choice, workload: Workload) -> Hashable:
     """The same for two choices that ``lay_out`` makes the same of."""
-    groupings = _groupings(workload)
     cuts: list[tuple[str, int, int, bool, bool]] = []
     for name, cut in sorted(choice.cuts.items()):
         matrix, width = workload.matrices[name], 0
         slabs, direct = 1, True
         if cut.columns:
-            width = _width(matrix, choice, groupings.get(name))
+            width = _width(matrix, choice, workload.groupings.get(name))
             slabs, direct = -(-matrix.columns // width), cut.direct
         cuts.append((name, width, min(cut.buffers, slabs), direct, cut.overlap_last and slabs > 1))
     bucketed = tuple(sorted(choice.bucketed.items()))
@@ -132,15 +114,16 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
     arrays = [array for t in workload.topologies.values() for array in t.arrays.values()]
     values = max((array.itemsize for array in arrays), default=1)
     widest_edge = max((array.edge_bytes for array in arrays), default=1)
-    groupings, scattered = _groupings(workload), scattered_matrices(workload)
-    widths = {name: _width(matrix, choice, groupings.get(name)) for name, matrix in workload.matrices.items()}
+    widths = {name: _width(matrix, choice, workload.groupings.get(name)) for name, matrix in workload.matrices.items()}
     widest = max(_widest_row_bytes(workload, choice, widths), values)
     frame_bytes = align_up(max(choice.step_rows * widest, widest_edge))
     matrices = {
         name: _plan_matrix(matrix, choice, frame_bytes, workload, widths[name])
         for name, matrix in workload.matrices.items()
     }
-    matrices |= {name: _plan_sums(matrices[name], choice, workload) for name in scattered}
+    matrices |= {
+        name: _plan_sums(matrices[name], choice, workload) for pull in workload.pulls for name in pull.added_to
+    }
     programs: dict[str, tuple[Pass, ...]] = {}
     for name, stages in workload.programs.items():
         passes: list[Pass] = []

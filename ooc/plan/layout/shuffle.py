@@ -21,8 +21,8 @@ while it is read.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from ooc.plan.layout.grid import align_up
 
@@ -62,7 +62,7 @@ class Shuffle(ABC):
 
     @property
     def entry_bytes(self) -> int:
-        return _entry_bytes(self.columns, self.itemsize)
+        return (self.columns + 1) * self.itemsize
 
     @property
     def filled_bytes(self) -> int:
@@ -94,12 +94,17 @@ class Shuffle(ABC):
     @property
     def writing_nbytes(self) -> int:
         """Memory while it is written: a chunk a bucket, and those that are leaving."""
-        return _writing_nbytes(self.buckets, self.chunk_bytes)
+        return (self.buckets + CHUNKS_LEAVING) * self.chunk_bytes
 
     @property
     @abstractmethod
     def reading_nbytes(self) -> int:
         """Memory while it is read."""
+
+    @property
+    def memory_nbytes(self) -> int:
+        """Memory of a pass that writes, or of one that reads, whichever takes more."""
+        return max(self.writing_nbytes, self.reading_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,10 @@ class PartialSums(Shuffle):
     @property
     def filled_bytes(self) -> int:
         return self.chunk_bytes // self.entry_bytes * self.entry_bytes
+
+    @property
+    def buckets(self) -> int:
+        return -(-self.rows // self.bucket_rows)
 
     def rows_read(self, rows: int) -> int:
         return self.rows
@@ -120,12 +129,12 @@ class PartialSums(Shuffle):
     @property
     def sums_nbytes(self) -> int:
         """Memory of one bucket's sums."""
-        return _sums_nbytes(self.rows, self.columns, self.itemsize, self.bucket_rows)
+        return align_up(min(self.rows, self.bucket_rows) * self.columns * self.itemsize)
 
     @property
     def reading_nbytes(self) -> int:
         """Two buckets' sums, chunks that arrive, and the numbers of one's entries."""
-        return _sums_reading_nbytes(self.buckets, self.chunk_bytes, self.sums_nbytes)
+        return min(2, self.buckets) * self.sums_nbytes + (CHUNKS_ARRIVING + 1) * self.chunk_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +149,17 @@ class BucketedRows(Shuffle):
     @property
     def part_nbytes(self) -> int:
         """Memory of the largest part."""
-        return _part_nbytes(self.entries, self.entry_bytes)
+        return align_up(max(self.entries) * self.entry_bytes)
 
     @property
     def places_nbytes(self) -> int:
         """Memory of the numbers of its rows."""
-        return _places_nbytes(self.entries)
+        return align_up(max(self.entries) * _PLACE_BYTES)
 
     @property
     def reading_nbytes(self) -> int:
         """Parts of two buckets, one computed and one arriving."""
-        return _rows_reading_nbytes(self.entries, self.entry_bytes)
-
-    @property
-    def memory_nbytes(self) -> int:
-        """Memory of a pass that writes, or of one that reads, whichever takes more."""
-        return max(self.writing_nbytes, self.reading_nbytes)
+        return min(2, self.buckets) * (self.part_nbytes + self.places_nbytes)
 
 
 def plan_partial_sums(
@@ -163,26 +167,18 @@ def plan_partial_sums(
 ) -> PartialSums:
     """The buckets and chunks of a matrix that is read in steps of ``step_rows`` rows, whole ones of which make a
     bucket. ``handed[i]``: how many entries its tiles 0…i-1 of ``tile_rows`` rows get."""
-    entry, whole = _entry_bytes(columns, itemsize), rows * columns * itemsize
-
-    def memory(height: int, chunk: int) -> int:
-        buckets = -(-rows // height)
-        reading = _sums_reading_nbytes(buckets, chunk, _sums_nbytes(rows, columns, itemsize, height))
-        return max(_writing_nbytes(buckets, chunk), reading)
-
-    heights = [step_rows]
+    entry, heights = (columns + 1) * itemsize, [step_rows]
     while heights[-1] < rows:
         heights.append(2 * heights[-1])
     for wanted in _CHUNK_BYTES:
         chunk = align_up(max(1, wanted // entry) * entry)
-        height = min(heights, key=lambda height: memory(height, chunk))
-        if _SHARE * memory(height, chunk) <= whole:
+        sums = (PartialSums(rows, columns, itemsize, height, chunk, ()) for height in heights)
+        best = min(sums, key=lambda one: one.memory_nbytes)
+        if _SHARE * best.memory_nbytes <= rows * columns * itemsize:
             break
     tiles = -(-rows // tile_rows)
-    starts = [handed[min(tiles, start // tile_rows)] for start in range(0, rows, height)]
-    stops = [*starts[1:], handed[tiles]]
-    entries = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
-    return PartialSums(rows, columns, itemsize, height, chunk, entries)
+    bounds = [handed[min(tiles, start // tile_rows)] for start in range(0, rows, best.bucket_rows)] + [handed[tiles]]
+    return replace(best, entries=tuple(stop - start for start, stop in pairwise(bounds)))
 
 
 def plan_bucketed_rows(
@@ -197,14 +193,12 @@ def plan_bucketed_rows(
     gathered: GatheredRows,
 ) -> BucketedRows:
     """The buckets, whole steps each: the highest that take no more than ``memory_bytes``, or those that take least."""
-    entry = _entry_bytes(columns, itemsize)
     best: BucketedRows | None = None
     for height, entries in _heights(rows, targets, step_rows, tile_rows, gathered):
-        reading = _rows_reading_nbytes(entries, entry)
-        chunk = next(
-            (size for size in _CHUNK_BYTES if _writing_nbytes(len(entries), size) <= reading), min(_CHUNK_BYTES)
-        )
-        shuffle = BucketedRows(rows, columns, itemsize, height, chunk, tuple(entries), targets)
+        for chunk in _CHUNK_BYTES:
+            shuffle = BucketedRows(rows, columns, itemsize, height, chunk, tuple(entries), targets)
+            if shuffle.writing_nbytes <= shuffle.reading_nbytes:
+                break
         if best is None or shuffle.memory_nbytes <= max(memory_bytes, best.memory_nbytes - 1):
             best = shuffle
     assert best is not None, "there are targets"
@@ -220,31 +214,3 @@ def _heights(
     unit, first = (tile_rows, tiles.bit_length() - 1) if tiles.bit_count() == 1 else (step_rows, 0)
     counted = gathered(targets, rows, unit)
     return [(unit << k, counted[min(k, len(counted) - 1)]) for k in range(first, max(first + 1, len(counted)))]
-
-
-def _entry_bytes(columns: int, itemsize: int) -> int:
-    return (columns + 1) * itemsize
-
-
-def _writing_nbytes(buckets: int, chunk_bytes: int) -> int:
-    return (buckets + CHUNKS_LEAVING) * chunk_bytes
-
-
-def _sums_nbytes(rows: int, columns: int, itemsize: int, bucket_rows: int) -> int:
-    return align_up(min(rows, bucket_rows) * columns * itemsize)
-
-
-def _sums_reading_nbytes(buckets: int, chunk_bytes: int, sums_nbytes: int) -> int:
-    return min(2, buckets) * sums_nbytes + (CHUNKS_ARRIVING + 1) * chunk_bytes
-
-
-def _part_nbytes(entries: Sequence[int], entry_bytes: int) -> int:
-    return align_up(max(entries) * entry_bytes)
-
-
-def _places_nbytes(entries: Sequence[int]) -> int:
-    return align_up(max(entries) * _PLACE_BYTES)
-
-
-def _rows_reading_nbytes(entries: Sequence[int], entry_bytes: int) -> int:
-    return min(2, len(entries)) * (_part_nbytes(entries, entry_bytes) + _places_nbytes(entries))

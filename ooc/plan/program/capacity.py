@@ -91,57 +91,37 @@ class Capacity:
     def shortage(self, smallest: Sequence[Layout]) -> str:
         """Why none of ``smallest``, the layouts of least memory of every block height, fits: who needs how much, what
         there is, and the least budgets that would do."""
-        return self._shortage_of_tiers(smallest) if self.has_tiers else self._shortage_of_one(smallest)
-
-    def _shortage_of_one(self, smallest: Sequence[Layout]) -> str:
         work, limits = self.workload, self.limits
-        if work.fixed_host_bytes > limits.host_bytes:
-            need = min(self.needed_bytes(one) for one in smallest)
-            least = work.fixed_host_bytes
-            line = (
-                f"row offsets and scalings need {format_size(least)} on the host, the host budget is "
-                f"{format_size(limits.host_bytes)}; give host_budget='{budget_of(least)}'"
-            )
-            if need > limits.device_bytes:
-                line += f" and gpu_budget='{budget_of(need)}'"
-            return line
-        spare = limits.host_bytes - work.fixed_host_bytes
+        spare = 0 if self.has_tiers else max(0, limits.host_bytes - work.fixed_host_bytes)
 
         def least_device(one: Layout) -> int:
             return max(self._beside_device(one), self.needed_bytes(one) - spare)
 
-        layout = min(smallest, key=least_device)
-        need, least = self.needed_bytes(layout), least_device(layout)
-        if need - spare <= limits.device_bytes:
-            # Both together would do: what the arena is not for may not be taken from the host budget.
-            return (
-                f"parameters and what layers compute in need {format_size(least)} of the gpu budget alone, which is "
-                f"{format_size(limits.device_bytes)}; give gpu_budget='{budget_of(least)}'"
-            )
-        return (
-            f"the smallest plan needs {format_size(need + work.fixed_host_bytes)}{_largest(layout, work)}; the gpu "
-            f"budget is {format_size(limits.device_bytes)} and the host budget {format_size(limits.host_bytes)}; "
-            f"give gpu_budget='{budget_of(least)}'"
-        )
+        def missing(one: Layout) -> tuple[int, int]:
+            return max(0, least_device(one) - limits.device_bytes), self.needed_host_bytes(one)
 
-    def _shortage_of_tiers(self, smallest: Sequence[Layout]) -> str:
-        work, limits = self.workload, self.limits
-        fitting = [one for one in smallest if self.needed_bytes(one) <= limits.device_bytes]
-        layout = min(fitting, key=self.needed_host_bytes) if fitting else min(smallest, key=self.needed_bytes)
-        device, host = self.needed_bytes(layout), self.needed_host_bytes(layout)
+        layout = min(smallest, key=missing)
+        need, device, host = self.needed_bytes(layout), least_device(layout), self.needed_host_bytes(layout)
         lines, remedies = [], []
         if host > limits.host_bytes:
-            ring = format_size(host - work.fixed_host_bytes)
+            ring = " and two blocks on their way" if self.has_tiers else ""
             lines.append(
-                f"the host needs {format_size(host)}, {format_size(work.fixed_host_bytes)} of it for row offsets and "
-                f"scalings and {ring} for two blocks on their way, and its budget is {format_size(limits.host_bytes)}"
+                f"row offsets and scalings{ring} need {format_size(host)} on the host, the host budget is "
+                f"{format_size(limits.host_bytes)}"
             )
             remedies.append(f"host_budget='{budget_of(host)}'")
         if device > limits.device_bytes:
-            lines.append(
-                f"the smallest plan needs {format_size(device)} on the device{_largest(layout, work)}, and its budget "
-                f"is {format_size(limits.device_bytes)}"
-            )
+            gpu_budget = format_size(limits.device_bytes)
+            if self.has_tiers:
+                line = f"the smallest plan needs {format_size(need)} on the device{_largest(layout, work)}, and its "
+                line += f"budget is {gpu_budget}"
+            elif need - spare <= limits.device_bytes:  # what the arena is not for may not be taken from the host budget
+                line = f"parameters and what layers compute in need {format_size(device)} of the gpu budget alone, "
+                line += f"which is {gpu_budget}"
+            else:
+                line = f"the smallest plan needs {format_size(need + work.fixed_host_bytes)}{_largest(layout, work)}; "
+                line += f"the gpu budget is {gpu_budget} and the host budget {format_size(limits.host_bytes)}"
+            lines.append(line)
             remedies.append(f"gpu_budget='{budget_of(device)}'")
         return f"{'; '.join(lines)}; give {' and '.join(remedies)}"
 

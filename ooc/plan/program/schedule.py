@@ -2,7 +2,8 @@
 """From a layout to the whole plan: blocks numbered, frames counted, every program unrolled."""
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.layout.matrices import edges_name
@@ -41,12 +42,10 @@ def build_plan(
     if host_frames is not None:
         lasting = lasting_blocks(layout, blocks)
         for name, program in unrolled.items():
-            cyclic = program.uses.cyclic
             staged[name] = stage_below(
                 program,
                 frames=host_frames,
                 lasting=lasting,
-                cyclic=cyclic,
                 spare_writes=layout.spare_writes,
                 nbytes=blocks.nbytes,
             )
@@ -109,18 +108,8 @@ def unroll_program(
     return unroll(steps, bounds, uses, available=available, nbytes=blocks.nbytes, paced=staged)
 
 
-def lasting_blocks(layout: Layout, blocks: BlockTable) -> "_Lasting":
-    """The blocks that are there in every epoch."""
+def lasting_blocks(layout: Layout, blocks: BlockTable) -> Callable[[int], bool]:
+    """Whether a block is there in every epoch."""
     scratch = {name for name, planned in layout.matrices.items() if not planned.matrix.kind.lasts}
-    return _Lasting(blocks.bases, tuple(name not in scratch for name in blocks.names))
-
-
-@dataclass(frozen=True, slots=True)
-class _Lasting:
-    """By matrix: its first block, and whether it lasts."""
-
-    bases: tuple[int, ...]
-    lasts: tuple[bool, ...]
-
-    def __call__(self, block: int) -> bool:
-        return self.lasts[bisect_right(self.bases, block) - 1]
+    bases, lasts = blocks.bases, [name not in scratch for name in blocks.names]
+    return lambda block: lasts[bisect_right(bases, block) - 1]

@@ -108,27 +108,13 @@ def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:
     return Grid(align_up(max(1, edges), paged_rows), array.columns, array.itemsize, height, array.columns)
 
 
-def row_steps(at: int, rows: int, step_rows: int, slab: int, reverse: bool) -> list[Step]:
-    """The steps of row pass ``at``, which pulls ``slab`` (-1: none)."""
-    steps = [Step(at, slab, start, stop) for start, stop in pairwise(_row_bounds(rows, step_rows))]
-    return steps[::-1] if reverse else steps
-
-
 @lru_cache(maxsize=8)
 def _row_bounds(rows: int, step_rows: int) -> tuple[int, ...]:
     """Where steps begin and end: the same numbers for all passes over as many rows, as there are thousands of them."""
     return (*range(0, rows, step_rows), rows)
 
 
-def column_steps(at: int, rows: int, step_rows: int, slabs: int) -> list[Step]:
-    """The steps of column pass ``at``: one sweep over the rows for each slab."""
-    bounds = _row_bounds(rows, step_rows)
-    return [Step(at, k, start, stop) for k in range(slabs) for start, stop in pairwise(bounds)]
-
-
-def row_spans(
-    grid: Grid, base: int, slabs: range, first_step: int, steps: Sequence[Step], use: Use, *, column: bool = False
-) -> list[Span]:
+def row_spans(grid: Grid, base: int, slabs: range, first_step: int, steps: Sequence[Step], use: Use) -> list[Span]:
     """Uses of the blocks of ``slabs`` by ``steps``, consecutive steps from number ``first_step`` on.
 
     The steps go over rows in one direction, all of one height that divides the blocks', from row 0 or down to it.
@@ -170,12 +156,6 @@ def edge_spans(
     return spans
 
 
-def copy_spans(grid: Grid, base: int, slab: int, step: int, rows: int) -> list[Span]:
-    """The first ``rows`` rows of a slab copied to its buffer at ``step``."""
-    first = base + slab * grid.blocks
-    return [Span(step, step, first + block, Use.COPY) for block in range(-(-rows // grid.block_rows))]
-
-
 def uses_of(
     passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[tuple[int, int]], list[Span]]:
@@ -199,7 +179,10 @@ def uses_of(
 def _row_uses(
     item: RowPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
-    steps = row_steps(item.index, item.rows, layout.step_rows, item.rest.slabs if item.rest else -1, item.stage.reverse)
+    slab = item.rest.slabs if item.rest else -1
+    steps = [Step(item.index, slab, *bounds) for bounds in pairwise(_row_bounds(item.rows, layout.step_rows))]
+    if item.reverse:
+        steps.reverse()
     spans: list[Span] = []
     for name in item.loads:
         planned = layout.matrices[name]
@@ -220,8 +203,9 @@ def _column_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
-    steps = column_steps(item.index, item.rows, column_step_rows(item, layout.matrices), item.slabs)
-    sweep = len(steps) // item.slabs
+    row_bounds = _row_bounds(item.rows, column_step_rows(item, layout.matrices))
+    steps = [Step(item.index, slab, *bounds) for slab in range(item.slabs) for bounds in pairwise(row_bounds)]
+    sweep = len(row_bounds) - 1
     rows = next((p.rows for p in passes if item.pull.source in p.stores), source.rows)
     spans: list[Span] = []
     for slab in range(item.slabs):
@@ -236,7 +220,8 @@ def _column_uses(
                 spans += row_spans(planned.grid, blocks.base(name), slabs, at, mine, Use.READ)
     for slab in range(direct_slabs(passes, item), source.slabs):  # one that is left to the row pass with its first step
         when = first + max(0, slab - item.slab_buffers + 1) * sweep
-        spans += copy_spans(source, blocks.base(item.pull.source), slab, when, rows)
+        copied = blocks.base(item.pull.source) + slab * source.blocks
+        spans += [Span(when, when, copied + block, Use.COPY) for block in range(-(-rows // source.block_rows))]
     return steps, spans
 
 

@@ -168,13 +168,14 @@ def stage_below(
     *,
     frames: int,
     lasting: Callable[[int], bool],
-    cyclic: bool,
     spare_writes: bool,
     nbytes: Callable[[int], int],
 ) -> Staging:
     """The lower program under ``program``, in ``frames`` host frames at most."""
     transfers = transfers_of(program)
     count = len(transfers)
-    uses = Uses(spans_of(transfers), count, [room_between_uses(frames)] * count, lasting, cyclic, spare_writes)
+    uses = Uses(
+        spans_of(transfers), count, [room_between_uses(frames)] * count, lasting, program.uses.cyclic, spare_writes
+    )
     steps = [_STEP] * count
     return Staging(transfers, unroll(steps, [(0, count)], uses, available=[[range(frames)]], nbytes=nbytes))

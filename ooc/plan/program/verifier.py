@@ -274,14 +274,17 @@ class _Replay:
         for region in self.open:
             if region.frame <= frame < region.stop:
                 raise self._wrong(block, "lies in a region")
-        before = self.content.get(frame)
-        if before is not None and self.where.get(before) == frame:
-            if self.busy.get(before):
-                raise self._wrong(before, "is in use and loses its frame")
-            del self.where[before]
-            self.filled.discard(before)
+        self._vacate(frame)
         self.content[frame] = block
         self.where[block] = frame
+
+    def _vacate(self, frame: int) -> None:
+        block = self.content.pop(frame, None)
+        if block is not None and self.where.get(block) == frame:
+            if self.busy.get(block):
+                raise self._wrong(block, "is in use and loses its frame")
+            del self.where[block]
+            self.filled.discard(block)
 
     def _begin(self, t: int) -> None:
         starting, where, filled, busy = self.starting, self.where, self.filled, self.busy
@@ -312,11 +315,7 @@ class _Replay:
         for block, origin, target in self.program.moves.get(p, ()):
             if self.where.get(block) != origin:
                 raise self._wrong(block, "is moved from where it is not")
-            before = self.content.get(target)
-            if before is not None and self.where.get(before) == target:
-                if self.busy.get(before):
-                    raise self._wrong(before, "is in use and loses its frame")
-                del self.where[before]
+            self._vacate(target)
             self.content[target] = block
             self.where[block] = target
 
@@ -326,9 +325,4 @@ class _Replay:
         for region in self.open:
             if region.first == p:
                 for frame in range(region.frame, region.stop):
-                    block = self.content.pop(frame, None)
-                    if block is not None and self.where.get(block) == frame:
-                        if self.busy.get(block):
-                            raise self._wrong(block, "is in use and loses its frame")
-                        del self.where[block]
-                        self.filled.discard(block)
+                    self._vacate(frame)

@@ -5,63 +5,93 @@ from collections import deque
 from math import inf
 
 from ooc.plan.hardware import Hardware
+from ooc.plan.simulate.timeline import Event, Resource
+
+READ, WRITE = 0, 1
+"""Directions of the drive."""
 
 
-def drive_of(hardware: Hardware, frame_bytes: int) -> "Drive":
-    """The drive, for requests of a frame."""
-    disk = hardware.disk
-    rates = disk.read_bytes_per_s.at(frame_bytes), disk.write_bytes_per_s.at(frame_bytes)
-    return Drive(rates, disk.both_ways_bytes_per_s, disk.latency_s)
+class _Channel:
+    """What moves in two directions (0 and 1), each with its resource and rate. ``started`` and ``served`` say when, by
+    ticket."""
 
-
-class Pcie:
-    """Copies in both directions, each at full rate: one begins when the one before it has ended, and what it
-    has to wait for has happened. ``started`` and ``served`` say when, by ticket."""
+    resources: tuple[Resource, Resource]
 
     def __init__(self, rates: tuple[float, float]) -> None:
         self.rates = rates
         self.started: list[float] = []
         self.served: list[float] = []
+        self._sent: list[tuple[Resource, int, int]] = []  # (resource, pass, bytes)
+        self._kinds: dict[tuple[Resource, int, int], tuple[Resource, int, int]] = {}  # there are few
+
+    def _note(self, direction: int, nbytes: int, at: int, starts_s: float, ends_s: float) -> int:
+        """What is sent for pass ``at``; its ticket."""
+        kind = (self.resources[direction], at, nbytes)
+        self._sent.append(self._kinds.setdefault(kind, kind))
+        self.started.append(starts_s)
+        self.served.append(ends_s)
+        return len(self.served) - 1
+
+    def resource(self, ticket: int) -> Resource:
+        """What it was sent over."""
+        return self._sent[ticket][0]
+
+    def events(self) -> list[Event]:
+        """All that was done, once it is."""
+        times = zip(self.started, self.served, self._sent, strict=True)
+        return [Event(what, start_s, end_s, at, nbytes) for start_s, end_s, (what, at, nbytes) in times]
+
+
+class Pcie(_Channel):
+    """Copies in both directions, each at full rate: one begins when the one before it has ended, and what it
+    has to wait for has happened."""
+
+    resources = (Resource.TO_DEVICE, Resource.TO_HOST)
+
+    def __init__(self, rates: tuple[float, float]) -> None:
+        super().__init__(rates)
         self._free = [0.0, 0.0]
 
-    def send(self, direction: int, nbytes: int, behind_s: float) -> int:
-        """Queue ``nbytes`` in ``direction`` (0 or 1), not to begin before ``behind_s``; the ticket."""
-        ticket = len(self.served)
+    def send(self, direction: int, nbytes: int, at: int, behind_s: float) -> int:
+        """Queue ``nbytes`` in ``direction`` for pass ``at``, not to begin before ``behind_s``; the ticket."""
         begins = max(self._free[direction], behind_s)
         self._free[direction] = begins + nbytes / self.rates[direction]
-        self.started.append(begins)
-        self.served.append(self._free[direction])
-        return ticket
+        return self._note(direction, nbytes, at, begins, self._free[direction])
 
     def drain(self) -> float:
         """When everything is done."""
         return max(self._free)
 
 
-class Drive:
+class Drive(_Channel):
     """Reads and writes, which share the drive.
 
     Those of one direction are served one after the other at its full rate, less while both are in use. The clock
     trails the caller's, so that what is sent off later cannot change what was served before. ``started`` and
-    ``served`` say when, by ticket; infinity: not yet.
+    ``served`` are infinite until then.
     """
 
+    resources = (Resource.SSD_READ, Resource.SSD_WRITE)
+
     def __init__(self, rates: tuple[float, float], together: float, latency_s: float) -> None:
-        self.rates = rates
+        super().__init__(rates)
         self.shared = min(1.0, together / sum(rates))
         self.latency_s = latency_s
         self.clock = 0.0
         self.waiting: tuple[deque[int], deque[int]] = (deque(), deque())
         self.left: dict[int, float] = {}
-        self.started: list[float] = []
-        self.served: list[float] = []
 
-    def send(self, direction: int, nbytes: int, now_s: float) -> int:
-        """Queue ``nbytes`` in ``direction`` (0 or 1) at ``now_s``; the ticket to wait for."""
+    @classmethod
+    def of(cls, hardware: Hardware, request_bytes: int) -> "Drive":
+        """That of ``hardware``, for requests of so many bytes."""
+        disk = hardware.disk
+        rates = disk.read_bytes_per_s.at(request_bytes), disk.write_bytes_per_s.at(request_bytes)
+        return cls(rates, disk.both_ways_bytes_per_s, disk.latency_s)
+
+    def send(self, direction: int, nbytes: int, at: int, now_s: float) -> int:
+        """Queue ``nbytes`` in ``direction`` for pass ``at`` at ``now_s``; the ticket to wait for."""
         self.advance(now_s)
-        ticket = len(self.served)
-        self.started.append(inf)
-        self.served.append(inf)
+        ticket = self._note(direction, nbytes, at, inf, inf)
         self.waiting[direction].append(ticket)
         self.left[ticket] = float(nbytes)
         return ticket

@@ -12,8 +12,8 @@ from collections import deque
 from ooc.plan.hardware import Hardware
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.staging import Staging, Way
-from ooc.plan.simulate.channels import Pcie, drive_of
-from ooc.plan.simulate.timeline import Event, Resource
+from ooc.plan.simulate.channels import READ, WRITE, Drive, Pcie
+from ooc.plan.simulate.timeline import Resource
 
 
 class HostTier:
@@ -24,7 +24,7 @@ class HostTier:
         assert hardware.wire is not None
         rates = hardware.wire.to_device_bytes_per_s, hardware.wire.to_host_bytes_per_s
         self.pcie = Pcie(rates)
-        self.disk = drive_of(hardware, plan.frame_bytes)
+        self.disk = Drive.of(hardware, plan.frame_bytes)
         self.now = 0.0
         self.waited_for_disk: set[int] = set()
         self.blocked_s: dict[Resource, float] = {}
@@ -33,8 +33,6 @@ class HostTier:
         self._plan, self._staging = plan, staging
         self._seconds_per_block = hardware.seconds_per_block
         self._index = 0
-        self._sent: list[tuple[Resource, int, int]] = []  # by ticket of the drive: (resource, pass, bytes)
-        self._kinds: dict[tuple[Resource, int, int], tuple[Resource, int, int]] = {}  # there are few
         self._where = dict(staging.program.warm)
         self._arriving: dict[int, int] = {}  # block → ticket of its read
         self._written: dict[int, int] = {}  # block → ticket of its write
@@ -55,7 +53,7 @@ class HostTier:
             if load:
                 self._free(frame)
                 self._wait_written(taken)
-                self._arriving[taken] = self._send(Resource.SSD_READ, taken, at)
+                self._arriving[taken] = self._send(READ, taken, at)
         late = False
         if block in self._arriving:
             arrives = self.disk.wait(self._arriving.pop(block))
@@ -67,7 +65,7 @@ class HostTier:
         behind_s = max(behind_s, self.now)
         if frame in self._passing:
             behind_s = max(behind_s, self.pcie.served[self._passing[frame]])
-        ticket = self.pcie.send(0 if way is Way.TO_DEVICE else 1, self._plan.blocks.nbytes(block), behind_s)
+        ticket = self.pcie.send(0 if way is Way.TO_DEVICE else 1, self._plan.blocks.nbytes(block), at, behind_s)
         if late:
             self.waited_for_disk.add(ticket)
         self._passing[frame] = ticket
@@ -86,16 +84,10 @@ class HostTier:
             self._write_what_has_come()
         return max(self.now, self.pcie.drain(), self.disk.drain())
 
-    def events(self) -> list[Event]:
-        """What the drive did, once it is done."""
-        disk = self.disk
-        times = zip(disk.started, disk.served, self._sent, strict=True)
-        return [Event(what, start_s, end_s, at, nbytes) for start_s, end_s, (what, at, nbytes) in times]
-
     def _write_what_has_come(self) -> None:
         while self._unsaved and self.pcie.served[self._unsaved[0][0]] <= self.now:
             _, block, at = self._unsaved.popleft()
-            self._written[block] = self._send(Resource.SSD_WRITE, block, at)
+            self._written[block] = self._send(WRITE, block, at)
 
     def _free(self, frame: int) -> None:
         """Wait until nothing moves through ``frame``."""
@@ -115,12 +107,9 @@ class HostTier:
             self.blocked_s[resource] = self.blocked_s.get(resource, 0.0) + until_s - self.now
             self.now = until_s
 
-    def _send(self, resource: Resource, block: int, at: int) -> int:
+    def _send(self, direction: int, block: int, at: int) -> int:
         nbytes = self._plan.blocks.nbytes(block)
-        direction = 1 if resource is Resource.SSD_WRITE else 0
-        ticket = self.disk.send(direction, nbytes, self.now)
-        kind = (resource, at, nbytes)
-        self._sent.append(self._kinds.setdefault(kind, kind))
+        ticket = self.disk.send(direction, nbytes, at, self.now)
         self.issued_s += nbytes / self.disk.rates[direction]
         self.now += self._seconds_per_block
         return ticket

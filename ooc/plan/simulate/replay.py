@@ -14,12 +14,10 @@ from ooc.plan.layout.shuffle import Shuffle
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import Program
 from ooc.plan.program.sequence import Span, Step, Use
-from ooc.plan.simulate.channels import drive_of
+from ooc.plan.simulate.channels import READ, WRITE, Drive
 from ooc.plan.simulate.timeline import Event, MemoryUse, PassTime, Resource, Timeline
 from ooc.plan.workload import Workload
 
-READ, WRITE = 0, 1
-_OF_DISK = (Resource.SSD_READ, Resource.SSD_WRITE)
 _TILES_AHEAD = 3
 """Tiles a thread that are put out before the executor waits for one: so far does a step begin before the last ends."""
 _WAITING_SHARE = 0.1
@@ -36,9 +34,7 @@ class Replay:
         self.plan, self.workload, self.hardware = plan, workload, hardware
         self.name = name
         self.program: Program = plan.unrolled[name]
-        self.drive = drive_of(hardware, plan.frame_bytes)
-        self.sent: list[tuple[Resource, int, int]] = []  # by ticket: (resource, pass, bytes)
-        self.kinds: dict[tuple[Resource, int, int], tuple[Resource, int, int]] = {}  # there are few
+        self.drive = Drive.of(hardware, plan.frame_bytes)
         self.now = 0.0
         self.done: dict[int, float] = {}  # step → when it is computed; of the last two
         self.events: list[Event] = []
@@ -68,8 +64,7 @@ class Replay:
     def _drain(self) -> float:
         """Let all that is under way end: when it has, with what has moved among the events."""
         end_s = max(self.now, self.drive.drain())
-        for ticket, (resource, at, nbytes) in enumerate(self.sent):
-            self.events.append(Event(resource, self.drive.started[ticket], self.drive.served[ticket], at, nbytes))
+        self.events += self.drive.events()
         return end_s
 
     def _memory(self) -> tuple[MemoryUse, ...]:
@@ -228,9 +223,8 @@ class Replay:
         edges = width = 0
         if item.pull is not None:
             source = self.plan.matrices[item.pull.source]
-            tile_edges, tile = self.workload.topologies[item.pull.direction].tile_edges, self.plan.tile_rows
-            last = len(tile_edges) - 1
-            edges = tile_edges[min(last, -(-step.stop // tile))] - tile_edges[min(last, step.start // tile)]
+            topology, tile = self.workload.topologies[item.pull.direction], self.plan.tile_rows
+            edges = topology.edges_of(step.stop, tile) - topology.edges_of(step.start, tile)
             width = source.matrix.columns if step.slab < 0 else source.grid.width(step.slab)
         rows = step.stop - step.start
         known = self.computing.get((rows, edges, width))
@@ -255,9 +249,7 @@ class Replay:
         return self._send(WRITE, self.plan.blocks.nbytes(block), at)
 
     def _send(self, direction: int, nbytes: int, at: int) -> int:
-        ticket = self.drive.send(direction, nbytes, self.now)
-        kind = (_OF_DISK[direction], at, nbytes)
-        self.sent.append(self.kinds.setdefault(kind, kind))
+        ticket = self.drive.send(direction, nbytes, at, self.now)
         self.issued += nbytes / self.drive.rates[direction]
         self.now += self.hardware.seconds_per_block
         return ticket
@@ -266,7 +258,7 @@ class Replay:
         if ticket is not None:
             waited = self.drive.wait(ticket) - self.now
             if waited > 0:
-                resource = self.sent[ticket][0]
+                resource = self.drive.resource(ticket)
                 self.waits[resource] = self.waits.get(resource, 0.0) + waited
                 self.now += waited
 

@@ -15,15 +15,15 @@ from ooc.plan.hardware import Hardware
 from ooc.plan.layout.passes import Pass
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.sequence import Span, Use
+from ooc.plan.simulate.channels import READ, WRITE
 from ooc.plan.simulate.host_tier import HostTier
-from ooc.plan.simulate.replay import READ, WRITE, Replay
+from ooc.plan.simulate.replay import Replay
 from ooc.plan.simulate.timeline import Event, MemoryUse, Resource, Timeline
 from ooc.plan.workload import Workload
 
 _COPY_OPERATORS = 5
 """Operators that the host launches in the time in which it sends off a copy: with a device that does nothing that took
 9 us, and there are three calls of a driver besides."""
-_OF_PCIE = (Resource.TO_DEVICE, Resource.TO_HOST)
 
 
 def simulate(plan: Plan, workload: Workload, hardware: Hardware, program: str = "train") -> Timeline:
@@ -49,9 +49,7 @@ class DeviceReplay(Replay):
 
     def _drain(self) -> float:
         below_s = self.host.drain()
-        for ticket, (resource, at, nbytes) in enumerate(self.sent):
-            self.events.append(Event(resource, self.pcie.started[ticket], self.pcie.served[ticket], at, nbytes))
-        self.events += self.host.events()
+        self.events += self.pcie.events() + self.host.disk.events()
         return max(self.now, self.kernels_s, below_s)
 
     def _memory(self) -> tuple[MemoryUse, ...]:
@@ -130,8 +128,6 @@ class DeviceReplay(Replay):
         before_s = self.host.issued_s
         ticket = self.host.transfer(self.now, at, self._launched_s() if behind_s is None else behind_s)
         self.now = max(self.now, self.host.now) + _COPY_OPERATORS * self.hardware.processor.seconds_per_operator
-        kind = (_OF_PCIE[direction], at, nbytes)
-        self.sent.append(self.kinds.setdefault(kind, kind))
         self.issued += self.host.issued_s - before_s + nbytes / self.pcie.rates[direction]
         return ticket
 
@@ -139,7 +135,7 @@ class DeviceReplay(Replay):
         """Hold kernels for it."""
         if ticket is not None and self.pcie.served[ticket] > self._held[0]:
             late = ticket in self.host.waited_for_disk
-            self._held = self.pcie.served[ticket], Resource.SSD_READ if late else self.sent[ticket][0]
+            self._held = self.pcie.served[ticket], Resource.SSD_READ if late else self.pcie.resource(ticket)
 
     def _await_written(self, block: int) -> None:
         """Copies of one block pass through one host frame, one after the other."""
