@@ -72,7 +72,13 @@ def forecast_traffic(
     moved = list(_moved(uses))
     if host_frames is None:
         traffic = _by_pass([(steps[step].at, block, use) for step, block, use in moved], [], len(passes), blocks)
-        return [_with_streams(one, item, layout) for one, item in zip(traffic, passes, strict=True)]
+        return [
+            one._replace(
+                ssd_read_bytes=one.ssd_read_bytes + streamed_read_bytes(item, layout.matrices),
+                ssd_write_bytes=one.ssd_write_bytes + streamed_write_bytes(item, layout.matrices),
+            )
+            for one, item in zip(traffic, passes, strict=True)
+        ]
     moved.sort(key=lambda m: (m[0], m[2] is Use.WRITE))
     over_wire = [(steps[step].at, block, use) for step, block, use in moved]
     room = room_between_uses(host_frames) // coarseness
@@ -108,13 +114,6 @@ def _by_pass(
         for at, block, use in moved:
             totals[at][first + (use is Use.WRITE)] += blocks.nbytes(block)
     return [Traffic(*total) for total in totals]
-
-
-def _with_streams(traffic: Traffic, item: Pass, layout: Layout) -> Traffic:
-    read, written = streamed_read_bytes(item, layout.matrices), streamed_write_bytes(item, layout.matrices)
-    return traffic._replace(
-        ssd_read_bytes=traffic.ssd_read_bytes + read, ssd_write_bytes=traffic.ssd_write_bytes + written
-    )
 
 
 def _coarser(layout: Layout, times: int) -> Layout:

@@ -85,7 +85,8 @@ def simulated_best(best: PlannedLayout) -> Plan:
     On a device with memory of its own alone: on the CPU, where forecasts were compared with epochs, the order of the
     forecasts stands. So it does with a limit on what is written, which other candidates may pass.
     """
-    if not best.hardware.has_device_memory or best.problem.limits.ssd_write_bytes is not None:
+    problem = best.problem
+    if not problem.hardware.has_device_memory or problem.limits.ssd_write_bytes is not None:
         return best.plan
     other = solve_from_one_width(best)
     second: list[Candidate] = []
@@ -97,7 +98,7 @@ def simulated_best(best: PlannedLayout) -> Plan:
     if most < 1:
         return best.plan
     others = (replace(best, choice=one.choice, layout=one.layout).plan for one in [*second, *best.others][:most])
-    return min(chain([best.plan], others), key=lambda plan: simulate(plan, best.workload, best.hardware).epoch_s)
+    return min(chain([best.plan], others), key=lambda plan: simulate(plan, problem.workload, problem.hardware).epoch_s)
 
 
 def _excess(plan: Plan, limit: int) -> str:
@@ -123,7 +124,7 @@ def _excess(plan: Plan, limit: int) -> str:
 
 def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, PlannedLayout]:
     """The best set of recomputed stages that is found, and how to run it. ``kept``: where nothing is recomputed."""
-    limits, hardware = kept.problem.limits, kept.hardware
+    limits, hardware = kept.problem.limits, kept.problem.hardware
     stages = list(kept.problem.kept_bytes)
     best, recomputed = kept, NOTHING
     if not _worth_trying(kept, [frozenset((stage,)) for stage in stages], variants):
@@ -160,7 +161,7 @@ def _greedy(kept: PlannedLayout, variants: Variants) -> Recomputed:
     smallest."""
 
     def forecast_s(recomputed: Recomputed) -> float:
-        like = Problem(variants(recomputed), kept.problem.limits, kept.hardware).like(kept.choice)
+        like = Problem(variants(recomputed), kept.problem.limits, kept.problem.hardware).like(kept.choice)
         return float("inf") if like is None else like.seconds
 
     sets = _worth_trying(kept, _by_seconds_a_byte(kept, variants)[1:], variants)

@@ -18,14 +18,12 @@ from functools import cached_property
 from ooc.errors import BudgetError
 from ooc.plan.cost import tasks_are_few
 from ooc.plan.forecast import TIE
-from ooc.plan.hardware import Hardware
 from ooc.plan.layout.layout import Choice, Layout
 from ooc.plan.moves import FEW_STEPS, Moves
 from ooc.plan.problem import Candidate, Problem
 from ooc.plan.program.capacity import frames_needed
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.schedule import build_plan
-from ooc.plan.workload import Workload
 
 MOST_STEPS = 4 * FEW_STEPS
 """Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is
@@ -58,14 +56,6 @@ class PlannedLayout:
     layout: Layout
     seconds: float
     others: tuple[Candidate, ...] = ()
-
-    @property
-    def workload(self) -> Workload:
-        return self.problem.workload
-
-    @property
-    def hardware(self) -> Hardware:
-        return self.problem.hardware
 
     @cached_property
     def plan(self) -> Plan:

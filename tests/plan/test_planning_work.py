@@ -41,7 +41,7 @@ def largest() -> PlannedLayout:
 
 def test_the_largest_graph_on_a_small_device_has_few_steps_and_uses(largest: PlannedLayout) -> None:
     """Of all its programs together: unrolling, proving and simulating go through all of them."""
-    work, layout = largest.workload, largest.layout
+    work, layout = largest.problem.workload, largest.layout
     blocks = block_table(layout, work)
     unrolled = [uses_of(passes, layout, work, blocks) for passes in layout.programs.values()]
     assert sum(len(steps) for steps, _, _ in unrolled) < 100_000

@@ -267,7 +267,7 @@ def test_the_least_writes_named_do_plan_and_a_hundredth_less_does_not(hardware) 
     made = make_plan(WORK, Limits(12_000_000, 8_000_000, ssd_write_bytes=limit), hardware)
     verify_plan(made)
     assert made.ssd_write_bytes <= limit
-    with pytest.raises(BudgetError, match="max-ssd-writes"):
+    with pytest.raises(BudgetError, match="max_ssd_writes="):
         make_plan(WORK, Limits(12_000_000, 8_000_000, ssd_write_bytes=limit * 99 // 100), hardware)
 
 

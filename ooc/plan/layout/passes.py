@@ -104,6 +104,8 @@ class ColumnPass:
     spills_sums: bool = False
     """Whether what it scatters to is spilled as partial sums."""
     reverse: ClassVar[bool] = False
+    rest: ClassVar[None] = None
+    bucketed: ClassVar[None] = None
 
     @property
     def title(self) -> str:

@@ -5,10 +5,9 @@ from dataclasses import replace
 from functools import lru_cache
 from operator import sub
 
-from ooc.plan.layout.grid import Grid
 from ooc.plan.layout.matrices import MatrixPlan
 from ooc.plan.layout.passes import ColumnPass, Pass, column_step_rows, pulled_columns
-from ooc.plan.workload import EdgeData, Pull, Topology, Workload
+from ooc.plan.workload import EdgeData, PerEdge, Pull, Topology, Workload
 
 PULL_TILE_ROWS = 2048
 """Rows of a slab that one thread pulls at a time; sums of different rows are independent, so any number would do."""
@@ -45,19 +44,14 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
             nbytes += (min(item.rows, tile) + 1) * _BYTES_PER_TILE_ROW_ON_A_DEVICE
         grid = matrices[item.pull.source].grid
         share = min(grid.slab_columns, pulled_columns(item, grid))
-        nbytes += _kernel_nbytes(item.pull, edges, min(item.rows, tile), share, grid.columns)
-        if workload.parts is not None and item.pull.per_edge is None:
+        kind = item.pull.per_edge
+        if kind is not None:
+            copied = grid.rows * (kind.groups * share // grid.columns) * len(kind.apart) * workload.pulled_itemsize
+            nbytes += _kernel_nbytes(kind, edges, min(item.rows, tile), share, grid.columns)
+            return workload.threads * nbytes + copied  # which all threads read
+        if workload.parts is not None:
             nbytes += workload.parts.nbytes(edges=edges, columns=share)
-        return workload.threads * nbytes + _apart_nbytes(item.pull, grid, share, workload)
     return workload.threads * nbytes
-
-
-def _apart_nbytes(pull: Pull, grid: Grid, share: int, workload: Workload) -> int:
-    """The copy of some columns of a slab, ``share`` columns wide, that all threads read."""
-    kind = pull.per_edge
-    if kind is None:
-        return 0
-    return grid.rows * (kind.groups * share // grid.columns) * len(kind.apart) * workload.pulled_itemsize
 
 
 def _edge_data_bytes(pull: Pull, workload: Workload) -> int:
@@ -67,11 +61,8 @@ def _edge_data_bytes(pull: Pull, workload: Workload) -> int:
     return weights + topology.edge_bytes(pull.edge_data) - topology.index_itemsize
 
 
-def _kernel_nbytes(pull: Pull, edges: int, rows: int, share: int, columns: int) -> int:
+def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: int) -> int:
     """A bound on the temporaries of one call of a pull's kernel, for ``share`` of the source's ``columns``."""
-    kind = pull.per_edge
-    if kind is None:
-        return 0
     groups = -(-kind.groups * share // columns)
     of_edges = (min(edges, kind.edges_at_once) + rows) * kind.bytes_per_edge * kind.heads(groups)
     of_rows = (rows * kind.bytes_per_row + (edges + rows) * kind.waiting_bytes_per_edge) * groups

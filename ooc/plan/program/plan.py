@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 from ooc.plan.layout.layout import Region
 from ooc.plan.layout.matrices import MatrixPlan, edges_name, shuffles_in
 from ooc.plan.layout.passes import Pass, pulled_columns, streamed_read_bytes, streamed_write_bytes
-from ooc.plan.layout.shuffle import BucketedRows, PartialSums
+from ooc.plan.layout.shuffle import BucketedRows, PartialSums, Shuffle
 from ooc.plan.program.program import Program, found_in_memory
 from ooc.plan.program.sequence import BlockTable, Use
 from ooc.plan.program.staging import Staging
@@ -42,17 +42,7 @@ class Shares(NamedTuple):
     @property
     def fate(self) -> str:
         """The tiers that hold some of it: ``host``, ``host + ssd``, …; and whether it is recomputed."""
-        tiers = (
-            (Fate.DEVICE, self.device),
-            (Fate.HOST, self.host),
-            (Fate.SSD, self.ssd),
-            (Fate.RECOMPUTE, self.recompute),
-        )
-        return " + ".join(fate.value for fate, share in tiers if share)
-
-
-ALL_ON_SSD = Shares(0, 0, 100)
-ALL_RECOMPUTED = Shares(0, 0, 0, 100)
+        return " + ".join(fate.value for fate, share in zip(Fate, self, strict=True) if share)
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,19 +118,22 @@ class Plan:
     def spill_bytes(self) -> int:
         """Free disk the run needs."""
         blocks = sum(self.matrices[name].grid.file_nbytes for name in self.spilled)
-        return blocks + sum(one.nbytes for one in shuffles_in(self.matrices, self.matrices).values())
+        return blocks + sum(one.nbytes for one in self.shuffles.values())
+
+    @property
+    def shuffles(self) -> dict[str, Shuffle]:
+        """The matrices that have no blocks."""
+        return shuffles_in(self.matrices, self.matrices)
 
     @property
     def bucketed_rows(self) -> dict[str, BucketedRows]:
         """The matrices that are other ones' rows, by the buckets that gather them."""
-        shuffles = shuffles_in(self.matrices, self.matrices).items()
-        return {name: shuffle for name, shuffle in shuffles if isinstance(shuffle, BucketedRows)}
+        return {name: one for name, one in self.shuffles.items() if isinstance(one, BucketedRows)}
 
     @property
     def partial_sums(self) -> dict[str, PartialSums]:
         """The matrices that are spilled as partial sums."""
-        shuffles = shuffles_in(self.matrices, self.matrices).items()
-        return {name: shuffle for name, shuffle in shuffles if isinstance(shuffle, PartialSums)}
+        return {name: one for name, one in self.shuffles.items() if isinstance(one, PartialSums)}
 
     @cached_property
     def spilled(self) -> frozenset[str]:
@@ -208,21 +201,15 @@ class Plan:
         there are three columns instead: the shares of what an epoch reads that wait on the ``device``, on the
         ``host``, and on the ``ssd``. Where anything is recomputed, ``recompute`` is the share of that.
         """
-        shares = self.shares()
-        table: list[dict[str, str | int]] = []
-        for name, planned in self.matrices.items():
-            table.append(
-                self._line(planned.matrix, planned.matrix.rows, shares.get(name, ALL_ON_SSD), planned.grid.slabs)
-            )
-        for matrix in self.recomputed:
-            if matrix.name not in self.matrices:
-                table.append(self._line(matrix, matrix.rows, ALL_RECOMPUTED, 1))
+        shares = {matrix.name: Shares(0, 0, 0, 100) for matrix in self.recomputed if matrix.name not in self.matrices}
+        shares |= self.shares()
+        held = [(planned.matrix, planned.grid.slabs) for planned in self.matrices.values()]
+        held += [(matrix, 1) for matrix in self.recomputed if matrix.name not in self.matrices]
         for direction, topology in self.topologies.items():
             for data, array in topology.arrays.items():
                 name = edges_name(direction, data)
-                matrix = Matrix(name, topology.edges, array.columns, array.itemsize, Kind.STORE)
-                table.append(self._line(matrix, topology.edges, shares.get(name, ALL_ON_SSD), 1))
-        return table
+                held.append((Matrix(name, topology.edges, array.columns, array.itemsize, Kind.STORE), 1))
+        return [self._line(matrix, shares.get(matrix.name, Shares(0, 0, 100)), slabs) for matrix, slabs in held]
 
     def shares(self) -> dict[str, Shares]:
         """By matrix that is read: where what a training epoch reads of it waits, or that it is recomputed, in per
@@ -269,7 +256,7 @@ class Plan:
                 pulled[name] = pulled.get(name, 0) + planned.matrix.rows * row_bytes
         return {name: max(0, nbytes - copied.get(name, 0)) for name, nbytes in pulled.items()}
 
-    def _line(self, matrix: Matrix, rows: int, shares: Shares, slabs: int) -> dict[str, str | int]:
+    def _line(self, matrix: Matrix, shares: Shares, slabs: int) -> dict[str, str | int]:
         waits = {"device": shares.device, "host": shares.host, "ssd": shares.ssd}
         if not self.has_tiers:
             waits = {"resident": shares.host}
@@ -277,7 +264,7 @@ class Plan:
             waits["recompute"] = shares.recompute
         return {
             "matrix": matrix.name,
-            "rows": rows,
+            "rows": matrix.rows,
             "columns": matrix.columns,
             "bytes": matrix.nbytes,
             "fate": shares.fate,

@@ -2,8 +2,7 @@
 """From a layout to the whole plan: blocks numbered, frames counted, every program unrolled."""
 
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.layout.matrices import edges_name
@@ -35,26 +34,19 @@ def build_plan(
         name: unroll_program(name, upper, workload, blocks, frames=frames, staged=host_frames is not None)
         for name in layout.programs
     }
-    used = max(
-        [p.frames for p in unrolled.values()] + [r.stop for regions in layout.regions.values() for r in regions] + [0]
-    )
+    regions = (r.stop for regions in layout.regions.values() for r in regions)
     staged: dict[str, Staging] = {}
     if host_frames is not None:
-        lasting = lasting_blocks(layout, blocks)
-        for name, program in unrolled.items():
-            staged[name] = stage_below(
-                program,
-                frames=host_frames,
-                lasting=lasting,
-                spare_writes=layout.spare_writes,
-                nbytes=blocks.nbytes,
-            )
+        staged = {
+            name: stage_below(program, frames=host_frames, spare_writes=layout.spare_writes, nbytes=blocks.nbytes)
+            for name, program in unrolled.items()
+        }
     return Plan(
         rows=workload.rows,
         tile_rows=workload.tile_rows,
         step_rows=layout.step_rows,
         frame_bytes=layout.frame_bytes,
-        frames=used,
+        frames=max([*(program.frames for program in unrolled.values()), *regions], default=0),
         matrices=layout.matrices,
         recomputed=workload.recomputed,
         topologies=_swept(layout, workload),
@@ -108,8 +100,18 @@ def unroll_program(
     return unroll(steps, bounds, uses, available=available, nbytes=blocks.nbytes, paced=staged)
 
 
-def lasting_blocks(layout: Layout, blocks: BlockTable) -> Callable[[int], bool]:
-    """Whether a block is there in every epoch."""
+def lasting_blocks(layout: Layout, blocks: BlockTable) -> "_Lasting":
+    """The blocks that are there in every epoch."""
     scratch = {name for name, planned in layout.matrices.items() if not planned.matrix.kind.lasts}
-    bases, lasts = blocks.bases, [name not in scratch for name in blocks.names]
-    return lambda block: lasts[bisect_right(bases, block) - 1]
+    return _Lasting(blocks.bases, tuple(name not in scratch for name in blocks.names))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lasting:
+    """By matrix: its first block, and whether it lasts. Two plans of the same layout have equal ones."""
+
+    bases: tuple[int, ...]
+    lasts: tuple[bool, ...]
+
+    def __call__(self, block: int) -> bool:
+        return self.lasts[bisect_right(self.bases, block) - 1]

@@ -167,15 +167,13 @@ def stage_below(
     program: Program,
     *,
     frames: int,
-    lasting: Callable[[int], bool],
     spare_writes: bool,
     nbytes: Callable[[int], int],
 ) -> Staging:
     """The lower program under ``program``, in ``frames`` host frames at most."""
     transfers = transfers_of(program)
-    count = len(transfers)
-    uses = Uses(
-        spans_of(transfers), count, [room_between_uses(frames)] * count, lasting, program.uses.cyclic, spare_writes
-    )
+    count, above = len(transfers), program.uses
+    capacity = [room_between_uses(frames)] * count
+    uses = Uses(spans_of(transfers), count, capacity, above.lasting, above.cyclic, spare_writes)
     steps = [_STEP] * count
     return Staging(transfers, unroll(steps, [(0, count)], uses, available=[[range(frames)]], nbytes=nbytes))

@@ -65,16 +65,16 @@ def _verify_order(plan: Plan) -> None:
             for name in sorted(reads - written):
                 raise AssertionError(f"{program}: pass {item.index} reads {name} before it is written")
             both = reads & writes
-            if isinstance(item, RowPass) and item.rest is not None:  # it reads some slabs of this, and writes another
+            if item.rest is not None:  # it reads some slabs of this, and writes another
                 both.discard(item.rest.output)
             _claim(not both, f"{program}: pass {item.index} reads and writes {both}")
             written |= writes
         for before, behind in pairwise((None, *passes, None)):
-            left = isinstance(behind, RowPass) and behind.rest is not None
+            left = behind is not None and behind.rest is not None
             if isinstance(before, ColumnPass):
                 every = before.slabs == plan.matrices[before.pull.source].grid.slabs
                 _claim(every != left, f"{program}: pass {before.index} leaves a slab to nobody, or none")
-            if isinstance(behind, RowPass) and left:
+            if behind is not None and left:
                 _claim(behind.rest is before, f"{program}: pass {behind.index} pulls a slab that nobody has left")
         lasting |= {name for name in written if plan.matrices[name].matrix.kind is Kind.CONSTANT}
 
@@ -105,7 +105,7 @@ def _verify_bucketed_rows(plan: Plan) -> None:
         dealt: dict[str, str] = {}  # by source: how its rows lie now
         written: dict[str, int] = {}
         for item in passes:
-            if isinstance(item, RowPass) and item.bucketed is not None:
+            if item.bucketed is not None:
                 assert item.pull is not None
                 _claim(dealt.get(item.pull.source) == item.bucketed, f"{program}: {item.bucketed} is gathered undealt")
                 shuffle = plan.bucketed_rows[item.bucketed]
