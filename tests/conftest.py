@@ -4,6 +4,9 @@ kernels for one run in Triton's interpreter.
 
 Triton asks for that when it is imported, which PyG does wherever triton is installed. So it is settled before any test
 is, here; nothing but those kernels uses Triton.
+
+Nor does an operator take several threads unless a test says so: of small tensors they spend most of their time waiting
+for one another, many times what the operator takes.
 """
 
 import os
@@ -19,6 +22,7 @@ for name, count in ("ordinary", ORDINARY), ("thorough", THOROUGH):
     settings.register_profile(name, deadline=None, max_examples=count)  # a busy machine is no failure
 settings.load_profile("ordinary")  # --hypothesis-profile is looked at later
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 if not any(Path(path).exists() for path in ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
