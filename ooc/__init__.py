@@ -16,20 +16,20 @@ imports neither torch nor numpy. ``help(ooc.Trainer)`` and ``help(ooc.convert)``
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ooc.errors import BudgetError as BudgetError
+from ooc.errors import HardwareError as HardwareError
+from ooc.errors import ModelError as ModelError
+from ooc.errors import OocError as OocError
+from ooc.errors import OptionError as OptionError
+from ooc.errors import RunError as RunError
+from ooc.errors import SourceError as SourceError
+from ooc.errors import SpillError as SpillError
+from ooc.errors import StoreError as StoreError
+from ooc.errors import TrainingError as TrainingError
 from ooc.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ooc.conversion.conversion import convert as convert
-    from ooc.errors import BudgetError as BudgetError
-    from ooc.errors import HardwareError as HardwareError
-    from ooc.errors import ModelError as ModelError
-    from ooc.errors import OocError as OocError
-    from ooc.errors import OptionError as OptionError
-    from ooc.errors import RunError as RunError
-    from ooc.errors import SourceError as SourceError
-    from ooc.errors import SpillError as SpillError
-    from ooc.errors import StoreError as StoreError
-    from ooc.errors import TrainingError as TrainingError
     from ooc.remote import remote_backend as remote_backend
     from ooc.sources.names import dataset as dataset
     from ooc.storage.store import Store as Store

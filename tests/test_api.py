@@ -2,6 +2,7 @@
 """``import ooc``: what users need under one roof, and nothing else."""
 
 import ast
+import importlib
 import pydoc
 import subprocess
 import sys
@@ -24,6 +25,13 @@ def test_what_there_is_shows_and_loads() -> None:
     for name in names:
         assert getattr(ooc, name) is not None
     assert ooc.BudgetError is errors.BudgetError
+
+
+def test_importing_its_modules_hides_no_name() -> None:
+    for module in ("ooc.conversion.conversion", "ooc.sources.names", "ooc.train.trainer", "ooc.storage.store"):
+        importlib.import_module(module)
+    assert callable(ooc.convert) and callable(ooc.dataset) and callable(ooc.open) and callable(ooc.remote_backend)
+    assert isinstance(ooc.Trainer, type) and isinstance(ooc.Store, type)
 
 
 def test_a_name_that_is_none_is_an_attribute_error() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from ooc.errors import HardwareError
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware
 from ooc.profile.profile import Profile, processor_name
+from ooc.storage.array import replace_file
 from ooc.version import __version__
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -43,14 +44,8 @@ def keep(profile: Profile, folder: Path, *, device: str = "cpu") -> Path:
     """Write ``profile``, whole or not at all → where it is. OSError where the cache folder cannot be written."""
     path = location(folder, device=device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        text = json.dumps({"machine": _identity(folder, device), **profile.as_dict()}, indent=2, allow_nan=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    text = json.dumps({"machine": _identity(folder, device), **profile.as_dict()}, indent=2, allow_nan=False)
+    replace_file(path, (text + "\n").encode())
     return path
 
 

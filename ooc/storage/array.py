@@ -202,3 +202,19 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes | memoryview, *, suffix: str = "") -> None:
+    """Give ``path`` the content ``data``: all of it or, whatever happens, none; what is there outlasts a power cut.
+
+    ``suffix``: of the file beside it that is written first; by default this process's own.
+    """
+    temporary = path.with_name(path.name + (suffix or f".{os.getpid()}.tmp"))
+    try:
+        temporary.write_bytes(data)
+        flush(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    flush(path.absolute().parent)

@@ -93,11 +93,11 @@ def tally(metric: Metric, outputs_rC: Tensor, labels: Tensor) -> Tally:
     """What a counted metric makes of some rows: classes [r], or labels or values [r, L]."""
     match metric:
         case Metric.ACCURACY:
-            return Correct(len(labels), _number((outputs_rC.argmax(dim=1) == labels).sum()))
+            return Mean(len(labels), _number((outputs_rC.argmax(dim=1) == labels).sum()))
         case Metric.MICRO_F1 | Metric.MACRO_F1:
             return _confusion(outputs_rC, labels, macro=metric is Metric.MACRO_F1)
         case Metric.MAE:
-            return AbsoluteErrors(labels.numel(), _number((outputs_rC - labels).abs().double().sum()))
+            return Mean(labels.numel(), _number((outputs_rC - labels).abs().double().sum()))
         case Metric.R2:
             return _squared_errors(outputs_rC, labels)
         case _:
@@ -110,18 +110,18 @@ def _number(total: Tensor) -> Tensor | float:
 
 
 @dataclass(slots=True)
-class Correct:
-    """Rows, and rows whose class was predicted."""
+class Mean:
+    """Rows or entries, and the sum over them of what is averaged: hits, absolute errors."""
 
-    rows: int
-    correct: Tensor | float
+    count: int
+    total: Tensor | float
 
     def add(self, other: Self) -> None:
-        self.rows += other.rows
-        self.correct += other.correct
+        self.count += other.count
+        self.total += other.total
 
     def value(self) -> float | None:
-        return int(self.correct) / self.rows if self.rows else None
+        return float(self.total) / self.count if self.count else None
 
 
 @dataclass(slots=True)
@@ -169,21 +169,6 @@ def _occurrences(classes_r: Tensor, classes: int) -> Tensor:
         return torch.bincount(classes_r, minlength=classes)
     counts_C = torch.zeros(classes, dtype=torch.int64, device=classes_r.device)
     return counts_C.index_add_(0, classes_r, torch.ones_like(classes_r))
-
-
-@dataclass(slots=True)
-class AbsoluteErrors:
-    """Entries, and the sum of their absolute errors."""
-
-    entries: int
-    total: Tensor | float
-
-    def add(self, other: Self) -> None:
-        self.entries += other.entries
-        self.total += other.total
-
-    def value(self) -> float | None:
-        return float(self.total) / self.entries if self.entries else None
 
 
 @dataclass(slots=True)

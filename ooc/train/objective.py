@@ -13,13 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.model.lowering.network import Network
 from ooc.model.stages import Contribution
 from ooc.model.task import Targets
 from ooc.storage.store import SPLITS, Store, Task
-from ooc.train.evaluation import Scorer, scoring_nbytes, tallies_nbytes
+from ooc.train.evaluation import Scorer
 from ooc.train.loss import Loss
-from ooc.train.metrics import Metric
 
 _CHUNK_ROWS = 1 << 16
 """Rows of a split that are read at a time."""
@@ -28,7 +26,7 @@ _PICKING_OPERATORS = 11
 _COUNTING_OPERATORS = 3
 
 
-class Members:
+class SplitRows:
     """Which rows of a tile of ``tile_rows`` rows belong to a split.
 
     On a device the host would have to wait for every tile to learn how many they are. So for a device they are counted
@@ -43,12 +41,11 @@ class Members:
         """Read the splits of ``store``, a few tiles at a time: for a device, before its first program."""
         height = self._tile_rows * -(-_CHUNK_ROWS // self._tile_rows)
         for split in SPLITS:
-            chunks = store.array(f"split/{split}").blocks(height)
-            self._counts[split] = np.concatenate([self._counted(members_R) for _, members_R in chunks])
-
-    def _counted(self, members_R: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
-        """By tile."""
-        return np.add.reduceat(members_R, range(0, len(members_R), self._tile_rows), dtype=np.int32)
+            counts = []
+            for _, member_R in store.array(f"split/{split}").blocks(height):
+                tiles = range(0, len(member_R), self._tile_rows)
+                counts.append(np.add.reduceat(member_R, tiles, dtype=np.int32))
+            self._counts[split] = np.concatenate(counts)
 
     def of(self, split: str, start: int, member_R: Tensor) -> Tensor:
         """Rows [r] of the tile that begins with row ``start``."""
@@ -58,24 +55,10 @@ class Members:
         return torch.nonzero_static(member_R, size=count).squeeze(1)
 
 
-def scoring_bytes(
-    store: Store, metric: Metric, network: Network, *, rows: int, tile_rows: int, on_device: bool
-) -> tuple[int, int]:
-    """Host bytes and device bytes that loss and scores of ``network`` take from the first tile to the last.
-
-    Scored rows lie among the first ``rows``; ``on_device``: on a machine whose device has memory of its own.
-    """
-    host = scoring_nbytes(store, metric, rows=rows, dtype=network.dtype)
-    if not on_device:
-        return host, 0
-    tiles = -(-store.num_nodes // tile_rows)
-    return host + len(SPLITS) * tiles * np.dtype(np.int32).itemsize, tallies_nbytes(metric, network.outputs)
-
-
 class Objective:
     """The loss and the scores of one trainer, and what they have come to so far.
 
-    On a device ``count_members`` once, beforehand; ``begin`` before a program, ``gradient`` and ``score`` for its
+    On a device ``count_split_rows`` once, beforehand; ``begin`` before a program, ``gradient`` and ``score`` for its
     tiles, ``reduce`` in order; then ``mean_loss`` and ``scores``, which have the host wait for what a device computes.
     """
 
@@ -89,7 +72,8 @@ class Objective:
         self._loss = loss
         self._scorer = scorer
         self._loss_sum: Tensor | float = 0.0
-        self._members = Members(tile_rows)
+        self._tile_rows = tile_rows
+        self._split_rows = SplitRows(tile_rows)
 
     @property
     def gradient_operators(self) -> int:
@@ -101,9 +85,17 @@ class Objective:
         """The same of ``score``."""
         return len(SPLITS) * (_PICKING_OPERATORS + _COUNTING_OPERATORS)
 
-    def count_members(self, store: Store) -> None:
+    def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
+        """Host bytes and device bytes that it takes from the first tile to the last; ``on_device``: on a machine whose
+        device has memory of its own."""
+        if not on_device:
+            return self._scorer.host_bytes, 0
+        counts = len(SPLITS) * -(-store.num_nodes // self._tile_rows) * np.dtype(np.int32).itemsize
+        return self._scorer.host_bytes + counts, self._scorer.device_bytes
+
+    def count_split_rows(self, store: Store) -> None:
         """Read how many rows of each split of ``store`` every tile has."""
-        self._members.count(store)
+        self._split_rows.count(store)
 
     def begin(self) -> None:
         """Forget the last program's loss and scores."""
@@ -115,7 +107,7 @@ class Objective:
         self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution
     ) -> Tensor:
         """The gradient [R, C] of the mean loss with respect to a tile's outputs, of rows ``start``…"""
-        rows = self._members.of("train", start, inputs["split/train"][:, 0])
+        rows = self._split_rows.of("train", start, inputs["split/train"][:, 0])
         gradient_RC = torch.zeros_like(outputs_RC)
         if rows.numel():
             labels = self._targets.of("train", inputs["y"], rows, outputs=outputs_RC)
@@ -127,7 +119,7 @@ class Objective:
     def score(self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution) -> None:
         """Count or collect what a tile's outputs, of rows ``start``…, say about its labels."""
         for split in SPLITS:
-            rows = self._members.of(split, start, inputs[f"split/{split}"][:, 0])
+            rows = self._split_rows.of(split, start, inputs[f"split/{split}"][:, 0])
             if rows.numel():
                 labels = self._targets.of(split, inputs["y"], rows, outputs=outputs_RC)
                 tally = self._scorer.of_rows(start + rows, outputs_RC[rows], labels)

@@ -21,21 +21,20 @@ from ooc.engine.session import Placement, Session
 from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Listener
 from ooc.model.graph import ActiveRows
-from ooc.model.lowering.network import Network, lower
+from ooc.model.lowering.network import Network
 from ooc.model.stages import Sink, StageBuilder, Step
 from ooc.plan import Limits
-from ooc.plan.workload import EdgeData
 from ooc.sizes import format_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import distances
-from ooc.train.evaluation import make_scorer
+from ooc.train.evaluation import Scorer
 from ooc.train.loss import Loss
 from ooc.train.metrics import Metric
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
-from ooc.train.setup import Job, edge_counts, edge_data_used, whole_tiles
+from ooc.train.setup import Job, Saving, edge_counts, take_apart, whole_tiles
 
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40
@@ -65,6 +64,11 @@ class Wanted:
     rows: Ids
     places: Ids
 
+    @property
+    def nbytes(self) -> int:
+        """Of all three."""
+        return self.ids.nbytes + self.rows.nbytes + self.places.nbytes
+
 
 class Prediction:
     """A model's predictions on a store, planned. ``write`` or ``read`` computes them; ``close`` frees everything.
@@ -90,7 +94,7 @@ class Prediction:
         self._what = _what(what, store.task)
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
-        network = _lower(model, store, whole=self._wanted is None, edge_data=edge_data_used(store, ignore_edge_data))
+        network = _lowered(model, store, resources, ignore_edge_data, whole=self._wanted is None)
         self._layer = _layer(self._what, layer, network)
         self._sink: Sink | None = None
         reaching = _reaching(store, self._wanted, network.hops, resources.listener)
@@ -102,7 +106,7 @@ class Prediction:
             whole_tiles(reaching, resources.tile_rows),
             _no_objective(store, network),
             self._programs,
-            extra_host_bytes=_wanted_nbytes(self._wanted),
+            extra_host_bytes=0 if self._wanted is None else self._wanted.nbytes,
         )
         self._network = network
         self._session = Session(job.ready(), Placement(resources.place, [model]))
@@ -251,10 +255,6 @@ def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listene
     return ActiveRows(store.num_nodes, tuple(last), tuple(last))
 
 
-def _wanted_nbytes(wanted: Wanted | None) -> int:
-    return 0 if wanted is None else wanted.ids.nbytes + wanted.rows.nbytes + wanted.places.nbytes
-
-
 # ---- what and from which layer ---------------------------------------------------------------------------------
 
 
@@ -280,26 +280,20 @@ def _layer(what: What, layer: int | None, network: Network) -> int:
     return chosen
 
 
-def _lower(model: nn.Module, store: Store, *, whole: bool, edge_data: frozenset[EdgeData]) -> Network:
+def _lowered(model: nn.Module, store: Store, resources: Resources, ignore_edge_data: str, *, whole: bool) -> Network:
     """The model's layers. Of some nodes' sake the features of all are not aggregated, but a kept aggregation used."""
 
-    def attempt(*, once: bool) -> Network:
-        return lower(
-            model,
-            num_features=store.num_features,
-            num_classes=store.num_classes,
-            input_dropout=0.0,
-            aggregate_once=once,
-            active=lambda depth: ActiveRows.everything(store.num_nodes, depth),
-            edges_per_row=store.num_edges / store.num_nodes,
-            edge_data=edge_data,
-            num_edge_features=store.num_edge_features,
+    def attempt(*savings: Saving) -> Network:
+        rows = resources.tile_rows
+        network, _ = take_apart(
+            model, store, input_dropout=0.0, tile_rows=rows, savings=savings, ignore_edge_data=ignore_edge_data
         )
+        return network
 
-    network = attempt(once=True)
+    network = attempt(Saving.FIRST_AGGREGATION)
     if whole or all(find_aggregation(store, scaling, network.dtype) is not None for scaling in network.aggregated_once):
         return network
-    return attempt(once=False)
+    return attempt()
 
 
 def _no_objective(store: Store, network: Network) -> Objective:
@@ -308,5 +302,4 @@ def _no_objective(store: Store, network: Network) -> Objective:
     def nothing(outputs_rC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise AssertionError("nothing is trained")
 
-    scorer = make_scorer(store, Metric.ACCURACY, rows=0, dtype=network.dtype)
-    return Objective(store.task, Loss(nothing, 1.0), scorer, tile_rows=1)
+    return Objective(store.task, Loss(nothing, 1.0), Scorer(Metric.ACCURACY, network.outputs), tile_rows=1)

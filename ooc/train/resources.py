@@ -72,7 +72,12 @@ class Resources:
     @property
     def place(self) -> torch.device:
         """Where tensors are computed."""
-        return place_of(self.device)
+        return CPU if self.device is None else self.device.place
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the machine that is planned for has a device with memory of its own; it need not be here."""
+        return self.hardware.has_device_memory
 
     def for_model(self, model: nn.Module, store: Store) -> Self:
         """With the rows of a tile settled, by the widths of the model, the store, and what kind of machine computes, so
@@ -80,12 +85,11 @@ class Resources:
         OptionError if blocks are to be no whole tiles."""
         widths = (max(p.shape, default=1) for p in model.parameters() if not is_lazy(p))
         columns = max([store.num_features, *widths])
-        on_device = self.hardware.has_device_memory
-        tile_rows = self.tile_rows or usual_tile_rows(columns, store.num_nodes, on_device=on_device)
+        tile_rows = self.tile_rows or usual_tile_rows(columns, store.num_nodes, on_device=self.on_device)
         block_rows = self.limits.block_rows
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
             raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
-        return replace(self, tile_rows=tile_rows, threads=1 if on_device else self.threads)
+        return replace(self, tile_rows=tile_rows, threads=1 if self.on_device else self.threads)
 
     def within_memory(self) -> Self:
         """With budgets that this machine has the memory for, which is said where they are cut. Plans are then for what
@@ -133,7 +137,12 @@ class Resources:
         folder = Path() if spill_dir is None else Path(spill_dir)
         if hardware is None:
             hardware = hardware_for(computing, folder)
-        check_hardware(hardware, computing)
+        if hardware.has_device_memory and computing is None:
+            raise OptionError(
+                f"hardware {hardware.name} has a device with memory of its own, and the CPU is to compute"
+            )
+        if computing is not None and not hardware.has_device_memory:
+            raise OptionError(f"hardware {hardware.name} has no wire to a device, and {computing.name} is to compute")
         if gpu_budget is None or host_budget is None:
             device_bytes, host_bytes = default_budgets(free_device_bytes(computing))
             gpu_budget = device_bytes if gpu_budget is None else gpu_budget
@@ -209,22 +218,9 @@ def free_device_bytes(device: Device | None) -> int | None:
     return int(torch.cuda.mem_get_info(device.place)[0])
 
 
-def place_of(device: Device | None) -> torch.device:
-    """Where its tensors are."""
-    return CPU if device is None else device.place
-
-
 def hardware_for(device: Device | None, folder: Path) -> Hardware:
     """This machine as it has been measured with the disk of ``folder``; estimates where nobody has."""
-    return known_hardware(folder, device=place_of(device).type)
-
-
-def check_hardware(hardware: Hardware, device: Device | None) -> None:
-    """OptionError for a description of another kind of machine."""
-    if hardware.has_device_memory and device is None:
-        raise OptionError(f"hardware {hardware.name} has a device with memory of its own, and the CPU is to compute")
-    if device is not None and not hardware.has_device_memory:
-        raise OptionError(f"hardware {hardware.name} has no wire to a device, and {device.name} is to compute")
+    return known_hardware(folder, device="cpu" if device is None else device.place.type)
 
 
 def spill_folder(given: str | Path | None, run: str | Path | None, graph: object) -> Path:
@@ -235,14 +231,13 @@ def spill_folder(given: str | Path | None, run: str | Path | None, graph: object
     """
     if given is not None:
         return Path(given)
-    path = graph.path if isinstance(graph, Store) else graph if isinstance(graph, str | Path) else "."
-    folder = existing_part(Path(run if run is not None else path)) if run is not None else Path(path).absolute().parent
+    if run is not None:
+        path = Path(run)
+        folder = next(above for above in (path, *path.absolute().parents) if above.is_dir())
+    else:
+        path = graph.path if isinstance(graph, Store) else Path(graph if isinstance(graph, str | Path) else ".")
+        folder = path.absolute().parent
     return folder if os.access(folder, os.W_OK) else Path(gettempdir())
-
-
-def existing_part(path: Path) -> Path:
-    """``path`` or the nearest folder above it that is there, on the same disk."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
 # ---- checks ------------------------------------------------------------------------------------------------

@@ -27,10 +27,11 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
+from ooc.storage.array import replace_file
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
@@ -130,7 +131,7 @@ class RunFolder:
                 raise RunError(f"{self.path} holds a run already; give resume=True to go on with it")
             text = json.dumps(self.config, indent=2, allow_nan=False) + "\n"
             self._written = True
-            _replace(self.path / CONFIG, lambda file: file.write(text.encode()))
+            _replace(self.path / CONFIG, text.encode())
         except BaseException:
             self.close()
             raise
@@ -138,10 +139,10 @@ class RunFolder:
     def check_store(self, store: "Store") -> None:
         """Note what store the run is on; RunError where it was begun on another one."""
         names = ("num_nodes", "num_edges", "num_features", "num_classes", "source", "created")
-        facts = {name: store.attributes[name] for name in names}
+        identity = {name: store.attributes[name] for name in names}
         if store.num_edge_features:
-            facts["num_edge_features"] = store.num_edge_features
-        if self.config.setdefault("store_facts", facts) != facts:
+            identity["num_edge_features"] = store.num_edge_features
+        if self.config.setdefault("store_facts", identity) != identity:
             raise RunError(f"{self.path} was trained on another store than {store.path}")
 
     def discard(self) -> None:
@@ -173,7 +174,7 @@ class RunFolder:
         """Replace what is promised of the epochs from here on by ``forecast``: plain data."""
         self.start()
         text = json.dumps(forecast, indent=2, allow_nan=False) + "\n"
-        _replace(self.path / FORECAST, lambda file: file.write(text.encode()))
+        _replace(self.path / FORECAST, text.encode())
 
     def forecast(self) -> dict[str, Any] | None:
         """What was promised last; None for a run of a version that promised nothing."""
@@ -205,7 +206,7 @@ class RunFolder:
         lines = "".join(record.to_line() for record in kept)
         metrics = self.path / METRICS
         if kept or metrics.exists():
-            _replace(metrics, lambda file: file.write(lines.encode()))
+            _replace(metrics, lines.encode())
         return state
 
     def last(self) -> State | None:
@@ -285,7 +286,7 @@ class RunFolder:
             torch.save(_on_cpu(state), buffer)
         finally:
             torch.serialization.set_crc32_options(summing)
-        _replace(self.path / name, lambda file: file.write(buffer.getbuffer()))
+        _replace(self.path / name, buffer.getbuffer())
 
 
 def holds_run(path: Path) -> bool:
@@ -360,29 +361,9 @@ def _on_cpu(state: Any) -> Any:
             return state
 
 
-def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Give ``path`` the content that ``write`` writes: all of it or, whatever happens, none."""
-    temporary = path.with_name(path.name + _TEMPORARY)
+def _replace(path: Path, data: bytes | memoryview) -> None:
     with _named(path):
-        try:
-            with temporary.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    """Make a rename in the folder last through a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        replace_file(path, data, suffix=_TEMPORARY)
 
 
 def _locked(path: Path) -> int:

@@ -35,7 +35,7 @@ from ooc.train.averaging import Averaging
 from ooc.train.evaluation import make_scorer
 from ooc.train.loss import RowsLoss, resolve_loss
 from ooc.train.metrics import Metric
-from ooc.train.objective import Objective, scoring_bytes
+from ooc.train.objective import Objective
 from ooc.train.resources import Resources, spill_dtype
 from ooc.train.statistics_store import spread, store_of_statistics
 
@@ -106,21 +106,14 @@ def prepare(
         ignore_edge_data=ignore_edge_data,
         compute_dtype=compute_dtype,
     )
-    scored, dtype = active.scoring[0], network.dtype
+    outputs, dtype, tile_rows = network.outputs, network.dtype, resources.tile_rows
     objective = Objective(
         store.task,
-        resolve_loss(loss, store, store.task, outputs=network.outputs, dtype=dtype, place=resources.place),
-        make_scorer(store, metric, rows=scored, dtype=dtype),
-        tile_rows=resources.tile_rows,
+        resolve_loss(loss, store, store.task, outputs=outputs, dtype=dtype, place=resources.place),
+        make_scorer(store, metric, rows=active.scoring[0], outputs=outputs, dtype=dtype),
+        tile_rows=tile_rows,
     )
-    host_bytes, device_bytes = scoring_bytes(
-        store,
-        metric,
-        network,
-        rows=scored,
-        tile_rows=resources.tile_rows,
-        on_device=resources.hardware.has_device_memory,
-    )
+    host_bytes, device_bytes = objective.memory_bytes(store, on_device=resources.on_device)
     share_forward = Saving.SHARED_FORWARD in savings and not averaging.active
 
     def programs(builder: StageBuilder) -> dict[str, list[Step]]:
@@ -174,10 +167,10 @@ class Job:
         self._seed = seed
         self._arrays = _arrays(network, store)
         self._rows = GraphRows()
+        self._spill_dtype = spill_dtype(resources, network)
         self._fixed_host_bytes = extra_host_bytes + rows_nbytes(
-            store, network.scalings, network.dtype.itemsize, on_device=resources.hardware.has_device_memory
+            store, network.scalings, network.dtype.itemsize, on_device=resources.on_device
         )
-        self._extra_host_bytes = extra_host_bytes
         self._extra_device_bytes = extra_device_bytes + resources.overhead_bytes
         self._candidates: dict[frozenset[int], Candidate] = {}
 
@@ -189,7 +182,7 @@ class Job:
     def plan(self, limits: Limits, hardware: Hardware) -> tuple[Workload, Plan]:
         """What is to be done, and the verified plan for a machine within ``limits``; BudgetError where there is none,
         with the least budgets that would do."""
-        self._admit_rows(limits, hardware)
+        self._admit_rows(limits)
         candidate, plan = self._choose(limits, hardware)
         return candidate.workload, plan
 
@@ -197,9 +190,8 @@ class Job:
         """All that a session runs on this machine: what is known of every row is admitted and read, then the rest is
         planned around it. Raises BudgetError with the least budgets that would do."""
         resources, network = self.resources, self._network
-        self._admit_rows(resources.limits, resources.hardware)
-        on_device = resources.hardware.has_device_memory
-        self._rows = load_rows(self._store, network.scalings, network.dtype, on_device=on_device)
+        self._admit_rows(resources.limits)
+        self._rows = load_rows(self._store, network.scalings, network.dtype, on_device=resources.on_device)
         self._counts = replace(self._counts, tile_edges=counted(self._rows))
         self._candidates.clear()
         candidate, plan = self._choose(resources.limits, resources.hardware)
@@ -212,22 +204,19 @@ class Job:
             workload=candidate.workload,
             plan=plan,
             spill_dir=resources.spill_dir,
-            spill_dtype=spill_dtype(resources, network),
+            spill_dtype=self._spill_dtype,
             threads=resources.threads,
             device=resources.device,
             listener=resources.listener,
         )
 
-    def _admit_rows(self, limits: Limits, hardware: Hardware) -> None:
+    def _admit_rows(self, limits: Limits) -> None:
         """BudgetError where the host budget is smaller than what is known of every row and what is needed besides."""
-        store, network = self._store, self._network
-        on_device = hardware.has_device_memory
-        rows = rows_nbytes(store, network.scalings, network.dtype.itemsize, on_device=on_device)
-        fixed = rows + self._extra_host_bytes
+        fixed = self._fixed_host_bytes
         if fixed > limits.host_bytes:
             raise BudgetError(
-                f"row offsets, scalings and scores of {store.num_nodes:,} nodes need {format_size(fixed)} on the host, "
-                f"the host budget is {format_size(limits.host_bytes)}; give host_budget='{-(-fixed // 1000)}K'"
+                f"row offsets, scalings and scores of {self._store.num_nodes:,} nodes need {format_size(fixed)} on the "
+                f"host, the host budget is {format_size(limits.host_bytes)}; give host_budget='{-(-fixed // 1000)}K'"
             )
 
     def _choose(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
@@ -255,10 +244,9 @@ class Job:
             active=self._active,
             seed=self._seed,
             place=resources.place,
-            on_device=resources.hardware.has_device_memory,
+            on_device=resources.on_device,
         )
         steps = self._programs(builder)
-        spilled = spill_dtype(resources, network)
         workload = describe_workload(
             network,
             builder,
@@ -267,12 +255,12 @@ class Job:
             self._counts,
             tile_rows=resources.tile_rows,
             fixed_host_bytes=self._fixed_host_bytes,
-            spill_dtype=spilled,
+            spill_dtype=self._spill_dtype,
             threads=resources.threads,
             steps=steps,
         )
         kept = workload.kept
-        if spilled != network.dtype:
+        if self._spill_dtype != network.dtype:
             # What is computed again comes of rounded values: then the plan would change results.
             kept = tuple(replace(one, recomputable=False) for one in kept)
         fixed = workload.fixed_device_bytes + self._extra_device_bytes
@@ -353,13 +341,6 @@ def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
 
 
 # ---- checks ------------------------------------------------------------------------------------------------
-
-
-def checked_norm(norm: float | None) -> float | None:
-    """``norm``, unless gradients cannot be clipped to it."""
-    if norm is not None and not norm > 0:
-        raise OptionError(f"clip norm must be positive, not {norm}")
-    return norm
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer: epochs of forward, loss, backward, step over the whole graph, however little of it is in memory.
 
-``Training`` is the algorithm; ``Trainer`` sets it up from a model, a graph and two budgets: the model is lowered, its
-programs are planned (``ooc.train.setup``), and a session runs them. Everything that needs memory is admitted first:
-what cannot be planned raises BudgetError before a byte is allocated or written.
+The model is lowered, its programs are planned (``ooc.train.setup``), and a session runs them. Everything that needs
+memory is admitted first: what cannot be planned raises BudgetError before a byte is allocated or written.
 """
 
 import warnings
@@ -21,51 +20,38 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from ooc.engine.record import EpochRecord
-from ooc.engine.session import Placement, Prepared, Session
+from ooc.engine.session import Placement, Session
 from ooc.errors import OptionError, RunError
 from ooc.events import EpochFinished, Listener, ignore
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.workload import drop_gradients_cut_off, zero_gradients
-from ooc.plan import Hardware, Limits, Plan, Workload
+from ooc.plan import Hardware
 from ooc.prefetch.device import Device
 from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
 from ooc.train.loss import RowsLoss
-from ooc.train.metrics import Metric, resolve_metric
+from ooc.train.metrics import resolve_metric
 from ooc.train.model_snapshot import ModelSnapshot
-from ooc.train.objective import Objective
 from ooc.train.prediction import Prediction
-from ooc.train.resources import OVERHEAD_BYTES, TILE_ROWS, Resources, spill_folder
+from ooc.train.resources import Resources, spill_folder
 from ooc.train.run import RunFolder, holds_run
 from ooc.train.schedule import Scheduler, Schedules
-from ooc.train.setup import Saving, Tuning, check_optimizer, check_trainable, checked_norm, prepare
+from ooc.train.setup import Saving, Tuning, check_optimizer, prepare
 from ooc.train.state import TrainingState
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-__all__ = ["OVERHEAD_BYTES", "TILE_ROWS", "Saving", "Trainer", "Training", "Tuning"]
+__all__ = ["Saving", "Trainer", "Tuning"]
 
 Scores = dict[str, float | None]
 
 
-class Training:
-    """The algorithm: what is trained is given by ``_prepared``, its loss and scores by ``_objective``."""
+class Trainer:
+    """Trains ``model`` in place, exactly, on the whole graph in ``graph``, within two memory budgets.
 
-    model: nn.Module
-    store: Store
-    optimizer: torch.optim.Optimizer
-    metric: Metric
-    _resources: Resources
-    _prepared: Prepared
-    _session: Session
-    _objective: Objective
-    _schedules: Schedules
-    _averaging: Averaging
-    _clip_norm: float | None
-    _state: TrainingState
-    _snapshot: ModelSnapshot
-    _run: RunFolder | None
+    A context manager; ``close`` frees arenas, threads and spill files.
+    """
 
     @interruptible_by_ctrl_c()
     def fit(
@@ -154,32 +140,34 @@ class Training:
     def _scores(self) -> Scores:
         return {f"{split}_acc": score for split, score in self._objective.scores().items()}
 
-    # ---- around it --------------------------------------------------------------------------------------------
+    @interruptible_by_ctrl_c()
+    def predict(
+        self,
+        what: str = "logits",
+        *,
+        layer: int | None = None,
+        nodes: npt.ArrayLike | None = None,
+        out: str | Path | None = None,
+        force: bool = False,
+    ) -> Tensor | None:
+        """Logits, labels or embeddings with the model as it is (averaged weights, where there are such), exactly and
+        within the same budgets, by the ids that nodes have in the source.
 
-    @property
-    def plan(self) -> Plan:
-        """What will wait where, and what an epoch takes."""
-        return self._prepared.plan
+        ``layer`` counts hidden layers, for embeddings; ``nodes`` are the ids wanted, by default all of them, as
+        ``store.ids`` has them. With ``out`` they go to that file, by its ending ``.npy``, ``.zarr``, ``.parquet`` or
+        ``.csv`` (``force``: one that exists is replaced), otherwise they are returned, [n, columns] or [n].
+        """
+        self._session.close()  # its memory is needed
+        with (
+            self._averaging.in_place(),
+            closing(Prediction(self.model, self.store, self._resources, what, layer=layer, nodes=nodes)) as found,
+        ):
+            if out is None:
+                return found.read()
+            found.write(out, force=force)
+            return None
 
-    @property
-    def workload(self) -> Workload:
-        """What the plan is for."""
-        return self._prepared.workload
-
-    @property
-    def hardware(self) -> Hardware:
-        """The machine as the plan sees it."""
-        return self._resources.hardware
-
-    @property
-    def limits(self) -> Limits:
-        """The budgets that the plan keeps to."""
-        return self._resources.limits
-
-    @property
-    def spill_dir(self) -> Path:
-        """Where scratch data goes."""
-        return self._prepared.spill_dir
+    # ---- what the loop needs -------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -229,41 +217,7 @@ class Training:
             self._run.start()
         self._session.start()
 
-
-class Trainer(Training):
-    """Trains ``model`` in place, exactly, on the whole graph in ``graph``, within two memory budgets.
-
-    ``graph`` is an open store, its path, or PyG's ``Data``, which is converted beside the scratch data into a store
-    that ``close`` removes.
-
-    ``gpu_budget`` bounds the device arena (on the CPU: slabs, blocks and temporaries of the computation),
-    ``host_budget`` what is kept besides; both are sizes like ``"4G"`` or bytes, by default a quarter (of a GPU's memory
-    nine tenths) and half of what is free. ``spill_dir`` takes scratch data (default: the disk of ``out``, else of the
-    store); ``out`` is the folder of a run, new or to be resumed. ``block_rows`` and ``slab_columns`` override the
-    planner; neither they nor the budgets change any result. ``max_ssd_writes`` bounds what a training epoch may write
-    to the SSD (scoring comes on top). ``spill_dtype="bfloat16"`` keeps intermediates in half the bytes; sums are still
-    taken in the model's own type, and results again do not depend on the budgets. ``compute_dtype="bfloat16"`` rounds
-    the factors of dense products, as autocast does.
-
-    Modules that are in eval mode, in a model that is in training mode when it is given here, train in eval mode (a
-    frozen ``BatchNorm``); otherwise all of it trains as ``model.train()`` leaves it. Modes set later have no part.
-
-    ``loss`` is a torch loss or a callable on (outputs [r, C], labels) that gives one loss a row, [r], or a scalar that
-    is their mean; by default cross-entropy, for several labels a node BCE with logits, for values the mean squared
-    error. ``metric`` is what evaluation measures (see ``Metric``; default by the store's task). ``scheduler`` is one of
-    torch's, or several, stepped once an epoch; ``clip_norm`` bounds the norm of all gradients; ``average``, an
-    ``AveragedModel(model)``, takes the weights in from epoch ``average_from`` on and is what is scored.
-    ``input_dropout`` drops features before the first layer. ``threads`` compute tiles side by side (default: torch's
-    number). ``device`` is a name, or a ``Device`` that the caller has made. Weights and features of the store's edges
-    are given to the model as ``edge_weight`` and ``edge_attr``; one that takes none of them is refused, unless
-    ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``. ``hardware`` is the machine as the planner is to
-    see it (default: as ``ooc profile`` has measured it, if it has); it changes no result. What the model is made of and
-    which of its parameters are trained is settled here: changed later, it is refused, but for values of weights and
-    buffers.
-
-    Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
-    A context manager; ``close`` frees arenas, threads and spill files.
-    """
+    # ---- setting up and closing ----------------------------------------------------------------------------
 
     def __init__(
         self,
@@ -295,6 +249,36 @@ class Trainer(Training):
         hardware: Hardware | None = None,
         _tuning: Tuning = Tuning(),  # noqa: B008  # frozen
     ) -> None:
+        """``graph`` is an open store, its path, or PyG's ``Data``, which is converted beside the scratch data into a
+        store that ``close`` removes.
+
+        ``gpu_budget`` bounds the device arena (on the CPU: slabs, blocks and temporaries of the computation),
+        ``host_budget`` what is kept besides; both are sizes like ``"4G"`` or bytes, by default a quarter (of a GPU's
+        memory nine tenths) and half of what is free. ``spill_dir`` takes scratch data (default: the disk of ``out``,
+        else of the store); ``out`` is the folder of a run, new or to be resumed. ``block_rows`` and ``slab_columns``
+        override the planner; neither they nor the budgets change any result. ``max_ssd_writes`` bounds what a training
+        epoch may write to the SSD (scoring comes on top). ``spill_dtype="bfloat16"`` keeps intermediates in half the
+        bytes; sums are still taken in the model's own type, and results again do not depend on the budgets.
+        ``compute_dtype="bfloat16"`` rounds the factors of dense products, as autocast does.
+
+        Modules that are in eval mode, in a model that is in training mode when it is given here, train in eval mode (a
+        frozen ``BatchNorm``); otherwise all of it trains as ``model.train()`` leaves it. Modes set later have no part.
+
+        ``loss`` is a torch loss or a callable on (outputs [r, C], labels) that gives one loss a row, [r], or a scalar
+        that is their mean; by default cross-entropy, for several labels a node BCE with logits, for values the mean
+        squared error. ``metric`` is what evaluation measures (see ``Metric``; default by the store's task).
+        ``scheduler`` is one of torch's, or several, stepped once an epoch; ``clip_norm`` bounds the norm of all
+        gradients; ``average``, an ``AveragedModel(model)``, takes the weights in from epoch ``average_from`` on and is
+        what is scored. ``input_dropout`` drops features before the first layer. ``threads`` compute tiles side by side
+        (default: torch's number). ``device`` is a name, or a ``Device`` that the caller has made. Weights and features
+        of the store's edges are given to the model as ``edge_weight`` and ``edge_attr``; one that takes none of them is
+        refused, unless ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``. ``hardware`` is the machine
+        as the planner is to see it (default: as ``ooc profile`` has measured it, if it has); it changes no result. What
+        the model is made of and which of its parameters are trained is settled here: changed later, it is refused, but
+        for values of weights and buffers.
+
+        Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
+        """
         scratch = spill_folder(spill_dir, out.path if isinstance(out, RunFolder) else out, graph)
         resources = Resources.parse(
             gpu_budget,
@@ -315,18 +299,18 @@ class Trainer(Training):
             graph = open_store(graph)
         elif not isinstance(graph, Store):
             self._converted, graph = _converted(graph, scratch, resources)
-        store = graph
-        check_trainable(store)
-        self.model, self.store = model, store
-        self.metric = resolve_metric(metric, store.task, store.num_classes)
+        self.model, self.store = model, graph
+        self.metric = resolve_metric(metric, graph.task, graph.num_classes)
         self.optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
         check_optimizer(self.optimizer, model)
-        self._clip_norm = checked_norm(clip_norm)
+        if clip_norm is not None and not clip_norm > 0:
+            raise OptionError(f"clip norm must be positive, not {clip_norm}")
+        self._clip_norm = clip_norm
         self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
         self._averaging = Averaging(model, average, average_from)
         job = prepare(
             model,
-            store,
+            graph,
             resources,
             metric=self.metric,
             loss=loss,
@@ -339,8 +323,11 @@ class Trainer(Training):
         )
         self._resources, self._objective = job.resources, job.objective
         self._prepared = job.ready()
+        self.hardware, self.limits = job.resources.hardware, job.resources.limits
+        self.workload, self.plan = self._prepared.workload, self._prepared.plan
+        self.spill_dir = self._prepared.spill_dir
         if self._resources.device is not None:
-            self._objective.count_members(store)
+            self._objective.count_split_rows(graph)
         models = [model] if average is None else [model, average]
         self._session = Session(self._prepared, Placement(self._resources.place, models, self.optimizer))
         self._run = _run_folder(out, seed)
@@ -350,33 +337,6 @@ class Trainer(Training):
         )
         dropped = weakref.finalize(self, _close_dropped, type(model).__name__, self._session, self._run)
         dropped.atexit = False  # the process gives everything back by itself
-
-    @interruptible_by_ctrl_c()
-    def predict(
-        self,
-        what: str = "logits",
-        *,
-        layer: int | None = None,
-        nodes: npt.ArrayLike | None = None,
-        out: str | Path | None = None,
-        force: bool = False,
-    ) -> Tensor | None:
-        """Logits, labels or embeddings with the model as it is (averaged weights, where there are such), exactly and
-        within the same budgets, by the ids that nodes have in the source.
-
-        ``layer`` counts hidden layers, for embeddings; ``nodes`` are the ids wanted, by default all of them, as
-        ``store.ids`` has them. With ``out`` they go to that file, by its ending ``.npy``, ``.zarr``, ``.parquet`` or
-        ``.csv`` (``force``: one that exists is replaced), otherwise they are returned, [n, columns] or [n].
-        """
-        self._session.close()  # its memory is needed
-        with (
-            self._averaging.in_place(),
-            closing(Prediction(self.model, self.store, self._resources, what, layer=layer, nodes=nodes)) as found,
-        ):
-            if out is None:
-                return found.read()
-            found.write(out, force=force)
-            return None
 
     @interruptible_by_ctrl_c()
     def close(self) -> None:

@@ -3,7 +3,6 @@
 
 import io
 import json
-import os
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import OptionError, RunError
-from ooc.storage.array import flush
+from ooc.storage.array import replace_file
 from ooc.train.run import RunFolder
 
 State = dict[str, Tensor]
@@ -77,14 +76,7 @@ def export_weights(state: State, path: Path, *, metadata: dict[str, str], force:
         raise OptionError(f"{path} exists; give another name, or force=True to replace it")
     if not path.absolute().parent.is_dir():
         raise OptionError(f"the folder of {path} does not exist")
-    temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        flush(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush(path.absolute().parent)
+    replace_file(path, data)
 
 
 def _safetensors(state: State, metadata: dict[str, str]) -> bytes:

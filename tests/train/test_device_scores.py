@@ -12,7 +12,7 @@ from ooc.errors import StoreError
 from ooc.storage.array import Array
 from ooc.storage.store import Store, Task
 from ooc.train.metrics import Metric
-from ooc.train.objective import Members
+from ooc.train.objective import SplitRows
 from ooc.train.trainer import Trainer
 from tests.engine.fake_device import FakeDevice
 from tests.engine.test_device import builder, on_device, use
@@ -92,7 +92,7 @@ def test_members_are_counted_tile_by_tile(tile_rows: int, tmp_path: Path, monkey
     """However many tiles are read at a time."""
     store = store_of(DATA, tmp_path)
     monkeypatch.setattr("ooc.train.objective._CHUNK_ROWS", 50)
-    members = Members(tile_rows)
+    members = SplitRows(tile_rows)
     members.count(store)
     with FakeDevice(1) as fake:
         for split in ("train", "valid", "test"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ooc
-from ooc.train.trainer import OVERHEAD_BYTES
+from ooc.train.resources import OVERHEAD_BYTES
 
 NODES, EDGES, FEATURES, HIDDEN = 150_000, 900_000, 128, 128
 GPU_BUDGET, HOST_BUDGET = 40_000_000, 24_000_000
