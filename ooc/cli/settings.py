@@ -6,6 +6,7 @@ The command line, its help and the check of a run's configuration are all made f
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,35 +27,33 @@ from ooc.cli.options import (
 )
 from ooc.errors import OptionError, RunError
 
-_MODEL = "Model"
-_STEPS = "Loss and optimizer"
-_RATE = "Learning rate"
-_AVERAGE = "Averaged weights"
-_EVALUATION = "Evaluation"
-_RESOURCES = "Resources, which never change results"
-RUN = "The run"
+RESOURCES, RUN = "Resources, which never change results", "The run"
 
 METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "r2")
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "l1", "smooth-l1")
+_FIRST = (
+    "store model layers hidden dropout input_dropout norm optimizer lr weight_decay epochs seed metric eval_every "
+    "patience gpu_budget host_budget device threads spill_dir block_rows slab_columns"
+)
+"""Runs begun by earlier versions may lack the others, and go on with their defaults."""
 
 
-def _option(
-    group: str,
-    default: Any,
-    kind: "click.ParamType[Any]",
-    help: str,
-    *,
-    changeable: bool = False,
-    later: bool = False,
-    **more: Any,
-) -> Any:
-    """A field that is an option. ``changeable``: a resumed run may be given it anew, since it changes nothing that an
-    epoch computes; ``later``: runs begun by earlier versions lack it, and go on with its default; ``more`` is click's.
-    """
-    metadata = {"group": group, "type": kind, "help": help, "changeable": changeable, "later": later, "more": more}
+def _option(group: str, default: Any, kind: "click.ParamType[Any]", help: str, **more: Any) -> Any:
+    """A field that is an option under the heading ``group``; ``more`` is click's."""
+    more |= {"is_flag": True} if default is False else {"multiple": True} if default == [] else {}
+    metadata = {"group": group, "type": kind, "help": help, "more": more}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+_MODEL = partial(_option, "Model")
+_STEPS = partial(_option, "Loss and optimizer")
+_RATE = partial(_option, "Learning rate")
+_AVERAGE = partial(_option, "Averaged weights")
+_EVALUATION = partial(_option, "Evaluation")
+_RESOURCES = partial(_option, RESOURCES)
+_RUN = partial(_option, RUN)
 
 
 def _choice(*names: str) -> "click.Choice[str]":
@@ -65,190 +64,120 @@ def _choice(*names: str) -> "click.Choice[str]":
 class TrainSettings:
     """One field an option, by its name; None where the machine or the store decides. ``config.json`` holds them all."""
 
-    store: str = field(metadata={"type": click.Path(), "changeable": True, "later": False})
-    model: str = _option(
-        _MODEL,
+    store: str = field(metadata={"type": click.Path()})
+    model: str = _MODEL(
         "gcn",
         _choice("gcn", "sage", "gin", "gat", "gatv2", "transformer"),
         "GCN, GraphSAGE, GIN, GAT, GATv2 or graph transformer.",
     )
-    heads: int = _option(
-        _MODEL,
-        1,
-        COUNT,
-        "Attention heads of gat, gatv2 and transformer; --hidden is that of all of them together.",
-        later=True,
+    heads: int = _MODEL(
+        1, COUNT, "Attention heads of gat, gatv2 and transformer; --hidden is that of all of them together."
     )
-    aggr: str = _option(
-        _MODEL,
+    aggr: str = _MODEL(
         "auto",
         _choice("auto", "mean", "sum", "max"),
         "How sage (auto: mean) and gin (auto: sum) take neighbours together.",
-        later=True,
     )
-    residual: bool = _option(
-        _MODEL,
-        False,
-        click.BOOL,
-        "Layers add to their input, between two linear maps; norms go first.",
-        later=True,
-        is_flag=True,
-    )
-    ignore_edge_data: str = _option(
-        _MODEL,
+    residual: bool = _MODEL(False, click.BOOL, "Layers add to their input, between two linear maps; norms go first.")
+    ignore_edge_data: str = _MODEL(
         "none",
         _choice("none", "weight", "features", "all"),
         "What to leave out of what the store's edges carry; a model that takes none of it is refused.",
-        later=True,
     )
-    layers: int = _option(_MODEL, 3, COUNT, "Convolutions.")
-    hidden: int = _option(_MODEL, 128, WIDTH, "Width of the hidden layers.")
-    dropout: float = _option(_MODEL, 0.5, PROBABILITY, "On every hidden layer.")
-    input_dropout: float = _option(_MODEL, 0.0, PROBABILITY, "On the features.")
-    norm: str = _option(
-        _MODEL,
+    layers: int = _MODEL(3, COUNT, "Convolutions.")
+    hidden: int = _MODEL(128, WIDTH, "Width of the hidden layers.")
+    dropout: float = _MODEL(0.5, PROBABILITY, "On every hidden layer.")
+    input_dropout: float = _MODEL(0.0, PROBABILITY, "On the features.")
+    norm: str = _MODEL(
         "none",
         _choice("none", "layer", "batch", "graph"),
         "After every convolution but the last (with --jk after that, too): LayerNorm of each node by itself, "
         "BatchNorm, GraphNorm. The latter two take statistics of all nodes: an epoch then computes all rows, and takes "
         "more passes.",
     )
-    jk: str = _option(_MODEL, "none", _choice("none", "last", "cat", "max"), "Jumping knowledge.", later=True)
-    dtype: str = _option(
-        _MODEL,
+    jk: str = _MODEL("none", _choice("none", "last", "cat", "max"), "Jumping knowledge.")
+    dtype: str = _MODEL(
         "float32",
         _choice("float32", "bfloat16"),
         "What rows and weights are rounded to where they are multiplied; their sums and all else stay float32.",
-        later=True,
     )
-    spill_dtype: str = _option(
-        _MODEL,
+    spill_dtype: str = _MODEL(
         "float32",
         _choice("float32", "bfloat16"),
         "What intermediates are rounded to between passes; bfloat16 moves half the bytes. Sums stay float32.",
-        later=True,
     )
-    loss: str = _option(
-        _STEPS,
+    loss: str = _STEPS(
         "auto",
         _choice(*LOSSES),
         "By default cross-entropy for classes, bce (with logits) for several labels a node, mse for values.",
-        later=True,
     )
-    label_smoothing: float = _option(_STEPS, 0.0, FRACTION, "Of cross-entropy.", later=True)
-    class_weights: str = _option(
-        _STEPS,
+    label_smoothing: float = _STEPS(0.0, FRACTION, "Of cross-entropy.")
+    class_weights: str = _STEPS(
         "none",
         _choice("none", "balanced"),
         "Let every class count alike in cross-entropy, however many training nodes it has.",
-        later=True,
     )
-    optimizer: str = _option(_STEPS, "adam", _choice("adam", "adamw", "sgd"), "sgd is with momentum 0.9.")
-    lr: float = _option(_STEPS, 0.01, POSITIVE, "Learning rate.")
-    weight_decay: float = _option(_STEPS, 0.0, NON_NEGATIVE, "On all parameters.")
-    clip: float | None = _option(
-        _STEPS, None, POSITIVE, "Scale gradients down to this norm, all together.", later=True, metavar="NORM"
-    )
-    epochs: int = _option(_STEPS, 100, COUNT, "Epochs in all, those before --resume included.", changeable=True)
-    seed: int = _option(_STEPS, 0, click.IntRange(0, 2**63 - 1), "Of weights and dropout.")
-    schedule: str = _option(
-        _RATE,
+    optimizer: str = _STEPS("adam", _choice("adam", "adamw", "sgd"), "sgd is with momentum 0.9.")
+    lr: float = _STEPS(0.01, POSITIVE, "Learning rate.")
+    weight_decay: float = _STEPS(0.0, NON_NEGATIVE, "On all parameters.")
+    clip: float | None = _STEPS(None, POSITIVE, "Scale gradients down to this norm, all together.", metavar="NORM")
+    epochs: int = _STEPS(100, COUNT, "Epochs in all, those before --resume included.")
+    seed: int = _STEPS(0, click.IntRange(0, 2**63 - 1), "Of weights and dropout.")
+    schedule: str = _RATE(
         "none",
         _choice("none", "cosine", "step", "plateau"),
         "How the learning rate changes from epoch to epoch; plateau goes by the validation score.",
-        later=True,
     )
-    warmup: int = _option(_RATE, 0, COUNT_OR_ZERO, "Let it rise linearly first.", later=True, metavar="EPOCHS")
-    schedule_epochs: int | None = _option(
-        _RATE, None, COUNT, "Epochs until cosine reaches 0. [default: --epochs as given first]", later=True
+    warmup: int = _RATE(0, COUNT_OR_ZERO, "Let it rise linearly first.", metavar="EPOCHS")
+    schedule_epochs: int | None = _RATE(
+        None, COUNT, "Epochs until cosine reaches 0. [default: --epochs as given first]"
     )
-    step_every: int = _option(_RATE, 30, COUNT, "Between the steps of step.", later=True, metavar="EPOCHS")
-    lr_factor: float = _option(_RATE, 0.1, PROPER_FRACTION, "What step and plateau multiply it by.", later=True)
-    plateau_patience: int = _option(
-        _RATE, 10, COUNT_OR_ZERO, "Evaluations without a better score that plateau waits for.", later=True
-    )
-    average: str = _option(
-        _AVERAGE,
+    step_every: int = _RATE(30, COUNT, "Between the steps of step.", metavar="EPOCHS")
+    lr_factor: float = _RATE(0.1, PROPER_FRACTION, "What step and plateau multiply it by.")
+    plateau_patience: int = _RATE(10, COUNT_OR_ZERO, "Evaluations without a better score that plateau waits for.")
+    average: str = _AVERAGE(
         "none",
         _choice("none", "ema", "swa"),
         "Score and keep an average of the weights: exponential (ema) or of all epochs alike (swa).",
-        later=True,
     )
-    average_from: int = _option(_AVERAGE, 1, COUNT, "The first epoch that is averaged.", later=True, metavar="EPOCH")
-    average_decay: float = _option(
-        _AVERAGE, 0.99, PROPER_FRACTION, "What ema keeps of the average an epoch.", later=True
-    )
-    metric: str | None = _option(
-        _EVALUATION,
+    average_from: int = _AVERAGE(1, COUNT, "The first epoch that is averaged.", metavar="EPOCH")
+    average_decay: float = _AVERAGE(0.99, PROPER_FRACTION, "What ema keeps of the average an epoch.")
+    metric: str | None = _EVALUATION(
         None,
         _choice(*METRICS),
         "What evaluation measures; roc-auc and average-precision for two classes or several labels a node. "
         "[default: accuracy, for several labels roc-auc, for values mae]",
     )
-    eval_every: int = _option(_EVALUATION, 1, COUNT_OR_ZERO, "Evaluate every N epochs; 0: never.")
-    patience: int = _option(
-        _EVALUATION,
-        0,
-        COUNT_OR_ZERO,
-        "Stop when the validation score has not improved in this many evaluations; 0: never.",
+    eval_every: int = _EVALUATION(1, COUNT_OR_ZERO, "Evaluate every N epochs; 0: never.")
+    patience: int = _EVALUATION(
+        0, COUNT_OR_ZERO, "Stop when the validation score has not improved in this many evaluations; 0: never."
     )
-    gpu_budget: int | None = _option(
-        _RESOURCES,
+    gpu_budget: int | None = _RESOURCES(
         None,
         SIZE,
         "Memory of the device to work in; on the CPU its compute memory, beside --host-budget. "
         "[default: 9/10 of the free GPU memory; on the CPU a quarter of the free memory]",
-        changeable=True,
     )
-    host_budget: int | None = _option(
-        _RESOURCES, None, SIZE, "RAM to work in. [default: half of the free memory]", changeable=True
+    host_budget: int | None = _RESOURCES(None, SIZE, "RAM to work in. [default: half of the free memory]")
+    device: str = _RESOURCES("auto", _choice("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.")
+    threads: int | None = _RESOURCES(None, COUNT, "Compute threads. [default: as torch chooses]")
+    spill_dir: str | None = _RESOURCES(None, click.Path(), "Where scratch files go. [default: the disk of RUN]")
+    max_ssd_writes: int | None = _RESOURCES(
+        None, SIZE_OR_ZERO, "What training may write to the SSD an epoch, at most; 0: nothing. [default: any amount]"
     )
-    device: str = _option(
-        _RESOURCES, "auto", _choice("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.", changeable=True
-    )
-    threads: int | None = _option(
-        _RESOURCES, None, COUNT, "Compute threads. [default: as torch chooses]", changeable=True
-    )
-    spill_dir: str | None = _option(
-        _RESOURCES, None, click.Path(), "Where scratch files go. [default: the disk of RUN]", changeable=True
-    )
-    max_ssd_writes: int | None = _option(
-        _RESOURCES,
-        None,
-        SIZE_OR_ZERO,
-        "What training may write to the SSD an epoch, at most; 0: nothing. [default: any amount]",
-        changeable=True,
-        later=True,
-    )
-    block_rows: int | None = _option(
-        _RESOURCES, None, COUNT, "Rows of a block; by default as the budgets allow.", changeable=True
-    )
-    slab_columns: int | None = _option(
-        _RESOURCES, None, COUNT, "Columns of a slab; by default as the budgets allow.", changeable=True
-    )
-    log: list[str] = _option(  # noqa: RUF009  (it makes a field)
-        RUN,
+    block_rows: int | None = _RESOURCES(None, COUNT, "Rows of a block; by default as the budgets allow.")
+    slab_columns: int | None = _RESOURCES(None, COUNT, "Columns of a slab; by default as the budgets allow.")
+    log: list[str] = _RUN(  # noqa: RUF009  (it makes a field)
         [],
         _choice("csv", "tensorboard"),
         "Write every epoch to RUN/metrics.csv or for TensorBoard to RUN/tensorboard, too. May be given twice.",
-        changeable=True,
-        later=True,
-        multiple=True,
     )
-    allow_nonfinite: bool = _option(
-        RUN,
-        False,
-        click.BOOL,
-        "Go on when the loss or the weights are no finite numbers.",
-        changeable=True,
-        later=True,
-        is_flag=True,
-    )
+    allow_nonfinite: bool = _RUN(False, click.BOOL, "Go on when the loss or the weights are no finite numbers.")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: Path) -> Self:
         """The settings in a run's configuration, which holds other things too."""
-        missing = [one.name for one in fields(cls) if one.name not in config and not one.metadata["later"]]
+        missing = [one.name for one in fields(cls) if one.name in _FIRST.split() and one.name not in config]
         if missing:
             raise RunError(f"{where} was not begun by ooc train: its configuration lacks {', '.join(missing)}")
         given = [one for one in fields(cls) if one.name in config]
@@ -259,14 +188,18 @@ class TrainSettings:
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """The options that a configuration may lack, as they were before there were such."""
-        return {one.name: _default(one) for one in fields(cls) if one.metadata["later"]}
+        return {one.name: _default(one) for one in fields(cls) if one.name not in _FIRST.split()}
 
     def as_config(self) -> dict[str, Any]:
         """Plain data, for ``config.json``."""
         return asdict(self)
 
 
-CHANGEABLE = frozenset(one.name for one in fields(TrainSettings) if one.metadata["changeable"])
+CHANGEABLE = frozenset(
+    one.name
+    for one in fields(TrainSettings)
+    if one.name in ("store", "epochs") or one.metadata["group"] in (RESOURCES, RUN)
+)
 """What a resumed run may be given anew: none of it changes what an epoch computes."""
 
 
