@@ -114,13 +114,11 @@ def convert(
         "reading": dict(request.options),
     }
     with workplace(target, key=key, force=force, on_cancel=on_cancel, listener=listener) as work:
-        if not (work.done or work.written):
+        if not work.written:
             need = disk_bytes(sizes, options, ordered=ordered) - work.written_bytes()
             check_disk(f"converting {graph.name}", need, work.folder)
             name = target.name.removesuffix(".ooc")
             _fill(graph, work, name=name, options=options, ordered=ordered, budget=budget)
-        if not work.done:
-            work.finish(force=force)
     return open_store(target)
 
 

@@ -56,8 +56,8 @@ class Workplace:
     """``OUT.partial`` while this process holds it: ``store`` to write to, ``scratch`` and ``journal``; ``listener``
     hears of what is done there.
 
-    ``continued``: whether there is work of an earlier process; ``written``: whether that had written everything, and
-    only :meth:`finish` remains. ``done``: whether it had finished too, so that OUT is there and nothing remains.
+    ``continued``: whether there is work of an earlier process; ``written``: whether that had written everything.
+    ``done``: whether it had finished too, so that OUT is there and nothing remains.
     """
 
     def __init__(
@@ -80,8 +80,9 @@ class Workplace:
         same = left == key and bool(key["input"])
         finished = journal is not None and _finished(journal, target)
         self.done = finished and (same or in_place)
-        self.written = same and journal is not None and _finished(journal, self.store)
-        lost = journal is not None and journal.result(_FINISHED) is not None and not self.written
+        self._flushed = same and journal is not None and _finished(journal, self.store)
+        self.written = self.done or self._flushed
+        lost = journal is not None and journal.result(_FINISHED) is not None and not self._flushed
         self.continued = same and not finished and not lost
         if not self.done:
             check_target(target, force=force)
@@ -97,9 +98,9 @@ class Workplace:
 
     def finish(self, *, force: bool) -> None:
         """Flush the store and give it its name, in place of what has it where ``force`` says so."""
-        if not self.written:
+        if not self._flushed:
             _sync(self.store, self.listener)
-            self.journal.finish(_FINISHED, {"metadata": _digest(self.store)}, _nothing, now=True)
+            self.journal.finish(_FINISHED, {"metadata": _digest(self.store)}, lambda: None, now=True)
         check_target(self._target, force=force)
         self._replace()
         flush(self._target.parent)
@@ -134,7 +135,9 @@ def workplace(
     on_cancel: str,
     listener: Listener,
 ) -> Iterator[Workplace]:
-    """The place to make ``target`` in; goes away with any error, but not when killed, or cancelled with ``keep``.
+    """The place to make ``target`` in, which gets its name at the end.
+
+    Goes away with any error, but not when killed, or cancelled with ``keep``.
 
     ``key`` identifies the conversion: ``key["input"]`` the source, empty where it cannot be recognised. ``in_place``:
     the target is the source. SourceError where another process works there, or the target must not be replaced.
@@ -158,6 +161,8 @@ def workplace(
         keep = False
         try:
             yield place
+            if not place.done:
+                place.finish(force=force)
         except KeyboardInterrupt:
             keep = on_cancel == "keep" and bool(key["input"])
             if keep:
@@ -226,10 +231,6 @@ def _finished(journal: Journal, store: Path) -> bool:
     """Whether the process that kept ``journal`` had finished, and ``store`` is what it wrote."""
     result = journal.result(_FINISHED)
     return result is not None and result["metadata"] == _digest(store)
-
-
-def _nothing() -> None:
-    """All of a finished store has been flushed, with progress told."""
 
 
 def _digest(store: Path) -> str:

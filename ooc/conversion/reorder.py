@@ -6,8 +6,7 @@ one sequence a hop, since rows of a hop keep their order; edges are sorted anew 
 """
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -24,12 +23,12 @@ from ooc.conversion.budget import (
     disk_bytes_for_order,
     divide,
 )
-from ooc.conversion.edge_sort import Bucket, Spreader, parts_for
+from ooc.conversion.edge_sort import parts_for
 from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
 from ooc.conversion.journal import flush_all
 from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
 from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, resolved, workplace
-from ooc.conversion.topology import write_direction
+from ooc.conversion.topology import spread, write_direction
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
 from ooc.sizes import parse_size
@@ -89,13 +88,11 @@ def reorder(
         "options": {"order": order},
     }
     with workplace(target, key=key, force=force, in_place=out is None, on_cancel=on_cancel, listener=listener) as work:
-        if not (work.done or work.written):
+        if not work.written:
             need = disk_bytes_for_order(opened) - work.written_bytes()
             check_disk(f"ordering the rows of {opened.name}", need, work.folder)
             name = opened.name if out is None else target.name.removesuffix(".ooc")
             write_in_order(opened, work, name=name, shares=shares)
-        if not work.done:
-            work.finish(force=force)
     return open_store(target)
 
 
@@ -143,32 +140,26 @@ def _order(store: Store, work: Workplace) -> HopOrder:
 
 
 def _write_edges(store: Store, direction: str, places: Places, work: Workplace, shares: Shares) -> None:
-    journal = work.journal
     form, values = KeyForm(store.num_nodes), ValueForm.of_store(store)
     spread_stage, stage = f"moved {direction}-edges", f"ordered {direction}-edges"
     # Not the folder of the conversion before, which tidies up whenever it is called.
     buckets_folder = work.scratch / spread_stage
-    if (spread := journal.result(spread_stage)) is None:
-        rmtree(buckets_folder, ignore_errors=True)
-        parts = parts_for(store.num_edges, shares.sort_keys)
-        spreader = Spreader(buckets_folder, low=0, high=form.largest, parts=parts, with_values=values is not None)
-        done = 0
-        with reported(work.listener, f"reading {direction}-edges", store.num_edges, "edges") as advance:
-            try:
-                with ahead(_moved(store, direction, places, form, values, shares.edges)) as runs:
-                    for keys, carried in runs:
-                        done += len(keys)
-                        spreader.add(keys, carried)
-                        advance(done)
-            finally:
-                buckets = spreader.close()
-        found = {"buckets": [asdict(bucket) for bucket in buckets]}
-        spread = journal.finish(spread_stage, found, lambda: flush_all([buckets_folder]))
+    buckets = spread(
+        work,
+        spread_stage,
+        f"reading {direction}-edges",
+        _counted(_moved(store, direction, places, form, values, shares.edges)),
+        total=store.num_edges,
+        folders={"buckets": buckets_folder},
+        high=form.largest,
+        parts=parts_for(store.num_edges, shares.sort_keys),
+        with_values=values is not None,
+    )
     write_direction(
         work.store,
         direction,
         form,
-        [Bucket(**bucket) for bucket in spread["buckets"]],
+        buckets["buckets"],
         work,
         scratch=buckets_folder,
         drop_duplicates=False,
@@ -177,8 +168,17 @@ def _write_edges(store: Store, direction: str, places: Places, work: Workplace, 
         shares=shares,
         stage=stage,
     )
-    if direction == "out" or not journal.result(stage)["self_loops"]:
+    if direction == "out" or not work.journal.result(stage)["self_loops"]:
         rmtree(work.store / direction / "self_loops", ignore_errors=True)
+
+
+def _counted(runs: Iterator[Run]) -> Generator[tuple[int, list[tuple[str, Run]]]]:
+    """``runs``, made by a thread of their own, as ``spread`` takes them."""
+    done = 0
+    with ahead(runs) as pieces:
+        for run in pieces:
+            done += len(run.keys)
+            yield done, [("buckets", run)]
 
 
 def _moved(

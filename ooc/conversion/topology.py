@@ -5,8 +5,9 @@ Stages: the edges are spread over buckets of keys, both directions at once; the 
 turn, are sorted and written; the directions are compared. Each leaves a mark, and one within for every few buckets.
 """
 
+from collections.abc import Generator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -17,7 +18,7 @@ import numpy as np
 from ooc.conversion.budget import Options, Shares
 from ooc.conversion.csr import CsrWriter
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
-from ooc.conversion.edges import KeyForm, Keys, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
+from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
 from ooc.conversion.journal import flush_all
 from ooc.conversion.output import Workplace
 from ooc.errors import SourceError
@@ -48,15 +49,23 @@ def write_topology(
     form = KeyForm(source.num_nodes)
     directions = ("in",) if options.symmetrize else ("in", "out")
     most = source.num_edges * (2 if options.symmetrize else 1)
-    if (spread := work.journal.result("edges")) is None:
-        packing = _Packing(form, options, values, drop_self_loops=source.drop_self_loops)
-        spread = _spread(source, packing, directions, work, most=most, shares=shares)
+    buckets = spread(
+        work,
+        "edges",
+        "reading edges",
+        _packed(source, form, options, values, shares.edges),
+        total=source.num_edges,
+        folders={direction: work.scratch / direction for direction in directions},
+        high=form.largest,
+        parts=parts_for(most, shares.sort_keys),
+        with_values=values is not None,
+    )
     for direction in directions:
         write_direction(
             store,
             direction,
             form,
-            [Bucket(**bucket) for bucket in spread[direction]],
+            buckets[direction],
             work,
             scratch=work.scratch / direction,
             drop_duplicates=options.drop_duplicates,
@@ -88,80 +97,83 @@ def write_topology(
     }
 
 
-@dataclass(frozen=True)
-class _Packing:
-    """Edges of a source → keys of each direction and what they carry."""
-
-    form: KeyForm
-    options: Options
-    values: ValueForm | None
-    drop_self_loops: bool
-
-    def add(self, block: EdgeBlock, first: int, spreaders: dict[str, Spreader]) -> None:
-        """Give the edges of ``block``, of which the ``first`` comes so far down the source, to the ``spreaders``."""
-        sources, targets, data = block
-        values = self.values.records(data, len(sources), first) if self.values is not None else None
-        if self.drop_self_loops:
-            kept = sources != targets
-            sources, targets = sources[kept], targets[kept]
-            values = values[kept] if values is not None else None
-        forward, reverse = self.form.pack(targets, sources), self.form.pack(sources, targets)
-        if values is not None and self.options.symmetrize:
-            spreaders["in"].add(*self._both_ways(forward, reverse, values))
-            return
-        spreaders["in"].add(forward, values)
-        # By the reverse edge's target when symmetrising, which has no "out"; by source otherwise.
-        spreaders.get("out", spreaders["in"]).add(reverse, values)
-
-    def _both_ways(self, forward: Keys, reverse: Keys, values: Values) -> tuple[Keys, Values]:
-        """Each edge and its reverse one after the other: the order of equal keys must not depend on the blocks."""
-        keys = np.stack([forward, reverse], axis=1).reshape(-1)
-        edge = np.repeat(np.arange(len(values)), 2)
-        if self.options.drop_duplicates:
-            once = np.ones(len(keys), dtype=np.bool_)
-            once[1::2] = forward != reverse  # A self-loop's own value, not twice that.
-            keys, edge = keys[once], edge[once]
-        return keys, taken(values, edge)
-
-
-def _spread(
-    source: Source,
-    packing: _Packing,
-    directions: tuple[str, ...],
-    work: Workplace,
-    *,
-    most: int,
-    shares: Shares,
-) -> dict[str, Any]:
-    """The buckets of each direction, on the disk."""
-    scratch, listener = work.scratch, work.listener
-    spreaders = {}
-    for direction in directions:
-        rmtree(scratch / direction, ignore_errors=True)
-        spreaders[direction] = Spreader(
-            scratch / direction,
-            low=0,
-            high=packing.form.largest,
-            parts=parts_for(most, shares.sort_keys),
-            with_values=packing.values is not None,
-        )
+def _packed(
+    source: Source, form: KeyForm, options: Options, values: ValueForm | None, size: int
+) -> Generator[tuple[int, list[tuple[str, Run]]]]:
+    """The edges of ``source`` as keys of each direction with what they carry, about ``size`` at a time, and how many
+    have come so far."""
     done = 0
-    with reported(listener, "reading edges", source.num_edges, "edges") as advance:
-        try:
-            with ahead(source.edges(shares.edges)) as blocks:
-                for block in blocks:
-                    _check(block, done, source.num_nodes)
-                    if done + len(block.sources) > source.num_edges:
-                        raise SourceError(f"{source.name} has more edges than the {source.num_edges} it says")
-                    packing.add(block, done, spreaders)
-                    done += len(block.sources)
-                    advance(done)
-        finally:
-            buckets = {direction: spreader.close() for direction, spreader in spreaders.items()}
+    with ahead(source.edges(size)) as blocks:
+        for block in blocks:
+            _check(block, done, source.num_nodes)
+            count = len(block.sources)
+            if done + count > source.num_edges:
+                raise SourceError(f"{source.name} has more edges than the {source.num_edges} it says")
+            sources, targets, data = block
+            carried = values.records(data, count, done) if values is not None else None
+            if source.drop_self_loops:
+                kept = sources != targets
+                sources, targets = sources[kept], targets[kept]
+                carried = carried[kept] if carried is not None else None
+            done += count
+            forward, reverse = form.pack(targets, sources), form.pack(sources, targets)
+            if not options.symmetrize:
+                yield done, [("in", Run(forward, carried)), ("out", Run(reverse, carried))]
+            elif carried is None:
+                yield done, [("in", Run(forward)), ("in", Run(reverse))]
+            else:
+                yield done, [("in", _both_ways(forward, reverse, carried, once=options.drop_duplicates))]
     if done != source.num_edges:
         raise SourceError(f"{source.name} has {done} edges, not the {source.num_edges} it says")
-    found = {direction: [asdict(bucket) for bucket in some] for direction, some in buckets.items()}
-    return work.journal.finish("edges", found, lambda: flush_all([scratch / direction for direction in directions]))
+
+
+def _both_ways(forward: Keys, reverse: Keys, values: Values, *, once: bool) -> Run:
+    """Each edge and its reverse one after the other: the order of equal keys must not depend on the blocks.
+
+    ``once``: a self-loop has its own value, not twice that.
+    """
+    keys = np.stack([forward, reverse], axis=1).reshape(-1)
+    edge = np.repeat(np.arange(len(values)), 2)
+    if once:
+        kept = np.ones(len(keys), dtype=np.bool_)
+        kept[1::2] = forward != reverse
+        keys, edge = keys[kept], edge[kept]
+    return Run(keys, taken(values, edge))
+
+
+def spread(
+    work: Workplace,
+    stage: str,
+    task: str,
+    edges: Generator[tuple[int, list[tuple[str, Run]]]],
+    *,
+    total: int,
+    folders: dict[str, Path],
+    high: int,
+    parts: int,
+    with_values: bool,
+) -> dict[str, list[Bucket]]:
+    """Spread ``edges``, of which ``total`` come, over buckets on the disk; those of each of the ``folders``, by name.
+
+    ``edges``: how many have come so far, and pieces of them with the name of the folder that each is for.
+    """
+    if (found := work.journal.result(stage)) is None:
+        spreaders = {}
+        for name, folder in folders.items():
+            rmtree(folder, ignore_errors=True)
+            spreaders[name] = Spreader(folder, low=0, high=high, parts=parts, with_values=with_values)
+        with reported(work.listener, task, total, "edges") as advance:
+            try:
+                with closing(edges):
+                    for done, pieces in edges:
+                        for name, run in pieces:
+                            spreaders[name].add(*run)
+                        advance(done)
+            finally:
+                buckets = {name: spreader.close() for name, spreader in spreaders.items()}
+        found = {name: [asdict(bucket) for bucket in some] for name, some in buckets.items()}
+        found = work.journal.finish(stage, found, lambda: flush_all(list(folders.values())))
+    return {name: [Bucket(**bucket) for bucket in some] for name, some in found.items()}
 
 
 def _check(block: EdgeBlock, before: int, nodes: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted, ignore
+from ooc.events import Listener, ignore, reported
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 
@@ -50,24 +50,22 @@ def nearest(store: Store, seeds: Sequence[Mask], most: int, listener: Listener =
     for kind in reversed(range(kinds)):
         found[seeds[kind]] = kind
     indptr, indices = store.topology("in")
-    task, done = "following in-edges", 0
-    listener(TaskStarted(task, store.num_edges, "edges"))
-    reached = _count(found, 0, kinds)
-    for hop in range(1, most + 1):
-        if reached == store.num_nodes:
-            break
-        for kind in range(kinds):  # The first mask's rows come first, and what they reach stays theirs.
-            value = kinds * hop + kind
-            for sources in _sources(indptr, indices, found, value - kinds):
-                found[sources[found.take(sources) == unreached]] = value
-                done += len(sources)
-                listener(TaskAdvanced(task, done))
-        newly = _count(found, kinds * hop, kinds * (hop + 1))
-        if not newly:
-            break
-        reached += newly
-    listener(TaskAdvanced(task, store.num_edges))
-    listener(TaskFinished(task))
+    reached, done = _count(found, 0, kinds), 0
+    with reported(listener, "following in-edges", store.num_edges, "edges") as advance:
+        for hop in range(1, most + 1):
+            if reached == store.num_nodes:
+                break
+            for kind in range(kinds):  # The first mask's rows come first, and what they reach stays theirs.
+                value = kinds * hop + kind
+                for sources in _sources(indptr, indices, found, value - kinds):
+                    found[sources[found.take(sources) == unreached]] = value
+                    done += len(sources)
+                    advance(done)
+            newly = _count(found, kinds * hop, kinds * (hop + 1))
+            if not newly:
+                break
+            reached += newly
+        advance(store.num_edges)
     return found
 
 

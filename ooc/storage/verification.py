@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted, ignore
+from ooc.events import Listener, ignore, reported
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.store import SPLITS, Store
 
@@ -47,20 +47,19 @@ def verify(store: Store, listener: Listener = ignore) -> list[str]:
 
 def _chunks(store: Store, listener: Listener) -> list[str]:
     arrays = [store.array(name) for name in store.arrays()]
-    problems = []
-    task, done = "checking checksums", 0
-    listener(TaskStarted(task, sum(array.num_chunks * array.chunk_bytes for array in arrays), "bytes"))
-    for array in arrays:
-        try:
-            sums = array.checksums()
-            for index in range(array.num_chunks):
-                if array.checksum_of(index) != sums[index]:
-                    problems.append(f"{array.name}: chunk {array.chunk_path(index)} has another checksum")
-                done += array.chunk_bytes
-                listener(TaskAdvanced(task, done))
-        except StoreError as error:
-            problems.append(str(error))
-    listener(TaskFinished(task))
+    problems, done = [], 0
+    total = sum(array.num_chunks * array.chunk_bytes for array in arrays)
+    with reported(listener, "checking checksums", total, "bytes") as advance:
+        for array in arrays:
+            try:
+                sums = array.checksums()
+                for index in range(array.num_chunks):
+                    if array.checksum_of(index) != sums[index]:
+                        problems.append(f"{array.name}: chunk {array.chunk_path(index)} has another checksum")
+                    done += array.chunk_bytes
+                    advance(done)
+            except StoreError as error:
+                problems.append(str(error))
     return problems
 
 
@@ -68,28 +67,27 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
     found: dict[str, str] = {}
     sizes = dict.fromkeys(SPLITS, 0)
     ids, wanted = _PairSums(), _PairSums()
-    task = "checking nodes"
-    listener(TaskStarted(task, store.num_nodes, "nodes"))
-    for start, y in store.array("y").blocks(max(1, _EDGES // store.array("y").columns)):
-        stop = start + len(y)
-        if not store.task.valid(y, store.num_classes).all():
-            found.setdefault("y", f"y: there are labels outside their task: {store.task.meaning(store.num_classes)}")
-        unlabelled = ~store.task.labelled(y)
-        member = np.zeros(len(y), dtype=np.int8)
-        for split in SPLITS:
-            mask = store.array(f"split/{split}").read(start, stop)
-            member += mask
-            sizes[split] += int(np.count_nonzero(mask))
-            if (mask & unlabelled).any():
-                found.setdefault(split, f"split/{split}: there are nodes without a label")
-        if (member > 1).any():
-            found.setdefault("overlap", "split: train, valid and test overlap")
-        perm = store.array("perm").read(start, stop)
-        ids.add(perm, perm)
-        rows = np.arange(start, stop)
-        wanted.add(rows, rows)
-        listener(TaskAdvanced(task, stop))
-    listener(TaskFinished(task))
+    with reported(listener, "checking nodes", store.num_nodes, "nodes") as advance:
+        for start, y in store.array("y").blocks(max(1, _EDGES // store.array("y").columns)):
+            stop = start + len(y)
+            if not store.task.valid(y, store.num_classes).all():
+                meaning = store.task.meaning(store.num_classes)
+                found.setdefault("y", f"y: there are labels outside their task: {meaning}")
+            unlabelled = ~store.task.labelled(y)
+            member = np.zeros(len(y), dtype=np.int8)
+            for split in SPLITS:
+                mask = store.array(f"split/{split}").read(start, stop)
+                member += mask
+                sizes[split] += int(np.count_nonzero(mask))
+                if (mask & unlabelled).any():
+                    found.setdefault(split, f"split/{split}: there are nodes without a label")
+            if (member > 1).any():
+                found.setdefault("overlap", "split: train, valid and test overlap")
+            perm = store.array("perm").read(start, stop)
+            ids.add(perm, perm)
+            rows = np.arange(start, stop)
+            wanted.add(rows, rows)
+            advance(stop)
     if sizes != store.split_sizes:
         found["sizes"] = f"split: {sizes} nodes are in the splits, {store.split_sizes} are said to be"
     if ids != wanted:
@@ -99,16 +97,13 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
 
 def _features(store: Store, listener: Listener) -> list[str]:
     x = store.array("x")
-    task, problems = "checking features", []
-    listener(TaskStarted(task, store.num_nodes, "nodes"))
-    for start, rows in x.blocks(max(1, _BLOCK_BYTES // x.row_bytes)):
-        if not (finite := np.isfinite(rows)).all():
-            at, column = np.argwhere(~finite)[0]
-            problems.append(f"x: feature {column} of node {start + at} is {rows[at, column]}")
-            break
-        listener(TaskAdvanced(task, start + len(rows)))
-    listener(TaskFinished(task))
-    return problems
+    with reported(listener, "checking features", store.num_nodes, "nodes") as advance:
+        for start, rows in x.blocks(max(1, _BLOCK_BYTES // x.row_bytes)):
+            if not (finite := np.isfinite(rows)).all():
+                at, column = np.argwhere(~finite)[0]
+                return [f"x: feature {column} of node {start + at} is {rows[at, column]}"]
+            advance(start + len(rows))
+    return []
 
 
 @dataclass
@@ -154,28 +149,26 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
     last: tuple[int, int] = (-1, -1)
     counted = store.array("in/self_loops") if side == "in" and store.num_self_loops else None
     loops_total = done = 0
-    task = f"checking {side}-edges"
-    listener(TaskStarted(task, store.num_edges, "edges"))
-    for start in range(0, store.num_nodes, _ROWS):
-        stop = min(start + _ROWS, store.num_nodes)
-        loops = np.zeros(stop - start, dtype=np.int64)
-        for rows, columns in _pieces(indptr.read(start, stop + 1), indices, start, most):
-            if ((columns < 0) | (columns >= store.num_nodes)).any():
-                found.setdefault("range", f"{indices.name}: there are indices outside 0 to {store.num_nodes - 1}")
-            falls = (columns[1:] < columns[:-1]) & (rows[1:] == rows[:-1])
-            if falls.any() or (last[0] == rows[0] and columns[0] < last[1]):
-                found.setdefault("sorted", f"{indices.name}: there are rows whose indices are not sorted")
-            last = (int(rows[-1]), int(columns[-1]))
-            loops += np.bincount(rows[rows == columns] - start, minlength=len(loops))
-            carried = _carried(data, done, done + len(rows), found) if data else None
-            result.edges.add(rows, columns, carried)
-            result.reversed_edges.add(columns, rows, carried)
-            done += len(rows)
-            listener(TaskAdvanced(task, done))
-        loops_total += int(loops.sum())
-        if counted is not None and not np.array_equal(loops, counted.read(start, stop)):
-            found.setdefault("loops", f"{counted.name}: the numbers do not agree with the edges")
-    listener(TaskFinished(task))
+    with reported(listener, f"checking {side}-edges", store.num_edges, "edges") as advance:
+        for start in range(0, store.num_nodes, _ROWS):
+            stop = min(start + _ROWS, store.num_nodes)
+            loops = np.zeros(stop - start, dtype=np.int64)
+            for rows, columns in _pieces(indptr.read(start, stop + 1), indices, start, most):
+                if ((columns < 0) | (columns >= store.num_nodes)).any():
+                    found.setdefault("range", f"{indices.name}: there are indices outside 0 to {store.num_nodes - 1}")
+                falls = (columns[1:] < columns[:-1]) & (rows[1:] == rows[:-1])
+                if falls.any() or (last[0] == rows[0] and columns[0] < last[1]):
+                    found.setdefault("sorted", f"{indices.name}: there are rows whose indices are not sorted")
+                last = (int(rows[-1]), int(columns[-1]))
+                loops += np.bincount(rows[rows == columns] - start, minlength=len(loops))
+                carried = _carried(data, done, done + len(rows), found) if data else None
+                result.edges.add(rows, columns, carried)
+                result.reversed_edges.add(columns, rows, carried)
+                done += len(rows)
+                advance(done)
+            loops_total += int(loops.sum())
+            if counted is not None and not np.array_equal(loops, counted.read(start, stop)):
+                found.setdefault("loops", f"{counted.name}: the numbers do not agree with the edges")
     if loops_total != store.num_self_loops:
         found["total"] = f"{side}: {loops_total} self-loops found, {store.num_self_loops} are said to be"
     result.problems = list(found.values())

@@ -224,7 +224,7 @@ def test_budgets_too_small_say_the_least_that_does(tmp_path: Path) -> None:
         BudgetError, match=r"ordering the rows of g needs .* to hold the order.* host_budget='\d+M"
     ) as error:
         reorder(store, tmp_path / "h.ooc", host_budget="10M")
-    assert reorder(store, tmp_path / "h.ooc", host_budget=str(error.value).split()[-1]).num_nodes == 5000
+    assert reorder(store, tmp_path / "h.ooc", host_budget=str(error.value).split("'")[-2]).num_nodes == 5000
     source = "synthetic:nodes=2000000,edges=10,features=1,classes=2"
     with pytest.raises(BudgetError, match="ordering the rows of synthetic needs"):
         ooc.convert(source, tmp_path / "i.ooc", host_budget="40M", order="hop")
