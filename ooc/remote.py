@@ -17,8 +17,7 @@ from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeLayout
 
 from ooc.errors import StoreError
-from ooc.storage.array import AnyArray, Array
-from ooc.storage.row_runs import read_rows
+from ooc.storage.array import AnyArray, Array, read_rows
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store
 
 ATTRIBUTES = {

@@ -10,7 +10,6 @@ import errno
 import os
 import platform
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -54,7 +53,7 @@ class Report:
 def probe_layer(path: Path) -> Report:
     """Look at the machine as a training with its scratch files in ``path`` would meet it."""
     report = Report()
-    folder = _existing_part(path.absolute())
+    folder = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
     if folder != path.absolute():
         report.blame(f"{path} does not exist; looked at {folder} instead", f"mkdir -p {path}")
     elif not folder.is_dir():
@@ -138,13 +137,12 @@ def _io_uring() -> str:
 
 def _gpudirect_lacks(found: kvikio.Probe, *, with_driver: bool) -> list[str]:
     """What stands between a folder and GPUDirect Storage; nothing: it works."""
-    lacks = []
-    if not with_driver:
-        lacks.append("an NVIDIA driver")
-    if not _loads("libcuda.so.1"):
-        lacks.append("libcuda.so.1")
-    if not _GDS_MODULE.exists():
-        lacks.append("the kernel module nvidia-fs")
+    needed = {
+        "an NVIDIA driver": with_driver,
+        "libcuda.so.1": _loads("libcuda.so.1"),
+        "the kernel module nvidia-fs": _GDS_MODULE.exists(),
+    }
+    lacks = [what for what, there in needed.items() if not there]
     if not found.works:
         lacks.append(found.reason)
     elif not found.gpudirect:
@@ -244,25 +242,13 @@ def _gpu(driver: str | None, report: Report) -> dict[str, Any]:
 
 
 def _libraries() -> dict[str, Any]:
-    versions: Mapping[str, str | None] = {name: _version(name) for name in (*LIBRARIES, "kvikio-cu13")}
-    return {"python": platform.python_version(), **versions}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-# ---- small things --------------------------------------------------------------------------------------------
-
-
-def _existing_part(path: Path) -> Path:
-    """``path`` or the nearest folder above it that exists."""
-    while not path.exists():
-        path = path.parent
-    return path
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in (*LIBRARIES, "kvikio-cu13"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
 
 
 def _first_line(path: Path) -> str | None:

@@ -15,6 +15,7 @@ from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
 from ooc.sizes import parse_size
 
 _COUNTS = ("nodes", "edges", "features", "classes")
+_ENTRIES = (*_COUNTS, "labelled", "undirected", "dtype")
 _DTYPES = ("float16", "float32", "float64")
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 _MOST = 2**40
@@ -37,38 +38,32 @@ def parse_graph(text: str) -> GraphStatistics:
         if known is None:
             given = "nodes=…,edges=…,features=…,classes=…"
             raise OptionError(f"--graph {name}: no such graph; known are {', '.join(KNOWN)}; or give {given}")
-    entries = [_entry(part) for part in parts]
-    values = dict(entries)
-    if len(values) < len(entries):
-        names = [name for name, _ in entries]
-        raise OptionError(f"--graph: {next(name for name in values if names.count(name) > 1)} is given twice")
-    changes: dict[str, Any] = {name: _count(name, values[name]) for name in _COUNTS if name in values}
-    if "dtype" in values:
-        changes["feature_dtype"] = _dtype(values["dtype"])
-    if "undirected" in values:
-        changes["undirected"] = _yes(values["undirected"])
-    if known is None:
-        missing = [name for name in _COUNTS if name not in values]
-        if missing:
-            raise OptionError(f"--graph: {', '.join(missing)} missing")
-        changes |= {"name": "given", "source": "as given"}
-    elif values:
-        changes["source"] = f"{known.source}; given otherwise: {', '.join(values)}"
+    given: dict[str, str] = {}
+    for part in parts:
+        name, separator, value = part.partition("=")
+        if name not in _ENTRIES or not separator:
+            raise OptionError(f"--graph: {part!r} is none of {', '.join(f'{entry}=' for entry in _ENTRIES)}")
+        if name in given:
+            raise OptionError(f"--graph: {name} is given twice")
+        given[name] = value
+    missing = [name for name in _COUNTS if name not in given and known is None]
+    if missing:
+        raise OptionError(f"--graph: {', '.join(missing)} missing")
+    changes: dict[str, Any] = {name: _count(name, given[name]) for name in _COUNTS if name in given}
+    if "dtype" in given:
+        changes["feature_dtype"] = _one_of("dtype", given["dtype"], _DTYPES)
+    if "undirected" in given:
+        changes["undirected"] = _one_of("undirected", given["undirected"], ("0", "1")) == "1"
     nodes = changes["nodes"] if "nodes" in changes or known is None else known.nodes
-    if "labelled" in values:
-        changes["labelled"] = _labelled(values["labelled"], nodes)
-    elif known is None or "nodes" in changes:
+    if "labelled" in given:
+        changes["labelled"] = _labelled(given["labelled"], nodes)
+    elif "nodes" in changes:
         changes["labelled"] = nodes
-    return GraphStatistics(**changes) if known is None else replace(known, **changes)
-
-
-def _entry(part: str) -> tuple[str, str]:
-    name, separator, value = part.partition("=")
-    if name not in (*_COUNTS, "labelled", "undirected", "dtype") or not separator:
-        raise OptionError(
-            f"--graph: {part!r} is none of nodes=, edges=, features=, classes=, labelled=, undirected=, dtype="
-        )
-    return name, value
+    if known is None:
+        return GraphStatistics(**changes, name="given", source="as given")
+    if given:
+        changes["source"] = f"{known.source}; given otherwise: {', '.join(given)}"
+    return replace(known, **changes)
 
 
 def _count(name: str, text: str) -> int:
@@ -76,6 +71,12 @@ def _count(name: str, text: str) -> int:
     if number is None or number != int(number) or not 1 <= number <= _MOST:
         raise OptionError(f"--graph: {name}={text} is no count")
     return int(number)
+
+
+def _one_of(name: str, text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise OptionError(f"--graph: {name}={text} is not one of {', '.join(known)}")
+    return text
 
 
 def _labelled(text: str, nodes: int) -> int:
@@ -96,18 +97,6 @@ def _number(text: str) -> float | None:
     plain = match[1].replace("_", "")
     scale = _SCALES[match[2]]
     return int(plain) * scale if plain.isdigit() else round(float(plain) * scale, 9)
-
-
-def _dtype(text: str) -> str:
-    if text not in _DTYPES:
-        raise OptionError(f"--graph: dtype={text} is not one of {', '.join(_DTYPES)}")
-    return text
-
-
-def _yes(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise OptionError(f"--graph: undirected={text} is neither 0 nor 1")
-    return text == "1"
 
 
 # ---- budgets to go through --------------------------------------------------------------------------------------

@@ -134,6 +134,10 @@ class Run(NamedTuple):
     keys: Keys
     values: Values | None = None
 
+    def part(self, start: int, stop: int) -> "Run":
+        """Views of those from ``start`` to ``stop``."""
+        return Run(self.keys[start:stop], None if self.values is None else self.values[start:stop])
+
 
 @dataclass(frozen=True)
 class KeyForm:
@@ -169,10 +173,9 @@ class KeyForm:
 
 def cut(runs: Iterable[Run], size: int) -> Iterator[Run]:
     """The same edges in views of at most ``size``, so that what is derived from a run stays small."""
-    for keys, values in runs:
-        for start in range(0, len(keys), size):
-            piece = slice(start, start + size)
-            yield Run(keys[piece], None if values is None else values[piece])
+    for run in runs:
+        for start in range(0, len(run.keys), size):
+            yield run.part(start, start + size)
 
 
 def distinct(runs: Iterable[Run]) -> Iterator[Run]:
@@ -256,9 +259,9 @@ class SelfLoops:
             while stop - self.node > _WINDOW_ROWS:  # A sparse graph: many rows in few keys.
                 loops = form.loops(self.node, self.node + _WINDOW_ROWS)
                 here = int(np.searchsorted(keys, loops[-1], side="right"))
-                yield self._with(_part(run, done, here), loops)
+                yield self._with(run.part(done, here), loops)
                 self.node, done = self.node + _WINDOW_ROWS, here
-            rest = _part(run, done, len(keys))
+            rest = run.part(done, len(keys))
             yield self._with(rest, form.loops(self.node, stop)) if stop > self.node else rest
             self.node = max(self.node, stop)
 
@@ -281,7 +284,3 @@ class SelfLoops:
         if self._values is None or run.values is None:
             return Run(found)
         return Run(found, np.insert(run.values, places, self._values.added(len(places))))
-
-
-def _part(run: Run, start: int, stop: int) -> Run:
-    return Run(run.keys[start:stop], None if run.values is None else run.values[start:stop])

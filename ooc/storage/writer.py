@@ -18,8 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, METADATA_FILE, AnyArray, Array, chunk_rows, flush
-from ooc.storage.row_runs import runs
+from ooc.storage.array import (
+    CHECKSUM_FILE,
+    CHUNK_BYTES,
+    DTYPES,
+    METADATA_FILE,
+    AnyArray,
+    Array,
+    chunk_rows,
+    flush,
+    runs,
+)
 
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer

@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from ooc.errors import OptionError, StoreError
 from ooc.sizes import format_size
-from ooc.storage.array import METADATA_FILE, flush
-from ooc.storage.row_runs import runs
+from ooc.storage.array import METADATA_FILE, flush, runs
 from ooc.storage.writer import ArrayWriter
 
 AnyArray = npt.NDArray[Any]

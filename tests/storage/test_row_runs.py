@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.storage.array import Array, open_array
-from ooc.storage.row_runs import read_rows, runs
+from ooc.storage.array import Array, open_array, read_rows, runs
 from ooc.storage.writer import ArrayWriter
 from tests.examples import examples
 
