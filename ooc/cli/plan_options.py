@@ -36,8 +36,10 @@ def parse_graph(text: str) -> GraphStatistics:
         name = parts.pop(0)
         known = known_graph(name)
         if known is None:
-            given = "nodes=…,edges=…,features=…,classes=…"
-            raise OptionError(f"--graph {name}: no such graph; known are {', '.join(KNOWN)}; or give {given}")
+            raise OptionError(
+                f"--graph {name}: no such graph; known are {', '.join(KNOWN)}; "
+                "or give nodes=…,edges=…,features=…,classes=…"
+            )
     given: dict[str, str] = {}
     for part in parts:
         name, separator, value = part.partition("=")
@@ -51,9 +53,13 @@ def parse_graph(text: str) -> GraphStatistics:
         raise OptionError(f"--graph: {', '.join(missing)} missing")
     changes: dict[str, Any] = {name: _count(name, given[name]) for name in _COUNTS if name in given}
     if "dtype" in given:
-        changes["feature_dtype"] = _one_of("dtype", given["dtype"], _DTYPES)
+        changes["feature_dtype"] = given["dtype"]
+        if given["dtype"] not in _DTYPES:
+            raise OptionError(f"--graph: dtype={given['dtype']} is not one of {', '.join(_DTYPES)}")
     if "undirected" in given:
-        changes["undirected"] = _one_of("undirected", given["undirected"], ("0", "1")) == "1"
+        changes["undirected"] = given["undirected"] == "1"
+        if given["undirected"] not in ("0", "1"):
+            raise OptionError(f"--graph: undirected={given['undirected']} is neither 0 nor 1")
     nodes = changes["nodes"] if "nodes" in changes or known is None else known.nodes
     if "labelled" in given:
         changes["labelled"] = _labelled(given["labelled"], nodes)
@@ -71,12 +77,6 @@ def _count(name: str, text: str) -> int:
     if number is None or number != int(number) or not 1 <= number <= _MOST:
         raise OptionError(f"--graph: {name}={text} is no count")
     return int(number)
-
-
-def _one_of(name: str, text: str, known: tuple[str, ...]) -> str:
-    if text not in known:
-        raise OptionError(f"--graph: {name}={text} is not one of {', '.join(known)}")
-    return text
 
 
 def _labelled(text: str, nodes: int) -> int:
