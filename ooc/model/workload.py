@@ -99,7 +99,7 @@ def describe_workload(
         if stage.pull is not None:
             pulled.setdefault(stage.pull.direction, set()).update(stage.pull.edge_data)
     backward = builder.backward_direction
-    gathers = any(s.pull is not None and s.pull.is_general for s in every) and not builder.on_device
+    gathers = any(s.pull is not None and s.pull.is_opaque for s in every) and not builder.on_device
     if gathers:
         pulled.setdefault(backward, set())
     parameters = sum(p.numel() for p in network.parameters)
@@ -134,7 +134,9 @@ def describe_workload(
             for name, (height, columns) in builder.recomputed.items()
         ),
         kept=builder.kept,
-        handed={name: counts.handed_rows(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()},
+        scatter_counts={
+            name: counts.handed_rows(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()
+        },
         parts=memory.sums(itemsize) if builder.on_device else None,
         bucketing=Bucketing(backward, counts.gathered_rows) if gathers else None,
     )

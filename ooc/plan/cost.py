@@ -181,7 +181,7 @@ def computing_of(
             nbytes = _edge_work_bytes(kind, rows=rows, edges=edges, groups=groups, slab_groups=in_slab)
             shared += nbytes / processor.stream_bytes_per_s
             if kind.work is not None:
-                calls = max(tiles, edges // kind.edges_at_once) if kind.general else tiles
+                calls = max(tiles, edges // kind.edges_at_once) if kind.opaque else tiles
                 operators += kind.work.operators * calls / tiles
         if hardware.has_device_memory:
             operators += _PROGRAM_OPERATORS

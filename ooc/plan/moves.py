@@ -34,7 +34,7 @@ class Moves:
         self.problem = problem
         self.workload, self.limits = problem.workload, problem.limits
         self.on_device, self.sources = problem.hardware.has_device_memory, problem.sources
-        self.spillable = frozenset() if self.on_device else frozenset(self.workload.handed)
+        self.spillable = frozenset() if self.on_device else frozenset(self.workload.scatter_counts)
         self.bucketable = frozenset() if self.on_device else bucketable(self.workload)
         self._leanest: dict[tuple[int, frozenset[str], bool], tuple[Choice, Layout]] = {}
 

@@ -91,7 +91,7 @@ class PerEdge:
     output all lie group after group, so that a slab of whole groups of the source gives one of the output, of
     ``columns`` columns in all. ``own``: the matrix of which a row needs its own row beside what it pulls; None: none,
     or that of the source, of which a slab has all rows. Temporaries of one call, all groups together, are
-    ``bytes_per_edge`` for at most ``edges_at_once`` edges and every row, and ``bytes_per_row``. ``general``: what an
+    ``bytes_per_edge`` for at most ``edges_at_once`` edges and every row, and ``bytes_per_row``. ``opaque``: what an
     opaque layer makes of a tile's rows, all together, so that they are always cut into the same tiles;
     ``waiting_bytes_per_edge``: of what it finds for other rows, until that is added to them. ``apart``: columns of
     every group of the source, counted from the group's end, of which a pass has a copy by itself while it pulls.
@@ -105,7 +105,7 @@ class PerEdge:
     edges_at_once: int
     bytes_per_edge: int
     bytes_per_row: int
-    general: bool = False
+    opaque: bool = False
     waiting_bytes_per_edge: int = 0
     apart: tuple[int, ...] = ()
     slices: int = 1
@@ -147,9 +147,9 @@ class Pull:
     kept: str | None = None
 
     @property
-    def is_general(self) -> bool:
+    def is_opaque(self) -> bool:
         """Whether it runs an opaque layer."""
-        return self.per_edge is not None and self.per_edge.general
+        return self.per_edge is not None and self.per_edge.opaque
 
     @property
     def added_to(self) -> tuple[str, ...]:
@@ -266,10 +266,10 @@ class Workload:
     parameters, their gradients and the optimizer's moments). ``threads`` tiles are computed at once, in ``dtype``.
     ``kept`` says what waits for the backward pass, in the order of the forward stages; ``recomputed`` matrices do not:
     it computes them again. Kernels take values of ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values
-    as they are kept, however narrow. ``handed``: by matrix that a pull scatters to, how often something is added to a
-    row of its tiles 0…i-1; without that, it can only be in memory whole. ``parts``: how plain sums are
-    made where that takes memory. ``bucketing``: how what opaque layers gather from can be shuffled; without
-    that, it can only be in memory whole.
+    as they are kept, however narrow. ``scatter_counts``: by matrix that a pull scatters to, how often something is
+    added to a row of its tiles 0…i-1; without that, it can only be in memory whole. ``parts``: how plain sums are made
+    where that takes memory. ``bucketing``: how what opaque layers gather from can be shuffled; without that, it can
+    only be in memory whole.
     """
 
     rows: int
@@ -285,7 +285,7 @@ class Workload:
     dtype: str = "float32"
     recomputed: tuple[Matrix, ...] = ()
     kept: tuple[Kept, ...] = ()
-    handed: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    scatter_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     parts: Parts | None = None
     bucketing: Bucketing | None = None
 

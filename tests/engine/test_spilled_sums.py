@@ -57,7 +57,7 @@ def planned(rows: int, columns: int, step_rows: int, given: list[Run], itemsize:
         np.add.at(handed, numbers[numbers < rows].numpy() // TILE_ROWS + 1, 1)
     counted = np.cumsum(handed).tolist()
     return plan_partial_sums(
-        rows=rows, columns=columns, itemsize=itemsize, step_rows=step_rows, tile_rows=TILE_ROWS, handed=counted
+        rows=rows, columns=columns, itemsize=itemsize, step_rows=step_rows, tile_rows=TILE_ROWS, scatter_counts=counted
     )
 
 

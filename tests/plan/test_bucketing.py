@@ -187,16 +187,16 @@ def test_a_plan_that_gathers_what_it_has_not_dealt_is_not_trusted() -> None:
         verify_plan(with_deal(bucket_rows=deal.bucket_rows + 1))
     with pytest.raises(AssertionError, match="in no bucket"):
         verify_plan(with_deal(entries=deal.entries[:-1]))
-    with pytest.raises(AssertionError, match="not all of m2 is dealt out"):
+    with pytest.raises(AssertionError, match="not all of m2 is shuffled"):
         verify_plan(with_deal(rows=deal.rows - 1))
-    undealt = [item for item in passes if not isinstance(item, ShufflePass)]
+    unshuffled = [item for item in passes if not isinstance(item, ShufflePass)]
     with pytest.raises(AssertionError, match="reads m2 dealt before it is written"):
-        verify_plan(with_passes(*undealt))
+        verify_plan(with_passes(*unshuffled))
     (dealing,) = [item for item in passes if isinstance(item, ShufflePass)]
-    later = [item for item in undealt if not (isinstance(item, RowPass) and item.bucketed)]
+    later = [item for item in unshuffled if not (isinstance(item, RowPass) and item.bucketed)]
     again = next(item for item in passes if "m2" in item.stores)
-    gathering = [item for item in undealt if isinstance(item, RowPass) and item.bucketed]
+    gathering = [item for item in unshuffled if isinstance(item, RowPass) and item.bucketed]
     wrong = [*passes[: dealing.index], dealing, again, *gathering, *later]
-    with pytest.raises(AssertionError, match="gathered undealt"):
+    with pytest.raises(AssertionError, match="gathered before it is shuffled"):
         verify_plan(with_passes(*wrong))
     assert deal.rows == ROWS

@@ -17,7 +17,7 @@ from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
 ROWS, WIDTH = 40_000, 64
 WHOLE_BYTES = ROWS * WIDTH * 4
-GENERAL = PerEdge(1, WIDTH, None, 16384, 2000, 1000, general=True)
+GENERAL = PerEdge(1, WIDTH, None, 16384, 2000, 1000, opaque=True)
 
 
 def general_workload(edge_bytes: int = 2000) -> Workload:
@@ -67,9 +67,9 @@ def test_passes_of_a_layer_say_so_and_take_one_tile_at_a_time() -> None:
     """Whether its source is whole in memory or comes in a slab; other pulls take several tiles."""
     whole, slabs = planned(400_000_000, 50_000_000), planned(400_000_000, 50_000_000, slab_columns=8)
     for plan in (whole, slabs):
-        titles = [item.title for item in plan.programs["train"] if item.pull is not None and item.pull.is_general]
+        titles = [item.title for item in plan.programs["train"] if item.pull is not None and item.pull.is_opaque]
         assert len(titles) == 2 and all(title.endswith(", general path") for title in titles)
-    pulls = [item.pull for item in slabs.programs["train"] if isinstance(item, ColumnPass) and item.pull.is_general]
+    pulls = [item.pull for item in slabs.programs["train"] if isinstance(item, ColumnPass) and item.pull.is_opaque]
     assert pulls and all(rows_pulled_at_once(pull, 256, 1024, on_device=False) == 256 for pull in pulls)
     plain = Pull("m", "p", Direction.IN)
     assert rows_pulled_at_once(plain, 256, 1024, on_device=False) == PULL_TILE_ROWS

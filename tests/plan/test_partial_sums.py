@@ -27,7 +27,9 @@ def spillable_workload() -> Workload:
     """The same, where it is known how often something is handed to a row."""
     work = general_workload()
     tiles = -(-ROWS // work.tile_rows)
-    return replace(work, handed={"dm2": [HANDED_PER_ROW * min(ROWS, i * work.tile_rows) for i in range(tiles + 1)]})
+    return replace(
+        work, scatter_counts={"dm2": [HANDED_PER_ROW * min(ROWS, i * work.tile_rows) for i in range(tiles + 1)]}
+    )
 
 
 def planned(device_bytes: int, hardware: Hardware = UNMEASURED, *, writes: int | None = None) -> Plan:
@@ -66,7 +68,7 @@ def test_every_entry_has_its_place(
         itemsize=itemsize,
         step_rows=tiles_a_step * tile_rows,
         tile_rows=tile_rows,
-        handed=handed,
+        scatter_counts=handed,
     )
     assert sum(runs.entries) == handed[-1]
     assert runs.bucket_rows % (tiles_a_step * tile_rows) == 0
@@ -87,7 +89,7 @@ def test_memory_grows_with_the_root_of_the_matrix() -> None:
     def memory(rows: int) -> int:
         tiles = -(-rows // 1024)
         runs = plan_partial_sums(
-            rows=rows, columns=64, itemsize=4, step_rows=1024, tile_rows=1024, handed=[0] * (tiles + 1)
+            rows=rows, columns=64, itemsize=4, step_rows=1024, tile_rows=1024, scatter_counts=[0] * (tiles + 1)
         )
         assert runs.chunk_bytes >= 1 << 17
         return max(runs.writing_nbytes, runs.reading_nbytes)

@@ -163,11 +163,11 @@ class Opaque(EdgeAggregate):
         if not on_device:
             temporaries = self.temporaries(itemsize)
             waiting *= _WAITING
-            return PerEdge(self.groups, columns, own, *temporaries, general=True, waiting_bytes_per_edge=waiting)
+            return PerEdge(self.groups, columns, own, *temporaries, opaque=True, waiting_bytes_per_edge=waiting)
         temporaries = self.device_temporaries(itemsize)
         operators = found.forward_operators if is_forward else found.backward_operators
         work = EdgeWork(temporaries[1], operators=_RUN_OPERATORS + operators)
-        return PerEdge(self.groups, columns, own, *temporaries, general=True, waiting_bytes_per_edge=waiting, work=work)
+        return PerEdge(self.groups, columns, own, *temporaries, opaque=True, waiting_bytes_per_edge=waiting, work=work)
 
     @contextmanager
     def _running(self, key: Key, near: Neighbourhood) -> Iterator[None]:

@@ -23,7 +23,7 @@ def bucketable(workload: Workload) -> frozenset[str]:
     has room for."""
     if workload.bucketing is None:
         return frozenset()
-    others = {pull.source for pull in workload.pulls if not pull.is_general or pull.direction is not Direction.IN}
+    others = {pull.source for pull in workload.pulls if not pull.is_opaque or pull.direction is not Direction.IN}
     return frozenset(
         pull.source
         for pull in workload.pulls
@@ -37,7 +37,8 @@ def leaner_bucketed(passes: Iterable[Pass], matrices: Mapping[str, MatrixPlan]) 
     """The sources that take less memory as ``passes`` shuffle them than whole."""
     needed: dict[str, int] = {}
     for item in passes:
-        if isinstance(item, ShufflePass) and item.pull is not None:
+        if isinstance(item, ShufflePass):
+            assert item.pull is not None
             shuffle = matrices[item.pull.output].shuffle
             assert isinstance(shuffle, BucketedRows)
             source = item.pull.source
@@ -76,7 +77,9 @@ def shuffle_passes(
         gathered=workload.bucketing.gathered,
     )
     name = _name(source, shuffle, matrices)
-    matrices[name] = _planned(name, shuffle, of)
+    matrix = replace(of.matrix, name=name, rows=max(1, sum(shuffle.entries)), itemsize=of.region_itemsize)
+    grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, of.grid.block_rows, matrix.columns)
+    matrices[name] = MatrixPlan(matrix, grid, matrix.itemsize, shuffle=shuffle)
     per_edge, per_row = shuffle_scratch(shuffle)
     pull = Pull(source, name, workload.bucketing.direction, PerEdge(1, shuffle.columns, None, _NO_LIMIT, per_edge, 0))
     shuffling = Stage(f"deal out {source}", shuffle.rows, (source,), pull, (name,), per_row)
@@ -96,10 +99,3 @@ def _name(source: str, shuffle: BucketedRows, matrices: dict[str, MatrixPlan]) -
         if name not in matrices or matrices[name].shuffle == shuffle:
             return name
         number += 1
-
-
-def _planned(name: str, shuffle: BucketedRows, of: MatrixPlan) -> MatrixPlan:
-    rows = max(1, sum(shuffle.entries))
-    matrix = replace(of.matrix, name=name, rows=rows, itemsize=shuffle.itemsize, kind=Kind.SCRATCH)
-    grid = Grid(rows, shuffle.columns, shuffle.itemsize, of.grid.block_rows, shuffle.columns)
-    return MatrixPlan(matrix, grid, shuffle.itemsize, shuffle=shuffle)

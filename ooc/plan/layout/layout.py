@@ -195,7 +195,7 @@ def _plan_sums(planned: MatrixPlan, choice: Choice, workload: Workload) -> Matri
         itemsize=planned.region_itemsize,
         step_rows=choice.step_rows,
         tile_rows=workload.tile_rows,
-        handed=workload.handed[matrix.name],
+        scatter_counts=workload.scatter_counts[matrix.name],
     )
     return replace(planned, shuffle=sums)
 
@@ -219,8 +219,8 @@ def _passes(
         return [RowPass(index, stage, loads, stage.pull, spills)]
     if stage.pull.source in choice.bucketed:
         memory_bytes = choice.bucketed[stage.pull.source]
-        dealing, name = shuffle_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
-        return [*dealing, RowPass(index + len(dealing), stage, loads, stage.pull, spills, name)]
+        shuffling, name = shuffle_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
+        return [*shuffling, RowPass(index + len(shuffling), stage, loads, stage.pull, spills, name)]
     cut, grid = choice.cuts[stage.pull.source], source.grid
     buffers = min(cut.buffers, grid.slabs)
     beside = cut.overlap_last and grid.slabs > 1

@@ -51,7 +51,7 @@ class RowPass:
     @property
     def title(self) -> str:
         """What it is called in tables and drawings."""
-        if self.pull is None or not self.pull.is_general:
+        if self.pull is None or not self.pull.is_opaque:
             return self.stage.name
         return f"{self.stage.name}{_GENERAL}{_SHUFFLED if self.bucketed else ''}{_SPILLING if self.spills_sums else ''}"
 
@@ -110,7 +110,7 @@ class ColumnPass:
     @property
     def title(self) -> str:
         """What it is called in tables and drawings."""
-        if not self.pull.is_general:
+        if not self.pull.is_opaque:
             return f"pull {self.pull.source}, slab by slab"
         return f"pull {self.pull.source}{_GENERAL}{_SPILLING if self.spills_sums else ''}"
 

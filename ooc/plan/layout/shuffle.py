@@ -163,10 +163,10 @@ class BucketedRows(Shuffle):
 
 
 def plan_partial_sums(
-    *, rows: int, columns: int, itemsize: int, step_rows: int, tile_rows: int, handed: Sequence[int]
+    *, rows: int, columns: int, itemsize: int, step_rows: int, tile_rows: int, scatter_counts: Sequence[int]
 ) -> PartialSums:
     """The buckets and chunks of a matrix that is read in steps of ``step_rows`` rows, whole ones of which make a
-    bucket. ``handed[i]``: how many entries its tiles 0…i-1 of ``tile_rows`` rows get."""
+    bucket. ``scatter_counts[i]``: how many entries its tiles 0…i-1 of ``tile_rows`` rows get."""
     entry, heights = (columns + 1) * itemsize, [step_rows]
     while heights[-1] < rows:
         heights.append(2 * heights[-1])
@@ -177,7 +177,9 @@ def plan_partial_sums(
         if _SHARE * best.memory_nbytes <= rows * columns * itemsize:
             break
     tiles = -(-rows // tile_rows)
-    bounds = [handed[min(tiles, start // tile_rows)] for start in range(0, rows, best.bucket_rows)] + [handed[tiles]]
+    bounds = [scatter_counts[min(tiles, start // tile_rows)] for start in range(0, rows, best.bucket_rows)] + [
+        scatter_counts[tiles]
+    ]
     return replace(best, entries=tuple(stop - start for start, stop in pairwise(bounds)))
 
 

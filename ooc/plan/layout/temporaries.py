@@ -75,7 +75,7 @@ def rows_pulled_at_once(pull: Pull, tile_rows: int, block_rows: int, *, on_devic
     A device sums a block of ``block_rows`` rows at once: one launch instead of several, of sums that take nothing for
     an edge.
     """
-    if pull.is_general:
+    if pull.is_opaque:
         return tile_rows
     if on_device and pull.per_edge is None:
         return max(tile_rows, block_rows)
@@ -88,7 +88,7 @@ def taller_pull(
     """The same with more rows pulled at once, up to a step's, where a device makes something of every edge: as many as
     take ``most_bytes``, which another pass takes anyway. To launch a pull costs the host the same for a few rows as for
     many."""
-    if item.pull.per_edge is None or item.pull.is_general:
+    if item.pull.per_edge is None or item.pull.is_opaque:
         return item
     step_rows = column_step_rows(item, matrices)
     while step_rows % (2 * item.rows_at_once) == 0:

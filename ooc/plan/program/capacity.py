@@ -146,7 +146,7 @@ def _largest(layout: Layout, workload: Workload) -> str:
     slab = max((r for regions in layout.regions.values() for r in regions), key=lambda r: r.count, default=None)
     item, frames = max(_at_once(layout, workload), key=lambda counted: counted[1])
     heaviest, largest = layout.heaviest, max(frames, 0 if slab is None else slab.count) * layout.frame_bytes
-    if heaviest and heaviest.pull and heaviest.pull.is_general and layout.scratch_bytes > largest:
+    if heaviest and heaviest.pull and heaviest.pull.is_opaque and layout.scratch_bytes > largest:
         return f", of which {format_size(layout.scratch_bytes)} are what a layer makes of edges in {heaviest.title}"
     if slab is not None and (slab.count >= frames or not isinstance(item, RowPass)):
         nbytes = format_size(slab.count * layout.frame_bytes)

@@ -76,7 +76,7 @@ def block_table(layout: Layout, workload: Workload) -> BlockTable:
 
 
 def _swept(layout: Layout, workload: Workload) -> dict[Direction, Topology]:
-    """The directions over whose edges some pass goes: without dealing, none may need those out of rows."""
+    """The directions over whose edges some pass goes: without shuffles, none may need those out of rows."""
     passes = [item for program in layout.programs.values() for item in program]
     swept = {item.pull.direction for item in passes if item.pull is not None}
     return {direction: topology for direction, topology in workload.topologies.items() if direction in swept}

@@ -80,9 +80,9 @@ def _verify_order(plan: Plan) -> None:
 
 
 def _verify_partial_sums(plan: Plan) -> None:
-    """Sums of runs are written by one pass that scatters, and read by a later one, in steps within buckets."""
+    """Partial sums are written by one pass that scatters, and read by a later one, in steps within buckets."""
     for name, sums in plan.partial_sums.items():
-        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be sums of runs")
+        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be partial sums")
         _claim(sums.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
         for program, passes in plan.programs.items():
             writers = [item for item in passes if name in item.stores]
@@ -95,31 +95,36 @@ def _verify_partial_sums(plan: Plan) -> None:
 
 
 def _verify_bucketed_rows(plan: Plan) -> None:
-    """Rows are dealt out of what has been written, all of them, and gathered in steps within buckets before their
+    """Rows are shuffled when they have been written, all of them, and gathered in steps within buckets before their
     source is written again."""
     for name, shuffle in plan.bucketed_rows.items():
-        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be rows dealt out")
+        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be shuffled")
         _claim(shuffle.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
         _claim(shuffle.buckets * shuffle.bucket_rows >= shuffle.targets, f"{name}: some targets are in no bucket")
     for program, passes in plan.programs.items():
-        dealt: dict[str, str] = {}  # by source: how its rows lie now
+        shuffled: dict[str, str] = {}  # by source: how its rows lie now
         written: dict[str, int] = {}
         for item in passes:
             if item.bucketed is not None:
                 assert item.pull is not None
-                _claim(dealt.get(item.pull.source) == item.bucketed, f"{program}: {item.bucketed} is gathered undealt")
+                _claim(
+                    shuffled.get(item.pull.source) == item.bucketed,
+                    f"{program}: {item.bucketed} is gathered before it is shuffled",
+                )
                 shuffle = plan.bucketed_rows[item.bucketed]
-                _claim(item.rows <= shuffle.targets, f"{program}: {item.bucketed} is not dealt to all that gather it")
-                _claim(item.pull.is_general, f"{program}: pass {item.index} does not gather")
+                _claim(
+                    item.rows <= shuffle.targets, f"{program}: {item.bucketed} is not shuffled to all that gather it"
+                )
+                _claim(item.pull.is_opaque, f"{program}: pass {item.index} does not gather")
             for name in item.stores:
-                dealt.pop(name, None)
+                shuffled.pop(name, None)
                 written[name] = max(item.rows, written.get(name, 0))
             if isinstance(item, ShufflePass):
                 assert item.pull is not None
                 source = item.pull.source
                 shuffle = plan.bucketed_rows[item.pull.output]
-                _claim(shuffle.rows == item.rows == written[source], f"{program}: not all of {source} is dealt out")
-                dealt[source] = item.pull.output
+                _claim(shuffle.rows == item.rows == written[source], f"{program}: not all of {source} is shuffled")
+                shuffled[source] = item.pull.output
 
 
 def _verify_regions(plan: Plan, program: str) -> None:
