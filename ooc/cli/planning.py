@@ -20,8 +20,7 @@ from ooc.sizes import format_size
 from ooc.train.averaging import Averaging
 from ooc.train.metrics import resolve_metric
 from ooc.train.resources import Resources, find_device, free_device_bytes, hardware_for
-from ooc.train.setup import Job, Saving, prepare
-from ooc.train.statistics_store import store_of_statistics
+from ooc.train.setup import Job, Saving, prepare, store_of_statistics
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store

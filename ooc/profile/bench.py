@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, process_time
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import torch
@@ -102,9 +101,7 @@ class Bench:
         torch.set_num_threads(1)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         torch.set_num_threads(self._intra_op_threads)
         self._pool.close()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -21,7 +21,7 @@ from ooc.engine.executor import run_program
 from ooc.engine.runtime import Runtime
 from ooc.model.graph import GraphRows
 from ooc.model.stages import Step, Tile
-from ooc.plan import Kind, Limits, Matrix, Plan, Stage, Workload, make_plan
+from ooc.plan import Kind, Limits, Matrix, Stage, Workload, make_plan
 from ooc.profile.bench import Round, settled
 
 _TILE_ROWS = 1024
@@ -60,17 +60,22 @@ def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
 
     small, large = _matrices(1), _matrices(_COLUMNS)
     with ExitStack() as stack:
-        open_epoch = partial(_Epoch, folder=folder, threads=threads)
-        short = stack.enter_context(open_epoch(small, _SHORT, _AMPLE, nothing))
-        tall = stack.enter_context(open_epoch(small, _TALL, _AMPLE, nothing))
-        memory = stack.enter_context(open_epoch(large, _SHORT, _AMPLE, nothing))
-        compute = stack.enter_context(open_epoch(large, _SHORT, _AMPLE, stream))
-        disk = stack.enter_context(open_epoch(large, _SHORT, _SCARCE, nothing))
-        both = stack.enter_context(open_epoch(large, _SHORT, _SCARCE, stream))
-        epochs = (short, tall, memory, compute, disk, both)
+        made = partial(_Epoch, folder=folder, threads=threads)
+        epochs = [
+            stack.enter_context(made(matrices, block_rows, budget, work))
+            for matrices, block_rows, budget, work in (
+                (small, _SHORT, _AMPLE, nothing),
+                (small, _TALL, _AMPLE, nothing),
+                (large, _SHORT, _AMPLE, nothing),
+                (large, _SHORT, _AMPLE, stream),
+                (large, _SHORT, _SCARCE, nothing),
+                (large, _SHORT, _SCARCE, stream),
+            )
+        ]
         while not all(settled(epoch.rounds, most=_MOST_ROUNDS) for epoch in epochs):
             for epoch in epochs:  # taking turns, so that whoever else computes here does no harm to one of them alone
                 epoch.run()
+    short, tall, memory, compute, disk, both = epochs
     per_step = max(0.0, (short.least.cpu_s - tall.least.cpu_s) / (short.steps - tall.steps))
     per_tile = max(0.0, (tall.least.cpu_s - tall.steps * per_step) / (_PASSES * _TILES))
     per_block = max(0.0, (disk.least.cpu_s - memory.least.cpu_s) / max(1, disk.blocks)) / cores
@@ -125,7 +130,9 @@ class _Epoch:
         self.blocks = (plan.ssd_read_bytes + plan.ssd_write_bytes) // plan.frame_bytes
         self.rounds: list[Round] = []
         self._steps = [Step(stage, compute(stage.stores)) for stage in stages]
-        self._runtime = _runtime(plan, folder, threads)
+        # Without edges and matrices of a store, the store is asked for nothing but its folder.
+        store: Any = SimpleNamespace(path=folder, held=nullcontext)
+        self._runtime = Runtime(plan, store, {}, GraphRows(), torch.float32, folder, threads=threads)
 
     @property
     def least(self) -> Round:
@@ -149,9 +156,7 @@ class _Epoch:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._runtime.close()
 
 
@@ -171,10 +176,3 @@ def _workload(matrices: dict[str, Matrix], stages: tuple[Stage, ...], threads: i
         pulled_itemsize=4,
         threads=threads,
     )
-
-
-def _runtime(plan: Plan, folder: Path, threads: int) -> Runtime:
-    """Of a program without edges and without matrices of a store: the store is asked for nothing but its folder."""
-    no_store: Any = SimpleNamespace(path=folder, held=nullcontext)
-    no_rows = GraphRows()
-    return Runtime(plan, no_store, {}, no_rows, torch.float32, folder, threads=threads)

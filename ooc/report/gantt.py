@@ -2,7 +2,6 @@
 """Drawings of a timeline: SVG to look at, HTML to zoom into, JSON for Perfetto (ui.perfetto.dev)."""
 
 import json
-import os
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from ooc.errors import OptionError
 from ooc.plan.simulate.timeline import MemoryUse, Resource, Stretch, Timeline, stretches, trace
 from ooc.sizes import format_size
+from ooc.storage.array import replace_file
 
 _COLOURS = {
     Resource.COMPUTE: "#2f81c7",
@@ -47,15 +47,11 @@ def write_gantt(timeline: Timeline, path: Path) -> None:
         case ".json":
             text = json.dumps(trace(timeline))
         case _:
-            raise OptionError(f"--gantt {path}: a drawing ends in .svg, .html or .json")
-    temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")
+            raise OptionError(f"{path}: a drawing ends in .svg, .html or .json")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        replace_file(path, text.encode())
     except OSError as error:
-        raise OptionError(f"--gantt {path}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise OptionError(f"{path}: {error.strerror or error}") from error
 
 
 def svg(timeline: Timeline) -> str:

@@ -16,8 +16,8 @@ from torch import Tensor
 from ooc.model.stages import Contribution
 from ooc.model.task import Targets
 from ooc.storage.store import SPLITS, Store, Task
-from ooc.train.evaluation import Scorer
 from ooc.train.loss import Loss
+from ooc.train.metrics import Scorer
 
 _CHUNK_ROWS = 1 << 16
 """Rows of a split that are read at a time."""

@@ -28,9 +28,8 @@ from ooc.sizes import format_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import distances
-from ooc.train.evaluation import Scorer
 from ooc.train.loss import Loss
-from ooc.train.metrics import Metric
+from ooc.train.metrics import Metric, Scorer
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile

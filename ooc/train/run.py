@@ -26,7 +26,6 @@ import os
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ooc.engine.record import EpochRecord
@@ -62,7 +61,8 @@ class RunFolder:
         self.config = config
         self.resumed = resumed
         self._lock: int | None = None
-        self._written = False
+        self.started = False
+        """Whether this object has written to the folder."""
         self._history: dict[int, dict[str, Any]] = {}
         self._made: list[Path] = []
 
@@ -104,11 +104,6 @@ class RunFolder:
         return cls(path, config, resumed=True)
 
     @property
-    def started(self) -> bool:
-        """Whether this object has written to the folder."""
-        return self._written
-
-    @property
     def has_checkpoint(self) -> bool:
         """Whether an epoch of the run was finished."""
         return (self.path / CHECKPOINT).exists()
@@ -127,10 +122,10 @@ class RunFolder:
                     self._made.append(folder)
         self._lock = _locked(self.path)
         try:
-            if not (self.resumed or self._written) and holds_run(self.path):  # another process was faster
+            if not (self.resumed or self.started) and holds_run(self.path):  # another process was faster
                 raise RunError(f"{self.path} holds a run already; give resume=True to go on with it")
             text = json.dumps(self.config, indent=2, allow_nan=False) + "\n"
-            self._written = True
+            self.started = True
             _replace(self.path / CONFIG, text.encode())
         except BaseException:
             self.close()
@@ -149,7 +144,7 @@ class RunFolder:
         """Take back what `start` wrote, unless there is a checkpoint to go on from."""
         if self.resumed or self.has_checkpoint:
             return
-        if self._written:
+        if self.started:
             for name in (BEST, METRICS, FORECAST, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
         for folder in reversed(self._made):
@@ -269,9 +264,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _save(self, name: str, state: State) -> None:

@@ -7,10 +7,14 @@ at a time, and once more where what they gather does not fit in memory; what tha
 bytes a node (``ooc.engine.shuffle_counts``). ``Job.ready`` is what a ``Session`` runs on this machine.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,22 +26,20 @@ from ooc.model.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.stages import StageBuilder, Step
-from ooc.model.workload import STORE_MATRICES, EdgeCounts, counted, describe_workload, matrix_columns, stored
+from ooc.model.workload import STORE_MATRICES, EdgeCounts, TileEdges, counted, describe_workload, matrix_columns, stored
 from ooc.plan import Hardware, Limits, Plan, Workload
-from ooc.plan.graphs import GraphStatistics
+from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.plan.planner import choose_workload
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Direction, EdgeData
 from ooc.sizes import format_size
-from ooc.storage.array import Array
-from ooc.storage.store import Store
+from ooc.storage.array import Array, chunk_rows
+from ooc.storage.store import Store, Task, array_shapes
 from ooc.train.averaging import Averaging
-from ooc.train.evaluation import make_scorer
 from ooc.train.loss import RowsLoss, resolve_loss
-from ooc.train.metrics import Metric
+from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources, spill_dtype
-from ooc.train.statistics_store import spread, store_of_statistics
 
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
 """What may be left out of what edges carry."""
@@ -338,6 +340,63 @@ def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
         return tuple(min(active.nodes, -(-count // tile_rows) * tile_rows) for count in rows)
 
     return ActiveRows(active.nodes, up(active.training), up(active.scoring))
+
+
+# ---- a graph that is not here -------------------------------------------------------------------------------
+
+
+def store_of_statistics(graph: GraphStatistics) -> Store:
+    """A store with the counts of ``graph``, whose arrays have shapes and nothing to read.
+
+    Rows are in hop order; each of the ``labelled`` ones counts as one to train on, and all splits reach as far.
+    """
+    reached = reach(graph)
+    attributes: dict[str, Any] = {
+        "name": graph.name,
+        "num_nodes": graph.nodes,
+        "num_edges": graph.edges,
+        "num_features": graph.features,
+        "num_classes": graph.classes,
+        "num_self_loops": 0,
+        "undirected": graph.undirected,
+        "task": Task.CLASSES.value,
+        "split_sizes": {"train": graph.labelled, "valid": 0, "test": 0},
+        "order": "hop",
+        "hops": reached,
+        "train_hops": reached,
+        "source": {"statistics": graph.source},
+    }
+    path = Path(f"graph {graph.name}")  # where nothing is, and nothing is looked for
+    arrays = {name: _array(name, path, shape, graph) for name, shape in array_shapes(attributes).items()}
+    return Store(path, attributes, arrays)
+
+
+def spread(graph: GraphStatistics) -> TileEdges:
+    """The edges of its tiles, as ``ooc.plan.graphs`` assumes them; alike in both directions."""
+
+    @lru_cache(maxsize=1)
+    def counted(tile_rows: int) -> Sequence[int]:
+        return spread_edges(graph, tile_rows)
+
+    return lambda direction, tile_rows: counted(tile_rows)
+
+
+def _array(name: str, path: Path, shape: tuple[int, ...], graph: GraphStatistics) -> Array:
+    """An array of the store, as ``ooc convert`` would write it but for its content."""
+    dtype = _dtype(name, graph)
+    columns = shape[1] if len(shape) == 2 else 1
+    chunks = (chunk_rows(shape[0], columns * np.dtype(dtype).itemsize), *shape[1:])
+    return Array(name, path / name, shape, chunks, dtype)
+
+
+def _dtype(name: str, graph: GraphStatistics) -> str:
+    if name == "x":
+        return graph.feature_dtype
+    if name.startswith("split/"):
+        return "bool"
+    if name.endswith("/indices"):
+        return "int32" if graph.nodes <= 2**31 else "int64"
+    return "int64"
 
 
 # ---- checks ------------------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from ooc.plan import UNMEASURED, Limits
 from ooc.plan.graphs import GraphStatistics
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
-from ooc.train.setup import Saving, prepare, take_apart
-from ooc.train.statistics_store import store_of_statistics
+from ooc.train.setup import Saving, prepare, store_of_statistics, take_apart
 
 KINDS: dict[str, tuple[type[Gcn | Sage | Gin], Any]] = {
     "gcn": (Gcn, GCN),

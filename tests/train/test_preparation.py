@@ -18,8 +18,7 @@ from ooc.plan.workload import Direction, PerEdge
 from ooc.storage.store import Store
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources, usual_tile_rows
-from ooc.train.setup import prepare
-from ooc.train.statistics_store import store_of_statistics
+from ooc.train.setup import prepare, store_of_statistics
 from tests.exactness.comparison import make_trainer
 from tests.exactness.reference import ModelCase
 
