@@ -14,10 +14,9 @@ from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.dropout.opaque import Dropped, DroppedRows, InnerDropout
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import neighbourhood
-from ooc.model.layers.conformance import probe_layer
-from ooc.model.layers.layer import layer_of, sharing
+from ooc.model.layers.conformance import Watch, probe_layer
+from ooc.model.layers.layer import Graph, layer_of, sharing
 from ooc.model.layers.opaque import Opaque
-from ooc.model.lowering.footprint import peak_bytes as watched_bytes
 from ooc.model.lowering.values import Features, Linear
 from tests.exactness.layers import MlpMessages
 from tests.exactness.test_inner_dropout import OfCoefficients, OfMessages, OfNodes
@@ -35,7 +34,7 @@ class Key:
 def general(conv: MessagePassing) -> Opaque:
     """``conv`` as the trainer runs it, on rows that have a gradient."""
     source = Linear(1, Features(0, WIDTH), nn.Parameter(torch.randn(WIDTH, WIDTH)))
-    layer, _ = layer_of(conv, "Layer", [source, "edges"], {}, is_graph=lambda value: isinstance(value, str))
+    layer, _ = layer_of(conv, "Layer", [source, Graph()], {})
     module = sharing(conv, "Layer")
     findings = probe_layer(layer, module, columns=WIDTH, edge_features=0, dtype=torch.float32, record=True)
     return Opaque(2, source, layer, module, findings, site=1, keep=True)
@@ -107,4 +106,4 @@ def test_what_operators_make_is_counted_while_it_lives() -> None:
         del one
         return two + given.view(10, 100).view(-1)
 
-    assert watched_bytes(compute, [given]) == 2 * given.nbytes
+    assert Watch.of(compute, [given]).peak_bytes == 2 * given.nbytes

@@ -40,7 +40,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 class Watch(TorchDispatchMode):
     """The most bytes of storages made within that are alive at once; views and what is written in place make none.
 
-    ``footprint.peak_bytes`` has to be told what is there before, and frames are another storage in every view of them.
+    ``conformance.Watch`` has to be told what is there before, and frames are another storage in every view of them.
     """
 
     def __init__(self) -> None:

@@ -9,11 +9,15 @@ parameters that it has and with others, since one that is 0 may hide what it mul
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ooc.errors import ModelError
 from ooc.kernels.dropout.edges import EdgeDropout
@@ -22,7 +26,6 @@ from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.model.layers.layer import Layer, sharing
 from ooc.model.lowering.assembly import first_line
-from ooc.model.lowering.footprint import Footprint, footprint, operators, peak_bytes
 from ooc.plan.workload import EdgeData
 
 _NODES, _TILE, _EDGES = 23, 5, 70
@@ -31,6 +34,55 @@ _WITHOUT_EDGES = range(15, 20)
 _LOOPS, _REPEATS = 3, 4
 _TOLERANCE = 1e-9
 _PERTURBATION = 0.1
+
+_MARGIN = 1.25
+"""For what operators need for themselves: a copy of an index, partial sums."""
+_FEW_NODES, _MORE_NODES = 64, 320
+_FEW_EDGES, _MORE_EDGES = 256, 1280
+_SKEWED = 1.5
+"""How much more memory a layer may take where one row has all the edges."""
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators that code of the user's runs, views included, and the most bytes alive at once of storages
+    that they have made; ``known`` ones do not count. What an operator needs for itself while it runs is not seen."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak_bytes: int = 0
+        self.operators = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @classmethod
+    def of(cls, run: Callable[[], object], known: Iterable[Tensor] = ()) -> "Watch":
+        """What was seen of ``run``."""
+        watch = cls(known)
+        with watch:
+            run()
+        return watch
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.operators += 1
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                if storage._cdata not in self._known:
+                    self._alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
+        self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}  # type: ignore[no-untyped-call]
+        self.peak_bytes = max(self.peak_bytes, sum(nbytes for _, nbytes in self._alive.values()))
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that one run takes for every edge and every node."""
+
+    edge_bytes: int
+    node_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +228,9 @@ class _Probe:
             return layer.backward(module, case.x_NC, case.near, gradient_NO, parameters, trains=True)
 
         with self._masked(case.near):
-            forward = operators(lambda: layer.forward(module, case.x_NC, case.near))
+            forward = Watch.of(lambda: layer.forward(module, case.x_NC, case.near)).operators
         with self._masked(case.near):
-            return forward, operators(backward)
+            return forward, Watch.of(backward).operators
 
     def check_tiles(self) -> set[int]:
         """Which parameters have no part in what it gives; refused where tile by tile it gives something else."""
@@ -321,7 +373,7 @@ def _footprint(
     *,
     record: bool,
 ) -> Footprint:
-    """What running ``module`` takes, forward and, with ``record``, backward."""
+    """What running ``module`` takes, forward and, with ``record``, backward: by how that grows with edges and nodes."""
 
     def run(nodes: int, edges: int, skewed: bool) -> int:
         generator = torch.Generator().manual_seed(1)
@@ -341,12 +393,14 @@ def _footprint(
                     return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=True)
                 return layer.forward(module, x_SC, near)
 
-        return peak_bytes(compute, known)
+        return Watch.of(compute, known).peak_bytes
 
-    found = footprint(run)
-    if found is None:
+    base = run(_FEW_NODES, _FEW_EDGES, False)
+    if run(_FEW_NODES, _FEW_EDGES, True) > _SKEWED * base:
         raise layer.refuse("it takes memory for every row times the most edges of any row, which no budget can hold")
-    return found
+    more_edges = max(0, run(_FEW_NODES, _MORE_EDGES, False) - base) / (_MORE_EDGES - _FEW_EDGES)
+    more_nodes = max(0, run(_MORE_NODES, _FEW_EDGES, False) - base) / (_MORE_NODES - _FEW_NODES)
+    return Footprint(int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1)
 
 
 def _masked(near: Neighbourhood, dropped: Sequence[Dropped], where: str) -> InnerDropout:

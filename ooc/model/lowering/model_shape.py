@@ -5,7 +5,6 @@ What ``trace`` makes of PyG's GCN, GraphSAGE and GIN is written down here, so th
 whose import costs more than most plans do, nor a trace. Tests hold the two equal, value by value.
 """
 
-from abc import ABC, abstractmethod
 from itertools import pairwise
 
 import torch
@@ -16,16 +15,8 @@ from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 
 
-class Convolution(nn.Module, ABC):
-    """One convolution: its parameters, in PyG's order, and no forward."""
-
-    @abstractmethod
-    def values(self, x: Value, assembly: Assembly) -> Value:
-        """What it gives for ``x``."""
-
-
-class Gcn(Convolution):
-    """GCNConv: A (X Wᵀ) + b."""
+class Gcn(nn.Module):
+    """GCNConv: A (X Wᵀ) + b. As the others, its parameters in PyG's order and, instead of a forward, its values."""
 
     def __init__(self, in_columns: int, out_columns: int) -> None:
         super().__init__()
@@ -36,7 +27,7 @@ class Gcn(Convolution):
         return assembly.sum([(1.0, assembly.aggregate_product(x, self.weight, Scaling.GCN))], (self.bias,))
 
 
-class Sage(Convolution):
+class Sage(nn.Module):
     """SAGEConv with means: (A X) Wlᵀ + b + X Wrᵀ."""
 
     def __init__(self, in_columns: int, out_columns: int) -> None:
@@ -50,7 +41,7 @@ class Sage(Convolution):
         return assembly.sum([(1.0, product), (1.0, assembly.linear(x, self.weight_right))], (self.bias,))
 
 
-class Gin(Convolution):
+class Gin(nn.Module):
     """GINConv: relu((A X + X) W₁ᵀ + b₁) W₂ᵀ + b₂."""
 
     def __init__(self, in_columns: int, out_columns: int) -> None:

@@ -6,8 +6,7 @@ Parameters are shared with the user's model, not copied. What cannot be run exac
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from ooc.model.lowering.equivalence import compute_the_same
 from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import Projection
-from ooc.model.lowering.values import Aggregate, Linear, Moments, Value
+from ooc.model.lowering.values import Aggregate, Moments, Multiplied, Value
 from ooc.plan.cost import aggregating_first_pays
 from ooc.plan.workload import EdgeData
 
@@ -101,7 +100,7 @@ class Network:
         """What its weights take besides where they are multiplied in a narrower type: those of one of the modes."""
 
         def nbytes(output: Value) -> int:
-            linear = [value for value in values_of(output) if isinstance(value, (Linear, Projection))]
+            linear = [value for value in values_of(output) if isinstance(value, Multiplied)]
             return sum(v.product.weights_nbytes(v.inputs[0].columns, v.columns) for v in linear)
 
         return max(nbytes(self.training), nbytes(self.evaluation))
@@ -163,30 +162,20 @@ def lower(
     if not 0 <= input_dropout < 1:
         raise ModelError(f"input_dropout must be at least 0 and below 1, not {input_dropout}")
 
-    num_nodes = active(0).nodes
-    probed: list[tuple[Any, Any]] = []
-
-    def assembled(
-        sum_first: Callable[[int, int, nn.Parameter], bool], *, training: bool, once: bool
-    ) -> tuple[Assembly, Value]:
-        assembly = Assembly(
-            Setting(
-                num_nodes=num_nodes,
-                num_features=num_features,
-                dtype=parameters[0].dtype,
-                aggregate_once=once,
-                input_dropout=input_dropout,
-                edge_data=edge_data,
-                num_edge_features=num_edge_features,
-                sum_first=sum_first,
-                training=training,
-                product=product,
-                probed=probed,
-            )
-        )
-        return assembly, _output(model, assembly)
-
-    draft, output = assembled(lambda place, hops, weight: True, training=True, once=aggregate_once)
+    setting = Setting(
+        num_nodes=active(0).nodes,
+        num_features=num_features,
+        dtype=parameters[0].dtype,
+        aggregate_once=aggregate_once,
+        input_dropout=input_dropout,
+        edge_data=edge_data,
+        num_edge_features=num_edge_features,
+        sum_first=lambda place, hops, weight: True,
+        training=True,
+        product=product,
+        probed=[],
+    )
+    draft, output = _assembled(model, setting)
     _check_edge_data(model, edge_data - draft.edge_data)
     distances = hops(output)
     longest = max((h for h in distances.values() if h < EVERYWHERE), default=0)
@@ -206,9 +195,11 @@ def lower(
             out_columns=int(weight.shape[0]),
         )
 
-    assembly, training = assembled(sum_first, training=True, once=aggregate_once)
+    setting = replace(setting, sum_first=sum_first)
+    assembly, training = _assembled(model, setting)
     aggregates = [v for v in values_of(training) if isinstance(v, Aggregate)]
-    evaluated, evaluation = assembled(sum_first, training=False, once=any(v.once for v in aggregates))
+    once = any(v.once for v in aggregates)
+    evaluated, evaluation = _assembled(model, replace(setting, training=False, aggregate_once=once))
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
     if not aggregates:
         raise ModelError(f"model {type(model).__name__} is not supported: it has no graph convolution")
@@ -237,13 +228,14 @@ def lower(
     )
 
 
-def _output(model: nn.Module, assembly: Assembly) -> Value:
-    """What the model gives."""
+def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
+    """What the model gives, and what is known of how."""
+    assembly = Assembly(setting)
     if isinstance(model, ModelShape):
-        return model.values(assembly)
+        return assembly, model.values(assembly)
     from ooc.model.lowering.tracing import trace  # imports PyG, which is there if the model is of it
 
-    return trace(model, assembly)
+    return assembly, trace(model, assembly)
 
 
 def values_of(output: Value) -> list[Value]:

@@ -12,37 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-ROWWISE_MODULES: tuple[type[nn.Module], ...] = (
-    nn.ReLU,
-    nn.ELU,
-    nn.LeakyReLU,
-    nn.GELU,
-    nn.GLU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Softshrink,
-    nn.Hardshrink,
-    nn.Tanhshrink,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.LogSigmoid,
-    nn.SELU,
-    nn.CELU,
-    nn.ReLU6,
-    nn.Hardtanh,
-    nn.Mish,
-    nn.PReLU,
-    nn.Softmax,
-    nn.LogSoftmax,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.Flatten,
-    nn.Unflatten,
+_MODULE_NAMES = (
+    "ReLU ELU LeakyReLU GELU GLU SiLU Tanh Sigmoid Softplus Softsign Softshrink Hardshrink Tanhshrink Hardswish "
+    "Hardsigmoid LogSigmoid SELU CELU ReLU6 Hardtanh Mish PReLU Softmax LogSoftmax LayerNorm RMSNorm Flatten Unflatten"
 )
-
 _TORCH_NAMES = (
     "add sub mul div true_divide neg abs square sqrt rsqrt exp expm1 log log1p sigmoid tanh sin cos atan erf pow "
     "clamp clip maximum minimum where cat concat stack softmax log_softmax sum mean amax amin max min norm matmul mm "
@@ -54,30 +27,17 @@ _FUNCTIONAL_NAMES = (
     "hardsigmoid logsigmoid selu celu relu6 hardtanh mish prelu softmax log_softmax layer_norm rms_norm "
     "normalize linear"
 )
-_OPERATORS: tuple[Callable[..., Any], ...] = (
-    operator.add,
-    operator.sub,
-    operator.mul,
-    operator.truediv,
-    operator.neg,
-    operator.pow,
-    operator.matmul,
-    operator.getitem,
-    getattr,
-)
+_OPERATOR_NAMES = "add sub mul truediv neg pow matmul getitem"
+ROWWISE_MODULES: tuple[type[nn.Module], ...] = tuple(getattr(nn, name) for name in _MODULE_NAMES.split())
 ROWWISE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
     [
-        *_OPERATORS,
+        getattr,
+        *(getattr(operator, name) for name in _OPERATOR_NAMES.split()),
         *(getattr(torch, name) for name in _TORCH_NAMES.split() if hasattr(torch, name)),
         *(getattr(F, name) for name in _FUNCTIONAL_NAMES.split()),
     ]
 )
-ROWWISE_METHODS = frozenset(
-    [
-        *_TORCH_NAMES.split(),
-        *("contiguous", "clone", "detach", "view", "type_as", "size", "dim", "t", "unflatten"),
-    ]
-)
+ROWWISE_METHODS = frozenset(f"{_TORCH_NAMES} contiguous clone detach view type_as size dim t unflatten".split())
 HEAVY_FUNCTIONS: frozenset[object] = frozenset(
     [F.linear, torch.matmul, torch.mm, torch.bmm, torch.einsum, operator.matmul, "matmul", "mm", "bmm"]
 )

@@ -8,7 +8,7 @@ none of these is refused by its name.
 
 import inspect
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from traceback import walk_tb
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn import Sequential as GraphSequential
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
@@ -352,7 +353,7 @@ class _Interpreter:
 
     def _apply(self, name: str, target: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A call of a whitelisted function: a sum, another function of rows, of parameters, or of plain numbers."""
-        leaves = list(_leaves((args, kwargs)))
+        leaves = _leaves((args, kwargs))
         if any(isinstance(leaf, Parts) for leaf in leaves):
             raise ModelError(f"{name} of several results at once is not supported")
         values = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Value)))
@@ -369,7 +370,7 @@ class _Interpreter:
                     return leaf.evaluate()
                 return tensors[0].shape[0] if isinstance(leaf, RowCount) else leaf
 
-            a, k = _mapped((args, kwargs), replaced)
+            a, k = map_aggregate((args, kwargs), replaced)
             return getattr(a[0], target)(*a[1:], **k) if method else target(*a, **k)
 
         if not values:
@@ -407,8 +408,8 @@ class _Interpreter:
     # ---- arguments ---------------------------------------------------------------------------------------
 
     def _arguments(self, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
-        args = _mapped(list(node.args), self._look_up)
-        return args, _mapped(dict(node.kwargs), self._look_up)
+        args, kwargs = map_aggregate((node.args, node.kwargs), self._look_up)
+        return list(args), dict(kwargs)
 
     def _look_up(self, leaf: Any) -> Any:
         if not isinstance(leaf, fx.Node):
@@ -453,26 +454,8 @@ def _bias_shape(argument: Any) -> tuple[int, ...] | None:
     return None if parameter is None or parameter.dim() != 1 else tuple(parameter.shape)
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+def _leaves(tree: Any) -> list[Any]:
     """What an argument contains, through lists, tuples, dictionaries and slices."""
-    if isinstance(tree, (list, tuple)):
-        for branch in tree:
-            yield from _leaves(branch)
-    elif isinstance(tree, dict):
-        yield from _leaves(list(tree.values()))
-    elif isinstance(tree, slice):
-        yield from _leaves([tree.start, tree.stop, tree.step])
-    else:
-        yield tree
-
-
-def _mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """The same tree with its leaves replaced."""
-    if isinstance(tree, (list, tuple)):
-        branches = [_mapped(branch, function) for branch in tree]
-        return tuple(branches) if isinstance(tree, tuple) else branches
-    if isinstance(tree, dict):
-        return {key: _mapped(branch, function) for key, branch in tree.items()}
-    if isinstance(tree, slice):
-        return slice(*(_mapped(part, function) for part in (tree.start, tree.stop, tree.step)))
-    return function(tree)
+    found: list[Any] = []
+    map_aggregate(tree, found.append)
+    return found
