@@ -30,7 +30,7 @@ from ooc.kernels.gat import TARGET_SCALARS
 from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, GatAttention
-from ooc.model.lowering.projection import ONCE, Repeated, Weights
+from ooc.model.lowering.projection import Repeated, Weights
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
 
@@ -81,8 +81,8 @@ def lower_gat(conv: Any, call: Call) -> Value:
         return scores(conv.att_dst), None
 
     repeated = Repeated(slices, conv.out_channels // slices + 1), Repeated(slices, 1)
-    source = _projection(call, sources, (weight, conv.att_src), repeated[0])
-    target = _projection(call, targets, (weight, conv.att_dst), repeated[1])
+    source = call.assembly.projection(call.matrix("x"), sources, (weight, conv.att_src), repeated[0])
+    target = call.assembly.projection(call.matrix("x"), targets, (weight, conv.att_dst), repeated[1])
     slope = float(conv.negative_slope)
     if not has_features:
         gat = partial(GatAttention, options=replace(options, slices=slices), negative_slope=slope)
@@ -105,10 +105,10 @@ def lower_gat(conv: Any, call: Call) -> Value:
 def lower_gatv2(conv: Any, call: Call) -> Value:
     """GATv2Conv."""
     options = _options(conv, call)
-    source = _projection(call, *_of_linear(conv.lin_l))
+    source = call.assembly.projection(call.matrix("x"), *_of_linear(conv.lin_l))
     target = source
     if conv.lin_r is not conv.lin_l:
-        target = _projection(call, *_of_linear(conv.lin_r))
+        target = call.assembly.projection(call.matrix("x"), *_of_linear(conv.lin_r))
     if call.arguments.get("edge_attr") is not None and conv.lin_edge is None:
         raise call.refuse("it is given edge_attr without edge_dim")
     term = None
@@ -141,8 +141,8 @@ def lower_transformer(conv: Any, call: Call) -> Value:
 
         return interleaved(weights), interleaved(biases) if biases else None
 
-    source = _projection(call, sources, (*weights, *biases))
-    target = _projection(call, *_of_linear(conv.lin_query))
+    source = call.assembly.projection(call.matrix("x"), sources, (*weights, *biases))
+    target = call.assembly.projection(call.matrix("x"), *_of_linear(conv.lin_query))
     if (call.arguments.get("edge_attr") is None) != (conv.lin_edge is None):
         given = "without edge_attr" if conv.lin_edge is not None else "with edge_attr and no edge_dim"
         raise call.refuse(f"it is called {given}")
@@ -203,16 +203,6 @@ def _with_loops(term: EdgeTerm, conv: Any, call: Call) -> EdgeTerm:
         return replace(term, loops=LoopFeatures(fillings[fill]))
     constant_K = torch.as_tensor(fill, dtype=torch.float64).detach().reshape(-1)
     return replace(term, loops=LoopFeatures(Filling.CONSTANT, constant_K))
-
-
-def _projection(
-    call: Call,
-    weights: Weights,
-    parameters: tuple[nn.Parameter, ...],
-    repeated: Repeated = ONCE,
-) -> Value:
-    features = int(parameters[0].shape[1])
-    return call.assembly.projection(call.matrix("x"), weights, parameters, features=features, repeated=repeated)
 
 
 def _of_linear(linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:

@@ -127,10 +127,8 @@ def probe_layer(
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         used = tuple(p for i, p in enumerate(parameters) if i not in unused)
         tells_modes = probe.tells_modes()
-        dropped = tuple(probe.dropped)
-        own = sharing(module, layer.where)
-        taken = _footprint(layer, own, columns, edge_features, dtype, used, outputs, dropped, record=record)
-    return ProbeResult(outputs, used, taken, *counts, tells_modes, dropped)
+        taken = probe.footprint(sharing(module, layer.where), dtype, used, outputs, record=record)
+    return ProbeResult(outputs, used, taken, *counts, tells_modes, tuple(probe.dropped))
 
 
 class _Probe:
@@ -158,8 +156,8 @@ class _Probe:
         self.dropped = discovery.calls
 
     def _masked(self, near: Neighbourhood) -> InnerDropout:
-        """Masks for a run on ``near``."""
-        return _masked(near, self.dropped, self.layer.where)
+        """Masks for a run on ``near``, as good as any."""
+        return InnerDropout(near, self.dropped, lambda call, p: EdgeDropout(p, 1, 1, call + 1), self.layer.where)
 
     def check_whole(self) -> int:
         """Columns of what it gives; refused where that is no matrix, or another one every time."""
@@ -288,6 +286,41 @@ class _Probe:
                 _PERTURBATION * torch.randn(parameter.shape, generator=self.generator, dtype=parameter.dtype)
             )
 
+    def footprint(
+        self, module: nn.Module, dtype: torch.dtype, parameters: Sequence[nn.Parameter], outputs: int, *, record: bool
+    ) -> Footprint:
+        """What running ``module`` takes, forward and, with ``record``, backward, by how that grows with the graph."""
+        layer = self.layer
+
+        def run(nodes: int, edges: int, skewed: bool) -> int:
+            generator = torch.Generator().manual_seed(1)
+            rows = nodes // 2
+            sources = torch.randint(0, nodes, (edges,), generator=generator)
+            targets = torch.randint(0, 1 if skewed else rows, (edges,), generator=generator).sort().values
+            near = _graph(layer, torch.stack((sources, targets)), rows, self.edge_features, dtype, generator)
+            near = replace(near, others_S=torch.arange(rows, nodes))
+            x_SC = torch.randn(nodes, self.columns, generator=generator, dtype=dtype)
+            gradient_RO = torch.randn(rows, outputs, generator=generator, dtype=dtype)
+            carried = [v for v in (near.weight_E, near.features_EK) if v is not None]
+            known = [x_SC, gradient_RO, near.edge_index_2E, *carried, *module.parameters(), *module.buffers()]
+
+            def compute() -> object:
+                with self._masked(near):
+                    if record:
+                        return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=True)
+                    return layer.forward(module, x_SC, near)
+
+            return Watch.of(compute, known).peak_bytes
+
+        base = run(_FEW_NODES, _FEW_EDGES, False)
+        if run(_FEW_NODES, _FEW_EDGES, True) > _SKEWED * base:
+            raise layer.refuse(
+                "it takes memory for every row times the most edges of any row, which no budget can hold"
+            )
+        more_edges = max(0, run(_FEW_NODES, _MORE_EDGES, False) - base) / (_MORE_EDGES - _FEW_EDGES)
+        more_nodes = max(0, run(_MORE_NODES, _FEW_EDGES, False) - base) / (_MORE_NODES - _FEW_NODES)
+        return Footprint(int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1)
+
     def tells_modes(self) -> bool:
         """Whether it gives something else in the other mode, or fails there."""
         if self.dropped:
@@ -359,53 +392,6 @@ def _graph(
         weight if EdgeData.WEIGHT in layer.carried else None,
         features if EdgeData.FEATURES in layer.carried else None,
     )
-
-
-def _footprint(
-    layer: Layer,
-    module: nn.Module,
-    columns: int,
-    edge_features: int,
-    dtype: torch.dtype,
-    parameters: Sequence[nn.Parameter],
-    outputs: int,
-    dropped: Sequence[Dropped],
-    *,
-    record: bool,
-) -> Footprint:
-    """What running ``module`` takes, forward and, with ``record``, backward: by how that grows with edges and nodes."""
-
-    def run(nodes: int, edges: int, skewed: bool) -> int:
-        generator = torch.Generator().manual_seed(1)
-        rows = nodes // 2
-        sources = torch.randint(0, nodes, (edges,), generator=generator)
-        targets = torch.randint(0, 1 if skewed else rows, (edges,), generator=generator).sort().values
-        near = _graph(layer, torch.stack((sources, targets)), rows, edge_features, dtype, generator)
-        near = replace(near, others_S=torch.arange(rows, nodes))
-        x_SC = torch.randn(nodes, columns, generator=generator, dtype=dtype)
-        gradient_RO = torch.randn(rows, outputs, generator=generator, dtype=dtype)
-        carried = [v for v in (near.weight_E, near.features_EK) if v is not None]
-        known = [x_SC, gradient_RO, near.edge_index_2E, *carried, *module.parameters(), *module.buffers()]
-
-        def compute() -> object:
-            with _masked(near, dropped, layer.where):
-                if record:
-                    return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=True)
-                return layer.forward(module, x_SC, near)
-
-        return Watch.of(compute, known).peak_bytes
-
-    base = run(_FEW_NODES, _FEW_EDGES, False)
-    if run(_FEW_NODES, _FEW_EDGES, True) > _SKEWED * base:
-        raise layer.refuse("it takes memory for every row times the most edges of any row, which no budget can hold")
-    more_edges = max(0, run(_FEW_NODES, _MORE_EDGES, False) - base) / (_MORE_EDGES - _FEW_EDGES)
-    more_nodes = max(0, run(_MORE_NODES, _FEW_EDGES, False) - base) / (_MORE_NODES - _FEW_NODES)
-    return Footprint(int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1)
-
-
-def _masked(near: Neighbourhood, dropped: Sequence[Dropped], where: str) -> InnerDropout:
-    """Masks that are as good as any."""
-    return InnerDropout(near, dropped, lambda call, p: EdgeDropout(p, 1, 1, call + 1), where)
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:

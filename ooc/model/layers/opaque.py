@@ -15,7 +15,7 @@ Shapes: R rows of the tile, S nodes of the graph around some of them, C columns 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import local
 from typing import TYPE_CHECKING, Any
@@ -171,19 +171,19 @@ class Opaque(EdgeAggregate):
 
     @contextmanager
     def _running(self, key: Key, near: Neighbourhood) -> Iterator[None]:
-        """While the layer runs on ``near``: sums in one order, and the masks of this epoch."""
-        with in_fixed_order(near.others_S.device, self.layer.where), self._dropping(key, near):
-            yield
+        """While the layer runs on ``near``: sums in one order, and in training the masks of this epoch, of a layer that
+        has dropped nothing too, in case that it does so after all."""
+        where, dropped = self.layer.where, self.findings.dropped
 
-    def _dropping(self, key: Key, near: Neighbourhood) -> AbstractContextManager[object]:
-        """The masks of this epoch for a run on ``near``; in training of a layer that has dropped nothing too, in case
-        that it does so after all."""
-        if not self._module.training:
-            return nullcontext()
-        where = self.layer.where
-        return InnerDropout(
-            near, self.findings.dropped, lambda call, p: EdgeDropout(p, key.seed, key.epoch, self.site + call), where
-        )
+        def mask(call: int, p: float) -> EdgeDropout:
+            return EdgeDropout(p, key.seed, key.epoch, self.site + call)
+
+        training = self._module.training
+        with (
+            in_fixed_order(near.others_S.device, where),
+            InnerDropout(near, dropped, mask, where) if training else nullcontext(),
+        ):
+            yield
 
     def _own_module(self) -> nn.Module:
         """This thread's copy: a layer may keep something while it runs."""

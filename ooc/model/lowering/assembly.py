@@ -113,16 +113,10 @@ class Assembly:
         return Linear(self.next_index(), source, weight, self.setting.product)
 
     def projection(
-        self,
-        source: Value,
-        weights: Weights,
-        parameters: Sequence[nn.Parameter],
-        *,
-        features: int,
-        repeated: Repeated = ONCE,
+        self, source: Value, weights: Weights, parameters: Sequence[nn.Parameter], repeated: Repeated = ONCE
     ) -> Value:
-        """x W(θ)ᵀ + b(θ) for the ``features`` columns of x."""
-        _check_columns(source, features)
+        """x W(θ)ᵀ + b(θ) for as many columns of x as the first parameter has."""
+        _check_columns(source, parameters[0].shape[1])
         product = self.setting.product
         return Projection(self.next_index(), source, weights, parameters, product=product, repeated=repeated)
 
