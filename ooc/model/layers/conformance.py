@@ -102,7 +102,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Rows, the whole graph, and a gradient to take back."""
+    """Rows, the whole graph, and where the in-edges of each row start."""
 
     x_NC: Tensor
     near: Neighbourhood

@@ -6,9 +6,9 @@ they make (``kernels.neighbourhood``), run after run of rows where there are man
 under autograd, and the gradient goes to all of these rows: to the tile's own, which are a row of the result each, and
 to those of the in-neighbours, which are added up, tile after tile in their order. Two matrices in full width are read
 and added to anywhere: the one that is gathered from, and its gradient. Where they are not in memory whole, the first is
-dealt out to the tiles that gather from it (``ooc.plan.layout.shuffle``), and what is added to the second waits in a
-file (``ooc.plan.layout.shuffle``): nothing is read or written at random, but rows move once for every bucket that has
-an edge from them, where a sum gets by with some columns of every row. Rows of a tile are computed together by code that
+shuffled to the tiles that gather from it, and what is added to the second waits in a file (both:
+``ooc.plan.layout.shuffle``): nothing is read or written at random, but rows move once for every bucket that has an edge
+from them, where a sum gets by with some columns of every row. Rows of a tile are computed together by code that
 promises nothing of single rows, so tiles are the same ones in every plan.
 
 Shapes: R rows of the tile, S nodes of the graph around some of them, C columns of the source.
