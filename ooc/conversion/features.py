@@ -39,17 +39,18 @@ def write_features(source: Source, store: Path, work: Workplace, *, options: Opt
     if progress is None:
         rmtree(store / "x", ignore_errors=True)
     writer = ArrayWriter(store, "x", shape, wanted, progress=progress)
-    with reported(work.listener, "writing features", source.num_nodes, "nodes") as advance, writer:
-        for row, rows in _blocks(source, wanted, block_rows, first=writer.rows):
-            if smallest is not None:
-                rows = rows - smallest
-                rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)
-            writer.append(_cast(rows, wanted, row))
-            advance(writer.rows)
-            journal.advance(_STAGE, writer.flush, writer.progress)
-        if writer.rows != source.num_nodes:
-            raise SourceError(f"{source.name} has features of {writer.rows} nodes, not of {source.num_nodes}")
-    journal.finish(_STAGE, {}, writer.flush)
+    with reported(work.listener, "writing features", source.num_nodes, "nodes") as advance:
+        with writer:
+            for row, rows in _blocks(source, wanted, block_rows, first=writer.rows):
+                if smallest is not None:
+                    rows = rows - smallest
+                    rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)
+                writer.append(_cast(rows, wanted, row))
+                advance(writer.rows)
+                journal.advance(_STAGE, writer.flush, writer.progress)
+            if writer.rows != source.num_nodes:
+                raise SourceError(f"{source.name} has features of {writer.rows} nodes, not of {source.num_nodes}")
+        journal.finish(_STAGE, {}, writer.flush)
 
 
 def _cast(rows: AnyArray, wanted: np.dtype[np.generic], row: int) -> AnyArray:

@@ -228,8 +228,8 @@ def _write_rows(array: Array, places: Places, work: Workplace, *, block_rows: in
             scatter.put(here[order], array.read(start, stop)[order])
             advance(stop)
             journal.advance(stage, scatter.flush, partial(_moved_state, scatter, stop))
-    scatter.close()
-    journal.finish(stage, {}, scatter.flush)
+        scatter.close()
+        journal.finish(stage, {}, scatter.flush)
 
 
 def _moved_state(scatter: RowScatter, rows: int) -> dict[str, Any]:

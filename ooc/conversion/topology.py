@@ -171,8 +171,8 @@ def spread(
                         advance(done)
             finally:
                 buckets = {name: spreader.close() for name, spreader in spreaders.items()}
-        found = {name: [asdict(bucket) for bucket in some] for name, some in buckets.items()}
-        found = work.journal.finish(stage, found, lambda: flush_all(list(folders.values())))
+            found = {name: [asdict(bucket) for bucket in some] for name, some in buckets.items()}
+            work.journal.finish(stage, found, lambda: flush_all(list(folders.values())))
     return {name: [Bucket(**bucket) for bucket in some] for name, some in found.items()}
 
 
@@ -226,7 +226,7 @@ def write_direction(
         values=values.dtype if values is not None else None,
     )
     spent: list[Path] = []
-    with reported(listener, f"writing {stage}", most, "edges") as advance, closing(csr):
+    with closing(csr), reported(listener, f"writing {stage}", most, "edges") as advance:
         with closing(sorter.steps()) as steps:  # Its threads end here, however this ends.
             for step in steps:
                 # All edges with equal keys are in one step.
@@ -246,7 +246,7 @@ def write_direction(
             csr.append(run)
             advance(csr.appended)
         csr.complete()
-    journal.finish(stage, csr.found(), csr.flush)
+        journal.finish(stage, csr.found(), csr.flush)
     rmtree(scratch, ignore_errors=True)
 
 
