@@ -14,7 +14,7 @@ from ooc.conversion.order import order_bytes
 from ooc.errors import BudgetError, SourceError
 from ooc.memory import available_memory_bytes
 from ooc.sizes import format_size
-from ooc.sources.files.ahead import cores
+from ooc.sources.files.prefetching import cores
 from ooc.sources.source import Source
 from ooc.storage.array import chunk_rows
 from ooc.storage.store import Store, Task

@@ -14,7 +14,7 @@ from ooc.conversion.budget import Options
 from ooc.conversion.output import Workplace
 from ooc.errors import SourceError
 from ooc.events import reported
-from ooc.sources.files.ahead import ahead
+from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import Source
 from ooc.storage.array import AnyArray
 from ooc.storage.writer import ArrayWriter
@@ -87,7 +87,7 @@ def _blocks(
     else:
         row, given = 0, source.features(block_rows)
     wanted_shape = (source.num_nodes, source.num_features)
-    with ahead(given) as blocks:
+    with prefetched(given) as blocks:
         for rows in blocks:
             if rows.dtype.kind not in "biuf":
                 raise SourceError(f"features are of type {rows.dtype}, not numbers")

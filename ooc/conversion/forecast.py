@@ -18,7 +18,7 @@ import numpy as np
 
 from ooc.conversion.budget import Options, Sizes, disk_bytes, least_budget_bytes
 from ooc.errors import BudgetError
-from ooc.sources.files.ahead import cores
+from ooc.sources.files.prefetching import cores
 from ooc.sources.names import Dataset
 
 _KEY_BYTES = 8

@@ -32,7 +32,7 @@ from ooc.conversion.topology import spread, write_direction
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
 from ooc.sizes import parse_size
-from ooc.sources.files.ahead import ahead
+from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
 from ooc.storage.array import METADATA_FILE, Array
 from ooc.storage.store import SPLITS, Store, open_store, write_group
@@ -175,7 +175,7 @@ def _write_edges(store: Store, direction: str, places: Places, work: Workplace, 
 def _counted(runs: Iterator[Run]) -> Generator[tuple[int, list[tuple[str, Run]]]]:
     """``runs``, made by a thread of their own, as ``spread`` takes them."""
     done = 0
-    with ahead(runs) as pieces:
+    with prefetched(runs) as pieces:
         for run in pieces:
             done += len(run.keys)
             yield done, [("buckets", run)]

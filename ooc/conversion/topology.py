@@ -23,7 +23,7 @@ from ooc.conversion.journal import flush_all
 from ooc.conversion.output import Workplace
 from ooc.errors import SourceError
 from ooc.events import reported
-from ooc.sources.files.ahead import ahead
+from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import EdgeBlock, Source
 from ooc.storage.array import Array, open_array
 from ooc.storage.store import EDGE_WEIGHT
@@ -103,7 +103,7 @@ def _packed(
     """The edges of ``source`` as keys of each direction with what they carry, about ``size`` at a time, and how many
     have come so far."""
     done = 0
-    with ahead(source.edges(size)) as blocks:
+    with prefetched(source.edges(size)) as blocks:
         for block in blocks:
             _check(block, done, source.num_nodes)
             count = len(block.sources)

@@ -10,7 +10,7 @@ from ooc.sources.files.npy import NpyFile
 from ooc.sources.reading import Request
 from ooc.sources.source import EdgeBlock, with_data
 
-EDGE_OPTIONS = frozenset({"edge_weight", "edge_features"})
+EDGE_OPTIONS = ("edge_weight", "edge_features")
 EDGE_COLUMNS_REMEDY = (
     "say with edge_weight= and edge_features= which of that is to be kept, or give drop_edge_data=True to convert "
     "without"
@@ -21,16 +21,13 @@ EDGE_COLUMNS_REMEDY = (
 class EdgeColumns:
     """Names of columns: of the weight, if one is, and of features."""
 
-    weight: str | None
-    features: tuple[str, ...]
-
-    def __bool__(self) -> bool:
-        return self.weight is not None or bool(self.features)
+    weight: str | None = None
+    features: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """All of them."""
-        return (*((self.weight,) if self.weight is not None else ()), *self.features)
+        return self.features if self.weight is None else (self.weight, *self.features)
 
 
 @dataclass(frozen=True)
@@ -39,9 +36,6 @@ class EdgeFiles:
 
     weight: NpyFile | None
     features: NpyFile | None
-
-    def __bool__(self) -> bool:
-        return self.weight is not None or self.features is not None
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -68,33 +62,29 @@ def asks_for_edge_data(request: Request) -> bool:
 
 def asked_columns(request: Request, columns: tuple[str, ...], where: str) -> EdgeColumns:
     """Those of ``columns`` that the request names. OptionError for others."""
-    found: dict[str, tuple[str, ...]] = {}
-    for option in sorted(EDGE_OPTIONS):
-        text = _asked(request, option)
-        names = tuple(name.strip() for name in text.split(",")) if text is not None and not _is_file(text) else ()
-        for name in names:
-            if name not in columns:
-                there = f"it has {', '.join(columns[:20])}" if columns else "there are none"
-                raise OptionError(f"{where} has no column {name!r} beside its edges; {there}")
-        found[option] = names
-    if len(found["edge_weight"]) > 1:
+    weight, features = (
+        tuple(name.strip() for name in text.split(",")) if text is not None and not _is_file(text) else ()
+        for text in _asked(request)
+    )
+    names = (*weight, *features)
+    for name in names:
+        if name not in columns:
+            there = f"it has {', '.join(columns[:20])}" if columns else "there are none"
+            raise OptionError(f"{where} has no column {name!r} beside its edges; {there}")
+    if len(weight) > 1:
         raise OptionError(f"edge-weight {request.option('edge_weight')!r}: one column is wanted")
-    every = (*found["edge_weight"], *found["edge_features"])
-    if len(set(every)) < len(every):
-        raise OptionError(f"edge-weight and edge-features name a column twice: {', '.join(every)}")
-    return EdgeColumns(next(iter(found["edge_weight"]), None), found["edge_features"])
+    if len(set(names)) < len(names):
+        raise OptionError(f"edge-weight and edge-features name a column twice: {', '.join(names)}")
+    return EdgeColumns(weight[0] if weight else None, features)
 
 
 def asked_files(request: Request, num_edges: int | None) -> EdgeFiles:
     """The npy files that the request names; see :func:`edge_files`."""
-    weight, features = (
-        Path(text) if (text := _asked(request, option)) is not None and _is_file(text) else None
-        for option in ("edge_weight", "edge_features")
-    )
-    return edge_files(weight, features, num_edges)
+    paths = (Path(text) if text is not None and _is_file(text) else None for text in _asked(request))
+    return edge_files(*paths, num_edges=num_edges)
 
 
-def edge_files(weight_path: Path | None, features_path: Path | None, num_edges: int | None) -> EdgeFiles:
+def edge_files(weight_path: Path | None, features_path: Path | None, *, num_edges: int | None) -> EdgeFiles:
     """The npy files at these paths; SourceError for those of another number of edges, where that is known."""
     weight, features = (NpyFile(path) if path is not None else None for path in (weight_path, features_path))
     if features is not None and (len(features.shape) != 2 or not features.shape[1]):
@@ -107,11 +97,13 @@ def edge_files(weight_path: Path | None, features_path: Path | None, num_edges: 
     return EdgeFiles(weight, features)
 
 
-def _asked(request: Request, option: str) -> str | None:
-    text = request.option(option)
-    if text is not None and request.drop_edge_data:
-        raise OptionError(f"drop_edge_data=True leaves out what {option}= asks for; give one of them")
-    return text
+def _asked(request: Request) -> list[str | None]:
+    """What is asked for as weight and as features."""
+    found = [request.option(option) for option in EDGE_OPTIONS]
+    for option, text in zip(EDGE_OPTIONS, found, strict=True):
+        if text is not None and request.drop_edge_data:
+            raise OptionError(f"drop_edge_data=True leaves out what {option}= asks for; give one of them")
+    return found
 
 
 def _is_file(text: str) -> bool:

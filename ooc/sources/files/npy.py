@@ -20,7 +20,7 @@ import numpy as np
 
 from ooc.errors import SourceError, SpillError
 from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
-from ooc.sources.files.ahead import ahead
+from ooc.sources.files.prefetching import prefetched
 from ooc.sources.files.streams import FileBlob, Stream, damaged, read_exactly, read_values
 from ooc.sources.files.zip_members import Archive, Member
 from ooc.sources.source import EdgeBlock, Source, ranges, with_data
@@ -252,9 +252,9 @@ def _write_ids(edges: PackedArray, paths: tuple[Path, ...], nodes: int, listener
     total = edges.num_edges()
     task, done = "unpacking edges", 0
     partial = [path.with_name(path.name + ".partial") for path in paths]
-    values_ahead = ahead(edges.values(_BLOCK_BYTES // edges.dtype.itemsize))
+    prefetching = prefetched(edges.values(_BLOCK_BYTES // edges.dtype.itemsize))
     listener(TaskStarted(task, 2 * total, "ids"))
-    with partial[0].open("wb") as sources, partial[1].open("wb") as targets, values_ahead as blocks:
+    with partial[0].open("wb") as sources, partial[1].open("wb") as targets, prefetching as blocks:
         for values in blocks:
             _check_ids(values, nodes, edges.name)
             ids = values.astype(_ID)

@@ -71,7 +71,7 @@ class BareGraph:
 
 def _with_edge_files(graph: BareGraph, found: EdgeFiles) -> BareGraph:
     """``graph`` with what its edges have in npy files of their own besides."""
-    if not found:
+    if not found.paths:
         return graph
     if (graph.has_edge_weight and found.weight) or (graph.num_edge_features and found.features):
         raise SourceError(f"{graph.name} has edge data of its own; {found.paths[0]} would replace it")
@@ -193,22 +193,35 @@ class _Joined:
         """``nodes``, ``edges`` and which ``ids`` there are: ``"table"``, ``"edges"`` or ``None``."""
         graph, limit = self.graph, self.budget_bytes // 4
         ids: str | None = None
+        edges = 0
+
+        def ends() -> Iterator[Ids]:
+            """The ids of all edges, which are counted as they pass."""
+            nonlocal edges
+            task = "counting nodes and edges"
+            listener(TaskStarted(task, graph.num_edges, "edges"))
+            for block in graph.edges(_BLOCK_ROWS):
+                edges += len(block.sources)
+                yield np.concatenate([block.sources, block.targets])
+                listener(TaskAdvanced(task, min(edges, graph.num_edges)))
+            listener(TaskFinished(task))
+
         if self.ids is not None:
             nodes, ids = write_ids(folder / _IDS, _column(*self.ids, Cells.WHOLE)), "table"
         elif nodes is None and (table := self.node_features.table or self.node_labels.table) is not None:
             nodes = sum(len(block) for block in _column(table, table.columns[0], Cells.TEXT))
-        tally = _Tally(graph, listener)
         if nodes is None:
-            nodes, ids = collect(tally.ids(), folder / _IDS, name=graph.name, limit_bytes=limit), "edges"
+            nodes, ids = collect(ends(), folder / _IDS, name=graph.name, limit_bytes=limit), "edges"
             _compare(graph, "nodes", nodes)
         elif "nodes" in graph.said:  # That is how many the edges have; files may have rows for others.
-            found = collect(tally.ids(), folder / _COUNTED, name=graph.name, limit_bytes=limit)
+            found = collect(ends(), folder / _COUNTED, name=graph.name, limit_bytes=limit)
             (folder / _COUNTED).unlink()
             _compare(graph, "nodes", found)
         elif not graph.counted:
-            for _ in tally.ids():
+            for _ in ends():
                 pass
-        edges = graph.num_edges if graph.counted and not tally.edges else tally.edges
+        if graph.counted and not edges:
+            edges = graph.num_edges
         _compare(graph, "edges", edges)
         if not edges:
             raise SourceError(f"{graph.name} has no edge: it is empty, damaged or incomplete")
@@ -255,23 +268,6 @@ class _Joined:
             f"nodes are the row numbers of {table.path}, from 0 on, since it has no column called "
             f"{' or '.join(ID_NAMES)}; if one of {', '.join(table.columns[:20])} holds ids, name it with id_column="
         )
-
-
-class _Tally:
-    """Passes edges on as ids and counts them."""
-
-    def __init__(self, graph: BareGraph, listener: Listener) -> None:
-        self._graph, self._listener = graph, listener
-        self.edges = 0
-
-    def ids(self) -> Iterator[Ids]:
-        task = "counting nodes and edges"
-        self._listener(TaskStarted(task, self._graph.num_edges, "edges"))
-        for block in self._graph.edges(_BLOCK_ROWS):
-            self.edges += len(block.sources)
-            yield np.concatenate([block.sources, block.targets])
-            self._listener(TaskAdvanced(task, min(self.edges, self._graph.num_edges)))
-        self._listener(TaskFinished(task))
 
 
 def _column(table: Table, column: str, cells: Cells) -> Iterator[AnyArray]:

@@ -22,7 +22,7 @@ from ooc.sources.source import EdgeBlock, EdgeData, Source
 _SOURCES, _TARGETS = ("source", "src"), ("target", "dst")
 _COMPRESSIONS = ("", ".gz", ".zst")
 _LEAST_LINE_BYTES = 4
-_NOTHING = EdgeColumns(None, ())
+_NOTHING = EdgeColumns()
 
 
 def _open(path: Path, request: Request) -> Source:
@@ -61,7 +61,7 @@ def _graph(
         format="table",
         files=(table.path,),
         edges=lambda size: column_edges(table, source, target, size),
-        carrying=(lambda size: column_edges(table, source, target, size, carried)) if carried else None,
+        carrying=(lambda size: column_edges(table, source, target, size, carried)) if carried.names else None,
         has_edge_weight=carried.weight is not None,
         num_edge_features=width(table, carried.features),
         num_edges=max(1, table.path.stat().st_size // _LEAST_LINE_BYTES) if table.rows is None else table.rows,
@@ -83,7 +83,7 @@ def column_edges(
             weight=block[carried.weight] if carried.weight is not None else None,
             features=side_by_side(block, carried.features) if carried.features else None,
         )
-        yield EdgeBlock(sources, targets, data if carried else None)
+        yield EdgeBlock(sources, targets, data if carried.names else None)
 
 
 def _beside(folder: Path, stem: str) -> Path | None:
@@ -96,5 +96,5 @@ READER = Reader(
     folder=None,
     recognises=lambda path: _beside(path, "edges") is not None if path.is_dir() else is_table(path),
     open=_open,
-    takes=NODE_OPTIONS | EDGE_OPTIONS | {"source_column", "target_column"},
+    takes=NODE_OPTIONS.union(EDGE_OPTIONS) | {"source_column", "target_column"},
 )

@@ -9,7 +9,7 @@ The task is the first that classifies nodes.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +39,11 @@ _NO_HEADER = ("0", "1")
 """What the columns of a table are called whose first line is numbers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Edges:
-    """``count`` may be an estimate where the edges are not ``counted``."""
-
-    path: Path
-    count: int
-    counted: bool
-    blocks: Callable[[int], Iterator[EdgeBlock]]
-
-
 def _open(path: Path, request: Request) -> Source:
     metadata = _Metadata(path)
-    nodes, edges = metadata.nodes(), _edges(metadata, request)
-    carried = metadata.edge_data(request, edges.count if edges.counted else None)
+    nodes = metadata.nodes()
+    edges, count = _edges(metadata, request)
+    carried = metadata.edge_data(request, count)
     features = NpyFile(metadata.features())
     rows, columns = features.matrix("[nodes, features]")
     if rows != nodes:
@@ -63,23 +54,23 @@ def _open(path: Path, request: Request) -> Source:
         name=metadata.name,
         format="graphbolt",
         num_nodes=nodes,
-        num_edges=edges.count,
+        num_edges=max(1, metadata.edges()[0].stat().st_size // _LEAST_LINE_BYTES) if count is None else count,
         num_features=columns,
         num_classes=classes,
-        edges=(lambda size: carried.joined(edges.blocks, size)) if carried else edges.blocks,
+        edges=(lambda size: carried.joined(edges, size)) if carried.paths else edges,
         has_edge_weight=carried.weight is not None,
         num_edge_features=carried.num_features,
         features=features.row_blocks,
         features_from=features.row_blocks,
         labels=labels.blocks,
         resident_bytes=labels.nbytes,
-        fingerprint=fingerprint_of(metadata.path, edges.path, features.path, *carried.paths, *labels.paths),
+        fingerprint=fingerprint_of(metadata.path, metadata.edges()[0], features.path, *carried.paths, *labels.paths),
     )
 
     def prepare(folder: Path, listener: Listener) -> Source:
-        return replace(source, num_edges=sum(len(block.sources) for block in edges.blocks(1 << 18)), prepare=None)
+        return replace(source, num_edges=sum(len(block.sources) for block in edges(1 << 18)), prepare=None)
 
-    return source if edges.counted else replace(source, prepare=prepare)
+    return source if count is not None else replace(source, prepare=prepare)
 
 
 class _Metadata:
@@ -143,7 +134,7 @@ class _Metadata:
                 f"give drop_edge_data=True to convert without"
             )
         weight, features_file = (self._numpy(entries[0]) if entries else None for entries in (weights, features))
-        return edge_files(weight, features_file, edges)
+        return edge_files(weight, features_file, num_edges=edges)
 
     def _entries(self, domain: str) -> list[dict[str, Any]]:
         """What ``feature_data`` lists for nodes or edges."""
@@ -197,11 +188,12 @@ class _Metadata:
         return path
 
 
-def _edges(metadata: _Metadata, request: Request) -> _Edges:
+def _edges(metadata: _Metadata, request: Request) -> tuple[Callable[[int], Iterator[EdgeBlock]], int | None]:
+    """``(blocks, how many edges there are, where that is known)``."""
     path, kind = metadata.edges()
     if kind == "numpy":
         array = NpyFile(path)
-        return _Edges(path=path, count=array.num_edges(), counted=True, blocks=array.edge_blocks)
+        return array.edge_blocks, array.num_edges()
     if kind != "csv":
         raise SourceError(f"{metadata.path}: edges are of the format {kind}; csv and numpy can be read")
     table: Table = open_table(path, request.budget_bytes)
@@ -209,12 +201,7 @@ def _edges(metadata: _Metadata, request: Request) -> _Edges:
         raise SourceError(f"{path} has {len(table.columns)} columns; sources and targets are wanted, nothing else")
     if table.columns != _NO_HEADER:
         raise SourceError(f"{path} begins with {','.join(table.columns)[:60]!r}, no edge; GraphBolt's have no header")
-    return _Edges(
-        path=path,
-        count=max(1, path.stat().st_size // _LEAST_LINE_BYTES),
-        counted=False,
-        blocks=lambda size: column_edges(table, table.columns[0], table.columns[1], size),
-    )
+    return lambda size: column_edges(table, *_NO_HEADER, size), None
 
 
 class _Labels:

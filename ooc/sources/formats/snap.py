@@ -45,7 +45,7 @@ def _open(path: Path, request: Request) -> Source:
         # Weights, where there may be some, need not be whole numbers.
         kind, columns = (Kind.REAL, tuple(range(2, _MOST_COLUMNS + 1))) if expected else (Kind.WHOLE, (2,))
         for rows in rows_of_numbers(path, columns=columns, kind=kind, block_bytes=block_bytes):
-            if carried and rows.shape[1] <= max(int(name) for name in carried.names):
+            if carried.names and rows.shape[1] <= max(int(name) for name in carried.names):
                 raise SourceError(f"{path} has {rows.shape[1]} numbers a line; there is no column {carried.names[-1]}")
             for start, stop in ranges(len(rows), size):
                 sources, targets = (whole_ids(rows[start:stop, side], path) for side in (0, 1))
@@ -57,7 +57,7 @@ def _open(path: Path, request: Request) -> Source:
             format="snap",
             files=(path,),
             edges=edges,
-            carrying=edges if carried else None,
+            carrying=edges if carried.names else None,
             has_edge_weight=carried.weight is not None,
             num_edge_features=len(carried.features),
             num_edges=said.get("edges") or max(1, path.stat().st_size // _LEAST_LINE_BYTES),
@@ -78,7 +78,7 @@ def _width(line: str) -> int | None:
 
 
 def _data(rows: AnyArray, carried: EdgeColumns) -> EdgeData | None:
-    if not carried:
+    if not carried.names:
         return None
     return EdgeData(
         weight=rows[:, int(carried.weight)] if carried.weight is not None else None,
@@ -99,5 +99,5 @@ READER = Reader(
     folder=False,
     recognises=_recognises,
     open=_open,
-    takes=NODE_OPTIONS | EDGE_OPTIONS,
+    takes=NODE_OPTIONS.union(EDGE_OPTIONS),
 )

@@ -242,5 +242,5 @@ READER = Reader(
     folder=None,
     recognises=lambda path: bool(_graphs(path)) if path.is_dir() else path.suffix in (".graph", ".properties"),
     open=_open,
-    takes=NODE_OPTIONS | EDGE_OPTIONS,
+    takes=NODE_OPTIONS.union(EDGE_OPTIONS),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work on several cores with little memory: an iterator that a thread runs ahead of its consumer.
+"""Prefetching in a thread: an iterator whose next item is made while the last one is in use, on another core.
 
 Inflating, sorting, copying and file I/O all let go of the interpreter, so threads are enough.
 """
@@ -28,7 +28,7 @@ class _End:
 
 
 @contextmanager
-def ahead(items: Iterable[T]) -> Iterator[Iterator[T]]:
+def prefetched(items: Iterable[T]) -> Iterator[Iterator[T]]:
     """``items``, produced by a thread: three exist at a time, one being made, one waiting, one in use.
 
     What producing raises is raised where the item would have come. At the end the thread is gone and a
@@ -72,7 +72,7 @@ def ahead(items: Iterable[T]) -> Iterator[Iterator[T]]:
             yield item
             del item
 
-    thread = threading.Thread(target=produce, name="ooc-ahead", daemon=True)
+    thread = threading.Thread(target=produce, name="ooc-prefetched", daemon=True)
     thread.start()
     try:
         yield consume()

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ooc.sources.files.ahead import ahead
+from ooc.sources.files.prefetching import prefetched
 
 
 def _threads() -> int:
-    return sum(thread.name == "ooc-ahead" for thread in threading.enumerate())
+    return sum(thread.name == "ooc-prefetched" for thread in threading.enumerate())
 
 
 def test_items_come_in_order_and_no_more_than_three_exist() -> None:
@@ -29,7 +29,7 @@ def test_items_come_in_order_and_no_more_than_three_exist() -> None:
             alive -= 1
 
     found = []
-    with ahead(Item(number) for number in range(200)) as items:
+    with prefetched(Item(number) for number in range(200)) as items:
         for item in items:
             found.append(item.number)
             del item
@@ -44,7 +44,7 @@ def test_the_next_item_is_made_while_this_one_is_used() -> None:
         made.set()
         yield 1
 
-    with ahead(items()) as running:
+    with prefetched(items()) as running:
         assert next(running) == 0 and made.wait(10)
 
 
@@ -53,7 +53,7 @@ def test_an_error_comes_where_the_item_would_have() -> None:
         yield 0
         raise ValueError("two")
 
-    with pytest.raises(ValueError, match="two"), ahead(items()) as running:
+    with pytest.raises(ValueError, match="two"), prefetched(items()) as running:
         assert next(running) == 0
         next(running)
     assert _threads() == 0
@@ -70,7 +70,7 @@ def test_leaving_early_closes_the_generator_and_ends_the_thread() -> None:
         finally:
             closed.append(threading.current_thread().name)
 
-    with pytest.raises(KeyboardInterrupt), ahead(items()) as running:
+    with pytest.raises(KeyboardInterrupt), prefetched(items()) as running:
         next(running)
         raise KeyboardInterrupt
-    assert closed == ["ooc-ahead"] and _threads() == 0
+    assert closed == ["ooc-prefetched"] and _threads() == 0
