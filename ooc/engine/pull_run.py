@@ -5,7 +5,7 @@ does it."""
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,8 @@ class EdgeSweep:
         first, last = int(self._offsets[start]), int(self._offsets[stop])
         taken = {data: array.take(first, last) for data, array in self._arrays.items()}
         indices, weight = taken[None][:, 0], taken.get(EdgeData.WEIGHT)
+        if self._checks is not None:
+            self._checks.check_range(indices)
         return TileEdges(
             indices,
             relative_offsets(self._offsets, start, stop, indices.dtype, indices.device),
@@ -107,7 +109,7 @@ class PullRun(ABC):
         """What a tile gathers from."""
 
     def own(self, tile: Tile) -> Tensor | None:
-        """A tile's rows of the pull's own matrix, if it has one."""
+        """A tile's rows of the pull's own matrix; None where the source stands for it."""
         return next((tile.inputs[name] for name in self._pull.own), None)
 
     def rows(self, tile: Tile, out: Tensor | None = None) -> Tensor:
@@ -118,8 +120,10 @@ class PullRun(ABC):
         if isinstance(self._kernel, Scaling):
             assert isinstance(source, Tensor)
             return self._runtime.pull_rows(source, edges, self._pull.direction, self._kernel, out)
-        edges = replace(edges, apart=self._apart)
-        return tile.take(self._runtime.run_kernel(self._kernel, source, self.own(tile), edges, self._groups))
+        own = self.own(tile)
+        source = cast(Tensor, source)  # shuffled rows only go to opaque layers, which take both
+        own = source[tile.start : tile.start + edges.rows] if own is None else own
+        return tile.take(self._kernel(replace(edges, apart=self._apart), source, own, self._groups))
 
 
 class WholePull(PullRun):

@@ -20,14 +20,11 @@ from ooc.engine.operands import BlockedMatrix, as_matrix
 from ooc.engine.shuffle import P, ShuffleFile
 from ooc.engine.workers import WorkerPool
 from ooc.errors import StoreError
-from ooc.kernels.bucket_rows import BucketRows
 from ooc.kernels.deferred_checks import DeferredChecks, Fault
 from ooc.kernels.dropout.edges import UNSORTED
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.pulls import pulls_for
 from ooc.model.graph import GraphRows, Scaling, damaged
-from ooc.model.layers.opaque import Scattered
-from ooc.model.stages import Kernel
 from ooc.model.workload import edge_array
 from ooc.plan.layout.matrices import edges_name
 from ooc.plan.program.plan import Plan
@@ -43,16 +40,6 @@ from ooc.prefetch.spill import create_spill
 from ooc.prefetch.transfers import Transfers
 from ooc.storage.array import Array
 from ooc.storage.store import Store
-
-_TORCH = {
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "int8": torch.int8,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "bool": torch.bool,
-}
 
 
 class Runtime:
@@ -152,7 +139,7 @@ class Runtime:
 
     def _dtype(self, name: str, array: Array | None) -> torch.dtype:
         if array is not None:
-            return _TORCH[array.dtype.name]
+            return cast(torch.dtype, getattr(torch, array.dtype.name))
         matrix = self.plan.matrices[name].matrix
         if matrix.kind is Kind.BITS:
             return torch.uint8
@@ -223,8 +210,6 @@ class Runtime:
             edges = replace(edges, weight_E=edges.weight_E.to(source.dtype))
         if is_narrow and of_rows.self_term:
             edges = replace(edges, self_loops=SelfLoops.EXACTLY_ONE)
-        if edges.checks is not None:
-            edges.checks.check_range(edges.indices_E)
         try:
             pulled = pulls_for(source).sums(edges, source, has_loops=of_rows.self_N1 is not None, out=out)
         except RuntimeError:
@@ -244,16 +229,6 @@ class Runtime:
                 raise damaged(self.store, f"{direction.value}/indices")
             if Fault.UNSORTED in faults:
                 raise StoreError(UNSORTED)
-
-    def run_kernel(
-        self, kernel: Kernel, source: Tensor | BucketRows, own: Tensor | None, edges: TileEdges, groups: range
-    ) -> Tensor | Scattered:
-        """The tile's rows of what ``kernel`` makes of the neighbours' rows of ``source``; ``own`` are these rows of
-        the pull's own matrix, None where the source stands for it."""
-        if edges.checks is not None:
-            edges.checks.check_range(edges.indices_E)
-        source = cast(Tensor, source)  # shuffled rows only go to opaque layers, which take both
-        return kernel(edges, source, source[edges.start : edges.start + edges.rows] if own is None else own, groups)
 
     def read_rows(self, name: str) -> Iterator[Tensor]:
         """A constant matrix, row block by row block, for those who want a copy of it. No program may be running."""

@@ -109,9 +109,7 @@ class Session:
     def __init__(self, prepared: Prepared, placement: Placement) -> None:
         self._prepared = prepared
         self._placement = placement
-        self._store = prepared.store
-        self._spill_dir = prepared.spill_dir
-        self._listener = prepared.listener
+        self._store, self._spill_dir, self._listener = prepared.store, prepared.spill_dir, prepared.listener
         self._runtime: Runtime | None = None
         self._passes: tuple[PassRecord, ...] = ()
 

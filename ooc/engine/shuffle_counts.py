@@ -23,7 +23,7 @@ from ooc.engine.pull_run import relative_offsets
 from ooc.kernels.edges import TileEdges, highest_row
 from ooc.kernels.neighbourhood import other_neighbours, runs
 from ooc.model.graph import damaged
-from ooc.model.workload import HandedRows
+from ooc.model.workload import ScatterCounts
 from ooc.model.workload import TileEdges as CountedEdges
 from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.workload import Direction
@@ -35,12 +35,12 @@ _MOST_EDGES = 1 << 20
 """Edges of a bucket that are looked at together."""
 
 
-def counted_rows(store: Store) -> HandedRows:
+def counted_rows(store: Store) -> ScatterCounts:
     """Entries of partial sums of a store that is there, each read from it when it is first asked for."""
     return cache(partial(_count_sums, store))
 
 
-def most_rows(tile_edges: CountedEdges) -> HandedRows:
+def most_rows(tile_edges: CountedEdges) -> ScatterCounts:
     """Those of a graph of which only degrees are known: an entry for each edge out of the rows, which is the most."""
     return lambda rows, others, tile_rows: tile_edges(Direction.OUT, tile_rows)
 
@@ -87,13 +87,13 @@ def _sweep(store: Store, rows: int, height: int) -> Iterator[tuple[int, int, npt
 
 def _count_sums(store: Store, rows: int, others: int, tile_rows: int) -> Sequence[int]:
     _, indices = store.topology(Direction.IN.value)
-    handed = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
+    added = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
     for start, stop, offsets in _sweep(store, rows, tile_rows):
         neighbours = torch.from_numpy(indices.read(int(offsets[0]), int(offsets[-1])))
         relative = relative_offsets(offsets, 0, stop - start, torch.int64)
         for run in runs(TileEdges(neighbours, relative, start, store.num_nodes)):
-            np.add.at(handed, other_neighbours(run, others).numpy() // tile_rows + 1, 1)
-    return [int(count) for count in np.cumsum(handed)]
+            np.add.at(added, other_neighbours(run, others).numpy() // tile_rows + 1, 1)
+    return [int(count) for count in np.cumsum(added)]
 
 
 def _count_rows(store: Store, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:

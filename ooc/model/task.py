@@ -14,19 +14,19 @@ def label_columns(store: Store) -> int:
 
 
 class Targets:
-    """The labels of rows of splits, as losses and metrics take them; rows of a split have one in every sound store.
+    """The labels of rows of splits, as losses and metrics take them; rows of a split have one in every valid store.
 
     Where one has none, the CPU raises StoreError at once. On a device the host would have to wait for every tile, so
     that it is only noted there, and ``refuse_damaged`` asks when a program is over; until then class or label 0 stands
     in for it, since a loss that looks up a class which is none spoils a GPU's context. Of a split that has been found
-    sound nobody asks again. On a device used by one thread.
+    valid nobody asks again. On a device used by one thread.
     """
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._noted: Tensor | None = None
         self._noted_of: set[str] = set()
-        self._sound: set[str] = set()
+        self._valid: set[str] = set()
 
     def begin(self) -> None:
         """Forget what was noted in a program that came to no end."""
@@ -39,7 +39,7 @@ class Targets:
         StoreError, on the CPU, where a row has no label, or a class that the model has no output for.
         """
         labels = labels_RL[rows, 0] if self._task is Task.CLASSES else labels_RL[rows]
-        if split not in self._sound:
+        if split not in self._valid:
             labels = self._looked_at(split, labels, classes=outputs.shape[1])
         return labels if self._task is Task.CLASSES else labels.to(outputs.dtype)
 
@@ -48,7 +48,7 @@ class Targets:
         noted, self._noted = self._noted, None
         if noted is not None and bool(noted):
             raise self._damaged()
-        self._sound |= self._noted_of
+        self._valid |= self._noted_of
 
     def _looked_at(self, split: str, labels: Tensor, *, classes: int) -> Tensor:
         missing = self._missing(labels, classes)

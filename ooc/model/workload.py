@@ -21,17 +21,17 @@ from ooc.storage.store import Store
 TileEdges = Callable[[Direction, int], Sequence[int]]
 """By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
 
-HandedRows = Callable[[int, int, int], Sequence[int]]
-"""By rows that are computed, rows that are handed to, and rows of a tile: how many gradients tiles 0…i-1 of the latter
-are handed, for every i up to their number."""
+ScatterCounts = Callable[[int, int, int], Sequence[int]]
+"""By rows that are computed, rows that are scattered to, and rows of a tile: how many gradients are scattered to tiles
+0…i-1 of the latter, for every i up to their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeCounts:
-    """How many edges tiles have, how many gradients they are handed, and how many rows they gather."""
+    """How many edges tiles have, how many gradients are scattered to them, and how many rows they gather."""
 
     tile_edges: TileEdges
-    handed_rows: HandedRows
+    scatter_counts: ScatterCounts
     gathered_rows: GatheredRows
 
 
@@ -84,7 +84,7 @@ def describe_workload(
     height = {name: _stored_rows(name, every, read_rows) for s in every for name in s.stores}
     height |= {name: read_rows[name] for s in every if s.pull is not None for name in s.pull.added_to}
     matrices = {}
-    for name in sorted(used, key=_reading_order):
+    for name in sorted(used, key=lambda name: (name not in STORE_MATRICES, name)):
         if name in arrays:
             matrices[name] = Matrix(name, store.num_nodes, columns[name], arrays[name].itemsize, Kind.STORE)
         elif name in builder.packed:
@@ -135,7 +135,7 @@ def describe_workload(
         ),
         kept=builder.kept,
         scatter_counts={
-            name: counts.handed_rows(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()
+            name: counts.scatter_counts(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()
         },
         parts=memory.sums(itemsize) if builder.on_device else None,
         bucketing=Bucketing(backward, counts.gathered_rows) if gathers else None,
@@ -190,11 +190,6 @@ def stored(store: Store) -> TileEdges:
         return known[key]
 
     return tile_edges
-
-
-def _reading_order(name: str) -> tuple[bool, str]:
-    """The store's matrices first, then by name."""
-    return name not in STORE_MATRICES, name
 
 
 def zero_gradients(network: Network) -> None:

@@ -7,12 +7,11 @@ O_DIRECT, and whatever the queue did short or not at all, so that errors are fou
 there is no such queue, those threads do it all, with O_DIRECT too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from ooc.prefetch.arena import Bytes
-from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, Counters, Engine, OpenFile, Span, Ticket
+from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, OpenFile, Ticket
 from ooc.prefetch.engines.kernel_queue import KernelQueue
-from ooc.prefetch.engines.plain import Call, Lane, SystemCalls, cut
+from ooc.prefetch.engines.plain import Call, SystemCalls, ThreadEngine, cut
 from ooc.prefetch.engines.queue_lane import Batch, QueueLane
 
 PIECE_BYTES = 1 << 20
@@ -24,8 +23,8 @@ BULK_DEPTH = 16
 """Of these, how many may be bulk, so that what the computation needs next finds room."""
 
 
-class DirectEngine(Engine):
-    """Two lanes: ``bulk`` for whole slabs, the other for what the computation needs next.
+class DirectEngine(ThreadEngine):
+    """``bulk`` is for whole slabs, the rest for what the computation needs next.
 
     ``queue`` makes the kernel's queue of a depth; None, or an OSError from it, leaves the work to the threads.
     ``how`` says which it is.
@@ -44,12 +43,8 @@ class DirectEngine(Engine):
         calls: SystemCalls | None = None,
         queue: Callable[[int], KernelQueue] | None = KernelQueue,
     ) -> None:
-        self.counters = Counters()
         assert piece_bytes % PAGE_BYTES == 0
-        self._piece_bytes = piece_bytes
-        calls = calls or SystemCalls()
-        self._near = Lane(threads=threads, name="ooc-io", calls=calls, direct=True, counters=self.counters)
-        self._bulk = Lane(threads=bulk_threads, name="ooc-bulk", calls=calls, direct=True, counters=self.counters)
+        super().__init__(calls=calls, threads=threads, bulk_threads=bulk_threads, piece_bytes=piece_bytes, direct=True)
         self._queued: QueueLane | None = None
         self.how = f"{threads} + {bulk_threads} threads"
         if queue is None:
@@ -62,28 +57,17 @@ class DirectEngine(Engine):
         self._queued = QueueLane(made, depth=depth, bulk_depth=bulk_depth, plain=self._near, counters=self.counters)
         self.how = f"io_submit, up to {depth} requests at once"
 
-    def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
-        """See Engine."""
-        return self._submit(spans, into, bulk=bulk, writing=False)
-
-    def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
-        """See Engine."""
-        return self._submit(spans, source, bulk=False, writing=True)
-
     def close(self) -> None:
         """See Engine."""
         if self._queued is not None:
             self._queued.close()
-        self._near.close()
-        self._bulk.close()
+        super().close()
 
-    def _submit(self, spans: Sequence[Span], memory: Bytes, *, bulk: bool, writing: bool) -> Ticket:
-        call = Call(spans, memory, writing=writing)
+    def _submit(self, call: Call, *, bulk: bool) -> Ticket:
         batches, misfit = self._sorted(call, bulk=bulk)
         call.ticket = Ticket(self.counters, len(misfit) + sum([batch.left for batch in batches]))
         if misfit:
-            plain = self._bulk if bulk else self._near
-            plain.submit([call.piece(*part) for part in misfit])
+            self._submit_to_threads(call, misfit, bulk=bulk)
         if self._queued is not None and batches:
             self._queued.submit(batches, bulk=bulk)
         return call.ticket

@@ -157,18 +157,5 @@ class KvikioEngine(ThreadEngine):
 
     name = "kvikio"
 
-    def __init__(
-        self,
-        *,
-        threads: int = 4,
-        bulk_threads: int = 2,
-        calls: SystemCalls | None = None,
-        counters: Counters | None = None,
-    ) -> None:
-        super().__init__(
-            calls=calls or KvikioCalls(),
-            threads=threads,
-            bulk_threads=bulk_threads,
-            piece_bytes=_PIECE_BYTES,
-            counters=counters,
-        )
+    def __init__(self, *, calls: SystemCalls | None = None, counters: Counters | None = None) -> None:
+        super().__init__(calls=calls or KvikioCalls(), piece_bytes=_PIECE_BYTES, counters=counters)

@@ -170,8 +170,8 @@ def _part(piece: Piece, done: int, direct: int, buffered: int) -> tuple[int, int
 
 
 class ThreadEngine(Engine):
-    """An engine whose threads do nothing but ``calls``: two lanes, one of them for bulk requests. ``counters``: another
-    engine's, where the two count together."""
+    """An engine of two lanes of threads, one of them for bulk requests. ``direct``: with O_DIRECT where that goes.
+    ``counters``: another engine's, where the two count together."""
 
     def __init__(
         self,
@@ -180,37 +180,40 @@ class ThreadEngine(Engine):
         threads: int = 4,
         bulk_threads: int = 2,
         piece_bytes: int = 4 << 20,
+        direct: bool = False,
         counters: Counters | None = None,
     ) -> None:
         self.counters = Counters() if counters is None else counters
         self._piece_bytes = piece_bytes
         calls = calls or SystemCalls()
-        self._near = Lane(threads=threads, name="ooc-io", calls=calls, direct=False, counters=self.counters)
-        self._bulk = Lane(threads=bulk_threads, name="ooc-bulk", calls=calls, direct=False, counters=self.counters)
+        self._near = Lane(threads=threads, name="ooc-io", calls=calls, direct=direct, counters=self.counters)
+        self._bulk = Lane(threads=bulk_threads, name="ooc-bulk", calls=calls, direct=direct, counters=self.counters)
 
     def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
         """See Engine."""
-        return self._submit(spans, into, self._bulk if bulk else self._near, writing=False)
+        return self._submit(Call(spans, into, writing=False), bulk=bulk)
 
     def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
         """See Engine."""
-        return self._submit(spans, source, self._near, writing=True)
+        return self._submit(Call(spans, source, writing=True), bulk=False)
 
     def close(self) -> None:
         """See Engine."""
         self._near.close()
         self._bulk.close()
 
-    def _submit(self, spans: Sequence[Span], memory: Bytes, lane: Lane, *, writing: bool) -> Ticket:
-        call = Call(spans, memory, writing=writing)
+    def _submit(self, call: Call, *, bulk: bool) -> Ticket:
         parts = [
             part
             for span, start in zip(call.spans, call.starts, strict=False)
             for part in cut(start, span.nbytes, self._piece_bytes)
         ]
         call.ticket = Ticket(self.counters, len(parts))
-        lane.submit([call.piece(*part) for part in parts])
+        self._submit_to_threads(call, parts, bulk=bulk)
         return call.ticket
+
+    def _submit_to_threads(self, call: Call, parts: Sequence[tuple[int, int]], *, bulk: bool) -> None:
+        (self._bulk if bulk else self._near).submit([call.piece(*part) for part in parts])
 
 
 class BufferedEngine(ThreadEngine):
