@@ -10,11 +10,10 @@ about half as long as of float32. They are summed in float32 and rounded once, a
 between two bfloat16, away from zero (that is FBGEMM's rounding; processors without AVX2 take the even one).
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.edges import SelfLoops, TileEdges, are_others, only, with_self
 
 _SUM = 0
 """torch's number of that mode of ``embedding_bag``."""
@@ -51,7 +50,7 @@ def pull_tile(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, out
         assert weight is None, "an added self-loop has no weight"
         if has_loops:
             indices, offsets = without_self(indices, offsets, tile.start)
-        indices, offsets = with_self(indices, offsets, tile.start, min(tile.start + tile.rows, len(source_NW)))
+        indices, offsets, _ = with_self(indices, offsets, tile.start, min(tile.start + tile.rows, len(source_NW)))
     return pull(source_NW, indices, offsets, weight)
 
 
@@ -61,39 +60,10 @@ def within(
     """Indices, offsets and weights without the neighbours at or beyond ``rows``."""
     if not len(indices_E) or indices_E.numpy().max() < rows:
         return indices_E, offsets_R1, weight_E  # as always forward, in an order by hops: a tenth of the time of looking
-    return _only(indices_E < rows, indices_E, offsets_R1, weight_E)
-
-
-def with_self(indices_E: Tensor, offsets_R1: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Indices and offsets of rows ``start…``, those before ``stop`` last among their own neighbours."""
-    count = stop - start
-    if count <= 0:
-        return indices_E, offsets_R1
-    offsets = offsets_R1.numpy()
-    added = np.minimum(np.arange(len(offsets), dtype=offsets.dtype), count)
-    places = offsets[1 : count + 1] + added[:count]
-    is_given = np.ones(len(indices_E) + count, dtype=np.bool_)
-    is_given[places] = False
-    indices = np.empty(len(is_given), dtype=indices_E.numpy().dtype)
-    indices[is_given] = indices_E.numpy()  # twice as fast as torch's masked_scatter_
-    indices[places] = np.arange(start, stop, dtype=indices.dtype)
-    return torch.from_numpy(indices), torch.from_numpy(offsets + added)
+    indices, offsets, kept = only(indices_E < rows, indices_E, offsets_R1)
+    return indices, offsets, None if weight_E is None else weight_E[kept]
 
 
 def without_self(indices_E: Tensor, offsets_R1: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Indices and offsets of rows ``start…`` without edges from a row to itself."""
-    rows = torch.arange(start, start + len(offsets_R1) - 1, dtype=indices_E.dtype)
-    is_other = indices_E != torch.repeat_interleave(rows, offsets_R1.diff(), output_size=len(indices_E))
-    return _only(is_other, indices_E, offsets_R1, None)[:2]
-
-
-def _only(
-    is_kept_E: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The edges that are kept. By NumPy, where they are is found once, and looked up by rows: two to four times as fast
-    as torch's masks."""
-    kept = np.flatnonzero(is_kept_E.numpy())
-    offsets = offsets_R1.numpy()
-    before = np.searchsorted(kept, offsets).astype(offsets.dtype)
-    weight = None if weight_E is None else weight_E[torch.from_numpy(kept)]
-    return torch.from_numpy(indices_E.numpy()[kept]), torch.from_numpy(before), weight
+    return only(are_others(indices_E, offsets_R1, start), indices_E, offsets_R1)[:2]

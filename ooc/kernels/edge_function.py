@@ -17,7 +17,7 @@ edges' terms, O = H·C columns of messages, head after head where the reduction 
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, assert_never
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -153,45 +153,37 @@ def pull_messages(
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
 ) -> Reduced:
-    """Forward: targets pull sources over in-edges, O = ``columns``; ``terms`` of the tile's edges."""
+    """Forward: targets pull sources over in-edges, O = ``columns``; ``terms`` of the tile's edges, ``heads`` of a
+    softmax."""
     assert (heads is not None) == (function.reduction is Reduction.SOFTMAX)
-    rows, reduction = tile.rows, function.reduction
-    out_RO = source_NW.new_zeros(rows, columns)
+    out_RO = source_NW.new_zeros(tile.rows, columns)
     softmax = None
     if heads is not None:
-        out_RHC = out_RO.view(rows, len(heads.heads), -1)
-        softmax = RunningSoftmax(rows, len(heads.heads), source_NW, [out_RHC])
+        out_RHC = out_RO.view(tile.rows, len(heads.heads), -1)
+        softmax = RunningSoftmax(tile.rows, len(heads.heads), source_NW, [out_RHC])
     for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
         source_EW = source_NW.index_select(0, piece.neighbours_E)
         target_EV = target_RV[piece.rows].index_select(0, piece.row_E)
         with torch.no_grad():
             term_ET = None if terms is None else terms.make(terms.features(tile, piece))
             message_EO, score_EH = function(source_EW, target_EV, term_ET)
-            match reduction:
-                case Reduction.SUM:
-                    out_RO[piece.rows] += piece.sums(message_EO)
-                case Reduction.SOFTMAX:
-                    assert softmax is not None and heads is not None and score_EH is not None
-                    weight_EH = softmax.weigh(piece, score_EH.clone())
-                    if heads.dropout is not None:
-                        weight_EH *= heads.dropout.scale(piece, Direction.IN, heads.heads, weight_EH.dtype)
-                    out_RO[piece.rows] += piece.sums(_weighted(message_EO, weight_EH))
-                case _:
-                    assert_never(reduction)
+            if softmax is not None:
+                assert heads is not None and score_EH is not None
+                weight_EH = softmax.weigh(piece, score_EH.clone())
+                if heads.dropout is not None:
+                    weight_EH *= heads.dropout.scale(piece, Direction.IN, heads.heads, weight_EH.dtype)
+                message_EO = _weighted(message_EO, weight_EH)
+            out_RO[piece.rows] += piece.sums(message_EO)
     return Reduced(out_RO, None if softmax is None else softmax.finish())
 
 
 def upstream(function: EdgeFunction, gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None) -> Upstream:
     """What the backward pulls read of a tile's rows, from dZ and what the forward pull gave."""
-    match function.reduction:
-        case Reduction.SUM:
-            return Upstream(gradient_RO, None)
-        case Reduction.SOFTMAX:
-            assert kept is not None
-            d_RH = (gradient_RO * value_RO).view(*kept.shape, -1).sum(-1)
-            return Upstream(gradient_RO, torch.stack((kept, d_RH), dim=2).view(len(kept), -1))
-        case _:
-            assert_never(function.reduction)
+    if function.reduction is Reduction.SUM:
+        return Upstream(gradient_RO, None)
+    assert kept is not None
+    d_RH = (gradient_RO * value_RO).view(*kept.shape, -1).sum(-1)
+    return Upstream(gradient_RO, torch.stack((kept, d_RH), dim=2).view(len(kept), -1))
 
 
 def pull_source_gradients(
@@ -208,13 +200,12 @@ def pull_source_gradients(
 
     ``target_NP`` are the targets' rows with what flows back to them, as ``layout`` packs them.
     """
-    assert (heads is not None) == (function.reduction is Reduction.SOFTMAX)
-    backward = _Backward(function, source_RW, heads, Direction.OUT, terms)
+    backward = _Backward(function, tile, heads, Direction.OUT, terms, torch.zeros_like(source_RW))
     for piece in pieces(tile, len(target_NP), EDGES_PER_PIECE):
         source_EW = source_RW[piece.rows].index_select(0, piece.row_E).requires_grad_()
         target_EV, upstream_E = layout.unpack(target_NP.index_select(0, piece.neighbours_E))
-        backward.add(tile, piece, source_EW, target_EV, source_EW, upstream_E)
-    return backward.finish()
+        backward.add(piece, source_EW, target_EV, source_EW, upstream_E)
+    return RowGradient(backward.rows_RW)
 
 
 def pull_target_gradients(
@@ -229,14 +220,14 @@ def pull_target_gradients(
     heads: Heads | None = None,
 ) -> RowGradient:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and of the terms' map."""
-    assert (heads is not None) == (function.reduction is Reduction.SOFTMAX)
-    backward = _Backward(function, target_RV, heads, Direction.IN, terms, with_map=with_map)
+    map_RM = None if terms is None or not with_map else target_RV.new_zeros(len(target_RV), terms.map_columns)
+    backward = _Backward(function, tile, heads, Direction.IN, terms, torch.zeros_like(target_RV), map_RM)
     for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
         own_E = piece.row_E + piece.start
         source_EW = source_NW.index_select(0, piece.neighbours_E)
         target_EV = target_RV.index_select(0, own_E).requires_grad_()
-        backward.add(tile, piece, source_EW, target_EV, target_EV, upstream_R.select(own_E))
-    return backward.finish()
+        backward.add(piece, source_EW, target_EV, target_EV, upstream_R.select(own_E))
+    return RowGradient(backward.rows_RW, map_RM)
 
 
 def scratch_bytes(
@@ -259,58 +250,39 @@ def scratch_bytes(
     return per_edge, per_row
 
 
+@dataclass(frozen=True, slots=True)
 class _Backward:
-    """The gradient of one side's rows and of the terms' map, added to piece after piece."""
+    """The gradient of one side's rows and of the terms' map, to which that of piece after piece is added."""
 
-    def __init__(
-        self,
-        function: EdgeFunction,
-        own_RW: Tensor,
-        heads: Heads | None,
-        direction: Direction,
-        terms: EdgeTerms | None,
-        *,
-        with_map: bool = False,
-    ) -> None:
-        self._function, self._heads, self._direction = function, heads, direction
-        self._rows_RW = torch.zeros_like(own_RW)
-        self._terms, self._with_map = terms, with_map
-        self._map_RM = own_RW.new_zeros(len(own_RW), terms.map_columns) if terms is not None and with_map else None
+    function: EdgeFunction
+    tile: TileEdges
+    heads: Heads | None
+    direction: Direction
+    terms: EdgeTerms | None
+    rows_RW: Tensor
+    map_RM: Tensor | None = None
 
-    def add(
-        self,
-        tile: TileEdges,
-        piece: Piece,
-        source_EW: Tensor,
-        target_EV: Tensor,
-        leaf_EW: Tensor,
-        upstream_E: Upstream,
-    ) -> None:
+    def add(self, piece: Piece, source_EW: Tensor, target_EV: Tensor, leaf_EW: Tensor, upstream_E: Upstream) -> None:
         """Differentiate the function with respect to ``leaf_EW``, the own side's rows at every edge."""
-        features_EK = None if self._terms is None else self._terms.features(tile, piece)
-        term_ET = None if self._terms is None or features_EK is None else self._terms.make(features_EK)
-        if term_ET is not None and self._with_map:
-            term_ET.requires_grad_()
+        features_EK = None if self.terms is None else self.terms.features(self.tile, piece)
+        term_ET = None if self.terms is None or features_EK is None else self.terms.make(features_EK)
+        inputs = [leaf_EW]
+        if self.map_RM is not None and term_ET is not None:
+            inputs.append(term_ET.requires_grad_())
         with torch.enable_grad():
-            message_EO, score_EH = self._function(source_EW, target_EV, term_ET)
+            message_EO, score_EH = self.function(source_EW, target_EV, term_ET)
         gradients = self._output_gradients(piece, message_EO.detach(), score_EH, upstream_E)
         outputs = [message_EO] if score_EH is None else [message_EO, score_EH]
         pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
         if not pairs:
             return
         tracked, upstream_gradients = zip(*pairs, strict=True)
-        inputs = [leaf_EW]
-        if self._map_RM is not None and term_ET is not None:
-            inputs.append(term_ET)
         found = torch.autograd.grad(tracked, inputs, upstream_gradients, allow_unused=True)
         with torch.no_grad():
             if found[0] is not None:
-                self._rows_RW[piece.rows] += piece.sums(found[0])
-            if self._map_RM is not None and self._terms is not None and features_EK is not None:
-                self._map_RM[piece.rows] += self._terms.map_gradient(piece, features_EK, found[-1])
-
-    def finish(self) -> RowGradient:
-        return RowGradient(self._rows_RW, self._map_RM)
+                self.rows_RW[piece.rows] += piece.sums(found[0])
+            if self.map_RM is not None and self.terms is not None and features_EK is not None:
+                self.map_RM[piece.rows] += self.terms.map_gradient(piece, features_EK, found[-1])
 
     @torch.no_grad()
     def _output_gradients(
@@ -318,22 +290,18 @@ class _Backward:
     ) -> tuple[Tensor, ...]:
         """Of the messages, and of the scores where there are any."""
         gradient_EO, statistics = upstream_E.gradient, upstream_E.statistics
-        match self._function.reduction:
-            case Reduction.SUM:
-                return (gradient_EO,)
-            case Reduction.SOFTMAX:
-                assert statistics is not None and score_EH is not None and self._heads is not None
-                lse_EH, d_EH = statistics.view(*score_EH.shape, 2).unbind(2)
-                share_EH = (score_EH.detach() - lse_EH).exp_()
-                dot_EH = (gradient_EO * message_EO).view(*score_EH.shape, -1).sum(-1)
-                keep = self._heads.dropout
-                if keep is None:
-                    return _weighted(gradient_EO, share_EH), dot_EH.sub_(d_EH).mul_(share_EH)
-                keep_EH = keep.scale(piece, self._direction, self._heads.heads, share_EH.dtype)
-                score_gradient_EH = dot_EH.mul_(keep_EH).sub_(d_EH).mul_(share_EH)
-                return _weighted(gradient_EO, share_EH.mul_(keep_EH)), score_gradient_EH
-            case _:
-                assert_never(self._function.reduction)
+        if self.heads is None:
+            return (gradient_EO,)
+        assert statistics is not None and score_EH is not None
+        lse_EH, d_EH = statistics.view(*score_EH.shape, 2).unbind(2)
+        share_EH = (score_EH.detach() - lse_EH).exp_()
+        dot_EH = (gradient_EO * message_EO).view(*score_EH.shape, -1).sum(-1)
+        keep = self.heads.dropout
+        if keep is None:
+            return _weighted(gradient_EO, share_EH), dot_EH.sub_(d_EH).mul_(share_EH)
+        keep_EH = keep.scale(piece, self.direction, self.heads.heads, share_EH.dtype)
+        score_gradient_EH = dot_EH.mul_(keep_EH).sub_(d_EH).mul_(share_EH)
+        return _weighted(gradient_EO, share_EH.mul_(keep_EH)), score_gradient_EH
 
 
 def _weighted(matrix_EO: Tensor, weight_EH: Tensor) -> Tensor:

@@ -208,17 +208,16 @@ def _piece(tile: TileEdges, rows: int, start: int, stop: int, first: int, last: 
     repeats_before = _repeats_before(tile, start, first) if continues else 0
     keep = _kept(tile, rows, start, neighbours, offsets)
     if keep is not None:
-        kept = torch.zeros(len(neighbours) + 1, dtype=offsets.dtype)
-        torch.cumsum(keep, 0, out=kept[1:])
-        neighbours, offsets = neighbours[keep], kept[offsets.long()]
-        positions = keep.nonzero()[:, 0].add_(first)
+        neighbours, offsets, positions = only(keep, neighbours, offsets)
+        positions.add_(first)
         if not bool(keep[0]):
             repeats_before = 0
     if tile.self_loops is SelfLoops.EXACTLY_ONE and last == int(tile.offsets_R1[stop]):
-        neighbours, offsets, is_own = _with_self(neighbours, offsets, tile.start + start, rows)
+        own = tile.start + start
+        neighbours, offsets, is_given = with_self(neighbours, offsets, own, min(tile.start + stop, rows))
         if tile.features_EK is None:
             return Piece(start, stop, tile.start, neighbours, offsets, continues, None, repeats_before, True)
-        positions = _positions_with_self(tile, start, positions, is_own)
+        positions = _positions_with_self(tile, start, positions, is_given)
         return Piece(start, stop, tile.start, neighbours, offsets, continues, positions, repeats_before, True)
     return Piece(start, stop, tile.start, neighbours, offsets, continues, positions, repeats_before)
 
@@ -229,10 +228,7 @@ def _kept(tile: TileEdges, rows: int, start: int, neighbours_E: Tensor, offsets_
         return None
     keep = None if highest_row(tile, start, neighbours_E) < rows else neighbours_E < rows
     if tile.self_loops is SelfLoops.EXACTLY_ONE:
-        first = tile.start + start
-        own = torch.arange(first, first + offsets_R1.numel() - 1, dtype=neighbours_E.dtype)
-        counts = offsets_R1.diff().long()
-        others = neighbours_E != torch.repeat_interleave(own, counts, output_size=neighbours_E.numel())
+        others = are_others(neighbours_E, offsets_R1, tile.start + start)
         if not bool(others.all()):
             keep = others if keep is None else keep & others
     return keep
@@ -250,31 +246,44 @@ def highest_row(tile: TileEdges, start: int, neighbours_E: Tensor) -> int:
     return highest
 
 
-def _with_self(neighbours_E: Tensor, offsets_R1: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Every row below ``rows`` with itself as its last neighbour, and which edges that are; the piece's rows begin at
-    ``first``."""
-    height = offsets_R1.numel() - 1
-    present = max(0, min(height, rows - first))
-    added = torch.arange(height + 1, dtype=offsets_R1.dtype).clamp_(max=present)
-    offsets = offsets_R1 + added
-    given = neighbours_E.numpy()
-    places = offsets[1 : present + 1].numpy() - 1
-    is_given = np.ones(len(given) + present, dtype=np.bool_)
+def are_others(indices_E: Tensor, offsets_R1: Tensor, start: int) -> Tensor:
+    """Bool [E]: which neighbours of rows ``start…`` are another row."""
+    rows = torch.arange(start, start + len(offsets_R1) - 1, dtype=indices_E.dtype, device=indices_E.device)
+    return indices_E != torch.repeat_interleave(rows, offsets_R1.diff(), output_size=len(indices_E))
+
+
+def only(is_kept_E: Tensor, indices_E: Tensor, offsets_R1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices and offsets of the edges that are kept, and which those are. By NumPy, where they are is found once, and
+    looked up by rows: two to four times as fast as torch's masks."""
+    kept = np.flatnonzero(is_kept_E.numpy())
+    offsets = offsets_R1.numpy()
+    before = np.searchsorted(kept, offsets).astype(offsets.dtype)
+    return torch.from_numpy(indices_E.numpy()[kept]), torch.from_numpy(before), torch.from_numpy(kept)
+
+
+def with_self(indices_E: Tensor, offsets_R1: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices and offsets of rows ``start…``, those before ``stop`` last among their own neighbours; and bool, which
+    edges are not those self-loops."""
+    count = max(0, stop - start)
+    given, offsets = indices_E.numpy(), offsets_R1.numpy()
+    added = np.minimum(np.arange(len(offsets), dtype=offsets.dtype), count)
+    places = offsets[1 : count + 1] + added[:count]
+    is_given = np.ones(len(given) + count, dtype=np.bool_)
     is_given[places] = False
-    out = np.empty(len(is_given), dtype=given.dtype)
-    out[is_given] = given  # several times as fast as torch's masked assignment
-    out[places] = np.arange(first, first + present, dtype=given.dtype)
-    return torch.from_numpy(out), offsets, torch.from_numpy(~is_given)
+    indices = np.empty(len(is_given), dtype=given.dtype)
+    indices[is_given] = given  # twice as fast as torch's masked_scatter_
+    indices[places] = np.arange(start, start + count, dtype=given.dtype)
+    return torch.from_numpy(indices), torch.from_numpy(offsets + added), torch.from_numpy(is_given)
 
 
-def _positions_with_self(tile: TileEdges, start: int, positions_E: Tensor | slice, is_own_E: Tensor) -> Tensor:
+def _positions_with_self(tile: TileEdges, start: int, positions_E: Tensor | slice, is_given_E: Tensor) -> Tensor:
     """The places of a piece's edges in the tile, self-loops of rows from ``start`` on among them."""
     if isinstance(positions_E, slice):
         positions_E = torch.arange(positions_E.start, positions_E.stop)
-    out = torch.empty(is_own_E.numel(), dtype=torch.int64)
-    out[~is_own_E] = positions_E
+    out = torch.empty(is_given_E.numel(), dtype=torch.int64)
+    out[is_given_E] = positions_E
     first = tile.indices_E.numel() + start
-    out[is_own_E] = torch.arange(first, first + int(is_own_E.sum()))
+    out[~is_given_E] = torch.arange(first, first + len(out) - len(positions_E))
     return out
 
 

@@ -12,61 +12,36 @@ belongs to a column lies side by side, so that any columns are a slab: maximum a
 Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, W columns.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from ooc.kernels.edges import Piece, TileEdges, pieces
+from ooc.kernels.edges import TileEdges, pieces
 
 EDGES_PER_PIECE = 4096
 """Rows of a whole slab are gathered for every edge: fewer edges than where only scalars are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Maxima:
-    """``value_RW``: largest over a row's edges, 0 where there are none; ``ties_RW``: into how many parts its gradient
-    goes, at least 1."""
-
-    value_RW: Tensor
-    ties_RW: Tensor
-
-
-class RunningMaximum:
-    """Maxima and ties of a tile's rows, added to piece after piece."""
-
-    def __init__(self, rows: int, columns: int, like: Tensor) -> None:
-        self._value_RW = like.new_full((rows, columns), -torch.inf)
-        self._ties_RW = like.new_zeros(rows, columns)
-        self._has_edges_R1 = torch.zeros(rows, 1, dtype=torch.bool)
-
-    def add(self, piece: Piece, value_EW: Tensor) -> None:
-        """Count the piece's edges; ``value_EW`` is written over."""
-        here = piece.rows
+def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
+    """Forward: targets pull the largest value of every column over in-edges → [R, W], 0 in rows without edges; with
+    ``keep`` each with its ties beside it, into how many parts its gradient goes, at least 1 [R, W·2]."""
+    value_RW = source_NW.new_full((tile.rows, source_NW.shape[1]), -torch.inf)
+    ties_RW = torch.zeros_like(value_RW)
+    is_empty_R1 = torch.ones(tile.rows, 1, dtype=torch.bool)
+    for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
+        here, value_EW = piece.rows, source_NW.index_select(0, piece.neighbours_E)
         highest = piece.maxima(value_EW)
         if piece.continues:
-            highest = torch.maximum(highest, self._value_RW[here])
-            self._ties_RW[here] *= self._value_RW[here] == highest
-        self._value_RW[here] = highest
+            highest = torch.maximum(highest, value_RW[here])
+            ties_RW[here] *= value_RW[here] == highest
+        value_RW[here] = highest
         # Compared in place, which gives 0 and 1 in the values' own type: several times as fast as by way of bool.
-        self._ties_RW[here] += piece.sums(value_EW.eq_(highest.index_select(0, piece.row_E)))
-        self._has_edges_R1[here] |= piece.offsets_R1.diff()[:, None] > 0
-
-    def finish(self) -> Maxima:
-        empty_R1 = ~self._has_edges_R1
-        value_RW = self._value_RW.masked_fill_(empty_R1, 0.0)
-        ties_RW = self._ties_RW.add_(value_RW == 0).masked_fill_(empty_R1, 1.0)
-        return Maxima(value_RW, ties_RW)
-
-
-def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
-    """Forward: targets pull the largest value of every column over in-edges → [R, W]; with ``keep`` each with its
-    ties beside it, [R, W·2]."""
-    running = RunningMaximum(tile.rows, source_NW.shape[1], source_NW)
-    for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
-        running.add(piece, source_NW.index_select(0, piece.neighbours_E))
-    maxima = running.finish()
-    return torch.stack((maxima.value_RW, maxima.ties_RW), dim=2).view(tile.rows, -1) if keep else maxima.value_RW
+        ties_RW[here] += piece.sums(value_EW.eq_(highest.index_select(0, piece.row_E)))
+        is_empty_R1[here] &= piece.offsets_R1.diff()[:, None] == 0
+    value_RW.masked_fill_(is_empty_R1, 0.0)
+    if not keep:
+        return value_RW
+    ties_RW.add_(value_RW == 0).masked_fill_(is_empty_R1, 1.0)
+    return torch.stack((value_RW, ties_RW), dim=2).view(tile.rows, -1)
 
 
 def upstream(gradient_RW: Tensor, kept_RK: Tensor) -> Tensor:

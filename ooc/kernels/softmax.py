@@ -6,30 +6,12 @@ a higher one appears. Rows within one piece, which is nearly all of them, take n
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-
-class Edges(Protocol):
-    """Edges of some rows, however what is computed of them is laid out."""
-
-    @property
-    def rows(self) -> slice:
-        """Their rows among the tile's."""
-        ...
-
-    @property
-    def continues(self) -> bool:
-        """Whether their row was begun before."""
-        ...
-
-    def spread(self, values: Tensor, /) -> Tensor: ...
-
-    def maxima(self, values: Tensor, /) -> Tensor: ...
-
-    def sums(self, values: Tensor, /) -> Tensor: ...
+from ooc.kernels.bags import Bags
+from ooc.kernels.edges import Piece
 
 
 class RunningSoftmax:
@@ -44,7 +26,7 @@ class RunningSoftmax:
         self._sum_RH = like.new_zeros(rows, heads)
         self._totals = totals
 
-    def weigh(self, edges: Edges, score: Tensor) -> Tensor:
+    def weigh(self, edges: Piece | Bags, score: Tensor) -> Tensor:
         """exp(score - highest so far), written over ``score``."""
         here = edges.rows
         highest = edges.maxima(score)

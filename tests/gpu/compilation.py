@@ -22,8 +22,8 @@ from triton.runtime.jit import JITFunction
 
 from ooc.kernels.cuda import dropout, edge_function, gat, maximum, sums
 from ooc.kernels.cuda.segments import Segments, cut
-from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.dropout.masks import Draw, EdgeDraw
+from ooc.kernels.dropout.edges import EdgeDraw, EdgeDropout
+from ooc.kernels.dropout.rows import Draw
 from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges

@@ -9,12 +9,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ooc.kernels.cuda.choice import Shape
 from ooc.kernels.cuda.segments import Segments, cut
-from ooc.kernels.cuda.shapes import Shape
 from ooc.kernels.edges import TileEdges
 
 pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
-from ooc.kernels.cuda import dropout, edge_function, edge_sum, edge_terms, gat, launch, maximum, sums
+from ooc.kernels.cuda import dropout, edge_function, edge_terms, gat, launch, maximum, sums
 
 __all__ = [
     "DEVICE",
@@ -24,7 +24,6 @@ __all__ = [
     "cut",
     "dropout",
     "edge_function",
-    "edge_sum",
     "edge_terms",
     "gat",
     "launch",

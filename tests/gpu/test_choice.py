@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ooc.kernels.cuda.choice import ROUNDS, Case, Choices, Kernel
-from ooc.kernels.cuda.shapes import MOST_WARPS, Shape, candidates, power_of_two, usual
+from ooc.kernels.cuda.choice import (
+    MOST_WARPS,
+    ROUNDS,
+    Case,
+    Choices,
+    Kernel,
+    Shape,
+    candidates,
+    power_of_two,
+    usual,
+)
 
 CASE = Case(Kernel.SUM, 128, 4)
 

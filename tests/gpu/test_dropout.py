@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.kernels.dropout import opaque as draws
-from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.dropout.masks import Draw, EdgeDraw
-from ooc.kernels.dropout.rows import BY_DEVICE, keep_mask
+from ooc.kernels.dropout.edges import EdgeDraw, EdgeDropout
+from ooc.kernels.dropout.rows import BY_DEVICE, Draw, keep_mask
 from tests.gpu.device import DEVICE, EXAMPLES, dropout, same_bits
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ooc.errors import ModelError
 from ooc.kernels import edge_function as reference
-from ooc.kernels.cuda.shapes import Shape
+from ooc.kernels.cuda.choice import Shape
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import EdgeFunction, Heads, Reduction, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.kernels import gat as reference
-from ooc.kernels.cuda.shapes import Shape
+from ooc.kernels.cuda.choice import Kernel, Shape, shape_for
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.plan.workload import Direction
@@ -98,7 +98,7 @@ def test_tiles_shapes_and_slabs_of_heads_change_no_bit(graph: KernelGraph, seed:
     _, _, tile = next(graph.tiles(Direction.IN, graph.nodes))
     attended = gat.attend(every, there(tile), source_NS=source, a_dst_RG=a_dst, keep=True)
     pulled = gat.pull_sources(every, there(tile), target_NS=target, source_RS=source)
-    usual = gat.shape_for(gat.Kernel.ATTEND_SOURCES, target, CHANNELS)
+    usual = shape_for(Kernel.ATTEND_SOURCES, target, CHANNELS)
     shape = Shape(usual.rows, usual.columns, unroll, usual.warps)
     own = slice(-(CHANNELS + 1), None)
     for rows, _, part in graph.tiles(Direction.IN, height):

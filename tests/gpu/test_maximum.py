@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.kernels import maximum as reference
-from ooc.kernels.cuda.shapes import Shape
+from ooc.kernels.cuda.choice import Shape
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.plan.workload import Direction
 from tests.examples import examples

@@ -20,7 +20,7 @@ from ooc.kernels.pulls import BY_DEVICE
 from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm, FunctionAttention
 from ooc.model.layers.per_edge import AttentionOptions, EdgeAggregate
 from ooc.model.lowering.values import Features
-from tests.gpu.device import cut, edge_function, edge_sum, gat, launch, maximum, sums
+from tests.gpu.device import cut, edge_function, gat, launch, maximum, sums
 from tests.kernels.test_kernel_memory import peak_bytes, torch_peak_bytes
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +41,7 @@ class Nothing:
 
 @pytest.fixture(autouse=True)
 def nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (edge_function, edge_sum, gat, launch, maximum, sums):
+    for module in (edge_function, gat, launch, maximum, sums):
         for name, program in vars(module).items():
             if hasattr(program, "arg_names"):  # of Triton, compiled or interpreted
                 monkeypatch.setattr(module, name, Nothing())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ooc.errors import ModelError
 from ooc.kernels import aggregate
-from ooc.kernels.cuda.shapes import Shape
+from ooc.kernels.cuda.choice import Shape
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.plan.workload import Direction
 from tests.examples import examples
@@ -33,6 +33,10 @@ def in_parts(source: Tensor, indices: Tensor, offsets: Tensor, most: int) -> Ten
     sums_PW = aggregate.pull(source, indices, stops)
     counts = torch.tensor([0, *(len(range(start, stop, most)) for start, stop in rows)])
     return aggregate.pull(sums_PW, torch.arange(len(parts), dtype=offsets.dtype), counts.cumsum(0).to(offsets.dtype))
+
+
+def pull(source: Tensor, indices: Tensor, offsets: Tensor, weight: Tensor | None = None) -> Tensor:
+    return sums.pull_tile(TileEdges(indices, offsets, 0, len(source), weight_E=weight), source)
 
 
 @given(graphs(SelfLoops.AS_STORED), st.integers(0, 99), WIDTHS, DTYPES, MOST, shapes(), st.booleans())
@@ -109,10 +113,10 @@ def test_tiles_and_slabs_change_no_bit(graph: KernelGraph, seed: int, height: in
     source = numbers(seed, graph.nodes, 12, dtype=torch.float32).to(DEVICE)
     _, _, tile = next(graph.tiles(Direction.OUT, graph.nodes))
     weight = numbers(seed + 1, tile.indices_E.numel(), dtype=torch.float32).to(DEVICE) if weighted else None
-    whole = sums.pull(source, tile.indices_E.to(DEVICE), tile.offsets_R1.to(DEVICE), weight)
+    whole = pull(source, tile.indices_E.to(DEVICE), tile.offsets_R1.to(DEVICE), weight)
     for rows, edges, part in graph.tiles(Direction.OUT, height):
         own = None if weight is None else weight[edges].contiguous()
-        found = sums.pull(source[:, 3:8], part.indices_E.to(DEVICE), part.offsets_R1.to(DEVICE), own)
+        found = pull(source[:, 3:8], part.indices_E.to(DEVICE), part.offsets_R1.to(DEVICE), own)
         assert same_bits(found, whole[rows, 3:8])
 
 
@@ -122,7 +126,7 @@ def test_wide_rows(width: int, dtype: torch.dtype) -> None:
     """By the shape of the table, several programs side by side."""
     source = numbers(0, 5, width).to(dtype)
     indices, offsets = torch.tensor([4, 0, 0, 1, 3], dtype=torch.int32), torch.tensor([0, 2, 2, 5], dtype=torch.int32)
-    found = sums.pull(source.to(DEVICE), indices.to(DEVICE), offsets.to(DEVICE))
+    found = pull(source.to(DEVICE), indices.to(DEVICE), offsets.to(DEVICE))
     assert same_bits(found, aggregate.pull(source.float(), indices, offsets).to(dtype))
 
 
@@ -132,14 +136,14 @@ def test_rows_beyond_two_to_the_31_elements() -> None:
     source = memory.as_strided((3, 4), (2**31, 1))
     source[:] = torch.arange(12, device=DEVICE).view(3, 4).bfloat16()
     indices, offsets = torch.tensor([2, 0, 1], device=DEVICE), torch.tensor([0, 2, 3], device=DEVICE)
-    assert sums.pull(source, indices, offsets).tolist() == [[8, 10, 12, 14], [4, 5, 6, 7]]
+    assert pull(source, indices, offsets).tolist() == [[8, 10, 12, 14], [4, 5, 6, 7]]
 
 
 def test_a_hub_is_cut_by_default() -> None:
     """In bfloat16, adding so many numbers near 1 would end at 256."""
     source = (torch.rand(1300, 4, generator=torch.Generator().manual_seed(0)) + 0.5).bfloat16()
     indices, offsets = torch.arange(1300, dtype=torch.int32), torch.tensor([0, 1300], dtype=torch.int32)
-    found = sums.pull(source.to(DEVICE), indices.to(DEVICE), offsets.to(DEVICE))
+    found = pull(source.to(DEVICE), indices.to(DEVICE), offsets.to(DEVICE))
     torch.testing.assert_close(found.cpu().double(), source.double().sum(0, keepdim=True), rtol=2**-8, atol=0)
 
 
@@ -147,17 +151,17 @@ def test_a_hub_is_cut_by_default() -> None:
 def test_an_index_that_is_no_row_is_not_followed(neighbour: int) -> None:
     source = torch.ones(3, 4, device=DEVICE)
     indices = torch.tensor([0, neighbour], dtype=torch.int32, device=DEVICE)
-    assert sums.pull(source, indices, torch.tensor([0, 2], dtype=torch.int32, device=DEVICE)).tolist() == [[1.0] * 4]
+    assert pull(source, indices, torch.tensor([0, 2], dtype=torch.int32, device=DEVICE)).tolist() == [[1.0] * 4]
 
 
 def test_no_rows_and_no_edges() -> None:
     source, none = torch.ones(3, 4, device=DEVICE), torch.zeros(0, dtype=torch.int32, device=DEVICE)
-    assert sums.pull(source, none, torch.zeros(1, dtype=torch.int32, device=DEVICE)).shape == (0, 4)
-    assert sums.pull(source, none, torch.zeros(3, dtype=torch.int32, device=DEVICE)).tolist() == [[0.0] * 4] * 2
+    assert pull(source, none, torch.zeros(1, dtype=torch.int32, device=DEVICE)).shape == (0, 4)
+    assert pull(source, none, torch.zeros(3, dtype=torch.int32, device=DEVICE)).tolist() == [[0.0] * 4] * 2
 
 
 def test_rows_of_whole_numbers_are_refused() -> None:
     source = torch.ones(3, 4, dtype=torch.int32, device=DEVICE)
     indices = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     with pytest.raises(ModelError, match="int32 cannot be summed on a GPU"):
-        sums.pull(source, indices, torch.tensor([0, 1], dtype=torch.int32, device=DEVICE))
+        pull(source, indices, torch.tensor([0, 1], dtype=torch.int32, device=DEVICE))

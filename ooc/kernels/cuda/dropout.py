@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ooc.kernels.cuda.launch import ceil_div, dropped_below, on_device_of, signed
 from ooc.kernels.cuda.programs.dropout import draw_edge_masks, draw_masks
-from ooc.kernels.dropout.masks import Draw, EdgeDraw
+from ooc.kernels.dropout.edges import EdgeDraw
+from ooc.kernels.dropout.rows import Draw
 
 _DRAWS, _WARPS = 256, 4
 """Counts, or entries of edges, of a program: two a thread. Never tried otherwise."""
@@ -42,7 +43,7 @@ def keep_edges(draw: EdgeDraw) -> Tensor:
     """Bool [E, columns], where the edges are: which entries are kept."""
     keep = torch.empty(len(draw.targets_E), draw.columns, dtype=torch.int8, device=draw.targets_E.device)
     if keep.numel():
-        key, threshold, _ = dropped_below(draw.dropout)
+        key, threshold = dropped_below(draw.dropout)
         with on_device_of(keep):
             draw_edge_masks[(ceil_div(keep.numel(), _DRAWS),)](
                 keep,

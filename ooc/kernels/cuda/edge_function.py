@@ -6,7 +6,7 @@ Nothing is stored per edge, terms of features included. Gradients of parameters 
 rows are to be summed in one order. lse is of the summing type, everything else of the sources'.
 
 Shapes: N rows of a pulled matrix, R rows of the tile, W/V/T columns of sources, targets and terms, K features of an
-edge, O = H·C columns of messages; M columns of the map's gradient.
+edge, O = H·C columns of messages; M columns of the map's gradient, for GINE a column's numbers side by side.
 """
 
 import math
@@ -17,18 +17,17 @@ import torch
 from torch import Tensor
 
 from ooc.errors import ModelError
-from ooc.kernels.cuda import edge_sum
-from ooc.kernels.cuda.choice import Kernel, shape_for
+from ooc.kernels.cuda.choice import Kernel, Shape, power_of_two, shape_for
 from ooc.kernels.cuda.edge_terms import Terms, map_block
-from ooc.kernels.cuda.launch import Pulling, add_sums, dropped_below, rows_in_line, sums_dtype
+from ooc.kernels.cuda.launch import Pulling, ceil_div, dropped_below, of_dropout, rows_in_line, sums_dtype
 from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, message_segments, message_slots
 from ooc.kernels.cuda.programs.edge_gradients import message_sources, message_targets
-from ooc.kernels.cuda.segments import Segments, cut
-from ooc.kernels.cuda.shapes import Shape, power_of_two
+from ooc.kernels.cuda.programs.edge_sums import rectified_map, rectified_segments
+from ooc.kernels.cuda.segments import Segments
 from ooc.kernels.edge_function import EdgeFunction, Heads, Reduced, RowGradient, TargetLayout, Upstream, upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
+from ooc.kernels.functions import Gatv2, GatWithFeatures, TransformerAttention
 
 __all__ = ["pull_messages", "pull_source_gradients", "pull_target_gradients", "upstream"]
 
@@ -46,24 +45,17 @@ def pull_messages(
     shape: Shape | None = None,
 ) -> Reduced:
     """Forward: targets pull sources over in-edges, O = ``columns``. ``segments``: the tile's, if it has been cut."""
-    segments = segments or cut(tile)
-    if isinstance(function, Gine):
-        assert terms is not None
-        return Reduced(edge_sum.pull_messages(tile, source_NW, terms, segments, shape), None)
-    assert heads is not None
     source_NW, target_RV = rows_in_line(source_NW), target_RV.contiguous()
-    layer = _Attention.of(function, heads, columns // len(heads.heads))
-    sums = sums_dtype(source_NW.dtype)
     value_RO = source_NW.new_empty(tile.rows, columns)
-    lse_RH = source_NW.new_empty(tile.rows, layer.heads, dtype=sums)
-    if value_RO.numel() == 0:
-        return Reduced(value_RO, lse_RH)
-    workspace = source_NW.new_empty(segments.slots, layer.heads, layer.channels + 2, dtype=sums)
-    shape = shape or shape_for(Kernel.MESSAGES, source_NW, layer.channels)
-    pulling = Pulling(tile, segments, source_NW, value_RO, workspace, shape, across=layer.heads)
-    made = Terms.of(terms, tile, target_RV)
+    if heads is None:
+        _rectify(tile, source_NW, source_NW, terms, value_RO, segments, shape, backward=False)
+        return Reduced(value_RO, None)
+    layer, made = _Attention.of(function, heads, columns // len(heads.heads)), Terms.of(terms, tile, target_RV)
+    lse_RH = source_NW.new_empty(tile.rows, layer.heads, dtype=sums_dtype(source_NW.dtype))
+    sizes = {"width": layer.channels, "slot": layer.heads * (layer.channels + 2), "across": layer.heads}
+    pulling = Pulling(Kernel.MESSAGES, tile, source_NW, value_RO, **sizes, segments=segments, shape=shape)
     operands = (target_RV, layer.vector(target_RV), *made.operands, lse_RH)
-    constants = layer.constants(shape) | made.constants
+    constants = layer.constants(pulling.shape) | made.constants
     pulling.over_segments(message_segments, *operands, numbers=layer.numbers, **constants)
     pulling.over_long_rows(message_slots, lse_RH, CHANNELS=layer.channels, HEADS=layer.heads)
     return Reduced(value_RO, lse_RH)
@@ -83,26 +75,18 @@ def pull_source_gradients(
 ) -> RowGradient:
     """Backward over out-edges: the gradient of the tile's rows as sources; ``target_NP`` as ``layout`` packs it."""
     assert len(source_RW) == tile.rows, "a program reads every row's own"
-    segments = segments or cut(tile)
-    if isinstance(function, Gine):
-        assert terms is not None
-        return RowGradient(edge_sum.pull_sources(tile, source_RW, target_NP, terms, segments, shape))
-    assert heads is not None
     source_RW, target_NP = source_RW.contiguous(), rows_in_line(target_NP)
-    layer = _Attention.of(function, heads, layout.message)
     out_RW = torch.empty_like(source_RW)
-    if out_RW.numel() == 0:
+    if heads is None:
+        _rectify(tile, target_NP, source_RW, terms, out_RW, segments, shape, backward=True)
         return RowGradient(out_RW)
-    width = out_RW.shape[1]
-    workspace = target_NP.new_empty(segments.slots, width, dtype=sums_dtype(target_NP.dtype))
-    shape = shape or shape_for(Kernel.MESSAGE_SOURCES, target_NP, layer.channels)
-    pulling = Pulling(tile, segments, target_NP, out_RW, workspace, shape, across=layer.heads)
-    made = Terms.of(terms, tile, source_RW)
-    packed = layout.columns // layout.groups
-    constants = layer.constants(shape) | made.constants | {"PACKED": packed}
+    layer, made = _Attention.of(function, heads, layout.message), Terms.of(terms, tile, source_RW)
+    sizes = {"width": layer.channels, "slot": out_RW.shape[1], "across": layer.heads}
+    pulling = Pulling(Kernel.MESSAGE_SOURCES, tile, target_NP, out_RW, **sizes, segments=segments, shape=shape)
+    constants = layer.constants(pulling.shape) | made.constants | {"PACKED": layout.columns // layout.groups}
     operands = (source_RW, layer.vector(source_RW), *made.operands)
     pulling.over_segments(message_sources, *operands, numbers=layer.numbers, **constants)
-    add_sums(segments, workspace, out_RW)
+    pulling.add_sums()
     return RowGradient(out_RW)
 
 
@@ -120,52 +104,88 @@ def pull_target_gradients(
     shape: Shape | None = None,
 ) -> RowGradient:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and of the terms' map."""
-    segments = segments or cut(tile)
-    if isinstance(function, Gine):
-        assert terms is not None and with_map
-        d_map_RM = edge_sum.pull_map(tile, source_NW, upstream_R.gradient, terms, segments, shape)
-        return RowGradient(target_RV, d_map_RM)
-    assert heads is not None and upstream_R.statistics is not None
     source_NW, target_RV = rows_in_line(source_NW), target_RV.contiguous()
-    gradient_RO, statistics = upstream_R.gradient.contiguous(), upstream_R.statistics.contiguous()
+    gradient_RO, statistics = upstream_R.gradient.contiguous(), upstream_R.statistics
+    if heads is None:
+        assert with_map
+        return RowGradient(target_RV, _rectified_map(tile, source_NW, gradient_RO, terms, segments, shape))
+    assert statistics is not None
     layer = _Attention.of(function, heads, gradient_RO.shape[1] // len(heads.heads))
     made, result = Terms.of(terms, tile, target_RV), target_RV.shape[1] // layer.heads
     mapped = made.mapped if with_map else 0
     width = layer.heads * (result + mapped * layer.query)
     out = source_NW.new_empty(tile.rows, width)
-    rows_RV = out[:, : target_RV.shape[1]]
-    if out.numel():
-        sums = sums_dtype(source_NW.dtype)
-        workspace = source_NW.new_empty(segments.slots, width, dtype=sums)
-        shape = shape or shape_for(Kernel.MESSAGE_TARGETS, source_NW, layer.channels)
-        wide = layer.constants(shape)["WIDE"]
-        block = map_block(mapped, shape, wide)
-        blocks = max(1, -(-mapped // block))
-        pulling = Pulling(tile, segments, source_NW, out, workspace, shape, across=layer.heads * blocks)
-        constants = layer.constants(shape) | made.constants
-        constants |= {"RESULT": result, "MAPPED": mapped, "BLOCKS": blocks, "BLOCK": block}
-        operands = (target_RV, gradient_RO, statistics, layer.vector(target_RV), *made.operands)
-        pulling.over_segments(message_targets, *operands, numbers=layer.numbers, **constants)
-        add_sums(segments, workspace, out)
-    return RowGradient(rows_RV, out[:, target_RV.shape[1] :] if with_map else None)
+    shape = shape or shape_for(Kernel.MESSAGE_TARGETS, source_NW, layer.channels)
+    constants = layer.constants(shape) | made.constants
+    block = map_block(mapped, shape, constants["WIDE"])
+    blocks = max(1, ceil_div(mapped, block))
+    sizes = {"width": layer.channels, "slot": width, "across": layer.heads * blocks}
+    pulling = Pulling(Kernel.MESSAGE_TARGETS, tile, source_NW, out, **sizes, segments=segments, shape=shape)
+    constants |= {"RESULT": result, "MAPPED": mapped, "BLOCKS": blocks, "BLOCK": block}
+    operands = (target_RV, gradient_RO, statistics.contiguous(), layer.vector(target_RV), *made.operands)
+    pulling.over_segments(message_targets, *operands, numbers=layer.numbers, **constants)
+    pulling.add_sums()
+    return RowGradient(out[:, : target_RV.shape[1]], out[:, target_RV.shape[1] :] if with_map else None)
+
+
+def _rectify(
+    tile: TileEdges,
+    pulled_NW: Tensor,
+    own_RW: Tensor,
+    terms: EdgeTerms | None,
+    out_RW: Tensor,
+    segments: Segments | None,
+    shape: Shape | None,
+    *,
+    backward: bool,
+) -> None:
+    """GINE's relu(x + t) of sources, pulled by targets; ``backward``, the gradients of targets, pulled by sources where
+    relu let their own x + t through."""
+    assert terms is not None
+    width, made = out_RW.shape[1], Terms.of(terms, tile, pulled_NW)
+    pulling = Pulling(
+        Kernel.RECTIFIED, tile, pulled_NW, out_RW, width=width, slot=width, segments=segments, shape=shape
+    )
+    constants = made.constants | {"BACKWARD": backward, "HAS_MAP": made.mapped > 0}
+    first = (terms.groups.start,)
+    operands = (own_RW, *made.operands)
+    pulling.over_segments(rectified_segments, *operands, numbers=first, WIDTH=width, BLOCKS=pulling.across, **constants)
+    pulling.add_sums()
+
+
+def _rectified_map(
+    tile: TileEdges,
+    source_NW: Tensor,
+    gradient_RW: Tensor,
+    terms: EdgeTerms | None,
+    segments: Segments | None,
+    shape: Shape | None,
+) -> Tensor:
+    """The gradient of GINE's map, row by row over in-edges [R, M]."""
+    made, width = Terms.of(terms, tile, source_NW), source_NW.shape[1]
+    out_RM = source_NW.new_empty(tile.rows, width * made.mapped)
+    shape = shape or shape_for(Kernel.RECTIFIED_MAP, source_NW)
+    block = map_block(made.mapped, shape, shape.columns)
+    blocks, column_blocks = ceil_div(made.mapped, block), ceil_div(width, shape.columns)
+    sizes = {"width": width, "slot": width * made.mapped, "across": blocks * column_blocks}
+    pulling = Pulling(Kernel.RECTIFIED_MAP, tile, source_NW, out_RM, **sizes, segments=segments, shape=shape)
+    constants = made.constants | {"WIDTH": width, "COLUMN_BLOCKS": column_blocks, "BLOCKS": blocks, "BLOCK": block}
+    pulling.over_segments(rectified_map, gradient_RW, *made.operands, MAPPED=made.mapped, **constants)
+    pulling.add_sums()
+    return out_RM
 
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """What programs take of a layer: ``kind`` of its score; columns of a head, its ``channels``, those that sources
-    bring and those of a query, key and term; ``numbers``: the first head, dropout's key as one number and below which
-    of the generator's numbers a coefficient is dropped; ``scale`` of the others."""
+    """What programs take of a layer: columns of a head, its ``channels`` and those of a query, key and term;
+    ``numbers``: the first head, dropout's key as one number and below which of the generator's numbers a coefficient
+    is dropped."""
 
-    kind: int
     heads: int
     channels: int
-    brought: int
     query: int
-    slope: float
-    root: float
     numbers: tuple[int, int, int]
-    scale: float
-    has_dropout: bool
+    of_layer: dict[str, Any]
     att_HC: Tensor | None = None
 
     @classmethod
@@ -184,26 +204,14 @@ class _Attention:
                 slope = function.negative_slope
             case _:
                 raise ModelError(f"{type(function).__name__} has no program for a GPU; use device='cpu'")
-        key, threshold, scale = dropped_below(heads.dropout)
-        numbers = (heads.heads.start, key, threshold)
-        has_dropout, count = heads.dropout is not None, len(heads.heads)
-        return cls(kind, count, channels, brought, query, slope, root, numbers, scale, has_dropout, att_HC)
+        count, numbers = len(heads.heads), (heads.heads.start, *dropped_below(heads.dropout))
+        columns = {"CHANNELS": channels, "HEADS": count, "BROUGHT": brought, "QUERY": query}
+        of_layer = {"KIND": kind, "SLOPE": slope, "ROOT": root, **columns, **of_dropout(heads.dropout)}
+        return cls(count, channels, query, numbers, of_layer, att_HC)
 
     def vector(self, instead: Tensor) -> Tensor:
         """GATv2's attention vectors; a program of another kind reads nothing there."""
         return instead if self.att_HC is None else self.att_HC
 
     def constants(self, shape: Shape) -> dict[str, Any]:
-        return {
-            "KIND": self.kind,
-            "CHANNELS": self.channels,
-            "HEADS": self.heads,
-            "BROUGHT": self.brought,
-            "QUERY": self.query,
-            "TERM": self.query,
-            "SLOPE": self.slope,
-            "ROOT": self.root,
-            "SCALE": self.scale,
-            "HAS_DROPOUT": self.has_dropout,
-            "WIDE": shape.columns if self.query > 1 else power_of_two(self.query),
-        }
+        return self.of_layer | {"WIDE": shape.columns if self.query > 1 else power_of_two(self.query)}

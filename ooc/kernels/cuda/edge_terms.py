@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ooc.kernels.cuda import sums
+from ooc.kernels.cuda.choice import Shape, power_of_two
 from ooc.kernels.cuda.launch import rows_in_line
 from ooc.kernels.cuda.segments import cut
-from ooc.kernels.cuda.shapes import Shape, power_of_two
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.kernels.edges import TileEdges
 
@@ -23,48 +23,31 @@ _NUMBERS_OF_A_THREAD = 8
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Matrices that a program reads, others in place of those that there are not. ``mapped``: rows of the map with that
-    of its bias."""
+    """What programs are given of terms: features, those of self-loops, weight and bias of the map. ``mapped``: rows of
+    the map with that of its bias, 0 where there is none."""
 
-    features: Tensor
-    loops: Tensor
-    weight: Tensor
-    bias: Tensor
-    count: int
-    has_bias: bool
+    operands: tuple[Tensor, Tensor, Tensor, Tensor]
     mapped: int
+    constants: dict[str, Any]
 
     @classmethod
     def of(cls, terms: EdgeTerms | None, tile: TileEdges, instead: Tensor) -> "Terms":
         """Those of a tile's edges; ``instead`` stands where nothing is read."""
-        if terms is None:
-            return cls(instead, instead, instead, instead, 0, False, 0)
-        assert tile.features_EK is not None
-        features = rows_in_line(tile.features_EK)
-        loops = features if terms.loop_RK is None else rows_in_line(terms.loop_RK)
-        count = features.shape[1]
-        if terms.weight_KT is None:
-            return cls(features, loops, features, features, count, False, 0)
-        weight, bias = terms.weight_KT.contiguous(), terms.bias_T
-        has_bias = bias is not None
-        return cls(features, loops, weight, weight if bias is None else bias, count, has_bias, count + has_bias)
-
-    @property
-    def operands(self) -> tuple[Tensor, ...]:
-        return self.features, self.loops, self.weight, self.bias
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        return self.stored_constants | {"LOOP_STRIDE": self.loops.stride(0)}
-
-    @property
-    def stored_operands(self) -> tuple[Tensor, ...]:
-        """Where there are no added self-loops."""
-        return self.features, self.weight, self.bias
-
-    @property
-    def stored_constants(self) -> dict[str, Any]:
-        return {"FEATURES": self.count, "FEATURE_STRIDE": self.features.stride(0), "HAS_BIAS": self.has_bias}
+        features = loops = weight = bias = instead
+        count, has_map, has_bias = 0, False, False
+        if terms is not None:
+            assert tile.features_EK is not None
+            features = loops = weight = bias = rows_in_line(tile.features_EK)
+            count = features.shape[1]
+            if terms.loop_RK is not None:
+                loops = rows_in_line(terms.loop_RK)
+            if terms.weight_KT is not None:
+                has_map, has_bias = True, terms.bias_T is not None
+                weight = terms.weight_KT.contiguous()
+                bias = weight if terms.bias_T is None else terms.bias_T
+        constants = {"FEATURES": count, "HAS_BIAS": has_bias}
+        constants |= {"FEATURE_STRIDE": features.stride(0), "LOOP_STRIDE": loops.stride(0)}
+        return cls((features, loops, weight, bias), count + has_bias if has_map else 0, constants)
 
 
 def map_block(mapped: int, shape: Shape, columns: int) -> int:

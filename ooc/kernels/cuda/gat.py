@@ -13,12 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ooc.kernels.cuda.choice import Kernel, shape_for
+from ooc.kernels.cuda.choice import Kernel, Shape, usual
 from ooc.kernels.cuda.launch import (
     Pulling,
     accumulator,
     ceil_div,
     dropped_below,
+    of_dropout,
     on_device_of,
     rows_in_line,
     sums_dtype,
@@ -30,12 +31,9 @@ from ooc.kernels.cuda.programs.gat import (
     sources_segments,
     sources_slots,
 )
-from ooc.kernels.cuda.segments import Segments, cut
-from ooc.kernels.cuda.shapes import Shape, usual
+from ooc.kernels.cuda.segments import Segments
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns
-
-__all__ = ["attend", "pull_sources", "upstream"]
 
 
 def attend(
@@ -52,19 +50,14 @@ def attend(
     it, [R, G·(2C+2)]. lse is 0 where a row has no edges. ``segments``: the tile's, if it has been cut before."""
     assert len(a_dst_RG) == tile.rows, "a program reads the scalar of every row"
     source_NS, a_dst_RG = rows_in_line(source_NS), a_dst_RG.contiguous()
-    groups, sums = len(gat.groups), sums_dtype(source_NS.dtype)
+    groups = len(gat.groups)
     channels = source_NS.shape[1] // groups - SOURCE_SCALARS
-    segments = segments or cut(tile)
-    dtype = sums if keep else source_NS.dtype
+    dtype = sums_dtype(source_NS.dtype) if keep else source_NS.dtype
     out = source_NS.new_empty(tile.rows, groups * result_columns(channels, keep=keep), dtype=dtype)
-    if out.numel() == 0:
-        return out
-    workspace = source_NS.new_empty(segments.slots, groups, 2 * channels + 3, dtype=sums)
-    shape = shape or shape_for(Kernel.ATTEND, source_NS, channels)
-    pulling = Pulling(tile, segments, source_NS, out, workspace, shape, across=groups)
-    numbers, constants = _of_layer(gat)
+    sizes = {"width": channels, "slot": groups * (2 * channels + 3), "across": groups}
+    pulling = Pulling(Kernel.ATTEND, tile, source_NS, out, **sizes, segments=segments, shape=shape)
     columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "KEEP": keep}
-    pulling.over_segments(attend_segments, a_dst_RG, numbers=numbers, **constants, **columns)
+    pulling.over_segments(attend_segments, a_dst_RG, numbers=_numbers(gat), **_constants(gat), **columns)
     pulling.over_long_rows(attend_slots, **columns)
     return out
 
@@ -105,30 +98,22 @@ def pull_sources(
     """
     assert len(source_RS) == tile.rows, "a program reads every row's own"
     target_NS, source_RS = rows_in_line(target_NS), rows_in_line(source_RS)
-    groups, sums = len(gat.groups), sums_dtype(target_NS.dtype)
+    groups = len(gat.groups)
     channels = target_NS.shape[1] // groups - TARGET_SCALARS
-    segments = segments or cut(tile)
     out = source_RS.new_empty(tile.rows, groups * (channels + SOURCE_SCALARS))
-    if out.numel() == 0:
-        return out
-    workspace = target_NS.new_empty(segments.slots, groups, 2 * channels + 1, dtype=sums)
-    shape = shape or shape_for(Kernel.ATTEND_SOURCES, target_NS, channels)
-    pulling = Pulling(tile, segments, target_NS, out, workspace, shape, across=groups)
-    numbers, constants = _of_layer(gat)
+    sizes = {"width": channels, "slot": groups * (2 * channels + 1), "across": groups}
+    pulling = Pulling(Kernel.ATTEND_SOURCES, tile, target_NS, out, **sizes, segments=segments, shape=shape)
     columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "SOURCE_STRIDE": source_RS.stride(0)}
-    pulling.over_segments(sources_segments, source_RS, numbers=numbers, **constants, **columns)
+    pulling.over_segments(sources_segments, source_RS, numbers=_numbers(gat), **_constants(gat), **columns)
     pulling.over_long_rows(sources_slots, source_RS, **columns)
     return out
 
 
-def _of_layer(gat: GatHeads) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """What programs over segments take of the layer: the slab's first group, the generator's key as one number and
-    below which of its numbers a coefficient is dropped; and constants, with what others are scaled by."""
-    key, threshold, scale = dropped_below(gat.dropout)
-    constants = {
-        "SLOPE": gat.negative_slope,
-        "HAS_DROPOUT": gat.dropout is not None,
-        "SCALE": scale,
-        "SLICES": gat.slices,
-    }
-    return (gat.groups.start, key, threshold), constants
+def _numbers(gat: GatHeads) -> tuple[int, int, int]:
+    """The slab's first group, the generator's key as one number and below which of its numbers a coefficient is
+    dropped."""
+    return (gat.groups.start, *dropped_below(gat.dropout))
+
+
+def _constants(gat: GatHeads) -> dict[str, Any]:
+    return {"SLOPE": gat.negative_slope, "SLICES": gat.slices, **of_dropout(gat.dropout)}

@@ -2,7 +2,6 @@
 """What all launches have in common: types, numbers of programs, on which device, and how segments are gone through."""
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ooc.errors import ModelError
+from ooc.kernels.cuda.choice import Kernel, Shape, shape_for, usual
 from ooc.kernels.cuda.programs.sums import sum_slots
-from ooc.kernels.cuda.segments import Segments
-from ooc.kernels.cuda.shapes import Shape, usual
+from ooc.kernels.cuda.segments import Segments, cut
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
 
@@ -63,73 +62,62 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     return context
 
 
-def add_up(
-    program: Any, segments: Segments, workspace: Tensor, *operands: Tensor, out: Tensor, across: int, **constants: Any
-) -> None:
-    """The slots of every long row of ``segments``, in ``workspace``, into its row of ``out``, by ``across`` programs
-    side by side."""
-    if not segments.slots:
-        return
-    with on_device_of(workspace):
-        program[(segments.slots * across,)](
-            workspace,
-            *operands,
-            segments.offsets_R1,
-            segments.parts_P2,
-            out,
-            segments.rows,
-            segments.start,
-            segments.most,
-            ACCUMULATOR=accumulator(workspace.dtype),
-            **constants,
-        )
-
-
-def add_sums(segments: Segments, workspace: Tensor, out_RW: Tensor) -> None:
-    """Slots that are plain sums of a row's parts, W numbers each, into the rows of ``out_RW``."""
-    width = out_RW.shape[1]
-    columns = usual(width, workspace.itemsize).columns
-    blocks = ceil_div(width, columns)
-    add_up(sum_slots, segments, workspace, out=out_RW, across=blocks, WIDTH=width, BLOCKS=blocks, COLUMNS=columns)
-
-
-def dropped_below(dropout: EdgeDropout | None) -> tuple[int, int, float]:
-    """The generator's key as one number, below which of its numbers a coefficient is dropped, and what others are
-    scaled by."""
+def dropped_below(dropout: EdgeDropout | None) -> tuple[int, int]:
+    """The generator's key as one number, and below which of its numbers a coefficient is dropped."""
     if dropout is None:
-        return 0, 0, 1.0
+        return 0, 0
     low, high = dropout.key
-    return signed(high << 32 | low), dropout.threshold, dropout.kept_scale
+    return signed(high << 32 | low), dropout.threshold
 
 
-@dataclass(frozen=True, slots=True)
+def of_dropout(dropout: EdgeDropout | None) -> dict[str, Any]:
+    """Constants: whether anything is dropped, and what the rest is scaled by."""
+    return {"HAS_DROPOUT": dropout is not None, "SCALE": 1.0 if dropout is None else dropout.kept_scale}
+
+
 class Pulling:
-    """A tile's rows pulling from ``matrix_NW``, one or more columns of programs side by side (``across``).
+    """A tile's rows pulling from ``matrix_NW`` into ``out``: launches with one program, or several side by side
+    (``across``), for the same segments.
 
-    ``out`` gets the results, ``workspace`` [slots, …] in the summing type the parts of long rows.
+    A program takes ``width`` columns, all of a head's, where their number is ``across``; otherwise blocks of columns.
+    Parts of long rows go to a workspace, ``slot`` numbers each in the summing type. ``segments``: the tile's, if it has
+    been cut before.
     """
 
-    tile: TileEdges
-    segments: Segments
-    matrix_NW: Tensor
-    out: Tensor
-    workspace: Tensor
-    shape: Shape
-    across: int
+    def __init__(
+        self,
+        kernel: Kernel,
+        tile: TileEdges,
+        matrix_NW: Tensor,
+        out: Tensor,
+        *,
+        width: int,
+        slot: int,
+        across: int | None = None,
+        segments: Segments | None = None,
+        shape: Shape | None = None,
+    ) -> None:
+        self._tile, self._matrix_NW, self._out = tile, matrix_NW, out
+        self._segments = segments or cut(tile)
+        self.shape = shape or shape_for(kernel, matrix_NW, width)
+        self.across = ceil_div(width, self.shape.columns) if across is None else across
+        self._workspace = matrix_NW.new_empty(self._segments.slots, slot, dtype=sums_dtype(matrix_NW.dtype))
 
     def over_segments(self, program: Any, *operands: Tensor, numbers: tuple[int, ...] = (), **constants: Any) -> None:
         """Every segment into its row of ``out`` or into its slot. ``operands`` come behind the matrix, ``numbers``
         behind how many edges a segment has at most."""
-        segments, shape, matrix = self.segments, self.shape, self.matrix_NW
+        segments, shape, matrix = self._segments, self.shape, self._matrix_NW
+        if self._out.numel() == 0:
+            return
         with on_device_of(matrix):
             program[(ceil_div(segments.count, shape.rows) * self.across,)](
                 matrix,
                 *operands,
-                self.tile.indices_E,
+                self._tile.indices_E,
                 segments.offsets_R1,
                 segments.parts_P2,
-                self.out,
-                self.workspace,
+                self._out,
+                self._workspace,
                 segments.slots,
                 segments.rows,
                 matrix.shape[0],
@@ -137,7 +125,7 @@ class Pulling:
                 segments.most,
                 *numbers,
                 STRIDE=matrix.stride(0),
-                SELF_LOOPS=self.tile.self_loops is SelfLoops.EXACTLY_ONE,
+                SELF_LOOPS=self._tile.self_loops is SelfLoops.EXACTLY_ONE,
                 ACCUMULATOR=accumulator(matrix.dtype),
                 ROWS=shape.rows,
                 COLUMNS=shape.columns,
@@ -148,14 +136,29 @@ class Pulling:
 
     def over_long_rows(self, program: Any, *operands: Tensor, **constants: Any) -> None:
         """The slots of every long row into its row of ``out``. ``operands`` come behind the workspace."""
-        columns = self.shape.columns
-        add_up(
-            program,
-            self.segments,
-            self.workspace,
-            *operands,
-            out=self.out,
-            across=self.across,
-            COLUMNS=columns,
-            **constants,
-        )
+        self._add_up(program, *operands, across=self.across, COLUMNS=self.shape.columns, **constants)
+
+    def add_sums(self) -> None:
+        """The same of slots that are plain sums, as wide as a row of ``out``."""
+        width = self._out.shape[1]
+        columns = usual(width, self._workspace.itemsize).columns
+        blocks = ceil_div(width, columns)
+        self._add_up(sum_slots, across=blocks, WIDTH=width, BLOCKS=blocks, COLUMNS=columns)
+
+    def _add_up(self, program: Any, *operands: Tensor, across: int, **constants: Any) -> None:
+        segments = self._segments
+        if not segments.slots or self._out.numel() == 0:
+            return
+        with on_device_of(self._workspace):
+            program[(segments.slots * across,)](
+                self._workspace,
+                *operands,
+                segments.offsets_R1,
+                segments.parts_P2,
+                self._out,
+                segments.rows,
+                segments.start,
+                segments.most,
+                ACCUMULATOR=accumulator(self._workspace.dtype),
+                **constants,
+            )

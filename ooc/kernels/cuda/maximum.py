@@ -8,14 +8,14 @@ is float64: it holds the maximum exactly, and numbers of ties that narrower type
 Shapes: N rows of a pulled matrix, R rows of the tile, W columns.
 """
 
+from typing import Any
+
 from torch import Tensor
 
-from ooc.kernels.cuda.choice import Kernel, shape_for
-from ooc.kernels.cuda.launch import Pulling, ceil_div, rows_in_line, sums_dtype
+from ooc.kernels.cuda.choice import Kernel, Shape
+from ooc.kernels.cuda.launch import Pulling, rows_in_line, sums_dtype
 from ooc.kernels.cuda.programs.maximum import maxima_segments, maxima_slots, shares_segments
-from ooc.kernels.cuda.programs.sums import sum_slots
-from ooc.kernels.cuda.segments import Segments, cut
-from ooc.kernels.cuda.shapes import Shape
+from ooc.kernels.cuda.segments import Segments
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.maximum import upstream
 
@@ -28,17 +28,13 @@ def pull_maxima(
     """Forward: targets pull the largest value of every column over in-edges → [R, W]; with ``keep`` each with its
     ties beside it, [R, W·2]. ``segments``: the tile's, if it has been cut before."""
     source_NW = rows_in_line(source_NW)
-    width, sums = source_NW.shape[1], sums_dtype(source_NW.dtype)
-    segments = segments or cut(tile)
-    out = source_NW.new_empty(tile.rows, 2 * width if keep else width, dtype=sums if keep else source_NW.dtype)
-    if out.numel() == 0:
-        return out
-    workspace = source_NW.new_empty(segments.slots, 2 * width, dtype=sums)
-    shape = shape or shape_for(Kernel.MAXIMUM, source_NW)
-    blocks = ceil_div(width, shape.columns)
-    pulling = Pulling(tile, segments, source_NW, out, workspace, shape, across=blocks)
-    pulling.over_segments(maxima_segments, WIDTH=width, BLOCKS=blocks, KEEP=keep)
-    pulling.over_long_rows(maxima_slots, WIDTH=width, BLOCKS=blocks, KEEP=keep)
+    width = source_NW.shape[1]
+    dtype = sums_dtype(source_NW.dtype) if keep else source_NW.dtype
+    out = source_NW.new_empty(tile.rows, 2 * width if keep else width, dtype=dtype)
+    pulling = Pulling(Kernel.MAXIMUM, tile, source_NW, out, width=width, slot=2 * width, segments=segments, shape=shape)
+    constants: dict[str, Any] = {"WIDTH": width, "BLOCKS": pulling.across, "KEEP": keep}
+    pulling.over_segments(maxima_segments, **constants)
+    pulling.over_long_rows(maxima_slots, **constants)
     return out
 
 
@@ -56,16 +52,11 @@ def pull_sources(
     """
     assert len(source_RW) == tile.rows, "a program reads every row's own"
     target_NK, source_RW = rows_in_line(target_NK), rows_in_line(source_RW)
-    width, sums = source_RW.shape[1], sums_dtype(target_NK.dtype)
-    segments = segments or cut(tile)
+    width, stride = source_RW.shape[1], source_RW.stride(0)
     out_RW = source_RW.new_empty(tile.rows, width)
-    if out_RW.numel() == 0:
-        return out_RW
-    workspace = target_NK.new_empty(segments.slots, width, dtype=sums)
-    shape = shape or shape_for(Kernel.MAXIMUM_SOURCES, target_NK, width)
-    blocks = ceil_div(width, shape.columns)
-    pulling = Pulling(tile, segments, target_NK, out_RW, workspace, shape, across=blocks)
-    stride = source_RW.stride(0)
-    pulling.over_segments(shares_segments, source_RW, WIDTH=width, BLOCKS=blocks, SOURCE_STRIDE=stride)
-    pulling.over_long_rows(sum_slots, WIDTH=width, BLOCKS=blocks)
+    pulling = Pulling(
+        Kernel.MAXIMUM_SOURCES, tile, target_NK, out_RW, width=width, slot=width, segments=segments, shape=shape
+    )
+    pulling.over_segments(shares_segments, source_RW, WIDTH=width, BLOCKS=pulling.across, SOURCE_STRIDE=stride)
+    pulling.add_sums()
     return out_RW

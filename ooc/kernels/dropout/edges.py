@@ -106,6 +106,23 @@ class EdgeDropout:
         return int(first), int(second)
 
 
+@dataclass(frozen=True, slots=True)
+class EdgeDraw:
+    """Dropout of ``columns`` columns for edges between these rows of the store, E of them in no order, each of which
+    ``repeats_E`` before it have the same two ends; all int64. A node is the edge from it to itself."""
+
+    dropout: EdgeDropout
+    targets_E: Tensor
+    sources_E: Tensor
+    repeats_E: Tensor
+    columns: int
+
+    def mask(self) -> Tensor:
+        """Bool [E, columns], by the CPU: which entries are kept."""
+        rows = self.targets_E.numpy(), self.sources_E.numpy(), self.repeats_E.numpy().astype(np.uint32)
+        return self.dropout.keep(*rows, range(self.columns))
+
+
 def _check_order(piece: Piece) -> None:
     """Repeated edges are told apart by their place among equals, which needs equals side by side."""
     falls = piece.neighbours_E[1:] < piece.neighbours_E[:-1]

@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ooc.errors import ModelError
-from ooc.kernels.dropout.edges import HEADS_PER_COUNT, EdgeDropout
-from ooc.kernels.dropout.masks import EdgeDraw
+from ooc.kernels.dropout.edges import HEADS_PER_COUNT, EdgeDraw, EdgeDropout
 from ooc.kernels.neighbourhood import Neighbourhood
 
 _DROPOUT = F.dropout
@@ -70,7 +69,19 @@ Draws = Callable[[int, float], EdgeDropout]
 """By the call's number from 0 and its probability: how it drops."""
 
 
-class InnerDropout(TorchFunctionMode):
+class _CaughtDropout(TorchFunctionMode):
+    """In here, ``F.dropout`` is ``_drop``."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._drop(*args, **(kwargs or {})) if func is _DROPOUT else func(*args, **(kwargs or {}))
+
+    def _drop(self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        raise NotImplementedError
+
+
+class InnerDropout(_CaughtDropout):
     """In here, the k-th ``F.dropout`` that drops anything of what layer ``where`` computes on ``near`` is ``calls[k]``
     and drops as ``draws`` says. Any other use of it raises ModelError."""
 
@@ -79,11 +90,6 @@ class InnerDropout(TorchFunctionMode):
         self._where = where
         self._near, self._calls, self._draws = near, calls, draws
         self._done = 0
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._drop(*args, **(kwargs or {})) if func is _DROPOUT else func(*args, **(kwargs or {}))
 
     def _drop(self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0.0:
@@ -105,7 +111,7 @@ class InnerDropout(TorchFunctionMode):
         return values.mul_(scale) if inplace else values * scale
 
 
-class Discovery(TorchFunctionMode):
+class Discovery(_CaughtDropout):
     """Finds the ``calls`` of ``F.dropout`` in here that drop anything; lets all values through. ``near``: a graph on
     which all ``DroppedRows`` are of different numbers. ``other_shapes``: of what has no row for each of any of them."""
 
@@ -115,11 +121,6 @@ class Discovery(TorchFunctionMode):
         self.other_shapes: list[tuple[int, ...]] = []
         self._by_length = {len(_ends(rows, near)[0]): rows for rows in DroppedRows}
         assert len(self._by_length) == len(DroppedRows), "two kinds of rows cannot be told apart"
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._drop(*args, **(kwargs or {})) if func is _DROPOUT else func(*args, **(kwargs or {}))
 
     def _drop(self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if training and p != 0.0:

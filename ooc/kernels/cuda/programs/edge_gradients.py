@@ -37,7 +37,7 @@ def message_sources(
     slots, rows, nodes, tile_start, most, first_head, seed, threshold,
     KIND: tl.constexpr, CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, BROUGHT: tl.constexpr,
     QUERY: tl.constexpr, PACKED: tl.constexpr, SLOPE: tl.constexpr, ROOT: tl.constexpr, SCALE: tl.constexpr,
-    FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, LOOP_STRIDE: tl.constexpr, TERM: tl.constexpr,
+    FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, LOOP_STRIDE: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
@@ -94,7 +94,7 @@ def message_sources(
             if FEATURES > 0:
                 term = edge_terms(
                     features, loops, weight, bias, first + edge, row, is_stored & is_edge, is_added & is_edge,
-                    head * TERM + wide, is_wide, FEATURES, FEATURE_STRIDE, LOOP_STRIDE, HEADS * TERM, SELF_LOOPS,
+                    head * QUERY + wide, is_wide, FEATURES, FEATURE_STRIDE, LOOP_STRIDE, HEADS * QUERY, SELF_LOOPS,
                     HAS_BIAS, ACCUMULATOR, ROWS, WIDE,
                 )  # fmt: skip
                 if KIND == DOT:
@@ -136,7 +136,7 @@ def message_targets(
     KIND: tl.constexpr, CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, BROUGHT: tl.constexpr,
     QUERY: tl.constexpr, RESULT: tl.constexpr, MAPPED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
     SLOPE: tl.constexpr, ROOT: tl.constexpr, SCALE: tl.constexpr, FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr,
-    LOOP_STRIDE: tl.constexpr, TERM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    LOOP_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
@@ -202,7 +202,7 @@ def message_targets(
             if FEATURES > 0:
                 term = edge_terms(
                     features, loops, weight, bias, first + edge, row, is_stored & is_edge, is_added & is_edge,
-                    head * TERM + wide, is_wide, FEATURES, FEATURE_STRIDE, LOOP_STRIDE, HEADS * TERM, SELF_LOOPS,
+                    head * QUERY + wide, is_wide, FEATURES, FEATURE_STRIDE, LOOP_STRIDE, HEADS * QUERY, SELF_LOOPS,
                     HAS_BIAS, ACCUMULATOR, ROWS, WIDE,
                 )  # fmt: skip
                 if KIND == DOT:

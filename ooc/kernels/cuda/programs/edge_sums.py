@@ -14,11 +14,12 @@ from ooc.kernels.cuda.programs.segments import narrow, open_segments
 
 @triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most", "first_column"])
 def rectified_segments(
-    pulled, own_rows, features, weight, bias, indices, offsets, parts, out, workspace,
+    pulled, own_rows, features, loops, weight, bias, indices, offsets, parts, out, workspace,
     slots, rows, nodes, tile_start, most, first_column,
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, BACKWARD: tl.constexpr, HAS_MAP: tl.constexpr,
-    FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr, SELF_LOOPS: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+    FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, LOOP_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Forward, relu(x + t) of sources x summed over every segment, into ``out`` or the segment's slot. BACKWARD, the
     gradients of targets summed where the segment's own x of ``own_rows`` and the edge's t come to more than 0."""
@@ -43,8 +44,8 @@ def rectified_segments(
             place = first + edge
             if HAS_MAP:
                 term = edge_terms(
-                    features, features, weight, bias, place, row, is_edge, is_edge, column, is_column,
-                    FEATURES, FEATURE_STRIDE, 0, WIDTH, False, HAS_BIAS, ACCUMULATOR, ROWS, COLUMNS,
+                    features, loops, weight, bias, place, row, is_edge, is_edge, column, is_column,
+                    FEATURES, FEATURE_STRIDE, LOOP_STRIDE, WIDTH, False, HAS_BIAS, ACCUMULATOR, ROWS, COLUMNS,
                 )  # fmt: skip
             else:
                 term_of = features + place * FEATURE_STRIDE + first_column
@@ -62,12 +63,12 @@ def rectified_segments(
 
 @triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most"])
 def rectified_map(
-    source, upstream, features, weight, bias, indices, offsets, parts, out, workspace,
+    source, upstream, features, loops, weight, bias, indices, offsets, parts, out, workspace,
     slots, rows, nodes, tile_start, most,
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, COLUMN_BLOCKS: tl.constexpr, MAPPED: tl.constexpr, BLOCKS: tl.constexpr,
-    BLOCK: tl.constexpr, FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    BLOCK: tl.constexpr, FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, LOOP_STRIDE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the map over every segment, MAPPED numbers a column side by side, into ``out`` or the slot: its
     own row of ``upstream`` where a source's x and the edge's t come to more than 0, times the edge's features."""
@@ -89,13 +90,13 @@ def rectified_map(
             is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
             value = tl.load(source + neighbour * STRIDE + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
             term = edge_terms(
-                features, features, weight, bias, first + edge, row, is_edge, is_edge, column, is_column,
-                FEATURES, FEATURE_STRIDE, 0, WIDTH, False, HAS_BIAS, ACCUMULATOR, ROWS, COLUMNS,
+                features, loops, weight, bias, first + edge, row, is_edge, is_edge, column, is_column,
+                FEATURES, FEATURE_STRIDE, LOOP_STRIDE, WIDTH, False, HAS_BIAS, ACCUMULATOR, ROWS, COLUMNS,
             )  # fmt: skip
             d_term = tl.where(is_edge & (value + term > 0), above, 0.0)
             feature = some_features(
-                features, features, first + edge, row, is_edge, is_edge, number, FEATURES, FEATURE_STRIDE, 0, False,
-                ACCUMULATOR,
+                features, loops, first + edge, row, is_edge, is_edge, number, FEATURES, FEATURE_STRIDE, LOOP_STRIDE,
+                False, ACCUMULATOR,
             )  # fmt: skip
             d_map += feature[:, :, None] * d_term[:, None, :]
 
