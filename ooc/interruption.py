@@ -33,12 +33,12 @@ class _Request:
     def make(self, number: int, frame: FrameType | None) -> None:
         """The handler of the signals; who asks again does not want to wait."""
         if self._made:
-            self.heed()
+            self.stop_if_made()
         self._made = True
-        self._alarm_before = signal.signal(signal.SIGALRM, self.heed)
+        self._alarm_before = signal.signal(signal.SIGALRM, self.stop_if_made)
         self._timer_before = signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 
-    def heed(self, number: int = 0, frame: FrameType | None = None) -> None:
+    def stop_if_made(self, number: int = 0, frame: FrameType | None = None) -> None:
         """Raise KeyboardInterrupt if asked to stop."""
         if self._made:
             self.forget()
@@ -76,7 +76,7 @@ def interruptible_by_ctrl_c() -> Iterator[None]:
     with _noting([signal.SIGINT] if own else []):
         yield
         if own:
-            _request.heed()
+            _request.stop_if_made()
 
 
 @contextmanager
@@ -105,4 +105,4 @@ def heeding(listener: Listener) -> Listener:
 def stop_if_asked() -> None:
     """Raise KeyboardInterrupt if a signal has come and this is the main thread; others end when it ends them."""
     if threading.current_thread() is threading.main_thread():
-        _request.heed()
+        _request.stop_if_made()

@@ -23,14 +23,14 @@ class ModelSnapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._facts = dict(_facts(model))
+        self._constants = dict(_constants(model))
         self._numbers = [(name, buffer, buffer._version, float(buffer)) for name, buffer in _taken_as_numbers(model)]
 
     def check(self) -> None:
         """Raise ModelError naming what is no longer as it was."""
-        facts = dict(_facts(self._model))
-        for name in [*self._facts, *facts]:
-            before, now = self._facts.get(name), facts.get(name)
+        constants = dict(_constants(self._model))
+        for name in [*self._constants, *constants]:
+            before, now = self._constants.get(name), constants.get(name)
             if before is not now and before != now:
                 raise _changed(name)
         for name, buffer, version, value in self._numbers:
@@ -45,7 +45,7 @@ def _changed(name: str) -> ModelError:
     )
 
 
-def _facts(model: nn.Module) -> Iterator[tuple[str, object]]:
+def _constants(model: nn.Module) -> Iterator[tuple[str, object]]:
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         yield path or type(model).__name__, _Itself(module)

@@ -206,13 +206,11 @@ class RunFolder:
 
     def last(self) -> State | None:
         """The last checkpoint, None before the first. Changes nothing, and takes no lock."""
-        path = self.path / CHECKPOINT
-        return _read_state(path) if path.exists() else None
+        return _read_state(self.path / CHECKPOINT)
 
     def load_best(self) -> State | None:
         """The best weights so far, None when nothing was evaluated yet."""
-        path = self.path / BEST
-        return _read_state(path) if path.exists() else None
+        return _read_state(self.path / BEST)
 
     def records(self) -> list[EpochRecord]:
         """The epochs so far. A last line that is torn does not count; RunError for a damaged one before others."""
@@ -313,11 +311,14 @@ def _read_config(path: Path) -> Config:
     return config
 
 
-def _read_state(path: Path) -> State:
-    """A checkpoint's content. Only plain data is read: a pickled program in its place is refused.
+def _read_state(path: Path) -> State | None:
+    """A checkpoint's content, None where there is no such file.
 
-    torch itself looks at no checksum: a flipped bit would be another weight.
+    Only plain data is read: a pickled program in its place is refused. torch itself looks at no checksum: a
+    flipped bit would be another weight.
     """
+    if not path.exists():
+        return None
     import torch
 
     with _named(path):

@@ -72,17 +72,16 @@ class TrainingState:
         return TrainingError(f"{what}{kept}; a lower learning rate or clipped gradients may help")
 
     def _compare(self, record: EpochRecord, score: float) -> None:
-        if self.best is not None and not self._better(score, self.best["valid_acc"]):
-            self.stale += 1
-            return
+        if self.best is not None:
+            before = self.best["valid_acc"]
+            if not (score > before if self._metric.higher_is_better else score < before):
+                self.stale += 1
+                return
         self.best = {"epoch": record.epoch, "valid_acc": score, "test_acc": record.test_acc}
         self.stale = 0
         if self._run is not None:
             with self._averaging.in_place():
                 self._run.save_best({**self.best, "model": self._model.state_dict(), "record": record.as_dict()})
-
-    def _better(self, score: float, best: float) -> bool:
-        return score > best if self._metric.higher_is_better else score < best
 
     def _state(self, record: EpochRecord) -> dict[str, Any]:
         return {

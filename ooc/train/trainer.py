@@ -200,12 +200,12 @@ class Trainer:
         return self.epoch + epochs
 
     def _check_evaluated(self, eval_every: int, patience: int) -> None:
-        if patience and not eval_every:
-            raise OptionError("patience counts evaluations; give eval_every=1 as well")
-        if self._schedules.needs_scores and not eval_every:
-            raise OptionError("a plateau schedule goes by the validation score; give eval_every=1 as well")
+        plateau = "a plateau schedule goes by the validation score"
+        if not eval_every and (patience or self._schedules.needs_scores):
+            why = "patience counts evaluations" if patience else plateau
+            raise OptionError(f"{why}; give eval_every=1 as well")
         if self._schedules.needs_scores and not self.store.split_sizes["valid"]:
-            raise OptionError(f"a plateau schedule goes by the validation score; {self.store.path} has no such split")
+            raise OptionError(f"{plateau}; {self.store.path} has no such split")
 
     def _start(self) -> None:
         self._snapshot.check()
@@ -248,8 +248,10 @@ class Trainer:
         hardware: Hardware | None = None,
         _tuning: Tuning = Tuning(),  # noqa: B008  # frozen
     ) -> None:
-        """``graph`` is an open store, its path, or PyG's ``Data``, which is converted beside the scratch data into a
-        store that ``close`` removes.
+        """Plan the training of ``model`` on ``graph``; memory and files are taken by what runs first.
+
+        ``graph`` is an open store, its path, or PyG's ``Data``, which is converted beside the scratch data into a store
+        that ``close`` removes.
 
         ``gpu_budget`` bounds the device arena (on the CPU: slabs, blocks and temporaries of the computation),
         ``host_budget`` what is kept besides; both are sizes like ``"4G"`` or bytes, by default a quarter (of a GPU's
