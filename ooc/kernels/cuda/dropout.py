@@ -11,7 +11,6 @@ from torch import Tensor
 from ooc.kernels.cuda.launch import ceil_div, dropped_below, on_device_of, signed
 from ooc.kernels.cuda.programs.dropout import draw_edge_masks, draw_masks
 from ooc.kernels.dropout.edges import EdgeDraw
-from ooc.kernels.dropout.rows import Draw
 
 _DRAWS, _WARPS = 256, 4
 """Counts, or entries of edges, of a program: two a thread. Never tried otherwise."""
@@ -19,8 +18,11 @@ _NUMBERS = 8
 """Of 32 bits, that Philox4x64 gives for a count."""
 
 
-def keep_mask(draw: Draw, like: Tensor) -> Tensor:
-    """Bool, of the shape of ``like`` [R, W] and where it is: which entries are kept."""
+def keep_mask(like: Tensor, *, key: int, threshold: int, row_start: int) -> Tensor:
+    """Bool, of the shape of ``like`` [R, W] and where it is: which entries are kept, rows from ``row_start`` on.
+
+    ``key`` and ``threshold`` are those of ``ooc.kernels.dropout.rows.Draw``.
+    """
     rows, columns = like.shape
     counts = ceil_div(columns, _NUMBERS)
     eights = torch.empty(rows, counts, dtype=torch.int64, device=like.device)
@@ -29,10 +31,10 @@ def keep_mask(draw: Draw, like: Tensor) -> Tensor:
             draw_masks[(ceil_div(eights.numel(), _DRAWS),)](
                 eights,
                 eights.numel(),
-                draw.row_start * counts + 1,
-                signed(draw.key & (2**64 - 1)),
-                signed(draw.key >> 64),
-                draw.threshold,
+                row_start * counts + 1,
+                signed(key & (2**64 - 1)),
+                signed(key >> 64),
+                threshold,
                 DRAWS=_DRAWS,
                 num_warps=_WARPS,
             )

@@ -61,7 +61,7 @@ def _drawn_on_host(draw: Draw, like: Tensor) -> Tensor:
 def _drawn_by_cuda(draw: Draw, like: Tensor) -> Tensor:
     from ooc.kernels.cuda import dropout  # needs triton
 
-    return dropout.keep_mask(draw, like)
+    return dropout.keep_mask(like, key=draw.key, threshold=draw.threshold, row_start=draw.row_start)
 
 
 BY_DEVICE: dict[str, Callable[[Draw, Tensor], Tensor]] = {"cpu": _drawn_on_host, "cuda": _drawn_by_cuda}
