@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ooc.kernels.dropout import opaque as draws
 from ooc.kernels.dropout.edges import EdgeDraw, EdgeDropout
 from ooc.kernels.dropout.rows import BY_DEVICE, Draw, keep_mask
-from tests.gpu.device import DEVICE, EXAMPLES, dropout, same_bits
+from tests.gpu.device import DEVICE, EXAMPLES, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -26,20 +26,15 @@ pytestmark = pytest.mark.gpu
 @settings(max_examples=10 * EXAMPLES, deadline=None)
 def test_masks(seed: int, epoch: int, layer: int, start: int, rows: int, columns: int, p: float) -> None:
     """Whatever the key, the rows, and columns that are no multiple of what a count gives."""
-    found = dropout.keep_mask(Draw(seed, epoch, layer, start, p), torch.zeros(rows, columns, device=DEVICE))
+    found = BY_DEVICE["cuda"](Draw(seed, epoch, layer, start, p), torch.zeros(rows, columns, device=DEVICE))
     assert found.dtype == torch.bool
     assert same_bits(found, keep_mask(seed, epoch, layer, start, start + rows, columns, p))
 
 
 def test_a_matrix_of_several_programs() -> None:
-    found = dropout.keep_mask(Draw(3, 4, 5, 70, 0.4), torch.zeros(300, 17, device=DEVICE))
+    found = BY_DEVICE["cuda"](Draw(3, 4, 5, 70, 0.4), torch.zeros(300, 17, device=DEVICE))
     assert same_bits(found, keep_mask(3, 4, 5, 70, 370, 17, 0.4))
     assert 0.55 < found.float().mean() < 0.65
-
-
-def test_a_gpu_draws_by_it() -> None:
-    draw, like = Draw(1, 2, 3, 4, 0.5), torch.zeros(9, 5, device=DEVICE)
-    assert same_bits(BY_DEVICE["cuda"](draw, like), draw.mask(9, 5))
 
 
 @given(
