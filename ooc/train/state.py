@@ -59,10 +59,15 @@ class TrainingState:
             raise self._diverged(f"the loss of epoch {self.epoch + 1} is {loss}")
 
     def check_weights(self) -> None:
-        """TrainingError where the step of the epoch under way has left weights that are no finite numbers."""
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad and not bool(torch.isfinite(parameter.detach()).all()):
-                raise self._diverged(f"the step of epoch {self.epoch + 1} made {name} infinite or no number")
+        """TrainingError where the step of the epoch under way has left weights that are no finite numbers.
+
+        A device is asked once, for all of them together.
+        """
+        trained = {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
+        finite = torch.stack([torch.isfinite(weights).all() for weights in trained.values()])
+        if not bool(finite.all()):
+            name = next(name for name, weights in trained.items() if not bool(torch.isfinite(weights).all()))
+            raise self._diverged(f"the step of epoch {self.epoch + 1} made {name} infinite or no number")
 
     def _diverged(self, what: str) -> TrainingError:
         kept = ""

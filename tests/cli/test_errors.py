@@ -259,4 +259,4 @@ def test_a_terminal_that_is_not_utf8_gets_what_it_can_show(encoding: str) -> Non
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert rb"\u2026" in done.stdout
+    assert b"synthetic:nodes=..." in done.stdout

@@ -248,7 +248,7 @@ def test_a_sweep_that_makes_no_sense_is_refused(texts: list[str], line: str) -> 
 
 
 def test_what_cannot_be_planned_is_one_line(graph: Path, here: Path, run: RunCommand) -> None:
-    Path("bad.json").write_text('{"name": 3}')
+    Path("bad.json").write_text('{"name": "bad"}')
     Path("no.json").write_text("{")
     for arguments, line in (
         ((graph, "--graph", "reddit"), "one graph at a time"),
@@ -256,7 +256,7 @@ def test_what_cannot_be_planned_is_one_line(graph: Path, here: Path, run: RunCom
         (("--graph", GRAPH, "--hardware", "tpu"), "no such machine; there are a100-40g"),
         (("--graph", GRAPH, "--hardware", "none.json"), "No such file"),
         (("--graph", GRAPH, "--hardware", "no.json"), "no JSON"),
-        (("--graph", GRAPH, "--hardware", "bad.json"), "bad.json: disk is missing"),
+        (("--graph", GRAPH, "--hardware", "bad.json"), "bad.json: source is missing"),
         (("--graph", GRAPH, "--gantt", "epoch.png"), "ends in .svg, .html or .json"),
         (("--compare", "nothing"), "has no part in --compare"),
         (("--compare", "nothing", "--graph", GRAPH), "--compare takes what the run was trained on"),

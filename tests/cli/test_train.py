@@ -35,6 +35,7 @@ RICH = [
 ]
 AVERAGED = [*LONG, "--average", "ema", "--average-from", "2", "--schedule", "cosine", "--norm", "batch"]
 TIGHT = ["--gpu-budget", "4437K", "--host-budget", "300K", "--block-rows", "2048", "--slab-columns", "5"]
+TIGHT += ["--threads", "2"]
 
 
 def metrics(run_folder: Path) -> list[dict[str, Any]]:

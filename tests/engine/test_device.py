@@ -440,16 +440,16 @@ def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(
 
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - RUN_AS_THEY_ARE))
 def test_the_host_waits_for_no_tile(name: str, store: Store, least: Least, tmp_path: Path, device: FakeDevice) -> None:
-    """In no epoch, neither for its loss nor for its scores. These are asked for when a program is over; in the first
-    epoch also whether labels are sound, and lists that are pulled with. Layers that run as they are, are asked by every
-    tile how many in-neighbours it has."""
+    """In no epoch, neither for its loss nor for its scores. These, and whether all weights are finite, are asked for
+    when a program is over; in the first epoch also whether labels are valid, and lists that are pulled with. Layers
+    that run as they are, are asked by every tile how many in-neighbours it has."""
     with on_device(MODELS[name], store, tmp_path)(*least(name)) as trainer:
         training = [asked(device, lambda: trainer.fit(epochs=1, eval_every=0)) for _ in range(3)]
         scoring = [asked(device, trainer.evaluate) for _ in range(3)]
         tiles = -(-store.num_nodes // trainer.plan.tile_rows)
         lists = 2 * len(trainer.plan.topologies)
     assert not device.loose
-    for epochs, numbers in ((training, 1), (scoring, 3)):
+    for epochs, numbers in ((training, 2), (scoring, 3)):
         assert epochs[1] == epochs[2] == numbers
         assert numbers < epochs[0] <= numbers + 2 + lists < numbers + tiles
 
@@ -476,7 +476,7 @@ def test_nor_where_intermediates_are_narrow_and_rows_are_left_out(
         trainer.fit(epochs=1, eval_every=0)
         device.asked.clear()
         trainer.fit(epochs=1, eval_every=0)
-        assert len(device.asked) <= 1 + 2 * len(trainer.plan.topologies)
+        assert len(device.asked) <= 2 + 2 * len(trainer.plan.topologies)
 
 
 def test_the_cpu_has_no_wire(store: Store, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch_geometric.nn.models import GCN
 
 import ooc
-from ooc.engine import runtime
 from ooc.errors import ModelError, StoreError
 from ooc.storage.store import Store, Task, open_store
 from ooc.train.loss import resolve_loss
@@ -27,12 +26,6 @@ DATA = random_data(GraphCase(nodes=120, edges=400, classes=4, unlabelled=20, sel
 COLUMNS = 3
 WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0], dtype=torch.float64)
 LABEL_WEIGHTS = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
-
-
-@pytest.fixture(autouse=True)
-def int8_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several labels a node are int8."""
-    monkeypatch.setitem(runtime._TORCH, "int8", torch.int8)
 
 
 def by_row(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.nn.models import GCN
 
-from ooc.engine import runtime
 from ooc.errors import BudgetError, OptionError
 from ooc.storage.store import SPLITS, Store
 from ooc.train.metrics import Metric, average_precision, roc_auc, tally
@@ -24,12 +23,6 @@ Array = npt.NDArray[np.float64]
 
 DATA = random_data(GraphCase(nodes=200, edges=700, classes=4, unlabelled=20))
 TWO = random_data(GraphCase(nodes=200, edges=700, classes=2, unlabelled=20))
-
-
-@pytest.fixture(autouse=True)
-def int8_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several labels a node are int8."""
-    monkeypatch.setitem(runtime._TORCH, "int8", torch.int8)
 
 
 # ---- definitions ------------------------------------------------------------------------------------------

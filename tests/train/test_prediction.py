@@ -16,7 +16,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import ooc
-from ooc.engine import runtime
 from ooc.errors import BudgetError, ModelError, OocError, OptionError
 from ooc.plan import ColumnPass
 from ooc.storage.store import Store
@@ -241,9 +240,8 @@ def test_a_failure_leaves_nothing(store: Store, tmp_path: Path, ending: str, mon
     assert target.read_text() == "old"
 
 
-def test_several_labels_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_labels_and_values(tmp_path: Path) -> None:
     """Yes or no for each label; values are logits, and have no labels."""
-    monkeypatch.setitem(runtime._TORCH, "int8", torch.int8)
     case = ModelCase(kind="gcn", layers=2)
     store = labelled(DATA, random_labels(DATA, 3), tmp_path)
     with make_trainer(case, store, tmp_path) as trainer:

@@ -32,10 +32,10 @@ def outcome(records: list[EpochRecord]) -> list[tuple[Any, ...]]:
 def assert_same(case: ModelCase, store: Store, folder: Path, fit: dict[str, Any], **options: Any) -> Trainer:
     """Training with and without comes to the same; returns the trainer with."""
     with make_trainer(case, store, folder, savings=APART, **options) as apart:
-        expected = outcome(apart.fit(**fit, eval_every=0))
+        expected = outcome(apart.fit(**fit))
         assert "train_and_score" not in apart.plan.programs
     with make_trainer(case, store, folder, **options) as shared:
-        assert outcome(shared.fit(**fit, eval_every=0)) == expected
+        assert outcome(shared.fit(**fit)) == expected
         assert "train_and_score" in shared.plan.programs
     assert all(torch.equal(a, b) for a, b in zip(weights(apart), weights(shared), strict=True))
     assert shared.best == apart.best
