@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from ooc.storage.store import open_store as open  # noqa: F401
     from ooc.train.trainer import Trainer as Trainer
 
-_ERRORS = (
-    *("BudgetError", "HardwareError", "ModelError", "OocError", "OptionError"),
-    *("RunError", "SourceError", "SpillError", "StoreError", "TrainingError"),
-)
 _HOMES = {
     "Store": ("ooc.storage.store", "Store"),
     "Trainer": ("ooc.train.trainer", "Trainer"),
@@ -47,7 +43,6 @@ _HOMES = {
     "dataset": ("ooc.sources.names", "dataset"),
     "open": ("ooc.storage.store", "open_store"),
     "remote_backend": ("ooc.remote", "remote_backend"),
-    **{name: ("ooc.errors", name) for name in _ERRORS},
 }
 # There is no __all__: a star would hide the builtin open, and help() would print every class in full.
 
@@ -60,4 +55,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__"])
+    return sorted([*_HOMES, "__version__", *(name for name in globals() if name.endswith("Error"))])

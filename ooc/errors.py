@@ -3,17 +3,6 @@
 
 Messages speak of Python's arguments: ``give host_budget='2.1G'``, ``force=True``, ``another spill_dir=``. ``ooc.cli``
 writes those that are options of the command that runs as such: ``--host-budget 2.1G``, ``--force``.
-
-OocError
-├── OptionError    an option's value makes no sense
-├── SourceError    what is to be converted is missing, damaged or inconsistent
-├── StoreError     a converted store, or a file of it, cannot be used
-├── BudgetError    the work does not fit memory or disk as allowed
-├── ModelError     a model, loss or optimizer that cannot be run exactly
-├── HardwareError  a description of a machine cannot be used
-├── SpillError     reading or writing scratch data failed
-├── TrainingError  the loss or the weights are no finite numbers any more
-└── RunError       a run folder cannot be created, read or resumed
 """
 
 

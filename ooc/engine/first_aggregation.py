@@ -19,7 +19,6 @@ import torch
 from ooc.engine.runtime import Runtime
 from ooc.errors import StoreError
 from ooc.model.graph import Scaling
-from ooc.prefetch.spill import free_bytes
 from ooc.storage.array import Array, flush, open_array
 from ooc.storage.store import EDGE_WEIGHT, Store, write_group
 from ooc.storage.writer import ArrayWriter
@@ -49,7 +48,7 @@ def keep_aggregation(store: Store, scaling: Scaling, runtime: Runtime, matrix: s
     dtype = runtime.dtype
     name = _name(scaling, dtype)
     rows, columns = store.num_nodes, store.num_features
-    if free_bytes(store.path) < _FREE_SHARE * rows * columns * dtype.itemsize:
+    if shutil.disk_usage(store.path).free < _FREE_SHARE * rows * columns * dtype.itemsize:
         return False
     _remove_abandoned(store)
     temporary = f"{name}.partial-{os.getpid()}"

@@ -2,6 +2,7 @@
 """Prepared programs brought to life: arenas, spill files and threads, the model on its device, and running them."""
 
 import ctypes
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from ooc.model.stages import StageBuilder, Step
 from ooc.plan import Fate, Plan, Workload
 from ooc.plan.program.staging import Way
 from ooc.prefetch.device import Device
-from ooc.prefetch.spill import free_bytes
 from ooc.sizes import format_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store
@@ -145,7 +145,7 @@ class Session:
     def check_disk(self) -> None:
         """Raise BudgetError when scratch data will not fit where it goes; a spill folder that is missing is made."""
         there = next(folder for folder in (self._spill_dir, *self._spill_dir.absolute().parents) if folder.exists())
-        needed, free = self._prepared.plan.spill_bytes, free_bytes(there)
+        needed, free = self._prepared.plan.spill_bytes, shutil.disk_usage(there).free
         if needed > free:
             raise BudgetError(
                 f"the plan spills {format_size(needed)} to {self._spill_dir}, where {format_size(free)} are free; "

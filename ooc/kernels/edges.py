@@ -212,14 +212,13 @@ def _piece(tile: TileEdges, rows: int, start: int, stop: int, first: int, last: 
         positions.add_(first)
         if not bool(keep[0]):
             repeats_before = 0
-    if tile.self_loops is SelfLoops.EXACTLY_ONE and last == int(tile.offsets_R1[stop]):
+    places: Tensor | slice | None = positions
+    has_added = tile.self_loops is SelfLoops.EXACTLY_ONE and last == int(tile.offsets_R1[stop])
+    if has_added:
         own = tile.start + start
         neighbours, offsets, is_given = with_self(neighbours, offsets, own, min(tile.start + stop, rows))
-        if tile.features_EK is None:
-            return Piece(start, stop, tile.start, neighbours, offsets, continues, None, repeats_before, True)
-        positions = _positions_with_self(tile, start, positions, is_given)
-        return Piece(start, stop, tile.start, neighbours, offsets, continues, positions, repeats_before, True)
-    return Piece(start, stop, tile.start, neighbours, offsets, continues, positions, repeats_before)
+        places = None if tile.features_EK is None else _positions_with_self(tile, start, positions, is_given)
+    return Piece(start, stop, tile.start, neighbours, offsets, continues, places, repeats_before, has_added)
 
 
 def _kept(tile: TileEdges, rows: int, start: int, neighbours_E: Tensor, offsets_R1: Tensor) -> Tensor | None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from ooc.errors import BudgetError
 from ooc.plan.program.staging import Way
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.device import Device, Event
+from ooc.prefetch.device import Device
+from ooc.prefetch.engine import Event
 from ooc.sizes import format_size
 
 _cuda: Any = torch.cuda

@@ -17,26 +17,7 @@ from torch import Tensor
 
 from ooc.plan.program.staging import Way
 from ooc.prefetch.arena import Bytes
-
-
-class Event(ABC):
-    """A moment in one of the streams: all that was sent off there before it has ended. Where not ``of_stream``, neither
-    kernels nor copies can be held for it: only the host can wait."""
-
-    of_stream = True
-
-    @property
-    @abstractmethod
-    def happened(self) -> bool:
-        """Whether ``wait`` would return at once."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Block the host until it has happened."""
-
-    def settle(self) -> None:
-        """The same, whatever comes of it."""
-        self.wait()
+from ooc.prefetch.engine import Event
 
 
 class Device(ABC):

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ooc.plan.program.program import Program
 from ooc.plan.program.staging import Staging, Way
-from ooc.prefetch.device import Device, Event
+from ooc.prefetch.device import Device
+from ooc.prefetch.engine import Event
 from ooc.prefetch.frames import Nbytes, Workspace
 from ooc.prefetch.transfers import Transfers
 

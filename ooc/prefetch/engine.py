@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from errno import EINVAL, EOPNOTSUPP
 from pathlib import Path
@@ -32,13 +32,6 @@ class OpenFile:
         self.direct = direct
         self.buffered = buffered
 
-    def __enter__(self) -> "OpenFile":
-        """Stays open until ``close``: entering is for files that open at each use."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
     def close(self) -> None:
         """May be called twice. Requests that come later fail; those under way must have ended before."""
         for descriptor in (self.direct, self.buffered):
@@ -47,23 +40,11 @@ class OpenFile:
         self.direct = self.buffered = -1
 
 
+@dataclass(eq=False, slots=True)
 class ChunkFile:
     """A file of the store, open only while it is read: a store has more chunks than a process descriptors."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[OpenFile]:
-        file = open_file(self.path)
-        try:
-            yield file
-        finally:
-            file.close()
-
-    def opened(self) -> contextlib.AbstractContextManager[OpenFile]:
-        """The file, open for the length of a ``with`` block."""
-        return self._open()
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +57,10 @@ class Span:
     label: str
 
     def opened(self) -> contextlib.AbstractContextManager[OpenFile]:
-        """The span's file, open for the length of a ``with`` block."""
-        return self.file.opened() if isinstance(self.file, ChunkFile) else self.file
+        """The span's file, open for the length of a ``with`` block, and an OpenFile after that too."""
+        if isinstance(self.file, ChunkFile):
+            return contextlib.closing(open_file(self.file.path))
+        return contextlib.nullcontext(self.file)
 
 
 def open_file(path: Path) -> OpenFile:
@@ -141,17 +124,40 @@ class Counters:
             self.wait_s += wait_s
 
 
-class Ticket:
+class Event(ABC):
+    """A moment: in one of a device's streams, where all that was sent off there before it has ended, or at the end of a
+    request of the SSD. Where not ``of_stream``, neither kernels nor copies can be held for it: only the host can wait.
+    """
+
+    __slots__ = ()
+    of_stream = True
+
+    @property
+    @abstractmethod
+    def happened(self) -> bool:
+        """Whether ``wait`` would return, or raise, at once."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Block the host until it has happened."""
+
+    def settle(self) -> None:
+        """The same, whatever comes of it."""
+        self.wait()
+
+
+class Ticket(Event):
     """A promise that ``parts`` pieces will be moved. Kept by the engine, waited for by its holder."""
 
-    __slots__ = ("_counters", "_error", "_gate", "_left", "_lock", "ended")
+    __slots__ = ("_counters", "_error", "_gate", "_left", "_lock", "happened")
+    of_stream = False
+    happened: bool
 
     def __init__(self, counters: Counters, parts: int) -> None:
         self._counters = counters
         self._left = parts
         self._error: SpillError | None = None
-        self.ended = not parts
-        """Whether ``wait`` would return, or raise, at once."""
+        self.happened = not parts
         self._lock = threading.Lock()
         self._gate = threading.Lock()  # held until the last part has ended; an Event would cost as much as a request
         if parts:
@@ -166,12 +172,12 @@ class Ticket:
             last = self._left == 0
         if last:
             self._counters.end()
-            self.ended = True
+            self.happened = True
             self._gate.release()
 
     def wait(self) -> None:
         """Block until every piece has ended; raises SpillError if any failed. Later calls tell the same."""
-        if not self.ended:
+        if not self.happened:
             start = time.perf_counter()
             try:
                 self.settle()

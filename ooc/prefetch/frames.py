@@ -10,7 +10,7 @@ Workspaces follow instructions and decide nothing. One thread uses them; ``matri
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from ooc.plan.program.program import Program
 from ooc.plan.program.staging import Staging
 from ooc.prefetch.arena import Arena
-from ooc.prefetch.engine import Engine, Span, Ticket
+from ooc.prefetch.engine import Engine, Event, Span, Ticket
 
 Locate = Callable[[int], tuple[Sequence[Span], int]]
 """Where a block lies on the SSD, and its bytes."""
@@ -26,14 +26,8 @@ Nbytes = Callable[[int], int]
 """The bytes of a block."""
 
 
-class Transfer(Protocol):
-    """Bytes under way: a request of the SSD, or a copy to or from a device."""
-
-    def settle(self) -> None:
-        """Return when it has ended, whatever the result."""
-
-
-T = TypeVar("T", bound=Transfer)
+T = TypeVar("T", bound=Event)
+"""Of bytes under way: a request of the SSD, or a copy to or from a device."""
 
 
 class FrameTable(ABC, Generic[T]):
@@ -49,8 +43,14 @@ class FrameTable(ABC, Generic[T]):
         return self._where.get(block) == frame
 
     @abstractmethod
+    def hold(self, transfer: T) -> None:
+        """From here on, for what is computed, ``transfer`` has ended."""
+
     def await_read(self, block: int) -> None:
         """From here on what is read of ``block`` is there."""
+        transfer = self._arriving.pop(block, None)
+        if transfer is not None:
+            self.hold(transfer)
 
     def _give(self, block: int, frame: int) -> None:
         """``frame`` is the frame of ``block``; what was in it is forgotten, though it may still be on its way out."""
@@ -74,10 +74,6 @@ class Workspace(FrameTable[T]):
         super().__init__()
         self._nbytes = nbytes
         self._leaving: dict[int, T] = {}  # by frame
-
-    @abstractmethod
-    def hold(self, transfer: T) -> None:
-        """From here on, for what is computed, ``transfer`` has ended."""
 
     # ---- programs and passes -------------------------------------------------------------------------------
 
@@ -115,11 +111,6 @@ class Workspace(FrameTable[T]):
     @abstractmethod
     def acquire(self, block: int, frame: int, *, load: bool) -> None:
         """Give ``frame`` to ``block``; ``load``: and start reading it from below."""
-
-    def await_read(self, block: int) -> None:
-        transfer = self._arriving.pop(block, None)
-        if transfer is not None:
-            self.hold(transfer)
 
     def await_frame(self, block: int) -> None:
         """From here on the frame of ``block`` may be filled."""
@@ -203,7 +194,7 @@ class HostWorkspace(Workspace[Ticket]):
     def _read(self, block: int) -> None:
         """Start reading ``block`` unless a write of it, or out of its frame, is under way."""
         writes = self._leaving.get(self._where[block]), self._on_their_way.get(block)
-        if all(write is None or write.ended for write in writes):
+        if all(write is None or write.happened for write in writes):
             self._read_now(block)
 
     def _read_now(self, block: int) -> None:

@@ -16,12 +16,6 @@ from ooc.prefetch.engine import OpenFile, open_direct
 from ooc.sizes import format_size
 
 
-def free_bytes(folder: Path) -> int:
-    """Bytes an ordinary user may still write under ``folder``."""
-    stat = os.statvfs(folder)
-    return stat.f_bavail * stat.f_frsize
-
-
 def create_spill(folder: Path, label: str, nbytes: int) -> OpenFile:
     """A nameless file of ``nbytes`` in ``folder`` for the matrix ``label``; SpillError when it cannot be had."""
     try:

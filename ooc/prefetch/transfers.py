@@ -21,30 +21,11 @@ from torch import Tensor
 from ooc.plan.program.program import Program
 from ooc.plan.program.staging import PassingThrough, Staging, Way, passing_through
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.device import Device, Event
-from ooc.prefetch.engine import Engine, Ticket
+from ooc.prefetch.device import Device
+from ooc.prefetch.engine import Engine, Event, Ticket
 from ooc.prefetch.frames import FrameTable, Locate
 
 _NOTHING = PassingThrough(frozenset(), frozenset())
-
-
-class DirectTransfer(Event):
-    """The end of a GPUDirect read or write: a request of the SSD for the device's memory."""
-
-    of_stream = False
-
-    def __init__(self, ticket: Ticket) -> None:
-        self._ticket = ticket
-
-    @property
-    def happened(self) -> bool:
-        return self._ticket.ended
-
-    def wait(self) -> None:
-        self._ticket.wait()
-
-    def settle(self) -> None:
-        self._ticket.settle()
 
 
 class Transfers(FrameTable[Ticket]):
@@ -70,7 +51,7 @@ class Transfers(FrameTable[Ticket]):
         self._slab_of = slab_of
         self._passing_through = _NOTHING
         self._to_read_directly: set[int] = set()  # blocks that come without their host frames
-        self._direct: list[DirectTransfer] = []
+        self._direct: list[Ticket] = []  # requests of the SSD for the device's memory
         self._sent: Event | None = None  # the last copy to the device
         self._device = device
         self._memory, self._tensor = memory, torch.from_numpy(memory)
@@ -160,9 +141,7 @@ class Transfers(FrameTable[Ticket]):
         """Let everything under way end, whatever its result."""
         for event in self._passing.values():
             event.wait()
-        for transfer in self._direct:
-            transfer.settle()
-        for ticket in (*self._arriving.values(), *self._written.values()):
+        for ticket in (*self._direct, *self._arriving.values(), *self._written.values()):
             ticket.settle()
         self._direct.clear()
         self._to_read_directly.clear()
@@ -212,12 +191,11 @@ class Transfers(FrameTable[Ticket]):
         self._written[block] = ticket = self._gpudirect.write(spans, cast(Bytes, memory))
         return self._requested(ticket, memory.nbytes, Way.TO_HOST)
 
-    def _requested(self, ticket: Ticket, nbytes: int, way: Way) -> DirectTransfer:
+    def _requested(self, ticket: Ticket, nbytes: int, way: Way) -> Ticket:
         """Kept until it has happened, in case that everything has to end."""
-        transfer = DirectTransfer(ticket)
-        self._direct = [one for one in self._direct if not one.happened] + [transfer]
+        self._direct = [one for one in self._direct if not one.happened] + [ticket]
         self.bytes_moved[way] += nbytes
-        return transfer
+        return ticket
 
     def _take(self, block: int, name: int) -> None:
         """Give a frame to ``block``. Copies may still move through it, behind which others wait by themselves."""
@@ -235,10 +213,8 @@ class Transfers(FrameTable[Ticket]):
         spans, nbytes = self._locate(block)
         self._arriving[block] = self._engine.read(spans, self._view(frame, nbytes))
 
-    def await_read(self, block: int) -> None:
-        ticket = self._arriving.pop(block, None)
-        if ticket is not None:
-            ticket.wait()
+    def hold(self, transfer: Ticket) -> None:
+        transfer.wait()
 
     def _save_what_has_come(self) -> None:
         """Start writing to the SSD what has come to the host for its sake, in order."""

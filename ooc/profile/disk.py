@@ -7,6 +7,7 @@ Bytes are random, or a disk that compresses would look faster.
 """
 
 import random
+import shutil
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,7 @@ from ooc.plan.hardware import Curve, Disk
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket
 from ooc.prefetch.engines.choice import choose_engine
-from ooc.prefetch.spill import create_spill, free_bytes
+from ooc.prefetch.spill import create_spill
 from ooc.sizes import format_size
 
 FILE_BYTES = 512 << 20
@@ -37,7 +38,7 @@ _LABEL = "the profile"
 
 def measure_disk(folder: Path) -> Disk:
     """About three seconds; nothing stays in ``folder``. BudgetError where it has no room for the file."""
-    free = free_bytes(folder)
+    free = shutil.disk_usage(folder).free
     if free < 2 * FILE_BYTES:
         raise BudgetError(
             f"measuring the disk of {folder} needs a file of {format_size(FILE_BYTES)}, where {format_size(free)} are "

@@ -40,27 +40,12 @@ class Task(Enum):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of ``y``."""
-        match self:
-            case Task.CLASSES:
-                return np.dtype(np.int64)
-            case Task.MULTILABEL:
-                return np.dtype(np.int8)
-            case Task.VALUES:
-                return np.dtype(np.float32)
-            case _:
-                assert_never(self)
+        return np.dtype({Task.CLASSES: "int64", Task.MULTILABEL: "int8", Task.VALUES: "float32"}[self])
 
     def labelled(self, y: AnyArray) -> npt.NDArray[np.bool_]:
         """Which rows of ``y`` [n] or [n, L] have a label, [n]; for rows that are :meth:`valid`."""
-        match self:
-            case Task.CLASSES:
-                return np.asarray(y >= 0)
-            case Task.MULTILABEL:
-                return np.asarray(y[:, 0] >= 0)
-            case Task.VALUES:
-                return np.asarray(~np.isnan(y[:, 0]))
-            case _:
-                assert_never(self)
+        first = y if self is Task.CLASSES else y[:, 0]
+        return np.asarray(~np.isnan(first) if self is Task.VALUES else first >= 0)
 
     def valid(self, y: AnyArray, num_classes: int) -> npt.NDArray[np.bool_]:
         """Which rows of ``y`` [n] or [n, L] are a label or none, as this task has them, [n]."""

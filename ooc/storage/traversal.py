@@ -27,17 +27,9 @@ _GAP_EDGES = 1 << 15
 """Edges of rows not wanted that are read along rather than skipped: a read costs about as much as 128 KiB."""
 
 
-def distances(store: Store, seeds: Mask, most: int, listener: Listener = ignore) -> Hops:
-    """Steps backwards over in-edges from the nearest of the ``seeds``, ``[N]``, in the smallest unsigned type.
-
-    Rows that are more than ``most`` steps away, or cannot be reached, have the type's largest value.
-    """
-    return nearest(store, [seeds], most, listener)
-
-
 def nearest(store: Store, seeds: Sequence[Mask], most: int, listener: Listener = ignore) -> Hops:
-    """How far, and which: ``d * len(seeds) + k`` for rows d steps from the nearest row of all the ``seeds``,
-    k being the first of these masks, each ``[N]``, that has a row so near.
+    """How far, and which: ``d * len(seeds) + k`` for rows d steps backwards over in-edges from the nearest row of all
+    the ``seeds``, k being the first of these masks, each ``[N]``, that has a row so near. Of one mask: the steps.
 
     ``[N]``, in the smallest unsigned type; its largest value for rows more than ``most`` steps away.
     """

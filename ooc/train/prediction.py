@@ -27,7 +27,7 @@ from ooc.plan import Limits
 from ooc.sizes import format_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store, Task
-from ooc.storage.traversal import distances
+from ooc.storage.traversal import nearest
 from ooc.train.loss import Loss
 from ooc.train.metrics import Metric, Scorer
 from ooc.train.objective import Objective
@@ -249,7 +249,7 @@ def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listene
         return ActiveRows.everything(store.num_nodes, depth)
     seeds = np.zeros(store.num_nodes, dtype=np.bool_)
     seeds[wanted.rows] = True
-    hops = distances(store, seeds, depth, listener)
+    hops = nearest(store, [seeds], depth, listener)
     last = [int(np.flatnonzero(hops <= hop)[-1]) + 1 for hop in range(depth + 1)]
     return ActiveRows(store.num_nodes, tuple(last), tuple(last))
 

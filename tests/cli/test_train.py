@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -311,7 +312,7 @@ def test_the_least_budget_named_is_enough(run: RunCommand, graph: Path, here: Pa
 def test_a_full_disk_is_found_before_training(
     run: RunCommand, graph: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(session.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     code, _, err = run("train", graph, "--hidden", "16", "--epochs", "1", *TIGHT, "--out", "a/r")
     assert code == 2 and "1.00 KB are free" in err
     assert list(here.iterdir()) == []

@@ -23,8 +23,8 @@ from ooc.conversion.order import hop_order
 from ooc.conversion.reorder import reorder
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Event, TaskAdvanced, TaskFinished, TaskStarted, ignore
+from ooc.storage import traversal
 from ooc.storage.store import SPLITS, Store
-from ooc.storage.traversal import distances
 from ooc.storage.verification import verify
 from ooc.storage.writer import RowScatter
 from tests.conversion.arrays import Arrays, edges_of, files_of, in_order, open_descriptors, random_arrays
@@ -65,7 +65,9 @@ def _check_prefixes(store: Store, hops: list[int], train_hops: list[int]) -> Non
     depth = max(len(hops), len(train_hops)) + 1
     scoring, training = ([counts[min(d, len(counts) - 1)] for d in range(depth + 1)] for counts in (hops, train_hops))
     assert training[0] == store.split_sizes["train"] and scoring[0] == sum(store.split_sizes.values())
-    from_scored, from_trained = (distances(store, _seeds(store, splits), depth) for splits in (SPLITS, SPLITS[:1]))
+    from_scored, from_trained = (
+        traversal.nearest(store, [_seeds(store, splits)], depth) for splits in (SPLITS, SPLITS[:1])
+    )
     sources, targets = edges_of(store)
     for d in range(depth + 1):
         scored, trained = from_scored <= d, from_trained <= d
@@ -106,7 +108,7 @@ def test_the_graph_is_the_same_and_active_rows_are_prefixes(
     perm = _check_same_graph(ordered, plain)
 
     near, nearest = (_seeds(plain, splits) for splits in (SPLITS[:1], SPLITS))
-    from_train, from_any = (distances(plain, seeds, 250) for seeds in (near, nearest))
+    from_train, from_any = (traversal.nearest(plain, [seeds], 250) for seeds in (near, nearest))
     np.testing.assert_array_equal(perm, np.lexsort((from_train > from_any, from_any)))
     _check_prefixes(ordered, ordered.attributes["hops"], ordered.attributes["train_hops"])
     assert sorted(path.name for path in folder.iterdir()) == ["hop.ooc", "plain.ooc"]

@@ -35,8 +35,8 @@ from ooc.kernels.edges import TileEdges
 from ooc.kernels.pulls import Pulls
 from ooc.plan.program.staging import Way
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.device import Device, Event
-from ooc.prefetch.engine import Counters, Engine, Span, Ticket
+from ooc.prefetch.device import Device
+from ooc.prefetch.engine import Counters, Engine, Event, Span, Ticket
 
 Clock = tuple[int, int, int]
 """How much of each stream has happened: kernels, copies to the device, copies to the host."""
@@ -515,8 +515,8 @@ class WatchedTicket(Ticket):
         self.waited = False
 
     @property
-    def ended(self) -> bool:
-        return self.inner.ended
+    def happened(self) -> bool:
+        return self.inner.happened
 
     def wait(self) -> None:
         self.waited = True

@@ -25,10 +25,9 @@ from ooc.plan.program.sequence import Use
 from ooc.plan.program.staging import PassingThrough, Way, passing_through
 from ooc.plan.program.verifier import verify_plan
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.device import Event
 from ooc.prefetch.device_frames import DeviceWorkspace
-from ooc.prefetch.engine import Counters, Engine
-from ooc.prefetch.transfers import DirectTransfer, Transfers
+from ooc.prefetch.engine import Counters, Engine, Event
+from ooc.prefetch.transfers import Transfers
 from tests.engine.fake_device import Extent, FakeDevice, FakeEvent, Race, WatchedTicket
 from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
@@ -376,7 +375,7 @@ def test_slab_buffers_are_filled_straight_for_later_sweeps_only(scarcer: Plan) -
     ("owner", "method", "forgetful"),
     [
         (FakeEvent, "wait", lambda self: None),
-        (DirectTransfer, "wait", lambda self: None),
+        (DeviceWorkspace, "hold", lambda self, moved: self._device.hold(moved) if moved.of_stream else None),
         (Transfers, "await_saved", lambda self, block: None),
         (DeviceWorkspace, "_await_left", lambda self, frame: None),
         (DeviceWorkspace, "_behind", lambda self, frame: []),

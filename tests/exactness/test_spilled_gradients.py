@@ -2,6 +2,7 @@
 """Layers that run as they are, where sources' gradients do not fit in memory: spilled as runs, results are the same."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -220,6 +221,6 @@ def test_a_disk_without_room_for_them_is_found_before_training(
     store: Store, scarce: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan knows how much they take."""
-    monkeypatch.setattr("ooc.engine.session.free_bytes", lambda folder: 100_000)
+    monkeypatch.setattr("ooc.engine.session.shutil.disk_usage", lambda folder: SimpleNamespace(free=100_000))
     with pytest.raises(BudgetError, match=r"the plan spills .* where 100.* are free"):
         trained(store, tmp_path, **scarce)

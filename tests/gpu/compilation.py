@@ -23,7 +23,6 @@ from triton.runtime.jit import JITFunction
 from ooc.kernels.cuda import dropout, edge_function, gat, maximum, sums
 from ooc.kernels.cuda.segments import Segments, cut
 from ooc.kernels.dropout.edges import EdgeDraw, EdgeDropout
-from ooc.kernels.dropout.rows import Draw
 from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
@@ -80,7 +79,7 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
     sums.pull_tile(tile, torch.zeros(NODES, 128, dtype=torch.bfloat16), segments=segments)
     if not only_sums:
         label = "masks"
-        dropout.keep_mask(Draw(1, 2, 3, 4, 0.5), torch.zeros(NODES, 100))
+        dropout.keep_mask(torch.zeros(NODES, 100), key=1 << 100, threshold=1 << 31, row_start=4)
         ends = torch.zeros(3, 100, dtype=torch.int64)
         dropout.keep_edges(EdgeDraw(EdgeDropout(0.5, 1, 2, 3), *ends, 4))
         label = "maximum"

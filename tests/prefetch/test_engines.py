@@ -216,11 +216,11 @@ def test_everyone_who_waits_for_a_ticket_is_told() -> None:
     for thread in waiting:
         thread.start()
     ticket.part_done()
-    assert not ticket.ended
+    assert not ticket.happened
     ticket.part_done()
     for thread in waiting:
         thread.join(10)
-    assert ticket.ended
+    assert ticket.happened
     assert not any(thread.is_alive() for thread in waiting)
 
 

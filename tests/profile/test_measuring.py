@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_the_number_of_torch_s_threads_is_as_before_even_after_an_error(
 
 
 def test_a_disk_without_room_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: 1_000_000)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1_000_000))
     with pytest.raises(BudgetError, match=r"needs a file of 537 MB, where 1.00 MB are free; give another spill_dir=$"):
         measure(tmp_path, ignore)
 

@@ -13,7 +13,7 @@ from ooc.events import Event, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.storage import traversal
 from ooc.storage.array import Array
 from ooc.storage.store import Store
-from ooc.storage.traversal import distances, farthest_of, nearest
+from ooc.storage.traversal import farthest_of, nearest
 from tests.conversion.arrays import edges_of, random_arrays
 from tests.examples import examples
 
@@ -57,7 +57,7 @@ def test_the_sets_are_those_of_a_plain_search(
     with pytest.MonkeyPatch.context() as patch:
         for name, size in zip(("_ROWS", "_EDGES", "_GAP_EDGES"), sizes, strict=True):
             patch.setattr(traversal, name, size)
-        hops = distances(store, seeds, depth)
+        hops = nearest(store, [seeds], depth)
     for hop, wanted in enumerate(_searched(edges_of(store), seeds, depth)):
         np.testing.assert_array_equal(hops <= hop, wanted)
     np.testing.assert_array_equal(seeds, before)
@@ -72,7 +72,7 @@ def test_the_nearest_of_several_masks_is_the_first_as_near(
     store = ooc.convert(random_arrays(nodes=nodes, edges=edges, seed=seed), tmp_path_factory.mktemp("near") / "g.ooc")
     masks = list(np.random.default_rng(seed).random((3, nodes)) < share / 2)
     found = nearest(store, masks, most)
-    each = np.stack([distances(store, mask, most) for mask in masks]).astype(np.int64)
+    each = np.stack([nearest(store, [mask], most) for mask in masks]).astype(np.int64)
     each[each == 255] = 10**6
     wanted = each.min(axis=0) * 3 + each.argmin(axis=0)
     wanted[wanted >= 10**6] = 255
@@ -88,17 +88,17 @@ def _path(tmp_path: Path, nodes: int) -> Store:
 def test_more_steps_than_a_byte_counts(tmp_path: Path) -> None:
     store = _path(tmp_path, 700)
     seeds = np.arange(700) == 650
-    found = distances(store, seeds, 600)
+    found = nearest(store, [seeds], 600)
     wanted = 650 - np.arange(700)
     wanted[(wanted < 0) | (wanted > 600)] = np.iinfo(found.dtype).max
     np.testing.assert_array_equal(found, wanted)
     assert found.itemsize == 2 and farthest_of(found) == 600
-    assert distances(store, seeds, 3).itemsize == 1
+    assert nearest(store, [seeds], 3).itemsize == 1
 
 
 def test_the_search_stops_where_nothing_is_new(tmp_path: Path) -> None:
     store = _path(tmp_path, 10)
-    hops = distances(store, np.arange(10) == 2, 2**20)
+    hops = nearest(store, [np.arange(10) == 2], 2**20)
     assert farthest_of(hops) == 2
     assert hops[:3].tolist() == [2, 1, 0] and (hops[3:] == np.iinfo(hops.dtype).max).all()
 
@@ -116,7 +116,7 @@ def test_only_the_edges_of_newly_reached_rows_are_read(tmp_path: Path, monkeypat
         return found
 
     monkeypatch.setattr(Array, "read", counting)
-    hops = distances(store, seeds, 3)
+    hops = nearest(store, [seeds], 3)
     monkeypatch.undo()
     degrees = np.diff(store.array("in/indptr").read())
     assert sum(entries) == degrees[hops <= 2].sum() < degrees.sum()
@@ -125,9 +125,9 @@ def test_only_the_edges_of_newly_reached_rows_are_read(tmp_path: Path, monkeypat
 def test_wrong_seeds_are_refused_and_progress_is_told(tmp_path: Path) -> None:
     store = _path(tmp_path, 10)
     with pytest.raises(ValueError, match="seeds"):
-        distances(store, np.zeros(9, dtype=np.bool_), 2)
+        nearest(store, [np.zeros(9, dtype=np.bool_)], 2)
     events: list[Event] = []
-    distances(store, np.arange(10) == 9, 4, events.append)
+    nearest(store, [np.arange(10) == 9], 4, events.append)
     assert isinstance(events[0], TaskStarted) and isinstance(events[-1], TaskFinished)
     done = [event.done for event in events if isinstance(event, TaskAdvanced)]
     assert done == sorted(done) and done[-1] == 9

@@ -89,6 +89,7 @@ def compare_sums(graph: PowerLaw, width: int, dtype_name: str, device: torch.dev
     Raises ``Failed`` where our sum is not torch's, to what float32 allows.
     """
     needs_triton()
+    from gpu_parts import shapes
     from ooc.kernels.cuda import choice
     from ooc.kernels.cuda.sums import pull_tile
 
@@ -100,10 +101,11 @@ def compare_sums(graph: PowerLaw, width: int, dtype_name: str, device: torch.dev
     def ours(tile: Any, segments: Any, shape: Any = None) -> Callable[[], Tensor]:
         return lambda: pull_tile(tile, x, segments=segments, shape=shape)
 
-    shape = choice.choices(str(device)).measure(
+    shape = shapes.measure(
+        choice.choices(str(device)),
         choice.Case(choice.Kernel.SUM, width, x.itemsize),
         lambda shape: seconds_of(device, ours(*into, shape)),
-        rounds=rounds_on(device, choice.ROUNDS),
+        rounds=rounds_on(device, shapes.ROUNDS),
     )
     _check(x, graph, ours(*into)())
     name, scatter = _scatter()
@@ -173,6 +175,7 @@ def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -
     """Seconds of our maxima and of GAT's and GATv2's attention with ``heads`` heads of ``width`` columns together,
     float32, by the fastest shapes."""
     needs_triton()
+    from gpu_parts import shapes
     from ooc.kernels.cuda import choice
 
     generator = torch.Generator(device).manual_seed(width)
@@ -183,16 +186,17 @@ def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -
     calls = _maxima(graph, width, draw) | _attention(graph, width, heads, draw) | _gatv2(graph, width, heads, draw)
     chosen, ways = {}, {}
     for kernel, columns, call in calls.values():
-        chosen[kernel.value] = choice.choices(str(device)).measure(
+        chosen[kernel.value] = shapes.measure(
+            choice.choices(str(device)),
             choice.Case(kernel, columns, 4),
             lambda shape, call=call: seconds_of(device, lambda: call(shape)),
-            rounds=rounds_on(device, choice.ROUNDS),
+            rounds=rounds_on(device, shapes.ROUNDS),
         )
     for name, (kernel, _, call) in calls.items():
         ways[name] = lambda call=call, shape=chosen[kernel.value]: call(shape)
     seconds, refused = interleaved(device, ways, ROUNDS)
-    shapes = {name: asdict(shape) for name, shape in chosen.items()}
-    return {"width": width, "heads": heads, "shapes": shapes, "seconds": seconds, "left_out": refused}
+    of_kernels = {name: asdict(shape) for name, shape in chosen.items()}
+    return {"width": width, "heads": heads, "shapes": of_kernels, "seconds": seconds, "left_out": refused}
 
 
 Draw = Callable[..., Tensor]
@@ -201,6 +205,7 @@ Calls = dict[str, tuple[Any, int, Callable[[Any], Any]]]
 
 
 def _maxima(graph: PowerLaw, width: int, draw: Draw) -> Calls:
+    from ooc.kernels import maximum as between
     from ooc.kernels.cuda import maximum
     from ooc.kernels.cuda.choice import Kernel
 
@@ -210,7 +215,7 @@ def _maxima(graph: PowerLaw, width: int, draw: Draw) -> Calls:
     def forward(shape: Any = None) -> Tensor:
         return maximum.pull_maxima(into, x, keep=True, segments=cut_in, shape=shape)
 
-    shares = maximum.upstream(gradient, forward())
+    shares = between.upstream(gradient, forward())
 
     def backward(shape: Any) -> Tensor:
         return maximum.pull_sources(out, target_NK=shares, source_RW=x, segments=cut_out, shape=shape)
@@ -245,6 +250,7 @@ def _attention(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
 
 
 def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
+    from ooc.kernels import edge_function as between
     from ooc.kernels.cuda import edge_function
     from ooc.kernels.cuda.choice import Kernel
     from ooc.kernels.edge_function import Heads, TargetLayout
@@ -261,7 +267,7 @@ def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
         )
 
     reduced = forward()
-    above = edge_function.upstream(layer, draw(graph.nodes, width), reduced.value_RO, reduced.kept)
+    above = between.upstream(layer, draw(graph.nodes, width), reduced.value_RO, reduced.kept)
     layout = TargetLayout(heads, channels, channels, 2)
     packed = layout.pack(target, above)
     del reduced

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ooc.plan.program.staging import Way
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.device import Device, Event
+from ooc.prefetch.device import Device
+from ooc.prefetch.engine import Event
 
 
 class Moment(Event):

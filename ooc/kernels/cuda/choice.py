@@ -10,7 +10,7 @@ counted as if of float32. By the source's own bytes, GAT's attention with heads 
 program and 191 registers a thread forward and 187 backward, compiled for 9.0; with two it has 90 and 95.
 
 Nothing is measured while a model trains: ``shape_for`` looks up the fastest for a GPU in the user's cache folder, and
-takes the table's where nobody has measured. ``Choices.measure`` tries all candidates by a timer it is given. Another
+takes the table's where nobody has measured (``tools/gpu_check`` does). Another
 GPU, version of Triton or of this program has a file of its own; what is there but damaged counts as not there.
 """
 
@@ -18,27 +18,20 @@ import functools
 import hashlib
 import json
 import os
-import statistics
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ooc.storage.array import replace_file
 from ooc.version import __version__
 
-LANE_BYTES = 16
-"""What a thread loads with one instruction at most."""
-WARP_BYTES = 32 * LANE_BYTES
+WARP_BYTES = 512
 MOST_WARPS = 8
 _SUMMED_BYTES = 4
 """Of a number that is added up, at least."""
-
-
-ROUNDS = 5
-"""How often every candidate is timed, each in turn, so that what disturbs one disturbs all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +44,13 @@ class Shape:
     warps: int
 
 
-def usual(width: int, itemsize: int, *, whole_rows: bool = False, unroll: int = 4) -> Shape:
-    """The shape for rows of so many numbers of so many bytes; ``whole_rows``: a program needs all columns of a row."""
-    columns = power_of_two(width)
-    if whole_rows:
-        itemsize = max(itemsize, _SUMMED_BYTES)
-    else:
-        columns = min(columns, 2 * WARP_BYTES // itemsize)
-    rows = min(32, max(1, WARP_BYTES // (columns * itemsize)))
-    return Shape(rows, columns, unroll, _warps(rows * columns * itemsize))
-
-
-def candidates(width: int, itemsize: int, *, whole_rows: bool = False, unroll: int = 4) -> list[Shape]:
-    """Shapes worth trying, the usual one first: fewer columns, other numbers of rows, edges together and warps."""
-    first = usual(width, itemsize, whole_rows=whole_rows, unroll=unroll)
-    if whole_rows:
-        itemsize = max(itemsize, _SUMMED_BYTES)
-    tried = [replace(first, unroll=unroll) for unroll in (unroll, unroll // 2, 2 * unroll)]
-    for columns in (first.columns,) if whole_rows else (first.columns, first.columns // 2):
-        for rows in (1, 2, 4, 8, 16):
-            block_bytes = rows * columns * itemsize
-            if columns * itemsize >= LANE_BYTES and WARP_BYTES // 2 <= block_bytes <= 4 * WARP_BYTES:
-                tried.append(Shape(rows, columns, first.unroll, _warps(block_bytes)))
-    return list(dict.fromkeys(tried))
-
-
 def power_of_two(width: int) -> int:
     """The smallest that is not below ``width``."""
     return 1 << max(0, width - 1).bit_length()
 
 
-def _warps(block_bytes: int) -> int:
+def warps_for(block_bytes: int) -> int:
+    """Warps of a program that holds so many bytes."""
     return min(MOST_WARPS, power_of_two(-(-block_bytes // WARP_BYTES)))
 
 
@@ -109,11 +78,6 @@ class Kernel(Enum):
         """Whose loads are issued together: fewer where an edge takes many registers."""
         return 4 if self in _OF_FEW_REGISTERS else 2
 
-    @property
-    def adds_columns(self) -> bool:
-        """Whether a program adds up the columns of a head."""
-        return self.takes_whole_rows and self is not Kernel.ATTEND
-
 
 _ATTENTION = {Kernel.ATTEND, Kernel.ATTEND_SOURCES}
 _OF_WHOLE_ROWS = _ATTENTION | {Kernel.MESSAGES, Kernel.MESSAGE_SOURCES, Kernel.MESSAGE_TARGETS}
@@ -133,20 +97,18 @@ class Case:
         return f"{self.kernel.value} {self.width} x {self.itemsize}"
 
     @property
-    def usual(self) -> Shape:
-        return usual(
-            self.width, self.itemsize, whole_rows=self.kernel.takes_whole_rows, unroll=self.kernel.edges_together
-        )
+    def summed_bytes(self) -> int:
+        """Of a number, as rows are counted."""
+        return max(self.itemsize, _SUMMED_BYTES) if self.kernel.takes_whole_rows else self.itemsize
 
     @property
-    def candidates(self) -> list[Shape]:
-        """Those that change no bit: where a program adds up columns, their order is that of threads and warps."""
-        found = candidates(
-            self.width, self.itemsize, whole_rows=self.kernel.takes_whole_rows, unroll=self.kernel.edges_together
-        )
-        if self.kernel.adds_columns:
-            return [shape for shape in found if (shape.rows, shape.warps) == (self.usual.rows, self.usual.warps)]
-        return found
+    def usual(self) -> Shape:
+        """The table's shape."""
+        columns, itemsize = power_of_two(self.width), self.summed_bytes
+        if not self.kernel.takes_whole_rows:
+            columns = min(columns, 2 * WARP_BYTES // itemsize)
+        rows = min(32, max(1, WARP_BYTES // (columns * itemsize)))
+        return Shape(rows, columns, self.kernel.edges_together, warps_for(rows * columns * itemsize))
 
 
 class Choices:
@@ -164,41 +126,13 @@ class Choices:
             known = self._asked[case] = self._shapes.get(case.key, case.usual)
         return known
 
-    def measure(self, case: Case, seconds: Callable[[Shape], float], *, rounds: int = ROUNDS) -> Shape:
-        """The candidate whose median of ``seconds`` is least, the earlier one of equals; kept from now on.
-
-        A candidate for which ``seconds`` raises, as one too large for this GPU does, is left out: errors of Triton and
-        torch have no class in common. Raises the last such error where none ran.
-        """
-        taken: dict[Shape, list[float]] = {shape: [] for shape in case.candidates}
-        refused: Exception | None = None
-        for _ in range(rounds):
-            for shape in list(taken):
-                try:
-                    taken[shape].append(seconds(shape))
-                except Exception as error:
-                    refused = error
-                    del taken[shape]
-        if not taken:
-            assert refused is not None
-            raise refused
-        fastest = min(taken, key=lambda shape: statistics.median(taken[shape]))
+    def keep(self, case: Case, fastest: Shape) -> None:
+        """From now on, on disk too."""
         self._shapes[case.key] = self._asked[case] = fastest
-        self._write()
-        return fastest
-
-    def _write(self) -> None:
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        try:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             data = {key: asdict(shape) for key, shape in sorted(self._shapes.items())}
-            temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-            temporary.replace(self._path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+            replace_file(self._path, (json.dumps(data, indent=2) + "\n").encode())
 
 
 def shape_for(kernel: Kernel, source_NW: Tensor, width: int | None = None) -> Shape:

@@ -24,12 +24,10 @@ from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, message
 from ooc.kernels.cuda.programs.edge_gradients import message_sources, message_targets
 from ooc.kernels.cuda.programs.edge_sums import rectified_map, rectified_segments
 from ooc.kernels.cuda.segments import Segments
-from ooc.kernels.edge_function import EdgeFunction, Heads, Reduced, RowGradient, TargetLayout, Upstream, upstream
+from ooc.kernels.edge_function import EdgeFunction, Heads, Reduced, RowGradient, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.functions import Gatv2, GatWithFeatures, TransformerAttention
-
-__all__ = ["pull_messages", "pull_source_gradients", "pull_target_gradients", "upstream"]
 
 
 def pull_messages(

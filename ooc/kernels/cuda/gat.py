@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ooc.kernels.cuda.choice import Kernel, Shape, usual
+from ooc.kernels.cuda.choice import Case, Kernel, Shape
 from ooc.kernels.cuda.launch import (
     Pulling,
     accumulator,
@@ -57,7 +57,7 @@ def attend(
     sizes = {"width": channels, "slot": groups * (2 * channels + 3), "across": groups}
     pulling = Pulling(Kernel.ATTEND, tile, source_NS, out, **sizes, segments=segments, shape=shape)
     columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "KEEP": keep}
-    pulling.over_segments(attend_segments, a_dst_RG, numbers=_numbers(gat), **_constants(gat), **columns)
+    pulling.over_segments(attend_segments, a_dst_RG, **_of_layer(gat), **columns)
     pulling.over_long_rows(attend_slots, **columns)
     return out
 
@@ -69,7 +69,7 @@ def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, 
     channels = dz_RW.shape[1] // groups
     dz_RW, kept_RK, a_dst_RG = dz_RW.contiguous(), kept_RK.contiguous(), a_dst_RG.contiguous()
     out, da_dst_RG = dz_RW.new_empty(rows, groups * (channels + TARGET_SCALARS)), dz_RW.new_empty(rows, groups)
-    shape = usual(channels, dz_RW.itemsize, whole_rows=True)
+    shape = Case(Kernel.ATTEND_SOURCES, channels, dz_RW.itemsize).usual
     if out.numel():
         with on_device_of(dz_RW):
             pack_upstream[(ceil_div(rows, shape.rows) * groups,)](
@@ -104,16 +104,13 @@ def pull_sources(
     sizes = {"width": channels, "slot": groups * (2 * channels + 1), "across": groups}
     pulling = Pulling(Kernel.ATTEND_SOURCES, tile, target_NS, out, **sizes, segments=segments, shape=shape)
     columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "SOURCE_STRIDE": source_RS.stride(0)}
-    pulling.over_segments(sources_segments, source_RS, numbers=_numbers(gat), **_constants(gat), **columns)
+    pulling.over_segments(sources_segments, source_RS, **_of_layer(gat), **columns)
     pulling.over_long_rows(sources_slots, source_RS, **columns)
     return out
 
 
-def _numbers(gat: GatHeads) -> tuple[int, int, int]:
+def _of_layer(gat: GatHeads) -> dict[str, Any]:
     """The slab's first group, the generator's key as one number and below which of its numbers a coefficient is
-    dropped."""
-    return (gat.groups.start, *dropped_below(gat.dropout))
-
-
-def _constants(gat: GatHeads) -> dict[str, Any]:
-    return {"SLOPE": gat.negative_slope, "SLICES": gat.slices, **of_dropout(gat.dropout)}
+    dropped; and constants."""
+    numbers = (gat.groups.start, *dropped_below(gat.dropout))
+    return {"numbers": numbers, "SLOPE": gat.negative_slope, "SLICES": gat.slices, **of_dropout(gat.dropout)}

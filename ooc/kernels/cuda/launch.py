@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ooc.errors import ModelError
-from ooc.kernels.cuda.choice import Kernel, Shape, shape_for, usual
+from ooc.kernels.cuda.choice import Case, Kernel, Shape, shape_for
 from ooc.kernels.cuda.programs.sums import sum_slots
 from ooc.kernels.cuda.segments import Segments, cut
 from ooc.kernels.dropout.edges import EdgeDropout
@@ -24,7 +24,6 @@ _TYPES = {
     torch.float16: tl.float32,
 }
 """In what Triton sums rows of a type."""
-_SUMS = {torch.float64: torch.float64}
 
 
 def accumulator(dtype: torch.dtype) -> tl.dtype:
@@ -39,7 +38,7 @@ def accumulator(dtype: torch.dtype) -> tl.dtype:
 
 def sums_dtype(dtype: torch.dtype) -> torch.dtype:
     """The same as a type of torch: float32, or float64 of float64."""
-    return _SUMS.get(dtype, torch.float32)
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def ceil_div(count: int, size: int) -> int:
@@ -141,7 +140,7 @@ class Pulling:
     def add_sums(self) -> None:
         """The same of slots that are plain sums, as wide as a row of ``out``."""
         width = self._out.shape[1]
-        columns = usual(width, self._workspace.itemsize).columns
+        columns = Case(Kernel.SUM, width, self._workspace.itemsize).usual.columns
         blocks = ceil_div(width, columns)
         self._add_up(sum_slots, across=blocks, WIDTH=width, BLOCKS=blocks, COLUMNS=columns)
 

@@ -17,9 +17,6 @@ from ooc.kernels.cuda.launch import Pulling, rows_in_line, sums_dtype
 from ooc.kernels.cuda.programs.maximum import maxima_segments, maxima_slots, shares_segments
 from ooc.kernels.cuda.segments import Segments
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.maximum import upstream
-
-__all__ = ["pull_maxima", "pull_sources", "upstream"]
 
 
 def pull_maxima(

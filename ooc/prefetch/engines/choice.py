@@ -3,8 +3,6 @@
 
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +55,8 @@ def probe_direct(folder: Path) -> DirectProbe:
     """Write pages with O_DIRECT to a nameless file in ``folder`` and read them back."""
     filesystem = filesystem_of(folder)
     try:
-        with _nameless(folder) as buffered:
-            direct = open_direct(Path(f"/proc/self/fd/{buffered}"), os.O_RDWR | os.O_CLOEXEC)
+        with os.fdopen(open_nameless(folder), "rb") as buffered:
+            direct = open_direct(Path(f"/proc/self/fd/{buffered.fileno()}"), os.O_RDWR | os.O_CLOEXEC)
             if direct < 0:
                 return DirectProbe(False, f"{filesystem} refuses O_DIRECT")
             try:
@@ -79,15 +77,6 @@ def _move_pages(direct: int, filesystem: str) -> DirectProbe:
         if not moved or written[:] != back[:]:
             return DirectProbe(False, f"{filesystem} returns other bytes with O_DIRECT than were written")
     return DirectProbe(True, f"{filesystem} takes O_DIRECT")
-
-
-@contextmanager
-def _nameless(folder: Path) -> Iterator[int]:
-    descriptor = open_nameless(folder)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def filesystem_of(path: Path) -> str:
