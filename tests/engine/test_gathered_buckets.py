@@ -307,6 +307,6 @@ def test_gathering_from_dealt_rows_is_within_the_layers_bound(degree: int) -> No
     bound += (len(indices) + ROWS) * pull.waiting_bytes_per_edge
     for compute in (
         lambda: aggregate.forward(Key(), tile, source, source[:ROWS], range(1)),
-        lambda: aggregate.scatter(Key(), tile, source, gradient, range(1)),
+        lambda: aggregate.backward_targets(Key(), tile, source, gradient, range(1)),
     ):
         assert peak_bytes(compute) <= bound

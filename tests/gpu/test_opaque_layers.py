@@ -45,7 +45,7 @@ def calls(aggregate: Opaque, tile: TileEdges) -> list[Callable[[], list[Tensor]]
     gradient = torch.ones(ROWS, aggregate.columns, device=DEVICE)
 
     def backward() -> list[Tensor]:
-        found = aggregate.scatter(Key(), tile, source, gradient, range(1))
+        found = aggregate.backward_targets(Key(), tile, source, gradient, range(1))
         return [found.rows, *(values for _, values in found.others), *(values for _, values in found.parameters)]
 
     return [lambda: [aggregate.forward(Key(), tile, source, source[:ROWS], range(1))], backward]

@@ -68,7 +68,7 @@ def test_bounds(make: Callable[[], MessagePassing], degree: int) -> None:
     bound = (min(edges, pull.edges_at_once) + ROWS) * pull.bytes_per_edge + ROWS * pull.bytes_per_row
     bound += (edges + ROWS) * pull.waiting_bytes_per_edge
     forward = peak_bytes(lambda: aggregate.forward(Key(), tile, source, source[:ROWS], range(1)))
-    backward = peak_bytes(lambda: aggregate.scatter(Key(), tile, source, gradient, range(1)))
+    backward = peak_bytes(lambda: aggregate.backward_targets(Key(), tile, source, gradient, range(1)))
     assert forward <= bound and bound / 4 <= backward <= bound, (forward, backward, bound)
 
 

@@ -16,7 +16,6 @@ Shapes: R rows of the tile, S nodes of the graph around some of them, C columns 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from threading import local
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,7 @@ from ooc.kernels.neighbourhood import (
 )
 from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer, layer_of, sharing
-from ooc.model.layers.per_edge import EdgeAggregate, Key
+from ooc.model.layers.per_edge import EdgeAggregate, Key, Scattered
 from ooc.model.lowering.assembly import Assembly, check_matrix
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
@@ -56,19 +55,11 @@ _WAITING = 4
 before the next tile is computed, only the latter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scattered:
-    """Of a tile: the gradient of its own rows [R, C]; ``others``, ascending rows of the source, none twice, and what is
-    to be added to their gradients [S, C], part after part and tile after tile; and the gradients of parameters."""
-
-    rows: Tensor
-    others: list[tuple[Tensor, Tensor]]
-    parameters: list[tuple[nn.Parameter, Tensor]]
-
-
 class Opaque(EdgeAggregate):
     """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
     masks of its first dropout, the next one those of its second."""
+
+    pulls_targets = True
 
     def __init__(
         self,
@@ -91,18 +82,18 @@ class Opaque(EdgeAggregate):
 
     @property
     def computes(self) -> tuple[object, ...]:
-        """The same for those that compute the same of one source."""
         layer = self.layer
         mode = self._module.training if self.findings.tells_modes else None
-        return layer.module, mode, layer.rows, layer.edges, layer.carried, layer.plain
+        called = layer.module, mode, layer.rows, layer.edges, layer.carried, layer.plain
+        return self.tail, self.inputs, self.parameters, called
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
         return tuple(self.layer.carried)
 
     @property
-    def upstream_columns(self) -> int:
-        return self.result
+    def brought(self) -> Value:
+        return self.source
 
     @property
     def pulled_target_columns(self) -> int:
@@ -120,7 +111,9 @@ class Opaque(EdgeAggregate):
                 parts.append(self.layer.forward(module, near.gather(source), near))
         return torch.cat(parts)
 
-    def scatter(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Scattered:
+    def backward_targets(
+        self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range
+    ) -> Scattered:
         """From a tile's rows of the result's gradient, ``own``, to those of all that it depends on."""
         module, trains = self._own_module(), self.source.trains
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
@@ -141,6 +134,9 @@ class Opaque(EdgeAggregate):
                     others.append((near.others_S, d_x[run.rows :]))
         pairs = [(p, total) for p, total in zip(parameters, sums, strict=True) if total is not None]
         return Scattered(torch.cat(rows) if trains else source.new_zeros(tile.rows, 1), others, pairs)
+
+    def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
+        return pulled, []  # those of parameters came with the scattered rows
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
         taken = self.findings.footprint

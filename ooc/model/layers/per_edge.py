@@ -49,6 +49,16 @@ class Key(Protocol):
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """Of a tile: the gradient of its own rows [R, C]; ``others``, ascending rows of the source, none twice, and what is
+    to be added to their gradients [S, C], part after part and tile after tile; and the gradients of parameters."""
+
+    rows: Tensor
+    others: list[tuple[Tensor, Tensor]]
+    parameters: list[tuple[nn.Parameter, Tensor]]
+
+
 class EdgeAggregate(Aggregate):
     """The common part. ``groups`` know nothing of one another; a row of the value is p, the result's ``result``
     columns first in every group; only these have a gradient. ``target``: rows of its own that a target brings.
@@ -93,19 +103,19 @@ class EdgeAggregate(Aggregate):
         return (self,) if self.target is None else (self, self.target)
 
     @property
-    def upstream_columns(self) -> int:
-        """Columns of dp."""
-        raise NotImplementedError
-
-    @property
     def pulled_target_columns(self) -> int:
         """Columns of what targets pull in the backward pass."""
         raise NotImplementedError
 
     @property
     def trains_target(self) -> bool:
-        """Whether the target's own rows, or parameters that come with them, have a gradient."""
-        return self.own_trains or (self.target is not None and self.target.trains)
+        """Whether the rows that targets bring, or parameters that come with them, have a gradient."""
+        return self.own_trains or (self.brought is not None and self.brought.trains)
+
+    @property
+    def brought(self) -> Value | None:
+        """What targets bring rows of."""
+        return self.target
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         """p of a tile's rows; ``own`` are the target's."""
@@ -120,7 +130,9 @@ class EdgeAggregate(Aggregate):
         """dm of a tile's rows from a slab of dp; ``own`` are the rows of m."""
         raise NotImplementedError
 
-    def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
+    def backward_targets(
+        self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range
+    ) -> Tensor | Scattered:
         """What targets pull of m in the backward pass; ``own`` are the rows of dp."""
         raise NotImplementedError
 

@@ -4,9 +4,11 @@
 Parameters are shared with the user's model, not copied. What cannot be run exactly is refused by name.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +18,6 @@ from ooc.model.graph import ActiveRows, Scaling
 from ooc.model.layers.layer import ARGUMENTS
 from ooc.model.layers.per_edge import Attention, EdgeAggregate
 from ooc.model.lowering.assembly import Assembly, Setting
-from ooc.model.lowering.equivalence import compute_the_same
 from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import Projection
@@ -26,6 +27,8 @@ from ooc.plan.workload import EdgeData
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 """How torch's and PyG's names end of what a module keeps hooks in that may change a result."""
+_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+"""Types whose instances are what their repr says; unlike ==, it tells 0.0 from -0.0."""
 EVERYWHERE = 1 << 30
 """Hops for what is needed of every row, however far it lies from those that are scored."""
 
@@ -82,7 +85,7 @@ class Network:
     @property
     def same_in_evaluation(self) -> bool:
         """Whether training computes what evaluation does: no dropout, no statistics of the rows themselves."""
-        return compute_the_same(values_of(self.training), values_of(self.evaluation))
+        return _compute_the_same(values_of(self.training), values_of(self.evaluation))
 
     @property
     def attends(self) -> bool:
@@ -307,3 +310,82 @@ def hooks_of(module: nn.Module) -> list[str]:
 def has_hooks(parameter: nn.Parameter) -> bool:
     """Whether it has hooks: autograd never adds up its gradient here, so that they would not be called."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+# ---- whether two networks compute the same, so that one forward pass stands for both ----------------------
+
+
+def _compute_the_same(values: Sequence[Value], others: Sequence[Value]) -> bool:
+    """Whether these are the same functions of the same parameters, one by one; each with its inputs before it.
+
+    Values are compared by their attributes, functions by their code and all that they refer to; tensors, modules and
+    anything else have to be the very same ones, since it is always right to compute both.
+    """
+    if len(values) != len(others):
+        return False
+    pairs = list(zip(values, others, strict=True))
+    comparison = _Comparison(dict(pairs))
+    try:
+        return all(comparison.of_values(value, other) for value, other in pairs)
+    except RecursionError:  # something made of parameters in very many steps
+        return False
+
+
+class _Comparison:
+    """``pairs``: which value of the one network stands where which of the other does."""
+
+    def __init__(self, pairs: Mapping[Value, Value]) -> None:
+        self._pairs = pairs
+        self._functions: set[tuple[FunctionType, FunctionType]] = set()
+        """Those found to be the same: what is made of parameters may be made of the same ones many times over."""
+
+    def of_values(self, value: Value, other: Value) -> bool:
+        """Whether the two compute the same of inputs that are."""
+        return type(value) is type(other) and self.same(value.computes, other.computes)
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Whether what values compute by is the same: at whatever time one looks."""
+        if isinstance(one, Value):
+            return self._pairs.get(one) is other
+        if one is other:
+            return True
+        if type(one) is not type(other):
+            return False
+        if type(one) in _PLAIN:
+            return repr(one) == repr(other)
+        match one:
+            case FunctionType():
+                return self._same_function(one, other)
+            case slice():
+                return self.same((one.start, one.stop, one.step), (other.start, other.stop, other.step))
+            case dict():
+                return self.same(list(one.items()), list(other.items()))
+            case list() | tuple():
+                return len(one) == len(other) and all(self.same(a, b) for a, b in zip(one, other, strict=True))
+            case _ if is_dataclass(one):
+                names = [part.name for part in fields(one)]
+                return self.same([getattr(one, n) for n in names], [getattr(other, n) for n in names])
+            case _:
+                return False
+
+    def _same_function(self, one: FunctionType, other: FunctionType) -> bool:
+        """By code, by defaults, and by what is in the variables of the functions around it."""
+        if (one, other) not in self._functions:
+            if one.__code__ is not other.__code__ or one.__globals__ is not other.__globals__:
+                return False
+            found, expected = ((f.__defaults__, f.__kwdefaults__, _variables(f)) for f in (one, other))
+            if not self.same(found, expected):
+                return False
+            self._functions.add((one, other))
+        return True
+
+
+def _variables(function: FunctionType) -> list[object]:
+    """Of the functions around it; of one that is not set yet something that is the same as nothing else."""
+    found: list[object] = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            found.append(object())
+    return found

@@ -28,9 +28,10 @@ from ooc.kernels.dropout.rows import keep_scale
 from ooc.kernels.tensors import first_rows, shaped
 from ooc.model.graph import Scaling
 from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
-from ooc.model.lowering.statistics import Statistics
 from ooc.plan.workload import EdgeData
 
+_NOT_COMPARED = {"index", "columns", "trains", "signs"}
+"""Attributes of values that tell nothing of what they compute, or nothing that the others do not."""
 RowFunction = Callable[..., Tensor]
 """Tensors [R, …] → tensor [R, …], each row for itself."""
 
@@ -102,6 +103,11 @@ class Value:
         return self.own_trains or any(value.trains for value in self.inputs)
 
     @property
+    def computes(self) -> object:
+        """The same for values that compute the same of inputs that are: compared like all that it contains."""
+        return {name: part for name, part in vars(self).items() if name not in _NOT_COMPARED}
+
+    @property
     def operands(self) -> tuple["Value", ...]:
         """The values whose rows ``backward`` is given, where they are at hand: its inputs, as a rule."""
         return self.inputs
@@ -142,9 +148,97 @@ class Aggregate(Value):
         return self.source.trains
 
     @property
+    def upstream_columns(self) -> int:
+        """Columns of what is pulled of its gradient."""
+        return self.columns
+
+    @property
     def edge_data(self) -> tuple[EdgeData, ...]:
         """What it needs of edges beside their ends."""
         return (EdgeData.WEIGHT,) if self.scaling.weighted else ()
+
+
+MOMENTS_BYTES = 8
+"""That ``tile_moments`` takes for every number."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileMoments:
+    """Of one tile's rows: their number, mean [C] and sum of squared deviations from it [C]; float64."""
+
+    count: int
+    mean: Tensor
+    deviations: Tensor
+
+
+def tile_moments(rows_RC: Tensor) -> TileMoments:
+    """The moments of the rows at hand. Takes one copy of them in float64 (``MOMENTS_BYTES``)."""
+    rows = rows_RC.double()
+    mean = rows.mean(dim=0)
+    centred = rows - mean if rows is rows_RC else rows.sub_(mean)
+    return TileMoments(rows_RC.shape[0], mean, centred.square_().sum(dim=0))
+
+
+class Statistics:
+    """The moments of one matrix of C columns, as far as its tiles are there, and the gradients of both.
+
+    Two tiles' moments are one by the formulas of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm
+    for computing sample variances", 1979), which lose no digits however far the mean is from zero. Sums are held in
+    float64 and added in the order of the tiles, so results do not depend on plans, budgets or threads.
+
+    ``update`` is told the moments when they are complete: mean, biased variance, number of rows. Tiles are added by
+    one thread, moments are read by many, after the last tile.
+    """
+
+    def __init__(self, columns: int, update: Callable[[Tensor, Tensor, int], None] | None) -> None:
+        self._columns = columns
+        self._update = update
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all tiles."""
+        self._count = 0
+        self._mean, self._deviations, self._d_mean, self._d_variance = (
+            torch.zeros(self._columns, dtype=torch.float64) for _ in range(4)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * 8 * self._columns
+
+    def add(self, tile: TileMoments, *, rows: int) -> None:
+        """Take in a tile; ``rows`` is how many there will be in all."""
+        self._go_to(tile.mean.device)
+        total = self._count + tile.count
+        delta = tile.mean - self._mean
+        self._mean = self._mean + delta * (tile.count / total)
+        self._deviations = self._deviations + tile.deviations + delta.square() * (self._count * tile.count / total)
+        self._count = total
+        if total == rows and self._update is not None:
+            self._update(self._mean, self._deviations / total, total)
+
+    def add_gradients(self, d_mean: Tensor, d_variance: Tensor) -> None:
+        """Take in what a tile found for the gradients of both moments."""
+        self._go_to(d_mean.device)
+        self._d_mean += d_mean.double()
+        self._d_variance += d_variance.double()
+
+    def _go_to(self, place: torch.device) -> None:
+        """Be where tiles are computed."""
+        if self._mean.device != place:
+            self._mean, self._deviations = self._mean.to(place), self._deviations.to(place)
+            self._d_mean, self._d_variance = self._d_mean.to(place), self._d_variance.to(place)
+
+    def moments(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance, [C] each."""
+        return self._mean.to(dtype), (self._deviations / self._count).to(dtype)
+
+    def gradient(self, rows_RC: Tensor) -> Tensor:
+        """What the gradients of both moments add to those of some rows of the matrix itself, [R, C]."""
+        dtype = rows_RC.dtype
+        slope = (2 * self._d_variance / self._count).to(dtype)
+        level = (self._d_mean / self._count).to(dtype)
+        return (rows_RC - self._mean.to(dtype)) * slope + level
 
 
 class Moments(Value):

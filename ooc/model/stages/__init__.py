@@ -3,10 +3,10 @@
 
 Reading order: schedule (which value in which stage, what is kept), recomputation (what is not kept but computed
 again), program (how stages are described, and what they store for each other), forward and backward (the stages as
-functions of tiles), builder (the programs), names (what matrices are called), tile and context (what these share).
+functions of tiles), builder (the programs), names (what matrices are called), context (what these share).
 """
 
 from ooc.model.stages.builder import StageBuilder
-from ooc.model.stages.tile import Contribution, Kernel, Sink, Step, Tensors, Tile
+from ooc.model.stages.context import Contribution, Kernel, Sink, Step, Tensors, Tile
 
 __all__ = ["Contribution", "Kernel", "Sink", "StageBuilder", "Step", "Tensors", "Tile"]

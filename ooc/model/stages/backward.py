@@ -18,10 +18,10 @@ from ooc.model.graph import Scaling
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.values import Moments, Normalized, Rows, Value
+from ooc.model.stages.context import Kernel, Step, Tensors, Tile
 from ooc.model.stages.forward import RowsOf, materialise, recompute_steps
 from ooc.model.stages.program import Program
 from ooc.model.stages.schedule import Recipe
-from ooc.model.stages.tile import Kernel, Step, Tensors, Tile
 from ooc.plan.workload import Direction, Pull
 
 _ONLY_PULLED = Recipe((), (), pulled=True)
@@ -66,10 +66,7 @@ def backward_steps(program: Program) -> list[Step]:
     steps: list[Step] = []
     for stage in range(program.schedule.last - 1, -1, -1):
         above = program.schedule.pulled(stage + 1)
-        if isinstance(above, Opaque):
-            if above.takes_gradient:
-                steps.append(_scatter(program, above, stage + 1))
-        elif isinstance(above, EdgeAggregate) and above.pulls_targets and above.trains_target:
+        if isinstance(above, EdgeAggregate) and above.pulls_targets and above.trains_target:
             steps.append(_targets(program, above, stage + 1))
         if _has_backward(program, stage):
             steps += [*recompute_steps(program, stage), _backward(program, stage)]
@@ -91,10 +88,10 @@ def _backward(program: Program, stage: int) -> Step:
     pull: Pull | None = None
     kernel: Kernel | Scaling = Scaling.SUM
     if above is not None and above.source.trains and not isinstance(above, Opaque):
-        sums, message = names.sums_gradient(above), names.message_gradient(above)
+        sums, message = names.of("dp", above), names.of("dm", above)
         per_edge, kernel = None, above.scaling
         if isinstance(above, EdgeAggregate):
-            per_edge = program.per_edge(above, above.source.columns, names.message(above), above.upstream_scalars)
+            per_edge = program.per_edge(above, above.source.columns, names.of("m", above), above.upstream_scalars)
             kernel = partial(above.backward_sources, context)
         pull = Pull(sums, message, context.backward_direction, per_edge, above.edge_data)
 
@@ -122,13 +119,17 @@ def _backward(program: Program, stage: int) -> Step:
 
 
 def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
-    """The gradient of what targets bring to ``aggregate``, with which ``stage`` begins."""
-    names = program.names
-    name, target = names.target_gradient(aggregate), aggregate.target
-    trained = target is not None and target.trains
-    per_edge = program.per_edge(aggregate, aggregate.pulled_target_columns, names.sums_gradient(aggregate))
-    pulled = names.pulled_target_gradient(aggregate)
-    pull = Pull(names.message(aggregate), pulled, Direction.IN, per_edge, aggregate.edge_data)
+    """The gradient of what targets bring to ``aggregate``, with which ``stage`` begins.
+
+    Of an opaque layer, the gradients of all rows that it was run on: of those that it gave a result for, stored, and of
+    others, scattered; from the first tile to the last in every plan.
+    """
+    names, brought, opaque = program.names, aggregate.brought, isinstance(aggregate, Opaque)
+    name, pulled = names.of("dt", aggregate), names.of("pt", aggregate)
+    trained = brought is not None and brought.trains
+    per_edge = program.per_edge(aggregate, aggregate.pulled_target_columns, names.of("dp", aggregate))
+    scattered = names.of("dm", aggregate) if opaque and trained else None
+    pull = Pull(names.of("m", aggregate), pulled, Direction.IN, per_edge, aggregate.edge_data, scattered)
 
     def compute(tile: Tile) -> Tensors:
         gradient, parameters = aggregate.target_gradient(tile.inputs[pulled])
@@ -136,36 +137,14 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
         return {name: gradient} if trained else {}
 
     spec = program.describe(
-        f"targets {names.backward(stage).removeprefix('backward ')}",
+        f"{'sources' if opaque else 'targets'} {names.backward(stage).removeprefix('backward ')}",
         program.context.active.training_rows(program.schedule.stage_hops[stage]),
         _ONLY_PULLED,
         pull=pull,
-        stores={name: target.columns} if target is not None and trained else {},
-        reverse=True,
+        stores={name: brought.columns} if brought is not None and trained else {},
+        reverse=not opaque,
     )
     return Step(spec, compute, partial(aggregate.backward_targets, program.context))
-
-
-def _scatter(program: Program, aggregate: Opaque, stage: int) -> Step:
-    """The gradients of all rows that an opaque layer was run on, with which ``stage`` begins: of those that it gave a
-    result for, stored, and of others, scattered. From the first tile to the last in every plan."""
-    names, source = program.names, aggregate.source
-    name, pulled = names.target_gradient(aggregate), names.pulled_target_gradient(aggregate)
-    per_edge = program.per_edge(aggregate, aggregate.pulled_target_columns, names.sums_gradient(aggregate))
-    scattered = names.message_gradient(aggregate) if source.trains else None
-    pull = Pull(names.message(aggregate), pulled, Direction.IN, per_edge, aggregate.edge_data, scattered)
-
-    def compute(tile: Tile) -> Tensors:
-        return {name: tile.inputs[pulled]} if source.trains else {}
-
-    spec = program.describe(
-        f"sources {names.backward(stage).removeprefix('backward ')}",
-        program.context.active.training_rows(program.schedule.stage_hops[stage]),
-        _ONLY_PULLED,
-        pull=pull,
-        stores={name: source.columns} if source.trains else {},
-    )
-    return Step(spec, compute, partial(aggregate.scatter, program.context))
 
 
 # ---- a tile's gradients -------------------------------------------------------------------------------------
@@ -198,19 +177,17 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
                 rows.tape.pop(value, None)
         height = tile.stop - tile.start
         out: Tensors = {}
-        if isinstance(pulled, Opaque) and pulled.takes_gradient:
-            out[names.sums_gradient(pulled)] = padded(gradients.get(pulled), pulled.columns, height)
-        elif isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
+        if isinstance(pulled, EdgeAggregate) and not isinstance(pulled, Opaque) and pulled.takes_gradient:
             result = padded(gradients.get(pulled), pulled.groups * pulled.result, height).contiguous()
             target = None if pulled.target is None else known[pulled.target]
             sums, d_target = pulled.upstream(result, known[pulled], target)
-            out[names.sums_gradient(pulled)] = sums
+            out[names.of("dp", pulled)] = sums
             if d_target is not None and pulled.target is not None and pulled.target.trains:
-                out[names.target_gradient(pulled)] = d_target
-        elif pulled is not None and pulled.source.trains:
+                out[names.of("dt", pulled)] = d_target
+        elif pulled is not None and pulled.takes_gradient:
             found = gradients.get(pulled)
             scaled = None if found is None else context.scaled_after(found, tile, pulled.scaling)
-            out[names.sums_gradient(pulled)] = padded(scaled, pulled.columns, height)
+            out[names.of("dp", pulled)] = padded(scaled, pulled.columns, height)
         for value, (prior, name) in passed_on.items():
             if prior is not None:
                 add(gradients, value, shaped(tile.inputs[prior], value.tail))
@@ -231,7 +208,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
 def _scaled_by(program: Program, value: Value, name: str) -> Scaling | None:
     """What the gradient of ``value`` in matrix ``name`` has been scaled by, where it goes with that of sums."""
     shared = program.schedule.shares_gradient(value)
-    return shared.scaling if shared is not None and name == program.names.sums_gradient(shared) else None
+    return shared.scaling if shared is not None and name == program.names.of("dp", shared) else None
 
 
 def _follow(value: Value, gradients: RowsOf, known: RowsOf, tile: Tile, rows: Rows) -> None:

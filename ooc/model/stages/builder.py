@@ -10,12 +10,11 @@ from torch import Tensor
 from ooc.model.graph import Scaling
 from ooc.model.lowering.values import Aggregate, Summed, Value
 from ooc.model.stages.backward import backward_steps, loss_step
-from ooc.model.stages.context import StageContext
+from ooc.model.stages.context import Sink, StageContext, Step, Tensors, Tile
 from ooc.model.stages.forward import forward_steps, output_step, score_step
 from ooc.model.stages.program import Program
 from ooc.model.stages.recomputation import read_backward, recomputable
 from ooc.model.stages.schedule import Schedule
-from ooc.model.stages.tile import Sink, Step, Tensors, Tile
 from ooc.plan.workload import Direction, Kept, Pull
 
 

@@ -10,18 +10,16 @@ functions that are called with tiles.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from torch import Tensor
 
 from ooc.kernels.tensors import shaped, typed
 from ooc.model.layers.per_edge import EdgeAggregate
-from ooc.model.lowering.statistics import tile_moments
-from ooc.model.lowering.values import Moments, Rows, Value
+from ooc.model.lowering.values import Moments, Rows, Value, tile_moments
+from ooc.model.stages.context import Sink, Step, Tensors, Tile
 from ooc.model.stages.program import Program
 from ooc.model.stages.recomputation import Forward
 from ooc.model.stages.schedule import Recipe
-from ooc.model.stages.tile import Sink, Step, Tensors, Tile
 
 RowsOf = dict[Value, Tensor]
 """Rows of values, or of their gradients, at hand."""
@@ -55,7 +53,7 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
     """A forward stage, the epoch's own or one that is run again."""
     recipe, names = run.recipe, program.names
     stored = {names.value(v, recipe.repeated): v for v in run.values}
-    pulled_next = {names.message(a, recipe.repeated): a for a in run.messages}
+    pulled_next = {names.of("m", a, recipe.repeated): a for a in run.messages}
     program.context.packed |= {name for name, value in stored.items() if value.packed}
     values_of = materialise(program, recipe, run.stage)
 
@@ -117,23 +115,6 @@ def _last(
 # ---- a tile's values ----------------------------------------------------------------------------------------
 
 
-class _Loaded(NamedTuple):
-    """A value and the matrix that it is loaded from, in tiles that begin before row ``stop``."""
-
-    value: Value
-    name: str
-    stop: int
-
-
-class _Computed(NamedTuple):
-    """A value and what it is computed of, in tiles that begin before row ``stop``. ``record``: for its backward."""
-
-    value: Value
-    sources: tuple[Value, ...]
-    stop: int
-    record: bool
-
-
 def materialise(
     program: Program, recipe: Recipe, stage: int, recorded: Collection[Value] = ()
 ) -> Callable[[Tile, Rows], RowsOf]:
@@ -146,16 +127,17 @@ def materialise(
     context, names, active = program.context, program.names, program.context.active
     dtype = context.network.dtype
     pulled = program.schedule.pulled(stage) if recipe.pulled else None
-    sums = "" if pulled is None else names.sums(pulled, recipe.repeated)
+    sums = "" if pulled is None else names.of("p", pulled, recipe.repeated)
     is_scaled = not isinstance(pulled, EdgeAggregate)
 
     def stop_of(value: Value) -> int:
+        """The row before which tiles begin that need ``value``."""
         reach = recipe.reach.get(value)
         return active.nodes if reach is None else active.training_rows(reach)
 
-    loaded = [_Loaded(v, names.value(v, recipe.recomputed.get(v)), stop_of(v)) for v in recipe.leaves]
+    loaded = [(v, names.value(v, recipe.recomputed.get(v)), stop_of(v)) for v in recipe.leaves]
     computed = [
-        _Computed(v, tuple(s for s in v.inputs if not isinstance(s, Moments)), stop_of(v), v in recorded)
+        (v, [source for source in v.inputs if not isinstance(source, Moments)], stop_of(v), v in recorded)
         for v in recipe.order
     ]
 

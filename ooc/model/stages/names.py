@@ -15,15 +15,14 @@ z<k>.<j>, …      z<k>, m<k>, … computed again for backward j
 """
 
 from collections.abc import Iterator
+from itertools import chain, count
+from string import ascii_lowercase
 
-from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import Network
 from ooc.model.lowering.rectified import Rectified, Signs
 from ooc.model.lowering.values import Aggregate, Features, Linear, Moments, Rowwise, Sum, Value
 from ooc.model.stages.schedule import Schedule, is_constant
-
-_SUFFIXES = "bcdefghijklmnopqrstuvwxyz"
 
 
 class Names:
@@ -37,8 +36,9 @@ class Names:
         self._schedule = schedule
         self._network = network
         self._once = max((v.hops for v in schedule.values if isinstance(v, Aggregate) and v.once), default=0)
-        counts: dict[str, int] = {}
-        self._stages = [_distinct(str(self._layer(stage)), counts) for stage in range(schedule.last + 1)]
+        self._stages: list[str] = []
+        for stage in range(schedule.last + 1):
+            self._stages.append(next(n for n in _variants(str(self._layer(stage))) if n not in self._stages))
         self._given: dict[Value, str] = {}
         taken: set[str] = set()
         stored = schedule.kept | schedule.dropped
@@ -78,26 +78,12 @@ class Names:
         """The matrix that holds ``value``; with ``backward``: computed again for the backward of that stage."""
         return self._given[value] + self._suffix(backward)
 
-    def message(self, aggregate: Aggregate, backward: int | None = None) -> str:
-        return f"m{self._number(aggregate)}{self._suffix(backward)}"
-
-    def sums(self, aggregate: Aggregate, backward: int | None = None) -> str:
-        return f"p{self._number(aggregate)}{self._suffix(backward)}"
+    def of(self, kind: str, aggregate: Aggregate, backward: int | None = None) -> str:
+        """The matrix of this kind, ``m`` … ``pt``, that goes with ``aggregate``; ``backward`` as for values."""
+        return f"{kind}{self._letters[aggregate]}{self._suffix(backward)}"
 
     def _suffix(self, backward: int | None) -> str:
         return "" if backward is None else f".{self._stages[backward]}"
-
-    def message_gradient(self, aggregate: Aggregate) -> str:
-        return f"dm{self._number(aggregate)}"
-
-    def sums_gradient(self, aggregate: Aggregate) -> str:
-        return f"dp{self._number(aggregate)}"
-
-    def target_gradient(self, aggregate: EdgeAggregate) -> str:
-        return f"dt{self._number(aggregate)}"
-
-    def pulled_target_gradient(self, aggregate: EdgeAggregate) -> str:
-        return f"pt{self._number(aggregate)}"
 
     def gradient(self, value: Value, writers: list[int], stage: int) -> str:
         """The gradient of ``value`` once ``stage`` has added to it; ``writers`` are all stages that do."""
@@ -107,9 +93,6 @@ class Names:
     def _layer(self, stage: int) -> int:
         """Aggregations up to this stage."""
         return self._once + sum(isinstance(b, Aggregate) for b in self._schedule.barriers[: stage + 1])
-
-    def _number(self, aggregate: Aggregate) -> str:
-        return self._letters[aggregate]
 
     def _name(self, value: Value) -> str:
         if isinstance(value, Features):
@@ -144,32 +127,19 @@ class Names:
 
 def _widths(aggregate: Aggregate) -> dict[str, int]:
     """Columns of the matrices that go with an aggregation, by kind."""
-    source, result = aggregate.source.columns, aggregate.columns
-    if not isinstance(aggregate, EdgeAggregate):
-        return {"m": source, "p": result, "dm": source, "dp": result}
-    widths = {"m": source, "p": result}
-    if aggregate.keep:
-        widths |= {"dm": source, "dp": aggregate.upstream_columns}
-    if aggregate.keep and isinstance(aggregate, Opaque):
-        widths |= {"dt": source, "pt": aggregate.pulled_target_columns}
-    if aggregate.keep and aggregate.target is not None:
-        widths["dt"] = aggregate.target.columns
-    if aggregate.keep and aggregate.pulls_targets:
+    source = aggregate.source.columns
+    widths = {"m": source, "p": aggregate.columns}
+    if isinstance(aggregate, EdgeAggregate) and not aggregate.keep:
+        return widths
+    widths |= {"dm": source, "dp": aggregate.upstream_columns}
+    if isinstance(aggregate, EdgeAggregate) and aggregate.brought is not None:
+        widths["dt"] = aggregate.brought.columns
+    if isinstance(aggregate, EdgeAggregate) and aggregate.pulls_targets:
         widths["pt"] = aggregate.pulled_target_columns
     return widths
 
 
 def _variants(name: str) -> Iterator[str]:
     """``name``, then ``name`` with a letter, and so on."""
-    taken: dict[str, int] = {}
-    while True:
-        yield _distinct(name, taken)
-
-
-def _distinct(name: str, taken: dict[str, int]) -> str:
-    """``name``, or ``name`` with a letter where it is taken."""
-    count = taken.get(name, 0)
-    taken[name] = count + 1
-    if count == 0:
-        return name
-    return name + (_SUFFIXES[count - 1] if count <= len(_SUFFIXES) else f"_{count}")
+    suffixes = chain(["", *ascii_lowercase[1:]], (f"_{number}" for number in count(len(ascii_lowercase))))
+    return (name + suffix for suffix in suffixes)

@@ -17,13 +17,11 @@ from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import EVERYWHERE
 from ooc.model.lowering.projection import Projection
-from ooc.model.lowering.statistics import MOMENTS_BYTES
-from ooc.model.lowering.values import Aggregate, Dropout, Linear, Normalized, Rows, Rowwise, Value
-from ooc.model.stages.context import StageContext
+from ooc.model.lowering.values import MOMENTS_BYTES, Aggregate, Dropout, Linear, Normalized, Rows, Rowwise, Value
+from ooc.model.stages.context import Kernel, StageContext, Tile
 from ooc.model.stages.names import Names
 from ooc.model.stages.recomputation import Recomputation
 from ooc.model.stages.schedule import Recipe, Schedule, is_constant
-from ooc.model.stages.tile import Kernel, Tile
 from ooc.model.stages.work import NO_WORK, Work, backward_work, forward_work, total
 from ooc.plan.workload import Direction, PerEdge, Pull, Stage
 
@@ -61,7 +59,7 @@ class Program:
         pulled, names = self.schedule.pulled(stage), self.names
         if not recipe.pulled or pulled is None:
             return None, Scaling.SUM
-        message, sums = names.message(pulled, recipe.repeated), names.sums(pulled, recipe.repeated)
+        message, sums = names.of("m", pulled, recipe.repeated), names.of("p", pulled, recipe.repeated)
         if not isinstance(pulled, EdgeAggregate):
             self.context.columns[sums] = pulled.columns
             return Pull(message, sums, Direction.IN, edge_data=pulled.edge_data), pulled.scaling
@@ -207,13 +205,12 @@ class Program:
             if writers:
                 found.append((value, names.gradient(value, writers, writers[-1])))
             elif shared is not None:
-                found.append((value, names.sums_gradient(shared)))
+                found.append((value, names.of("dp", shared)))
         for aggregate in schedule.messages(stage):
-            if isinstance(aggregate, Opaque) and aggregate.source.trains:
-                found.append((aggregate.source, names.target_gradient(aggregate)))
-                found.append((aggregate.source, names.message_gradient(aggregate)))
-            elif isinstance(aggregate, EdgeAggregate) and aggregate.target is not None and aggregate.target.trains:
-                found.append((aggregate.target, names.target_gradient(aggregate)))
+            brought = aggregate.brought if isinstance(aggregate, EdgeAggregate) else None
+            if brought is not None and brought.trains:
+                kinds = ("dt", "dm") if isinstance(aggregate, Opaque) else ("dt",)
+                found += [(brought, names.of(kind, aggregate)) for kind in kinds]
         return found
 
     def passed_on(self, stage: int) -> dict[Value, tuple[str | None, str]]:
@@ -233,12 +230,11 @@ class Program:
         loads = [name for _, name in self.incoming(stage)]
         stores: dict[str, int] = {}
         pulled = self.schedule.pulled(stage)
-        if isinstance(pulled, EdgeAggregate) and pulled.takes_gradient:
-            stores[self.names.sums_gradient(pulled)] = pulled.upstream_columns
-            if pulled.target is not None and pulled.target.trains and not pulled.pulls_targets:
-                stores[self.names.target_gradient(pulled)] = pulled.target.columns
-        elif pulled is not None and pulled.source.trains:
-            stores[self.names.sums_gradient(pulled)] = pulled.columns
+        if pulled is not None and pulled.takes_gradient:
+            stores[self.names.of("dp", pulled)] = pulled.upstream_columns
+        target = pulled.target if isinstance(pulled, EdgeAggregate) and not pulled.pulls_targets else None
+        if pulled is not None and target is not None and target.trains:
+            stores[self.names.of("dt", pulled)] = target.columns
         for value, (prior, name) in self.passed_on(stage).items():
             stores[name] = value.columns
             if prior is not None:
