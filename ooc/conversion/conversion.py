@@ -19,8 +19,7 @@ from ooc.conversion.budget import (
     divide,
 )
 from ooc.conversion.edges import ValueForm
-from ooc.conversion.features import write_features
-from ooc.conversion.labels import write_labels
+from ooc.conversion.node_arrays import write_features, write_labels
 from ooc.conversion.order import ORDERS
 from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, resolved, workplace
 from ooc.conversion.reorder import write_groups, write_in_order

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source's features, labels, splits and ids → ``x``, ``y``, ``split/*``, ``perm`` and ``ids``: checked, features
+normalised if wanted, cast, in blocks of rows.
+
+One thread reads (or inflates) features while this one checks, casts and writes.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+
+from ooc.conversion.budget import Options
+from ooc.conversion.journal import Journal, flush_all
+from ooc.conversion.output import Workplace
+from ooc.errors import SourceError
+from ooc.events import reported
+from ooc.sources.files.prefetching import prefetched
+from ooc.sources.source import LabelBlock, Source
+from ooc.storage.array import AnyArray
+from ooc.storage.store import SPLITS, Task
+from ooc.storage.writer import ArrayWriter
+
+_FEATURES = "features"
+_LEAST = "least feature"
+_LABELS = "labels"
+_WRITTEN = ("y", "perm", "split")
+_COUNTED_CLASSES = 65_536
+"""Classes that a graph may have of fewer nodes, where nobody says how many there are."""
+
+
+def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journal) -> dict[str, Any]:
+    """Write labels, splits and original ids (nothing is reordered: row i is node i); ``num_classes``, ``split_sizes``.
+
+    SourceError for labels that are none of the source's task, nodes in two splits or in one without a label,
+    and an empty train split.
+    """
+    if (found := journal.result(_LABELS)) is not None:
+        return dict(found)
+    for name in (*_WRITTEN, "ids"):
+        rmtree(store / name, ignore_errors=True)
+    task = source.task
+    assert task is Task.CLASSES or source.num_classes, "only classes can be counted on the way"
+    nodes = source.num_nodes
+    sizes = dict.fromkeys(SPLITS, 0)
+    largest = -1
+    shape = (nodes,) if task is Task.CLASSES else (nodes, source.num_classes or 0)
+    with ExitStack() as stack:
+        y = stack.enter_context(ArrayWriter(store, "y", shape, task.dtype))
+        perm = stack.enter_context(ArrayWriter(store, "perm", (nodes,), np.int64))
+        splits = {name: stack.enter_context(ArrayWriter(store, f"split/{name}", (nodes,), np.bool_)) for name in SPLITS}
+        for row, block in _label_blocks(source, block_rows):
+            y.append(block.y.astype(task.dtype, copy=False))
+            perm.append(np.arange(row, row + len(block.y), dtype=np.int64))
+            for name in SPLITS:
+                splits[name].append(getattr(block, name))
+                sizes[name] += int(getattr(block, name).sum())
+            if task is Task.CLASSES:
+                largest = max(largest, int(block.y.max()))
+        if y.rows != nodes:
+            raise SourceError(f"{source.name} has labels of {y.rows} nodes, not of {nodes}")
+        if not sizes["train"]:
+            raise SourceError(f"{source.name} has an empty train split: no node to train on")
+    if source.ids is not None:
+        with ArrayWriter(store, "ids", (nodes,), np.int64) as writer:
+            for ids in source.ids(block_rows):
+                writer.append(ids)
+    written = {"num_classes": source.num_classes or largest + 1, "split_sizes": sizes}
+    arrays = _WRITTEN if source.ids is None else (*_WRITTEN, "ids")
+    return journal.finish(_LABELS, written, lambda: flush_all([store / name for name in arrays]))
+
+
+def _label_blocks(source: Source, block_rows: int) -> Iterator[tuple[int, LabelBlock]]:
+    row, task = 0, source.task
+    # Where nobody says how many classes there are, a number past any model's width is damage. (A part of a graph may
+    # well have labels past the number of its nodes.)
+    counted = source.num_classes is None
+    most = max(source.num_nodes, _COUNTED_CLASSES) if source.num_classes is None else source.num_classes
+    for block in source.labels(block_rows):
+        if row + len(block.y) > source.num_nodes:
+            raise SourceError(f"{source.name} has labels of more than its {source.num_nodes} nodes")
+        valid = task.valid(block.y, most)
+        if not valid.all():
+            at = int(valid.argmin())
+            reason = " (where they are counted, as many as nodes or 65,536 at the most)" * counted
+            raise SourceError(f"node {row + at} has the label {block.y[at]}; {task.meaning(most)}{reason}")
+        labelled = task.labelled(block.y)
+        twice = block.train.astype(np.int8) + block.valid + block.test > 1
+        if twice.any():
+            at = int(twice.argmax())
+            names = " and ".join(name for name in SPLITS if getattr(block, name)[at])
+            raise SourceError(f"the splits overlap: node {row + at} is in {names}")
+        for name in SPLITS:
+            bare = getattr(block, name) & ~labelled
+            if bare.any():
+                raise SourceError(f"node {row + int(bare.argmax())} of the {name} split has no label")
+        yield row, block
+        row += len(block.y)
+
+
+def write_features(source: Source, store: Path, work: Workplace, *, options: Options, block_rows: int) -> None:
+    """Write ``x`` [N, F], from where an earlier process had come.
+
+    ``row_normalize`` is PyG's NormalizeFeatures: the least entry of the whole matrix is subtracted, then
+    each row divided by its sum, or by 1 where that is less. SourceError for NaN, infinity, and values
+    that the ``dtype`` cannot hold.
+    """
+    journal = work.journal
+    if journal.result(_FEATURES) is not None:
+        return
+    wanted = np.dtype(options.dtype)
+    smallest = _smallest(source, wanted, block_rows, work) if options.row_normalize else None
+    shape, progress = (source.num_nodes, source.num_features), journal.progress(_FEATURES)
+    if progress is None:
+        rmtree(store / "x", ignore_errors=True)
+    writer = ArrayWriter(store, "x", shape, wanted, progress=progress)
+    with reported(work.listener, "writing features", source.num_nodes, "nodes") as advance:
+        with writer:
+            for row, rows in _feature_blocks(source, wanted, block_rows, first=writer.rows):
+                if smallest is not None:
+                    rows = rows - smallest
+                    rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)
+                writer.append(_cast(rows, wanted, row))
+                advance(writer.rows)
+                journal.advance(_FEATURES, writer.flush, writer.progress)
+            if writer.rows != source.num_nodes:
+                raise SourceError(f"{source.name} has features of {writer.rows} nodes, not of {source.num_nodes}")
+        journal.finish(_FEATURES, {}, writer.flush)
+
+
+def _cast(rows: AnyArray, wanted: np.dtype[np.generic], row: int) -> AnyArray:
+    with np.errstate(over="ignore"):
+        cast = rows.astype(wanted, copy=False)
+    if cast.dtype.itemsize < rows.dtype.itemsize and not (fits := np.isfinite(cast)).all():
+        at, column = np.argwhere(~fits)[0]
+        value = rows[at, column]
+        raise SourceError(f"feature {column} of node {row + at} is {value:g}, more than {wanted.name} can hold")
+    return cast
+
+
+def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, work: Workplace) -> AnyArray:
+    if (found := work.journal.result(_LEAST)) is None:
+        least = None
+        with reported(work.listener, "scanning features", source.num_nodes, "nodes") as advance:
+            for row, rows in _feature_blocks(source, wanted, block_rows, first=0):
+                lower = rows.min()
+                least = lower if least is None or lower < least else least
+                advance(row + len(rows))
+        assert least is not None, "a source has at least one node"
+        # Every float32 is a float64, whose text in JSON is exact.
+        found = work.journal.finish(_LEAST, {"least": float(least), "type": least.dtype.name}, lambda: None)
+    return np.asarray(found["least"], dtype=found["type"])
+
+
+def _feature_blocks(
+    source: Source, wanted: np.dtype[np.generic], block_rows: int, *, first: int
+) -> Iterator[tuple[int, AnyArray]]:
+    """``(row, rows)`` from the row ``first`` on, finite, as float64 where the source or the store has that, else
+    float32."""
+    if source.features_from is not None:
+        row, given = first, source.features_from(block_rows, first)
+    else:
+        row, given = 0, source.features(block_rows)
+    wanted_shape = (source.num_nodes, source.num_features)
+    with prefetched(given) as blocks:
+        for rows in blocks:
+            if rows.dtype.kind not in "biuf":
+                raise SourceError(f"features are of type {rows.dtype}, not numbers")
+            if rows.shape[1:] != (source.num_features,) or row + len(rows) > source.num_nodes:
+                shape = (row + len(rows), *rows.shape[1:])
+                raise SourceError(f"{source.name} has features of the shape {shape} or more, not {wanted_shape}")
+            row, rows = row + len(rows), rows[max(0, first - row) :]
+            if not len(rows):
+                continue
+            double = np.float64 in (rows.dtype, wanted)
+            rows = rows.astype(np.float64 if double else np.float32, copy=False)
+            start = row - len(rows)
+            if not (finite := np.isfinite(rows)).all():
+                at, column = np.argwhere(~finite)[0]
+                raise SourceError(f"feature {column} of node {start + at} is {rows[at, column]}")
+            yield start, rows
