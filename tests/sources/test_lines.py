@@ -20,7 +20,7 @@ _FILLING = st.sampled_from(["", "\n", "# comment 1 2 3\n", "  \n", "% 7\n"])
 
 
 def _read(path: Path, block_bytes: int = 1 << 16, columns: tuple[int, ...] = (2,), kind: Kind = Kind.WHOLE) -> list:
-    blocks = list(rows_of_numbers(path, columns=columns, kind=kind, block_bytes=block_bytes))
+    blocks = list(rows_of_numbers(line_blocks(path, block_bytes), str(path), columns=columns, kind=kind))
     return np.concatenate(blocks).tolist() if blocks else []
 
 

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.errors import SourceError
-from ooc.sources.files.lines import CsvForm, csv_columns, csv_rows
+from ooc.sources.files.lines import Kind, rows_of_numbers, stream_lines
 from ooc.sources.files.npy import read_header, value_blocks
 from ooc.sources.files.pickles import read_torch_dict
 from ooc.sources.files.streams import Checked, FileBlob, ForwardBlob, Inflated, Limited, MemoryBlob, Stream, read_whole
 from ooc.sources.files.zip_members import Archive
+from ooc.storage.array import AnyArray
 from tests.examples import examples
 
 _TEXT = b"".join(b"%d," % (number * number) for number in range(40_000))
@@ -193,21 +194,21 @@ def test_npy_headers_that_are_none_are_refused(data: bytes, message: str) -> Non
 def test_text_is_parsed_as_python_parses_it(rows: list[list[float]], ending: str, last: bool) -> None:
     text = ending.join(",".join(repr(value) for value in row) for row in rows) + (ending if last else "")
     blob = MemoryBlob(text.encode(), "a.csv")
-    form = CsvForm(rows=len(rows), columns=3, dtype=np.float64)
-    np.testing.assert_array_equal(np.vstack(list(csv_rows(blob.at(0), form, "a.csv"))), np.array(rows))
-    assert csv_columns(blob.at(0), "a.csv") == 3
+    np.testing.assert_array_equal(np.vstack(_csv_rows(blob, Kind.CSV_REAL, 3)), np.array(rows))
+
+
+def _csv_rows(blob: MemoryBlob, kind: Kind, columns: int) -> list[AnyArray]:
+    return list(rows_of_numbers(stream_lines(blob.at(0), blob.name), blob.name, columns=(columns,), kind=kind))
 
 
 def test_text_of_many_blocks_names_the_right_line() -> None:
     lines = [b"%d,%d" % (number, number + 1) for number in range(400_000)]
-    form = CsvForm(rows=len(lines), columns=2, dtype=np.int64)
-    whole = MemoryBlob(b"\n".join(lines), "a.csv")
-    blocks = list(csv_rows(whole.at(0), form, "a.csv"))
+    blocks = _csv_rows(MemoryBlob(b"\n".join(lines), "a.csv"), Kind.CSV_WHOLE, 2)
     assert len(blocks) > 3
     np.testing.assert_array_equal(np.vstack(blocks)[:, 0], np.arange(len(lines)))
     lines[345_678] = b"1,,2"
-    with pytest.raises(SourceError, match=r"a\.csv, line 345679: 3 columns, 2 were expected"):
-        list(csv_rows(MemoryBlob(b"\n".join(lines), "a.csv").at(0), form, "a.csv"))
+    with pytest.raises(SourceError, match=r"a\.csv, line 345679: '1,,2' where 2 whole numbers are wanted"):
+        _csv_rows(MemoryBlob(b"\n".join(lines), "a.csv"), Kind.CSV_WHOLE, 2)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "uint8", "bool", "float32", "float64", "float16"])

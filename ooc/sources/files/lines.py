@@ -11,7 +11,6 @@ a few times ``block_bytes`` whatever the file holds.
 import io
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -35,25 +34,22 @@ _MOST_DIGITS = 18
 _MOST_REAL_ID = 2**53  # From there on float64 holds no more every whole number.
 _IDS = 2
 _SIGNED_ID = re.compile(rb"^[ \t]*(?:\d+[ \t]+)?\+", re.MULTILINE)
-_CSV_BLOCK_BYTES = 1 << 20
-_CSV_CHARACTERS = b"0123456789+-.eE naNiIfFtTyY,\r\n"  # Not-a-number and infinity included.
 
 
 class Kind(Enum):
-    """What the numbers of a file may be, by the characters they are written in: all of them ids, or two ids a line
-    and then values."""
+    """What the numbers of a file may be, by the characters they are written in.
+
+    Between blanks: all of them ids, or two ids a line and then values. Between commas, with no empty or comment line:
+    whole numbers, or values, not-a-number and infinity included.
+    """
 
     WHOLE = b"0123456789"
     REAL = b"0123456789+-.eE"
+    CSV_WHOLE = b"0123456789+-,"
+    CSV_REAL = b"0123456789+-.eEnaNiIfFtTyY,"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CsvForm:
-    """What a file must hold: ``rows`` rows (None: any number) of ``columns`` numbers of ``dtype``, float64 or int64."""
-
-    rows: int | None
-    columns: int
-    dtype: type[np.float64] | type[np.int64]
+_CSV_TYPES = {Kind.CSV_WHOLE: np.int64, Kind.CSV_REAL: np.float64}
 
 
 def optional(module: str, path: Path) -> Any:
@@ -76,16 +72,21 @@ def plain_suffix(path: Path) -> str:
 
 
 def line_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
-    """The file's text in blocks of whole lines of about ``block_bytes``, each with a newline at its end.
-
-    SourceError for a damaged or truncated file and for a line longer than a block.
-    """
+    """The text of a file, compressed or not, in blocks; see :func:`stream_lines`."""
     if path.suffix == ".zst":
         return _whole_lines(_zstd(path), block_bytes, str(path))
     stream: Stream = FileBlob(path).at(0)
     if path.suffix == ".gz":
         stream = Inflated(stream, str(path), gzip=True)
-    return _lines_of(stream, block_bytes, str(path))
+    return stream_lines(stream, str(path), block_bytes)
+
+
+def stream_lines(stream: Stream, name: str, block_bytes: int = _MOST_BLOCK_BYTES) -> Iterator[bytes]:
+    """The text in blocks of whole lines of about ``block_bytes``, each with a newline at its end.
+
+    SourceError for one that is damaged or truncated and for a line longer than a block.
+    """
+    return _whole_lines(iter(lambda: stream.read(block_bytes), b""), block_bytes, name)
 
 
 def leading_comments(path: Path) -> tuple[list[str], str]:
@@ -100,15 +101,15 @@ def leading_comments(path: Path) -> tuple[list[str], str]:
 
 
 def rows_of_numbers(
-    path: Path, *, columns: tuple[int, ...], kind: Kind, block_bytes: int, skip: int = 0
+    blocks: Iterator[bytes], name: str, *, columns: tuple[int, ...], kind: Kind, skip: int = 0
 ) -> Iterator[AnyArray]:
-    """The file's rows of numbers, int64 or float64 [n, c], without empty and comment lines.
+    """The rows of numbers in ``blocks`` of lines, int64 or float64 [n, c], without empty and comment lines.
 
-    c is one of ``columns``, the same for the whole file. ``skip``: lines at the start that are something else.
-    SourceError, with the line, for anything that is no such row.
+    c is one of ``columns``, the same for the whole text. ``skip``: lines at the start that are something else.
+    SourceError, saying ``name`` and the line, for anything that is no such row.
     """
     line = 1
-    for block in line_blocks(path, block_bytes):
+    for block in blocks:
         text = block
         if skip:
             lines = text.split(b"\n")
@@ -119,7 +120,7 @@ def rows_of_numbers(
             text = b"\n".join(b"" if part.startswith(COMMENTS) else part for part in text.split(b"\n"))
         rows = _rows(text, columns, kind)
         if rows is None:
-            raise _wrong(path, line, text, columns, kind)
+            raise _wrong(name, line, text, columns, kind)
         if len(rows):
             columns = (rows.shape[1],)
             yield rows
@@ -140,36 +141,13 @@ def whole_ids(column: AnyArray, path: Path) -> AnyArray:
     return column.astype(np.int64)
 
 
-def csv_rows(stream: Stream, form: CsvForm, name: str) -> Iterator[AnyArray]:
-    """The rows of numbers between commas, without a header, in blocks [n, columns] of about a mebibyte of text.
-
-    SourceError for anything else than the numbers, columns and rows of ``form``; not read past the last row.
-    """
-    done = 0
-    for text in _lines_of(stream, _CSV_BLOCK_BYTES, name):
-        wrong = text.translate(None, _CSV_CHARACTERS)
-        rows = None if wrong else _parsed(text, form.dtype, delimiter=",")
-        if rows is None or rows.shape != (text.count(b"\n"), form.columns):
-            raise _wrong_csv(text, form, name, done + 1)
-        done += len(rows)
-        if form.rows is not None and done > form.rows:
-            raise SourceError(f"{name} has more than the {form.rows} rows it must have")
-        yield rows
-    if form.rows is not None and done != form.rows:
-        raise SourceError(f"{name} has {done} rows, {form.rows} were expected")
-
-
-def csv_columns(stream: Stream, name: str) -> int:
-    """How many columns the first row has."""
-    for text in _lines_of(stream, _CSV_BLOCK_BYTES, name):
-        return text[: text.index(b"\n")].count(b",") + 1
-    raise SourceError(f"{name} is empty")
-
-
 def _rows(text: bytes, columns: tuple[int, ...], kind: Kind) -> AnyArray | None:
     """The rows of ``text``, whose lines are all ended; None where one is not as wanted."""
     if text.translate(None, kind.value + b" \t\r\n"):
         return None
+    if kind in _CSV_TYPES:
+        rows = _parsed(text, _CSV_TYPES[kind], delimiter=",") if text.strip() else None
+        return None if rows is None or rows.shape != (text.count(b"\n"), *columns) else rows
     text = text.lstrip()
     width = len(text.partition(b"\n")[0].split())
     if not width:
@@ -198,7 +176,7 @@ def _parsed(text: bytes, dtype: npt.DTypeLike, delimiter: str | None = None) -> 
     return found
 
 
-def _wrong(path: Path, line: int, text: bytes, columns: tuple[int, ...], kind: Kind) -> SourceError:
+def _wrong(name: str, line: int, text: bytes, columns: tuple[int, ...], kind: Kind) -> SourceError:
     """The error that names the first line that is no row; looked for one by one, since it is the last thing done."""
     for number, part in enumerate(text.split(b"\n"), start=line):
         rows = _rows(part + b"\n", columns, kind)
@@ -208,31 +186,13 @@ def _wrong(path: Path, line: int, text: bytes, columns: tuple[int, ...], kind: K
             if kind is Kind.WHOLE and long.isdigit():
                 digits = f"{long[:30].decode()}{'…' * (len(long) > 30)}"
                 most = f"ids have at most {_MOST_DIGITS} digits"
-                return SourceError(f"{path}, line {number}: {digits} is too large: {most}")
-            numbers = "whole numbers" if kind is Kind.WHOLE else "numbers, the first two whole,"
+                return SourceError(f"{name}, line {number}: {digits} is too large: {most}")
+            numbers = {Kind.REAL: "numbers, the first two whole,", Kind.CSV_REAL: "numbers"}.get(kind, "whole numbers")
             wanted = str(columns[0]) if len(columns) == 1 else f"{columns[0]} to {columns[-1]}"
-            return SourceError(f"{path}, line {number}: {shown!r} where {wanted} {numbers} are wanted")
+            return SourceError(f"{name}, line {number}: {shown!r} where {wanted} {numbers} are wanted")
         if len(rows):
             columns = (rows.shape[1],)
     raise AssertionError("a block that is wrong has a line that is")
-
-
-def _wrong_csv(text: bytes, form: CsvForm, name: str, line: int) -> SourceError:
-    """The error for the first line of ``text`` that is not as ``form`` wants it."""
-    for number, row in enumerate(text.split(b"\n")[:-1], start=line):
-        fields = row.rstrip(b"\r").split(b",")
-        if len(fields) != form.columns:
-            return SourceError(f"{name}, line {number}: {len(fields)} columns, {form.columns} were expected")
-        for field in fields:
-            if field.translate(None, _CSV_CHARACTERS) or not field or _parsed(field, form.dtype) is None:
-                shown = field[:40].decode("ascii", errors="replace")
-                whole = "whole " * (form.dtype is np.int64)
-                return SourceError(f"{name}, line {number}: {shown!r} is no {whole}number")
-    return SourceError(f"{name}: there is something else than numbers after line {line - 1}")
-
-
-def _lines_of(stream: Stream, block_bytes: int, name: str) -> Iterator[bytes]:
-    return _whole_lines(iter(lambda: stream.read(block_bytes), b""), block_bytes, name)
 
 
 def _whole_lines(pieces: Iterable[bytes], block_bytes: int, name: str) -> Iterator[bytes]:

@@ -39,10 +39,8 @@ def _open(path: Path, request: Request) -> Source:
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         done = 0
-        rows_of = rows_of_numbers(
-            path, columns=(header.columns,), kind=kind, block_bytes=block_bytes, skip=header.lines
-        )
-        for rows in rows_of:
+        blocks = line_blocks(path, block_bytes)
+        for rows in rows_of_numbers(blocks, str(path), columns=(header.columns,), kind=kind, skip=header.lines):
             done += len(rows)
             for start, stop in ranges(len(rows), size):
                 ends = (whole_ids(rows[start:stop, 0], path) - 1, whole_ids(rows[start:stop, 1], path) - 1)

@@ -22,7 +22,7 @@ import numpy as np
 
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
-from ooc.sources.files.lines import CsvForm, csv_columns, csv_rows
+from ooc.sources.files.lines import Kind, rows_of_numbers, stream_lines
 from ooc.sources.files.npy import PackedArray, unpacking, unprepared
 from ooc.sources.files.pickles import MOST_BYTES, read_torch_dict
 from ooc.sources.files.streams import Inflated, Stream
@@ -106,26 +106,22 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
     both_ways = kind in _ADD_INVERSE_EDGE
     splits = _splits(files, kind, nodes)
     tasks = _columns(files, _LABELS)
-    form = (
-        LabelForm(name=files.label(_LABELS), task=Task.CLASSES, width=None)
-        if tasks == 1
-        else LabelForm(name=files.label(_LABELS), task=Task.MULTILABEL, width=tasks)
-    )
+    task, width = (Task.CLASSES, None) if tasks == 1 else (Task.MULTILABEL, tasks)
+    form = LabelForm(name=files.label(_LABELS), task=task, width=width)
     features = _Features(files, nodes)
 
     def edges(size: int) -> Iterator[EdgeBlock]:
-        form = CsvForm(rows=listed_edges, columns=2, dtype=np.int64)
         rows = max(1, size // 2 if both_ways else size)
-        pairs = _pieces(_read(files, "raw/edge.csv.gz", form), rows)
+        pairs = _pieces(_read(files, "raw/edge.csv.gz", Kind.CSV_WHOLE, 2, listed_edges), rows)
         blocks: Iterator[EdgeBlock] = (EdgeBlock(ends[:, 0].copy(), ends[:, 1].copy()) for ends in pairs)
         if edge_features:
-            carried = CsvForm(rows=listed_edges, columns=edge_features, dtype=np.float64)
-            features = _pieces(_read(files, _CSV_EDGE_FEATURES, carried), rows)
+            carried = _read(files, _CSV_EDGE_FEATURES, Kind.CSV_REAL, edge_features, listed_edges)
+            features = _pieces(carried, rows)
             blocks = with_data(blocks, features=features, name=files.label(_CSV_EDGE_FEATURES))
         yield from map(_with_reverse, blocks) if both_ways else blocks
 
     def labels(size: int) -> Iterator[AnyArray]:
-        return _pieces(_read(files, _LABELS, CsvForm(rows=nodes, columns=tasks, dtype=np.float64)), size)
+        return _pieces(_read(files, _LABELS, Kind.CSV_REAL, tasks, nodes), size)
 
     return Source(
         name=files.name,
@@ -162,7 +158,7 @@ class _Features:
         if not found:
             raise SourceError(f"{files.name} has no node features ({files.label(self._name)} is missing)")
         self._name = found[0]
-        self._species = np.unique(np.concatenate([np.unique(block) for block in self._read(np.int64)]))
+        self._species = np.unique(np.concatenate([np.unique(block) for block in self._read(Kind.CSV_WHOLE)]))
         self.columns = len(self._species)
         if self.columns > _MOST_SPECIES:
             raise SourceError(f"{files.label(self._name)} names {self.columns} species, which cannot be features")
@@ -172,16 +168,16 @@ class _Features:
     def blocks(self, size: int) -> Iterator[AnyArray]:
         """float32 [n, columns], as ogb reads them."""
         if self._species is None:
-            for rows in _pieces(self._read(np.float64), size):
+            for rows in _pieces(self._read(Kind.CSV_REAL), size):
                 with np.errstate(over="ignore"):  # Becomes infinite, which is refused by whoever stores it.
                     yield rows.astype(np.float32)
             return
-        for ids in _pieces(self._read(np.int64), size):
+        for ids in _pieces(self._read(Kind.CSV_WHOLE), size):
             yield (ids == self._species).astype(np.float32)
 
-    def _read(self, dtype: type[np.float64] | type[np.int64]) -> Iterator[AnyArray]:
-        columns = 1 if self._species is not None or self._name in _SPECIES else self.columns
-        return _read(self._files, self._name, CsvForm(rows=self._nodes, columns=columns, dtype=dtype))
+    def _read(self, kind: Kind) -> Iterator[AnyArray]:
+        columns = 1 if self._name in _SPECIES else self.columns
+        return _read(self._files, self._name, kind, columns, self._nodes)
 
 
 def _text(files: DatasetFiles, name: str) -> Stream:
@@ -190,11 +186,23 @@ def _text(files: DatasetFiles, name: str) -> Stream:
 
 
 def _columns(files: DatasetFiles, name: str) -> int:
-    return csv_columns(_text(files, name), files.label(name))
+    """How many columns the first row has."""
+    for text in stream_lines(_text(files, name), files.label(name)):
+        return text[: text.index(b"\n")].count(b",") + 1
+    raise SourceError(f"{files.label(name)} is empty")
 
 
-def _read(files: DatasetFiles, name: str, form: CsvForm) -> Iterator[AnyArray]:
-    return csv_rows(_text(files, name), form, files.label(name))
+def _read(files: DatasetFiles, name: str, kind: Kind, columns: int, rows: int | None) -> Iterator[AnyArray]:
+    """The numbers in the gzip file ``name``, [n, ``columns``] at a time; SourceError where they are not ``rows`` rows
+    (None: any number)."""
+    label, done = files.label(name), 0
+    for block in rows_of_numbers(stream_lines(_text(files, name), label), label, columns=(columns,), kind=kind):
+        done += len(block)
+        if rows is not None and done > rows:
+            raise SourceError(f"{label} has more than the {rows} rows it must have")
+        yield block
+    if rows is not None and done != rows:
+        raise SourceError(f"{label} has {done} rows, {rows} were expected")
 
 
 def _pieces(blocks: Iterator[AnyArray], rows: int) -> Iterator[AnyArray]:
@@ -236,7 +244,7 @@ def _only_split(files: DatasetFiles) -> str:
 def _numbers(files: DatasetFiles, name: str, *, most: int) -> AnyArray:
     """The column of whole numbers in the gzip file ``name``, int64 [n]; SourceError for more than ``most``."""
     blocks = [np.empty(0, dtype=np.int64)]
-    for block in _read(files, name, CsvForm(rows=None, columns=1, dtype=np.int64)):
+    for block in _read(files, name, Kind.CSV_WHOLE, 1, None):
         blocks.append(block[:, 0])
         most -= len(block)
         if most < 0:

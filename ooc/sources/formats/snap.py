@@ -17,7 +17,15 @@ from ooc.sources.edge_options import (
     asked_columns,
     asks_for_edge_data,
 )
-from ooc.sources.files.lines import Kind, leading_comments, plain_suffix, rows_of_numbers, text_block_bytes, whole_ids
+from ooc.sources.files.lines import (
+    Kind,
+    leading_comments,
+    line_blocks,
+    plain_suffix,
+    rows_of_numbers,
+    text_block_bytes,
+    whole_ids,
+)
 from ooc.sources.formats.bare_graph import NODE_OPTIONS, BareGraph, bare_source
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges
@@ -44,7 +52,7 @@ def _open(path: Path, request: Request) -> Source:
     def edges(size: int) -> Iterator[EdgeBlock]:
         # Weights, where there may be some, need not be whole numbers.
         kind, columns = (Kind.REAL, tuple(range(2, _MOST_COLUMNS + 1))) if expected else (Kind.WHOLE, (2,))
-        for rows in rows_of_numbers(path, columns=columns, kind=kind, block_bytes=block_bytes):
+        for rows in rows_of_numbers(line_blocks(path, block_bytes), str(path), columns=columns, kind=kind):
             if carried.names and rows.shape[1] <= max(int(name) for name in carried.names):
                 raise SourceError(f"{path} has {rows.shape[1]} numbers a line; there is no column {carried.names[-1]}")
             for start, stop in ranges(len(rows), size):
