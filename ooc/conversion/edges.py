@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.recfunctions import structured_to_unstructured, unstructured_to_structured
 
 from ooc.errors import SourceError
 from ooc.sources.source import EdgeData, Source
@@ -25,7 +26,6 @@ from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store
 
 Keys = npt.NDArray[np.uint64]
 Values = npt.NDArray[np.void]
-_ADDED = 1  # The value of an edge that is added, a self-loop: as in PyG's add_remaining_self_loops.
 _WINDOW_ROWS = 1 << 18
 
 
@@ -66,11 +66,6 @@ class ValueForm:
         """Of a record."""
         return np.dtype([(name, kind, () if width is None else (width,)) for name, kind, width in self.columns])
 
-    @property
-    def numbers(self) -> int:
-        """How many an edge has."""
-        return sum(width or 1 for _, _, width in self.columns)
-
     def records(self, data: EdgeData | None, count: int, first: int) -> Values:
         """``data`` of the ``count`` edges from ``first`` on; SourceError where a number is none or does not fit."""
         found: Values = np.empty(count, dtype=self.dtype)
@@ -88,27 +83,17 @@ class ValueForm:
         return found
 
     def added(self, count: int) -> Values:
-        """Of ``count`` edges that are no source's."""
-        found: Values = np.empty(count, dtype=self.dtype)
-        for name in self.names:
-            found[name] = _ADDED
-        return found
+        """Of ``count`` edges that are no source's: ones, as in PyG's add_remaining_self_loops."""
+        return np.ones(count, dtype=self.dtype)
 
     def wide(self, records: Values) -> npt.NDArray[np.float64]:
-        """The numbers of ``records`` [n] in double precision [n, ``numbers``]."""
-        parts = [records[name].reshape(len(records), -1) for name in self.names]
-        return np.concatenate(parts, axis=1, dtype=np.float64)
+        """The numbers of ``records`` [n] in double precision [n, numbers of an edge]."""
+        return structured_to_unstructured(records, dtype=np.float64)
 
     def narrow(self, wide: npt.NDArray[np.float64]) -> Values:
         """The records of those numbers; infinite where one does not fit."""
-        found: Values = np.empty(len(wide), dtype=self.dtype)
-        done = 0
         with np.errstate(over="ignore"):
-            for name, _, width in self.columns:
-                part = wide[:, done : done + (width or 1)]
-                found[name] = part[:, 0] if width is None else part
-                done += width or 1
-        return found
+            return unstructured_to_structured(wide, dtype=self.dtype)
 
 
 def taken(values: Values, places: npt.NDArray[np.int64]) -> Values:

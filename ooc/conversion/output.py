@@ -111,7 +111,7 @@ class Workplace:
             differing = ", ".join(name for name in key if left.get(name) != key[name]) or "input"
             self.listener(Note(f"{self.folder} is left from another conversion (other {differing}): starting over"))
         for entry in entries:
-            _remove(entry)
+            rmtree(entry) if entry.is_dir() else entry.unlink()
         self.store.mkdir()
         return Journal.begin(self.folder / _JOURNAL, key)
 
@@ -209,13 +209,6 @@ def _locked(folder: Path, target: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        rmtree(path)
-    else:
-        path.unlink()
 
 
 def _sync(folder: Path, listener: Listener) -> None:

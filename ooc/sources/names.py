@@ -76,46 +76,43 @@ class Dataset:
         return all((path / file).exists() or (path / Path(file).name).exists() for file in needed)
 
 
-def _ogb(name: str, download_name: str, *, nodes: int, edges: int, features: int) -> Dataset:
+def _ogb(name: str, download_name: str, **counts: int) -> Dataset:
     folder, packed = name.replace("-", "_"), f"{download_name}.zip"
     return Dataset(
         name=name,
-        nodes=nodes,
-        edges=edges,
-        features=features,
+        **counts,
         places=(folder, download_name, f"{folder}/{download_name}", packed, f"{folder}.zip"),
         files=(Published(url=f"{_OGB}/{packed}", path=packed),),
     )
 
 
-def _igb_archive(size: str, *, nodes: int, edges: int, md5: str) -> Dataset:
+def _igb_archive(size: str, *, md5: str, **counts: int) -> Dataset:
     packed = f"igb_homogeneous_{size}.tar.gz"
     return Dataset(
         name=f"igb-{size}",
-        nodes=nodes,
-        edges=edges,
+        **counts,
         features=1024,
         places=(size, f"igb/{size}", f"igb-{size}"),
         files=(Published(url=f"{_IGB}/igb-homogeneous/{packed}", path=packed, md5=md5, unpacked=size),),
     )
 
 
-def _igb_files(name: str, size: str, address: str, *, nodes: int, edges: int) -> Dataset:
+def _igb_files(name: str, size: str, address: str, **counts: int) -> Dataset:
     files = tuple(
         Published(url=f"{_IGB}/{address}/{file}", path=f"{size}/{file}", optional=file == _FINE_LABELS)
         for file in _PAPER_FILES
     )
     places = (size, f"igb/{size}", name)
-    return Dataset(name=name, nodes=nodes, edges=edges, features=1024, places=places, files=files)
+    return Dataset(name=name, **counts, features=1024, places=places, files=files)
 
 
-def _planetoid(name: str, folder: str, *, nodes: int, edges: int, features: int) -> Dataset:
+def _planetoid(name: str, folder: str, **counts: int) -> Dataset:
     files = tuple(
         Published(url=f"{_PLANETOID}/ind.{name}.{part}", path=f"{name}/raw/ind.{name}.{part}")
         for part in _PLANETOID_PARTS
     )
     places = (name, folder, f"Planetoid/{folder}", f"planetoid/{name}")
-    return Dataset(name=name, nodes=nodes, edges=edges, features=features, places=places, files=files)
+    return Dataset(name=name, **counts, places=places, files=files)
 
 
 DATASETS = {

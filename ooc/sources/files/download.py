@@ -20,8 +20,8 @@ import tarfile
 import threading
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -31,7 +31,7 @@ import requests
 from urllib3.exceptions import HTTPError  # Of a connection that breaks while its answer is read.
 
 from ooc.errors import BudgetError, SourceError
-from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.events import Listener, reported
 from ooc.sizes import format_size
 
 Result = TypeVar("Result")
@@ -40,7 +40,6 @@ _CONNECTIONS = 4
 _RANGE_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
 _TIMEOUT_S = 30.0
-_FAREWELL_S = 1.0
 _TRIES = 6
 _FIRST_PAUSE_S = 0.5
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -83,20 +82,18 @@ def download(url: str, target: Path, *, md5: str | None, served: Served, listene
     the published one, BudgetError when the disk has no room; what was fetched stays for the next call.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    task = f"downloading {target.name}"
     with _alone_in(target.parent):
-        part = _Part(target, url, served, lambda done: listener(TaskAdvanced(task, done)))
-        missing = served.size - part.received
-        if missing > (free := shutil.disk_usage(target.parent).free):
-            need = f"{target} needs {format_size(missing)} more of disk"
-            raise BudgetError(f"{need}, {format_size(free)} are free in {target.parent}")
-        listener(TaskStarted(task, served.size, "bytes"))
-        try:
-            _fetch_all(part)
-        except _Changed:
-            part.forget()
-            raise SourceError(f"{url} has changed on the server while it was downloaded; try again") from None
-        listener(TaskFinished(task))
+        with reported(listener, f"downloading {target.name}", served.size, "bytes") as advance:
+            part = _Part(target, url, served, advance)
+            missing = served.size - part.received
+            if missing > (free := shutil.disk_usage(target.parent).free):
+                need = f"{target} needs {format_size(missing)} more of disk"
+                raise BudgetError(f"{need}, {format_size(free)} are free in {target.parent}")
+            try:
+                _fetch_all(part)
+            except _Changed:
+                part.forget()
+                raise SourceError(f"{url} has changed on the server while it was downloaded; try again") from None
         if md5 is not None and (found := _md5(part.path, listener)) != md5:
             part.forget()
             raise SourceError(f"{url} has the MD5 checksum {found}, published is {md5}; it was removed, try again")
@@ -179,35 +176,19 @@ class _Part:
 
 def _fetch_all(part: _Part) -> None:
     """Fetch what is missing, a range a connection; raises the first error once all connections are closed."""
-    waiting = deque(part.missing())
     stopped = threading.Event()
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        with requests.Session() as session:
-            try:
-                while waiting and not stopped.is_set():
-                    _fetch_range(session, part, *waiting.popleft(), stopped)
-            except IndexError:  # Another connection took the last one.
-                return
-            except BaseException as error:
-                errors.append(error)
-                stopped.set()
-
-    count = min(_CONNECTIONS, len(waiting))
-    threads = [threading.Thread(target=work, name="ooc-download", daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except BaseException:  # Interrupted. A connection that waits for the server notices when its timeout is over.
-        stopped.set()
-        for thread in threads:
-            thread.join(timeout=_FAREWELL_S)
-        raise
-    if errors:
-        raise errors[0]
+    pool = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="ooc-download")
+    with requests.Session() as session:
+        try:
+            ranges = [pool.submit(_fetch_range, session, part, *missing, stopped) for missing in part.missing()]
+            for fetched in as_completed(ranges):
+                fetched.result()
+            pool.shutdown()
+        except BaseException as error:
+            stopped.set()
+            # A connection that waits for the server notices when its timeout is over: whoever interrupts does not wait.
+            pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+            raise
 
 
 def _fetch_range(session: requests.Session, part: _Part, start: int, stop: int, stopped: threading.Event) -> None:
@@ -297,16 +278,15 @@ def _reason(error: BaseException) -> tuple[str, bool]:
 
 
 def _md5(path: Path, listener: Listener) -> str:
-    task = f"checking {path.name}"
-    total, done = path.stat().st_size, 0
-    listener(TaskStarted(task, total, "bytes"))
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file:
+    done, digest = 0, hashlib.md5(usedforsecurity=False)
+    with (
+        path.open("rb") as file,
+        reported(listener, f"checking {path.name}", path.stat().st_size, "bytes") as advance,
+    ):
         while data := file.read(_PIECE_BYTES):
             digest.update(data)
             done += len(data)
-            listener(TaskAdvanced(task, done))
-    listener(TaskFinished(task))
+            advance(done)
     return digest.hexdigest()
 
 
@@ -329,9 +309,11 @@ def unpack(archive: Path, folder: Path, *, listener: Listener) -> None:
 
 
 def _unpack(archive: Path, partial: Path, top: str, listener: Listener) -> None:
-    task = f"unpacking {archive.name}"
-    listener(TaskStarted(task, archive.stat().st_size, "bytes"))
-    with archive.open("rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as stream:
+    with (
+        archive.open("rb") as raw,
+        tarfile.open(fileobj=raw, mode="r|*") as stream,
+        reported(listener, f"unpacking {archive.name}", archive.stat().st_size, "bytes") as advance,
+    ):
         for member in stream:
             if member.isdir():
                 continue
@@ -345,8 +327,7 @@ def _unpack(archive: Path, partial: Path, top: str, listener: Listener) -> None:
                 raise BudgetError(f"{target} needs {need} of disk, {format_size(free)} are free")
             with content, target.open("xb") as file:
                 shutil.copyfileobj(content, file, _PIECE_BYTES)
-            listener(TaskAdvanced(task, raw.tell()))
-    listener(TaskFinished(task))
+            advance(raw.tell())
 
 
 def _inside(name: str, archive: Path, top: str) -> tuple[str, ...]:

@@ -11,15 +11,16 @@ size; whatever else is in the archive streams straight into the store.
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from ooc.errors import SourceError, SpillError
-from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.errors import SourceError
+from ooc.events import Listener, reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.files.streams import FileBlob, Stream, damaged, read_exactly, read_values
 from ooc.sources.files.zip_members import Archive, Member
@@ -220,6 +221,12 @@ class PackedArray(_Npy):
         return (values.reshape(-1, columns) for values in self.values(self._rows_at_once(size) * columns))
 
 
+def edges_between(sources: NpyFile | PackedArray, targets: NpyFile | PackedArray, size: int) -> Iterator[EdgeBlock]:
+    """Edges from the ids in one array to those in the other, at most ``size`` at a time."""
+    for first, second in zip(sources.values(size), targets.values(size), strict=True):
+        yield EdgeBlock(first.astype(np.int64), second.astype(np.int64))
+
+
 def unprepared(size: int) -> Iterator[EdgeBlock]:
     """Stands for the edges of a source that must be prepared first."""
     raise AssertionError("the edges are read after prepare")
@@ -236,13 +243,15 @@ def unpacking(source: Source, edges: PackedArray, features: PackedArray | None =
         paths = tuple(folder / name for name in _ROW_FILES)
         if any(not path.exists() or path.stat().st_size != num_edges * _ID.itemsize for path in paths):
             _write_ids(edges, paths, source.num_nodes, listener)
-        unpacked = _reading(paths, num_edges)
-        if features is None:
-            return replace(source, edges=unpacked)
-        return replace(
-            source,
-            edges=lambda size: with_data(unpacked(size), features=features.row_blocks(size), name=features.name),
-        )
+        sources, targets = (NpyFile(path, raw=((num_edges,), _ID)) for path in paths)
+
+        def unpacked(size: int) -> Iterator[EdgeBlock]:
+            edges = edges_between(sources, targets, size)
+            if features is None:
+                return edges
+            return with_data(edges, features=features.row_blocks(size), name=features.name)
+
+        return replace(source, edges=unpacked)
 
     return replace(source, edges=unprepared, prepare=prepare, prepare_bytes=2 * num_edges * _ID.itemsize)
 
@@ -250,12 +259,13 @@ def unpacking(source: Source, edges: PackedArray, features: PackedArray | None =
 def _write_ids(edges: PackedArray, paths: tuple[Path, ...], nodes: int, listener: Listener) -> None:
     """The sources and the targets of ``edges``, each id checked, to the files ``paths``."""
     total = edges.num_edges()
-    task, done = "unpacking edges", 0
+    done = 0
     partial = [path.with_name(path.name + ".partial") for path in paths]
     prefetching = prefetched(edges.values(_BLOCK_BYTES // edges.dtype.itemsize))
-    listener(TaskStarted(task, 2 * total, "ids"))
-    with partial[0].open("wb") as sources, partial[1].open("wb") as targets, prefetching as blocks:
-        for values in blocks:
+    with ExitStack() as stack:
+        sources, targets = (stack.enter_context(path.open("wb")) for path in partial)
+        advance = stack.enter_context(reported(listener, "unpacking edges", 2 * total, "ids"))
+        for values in stack.enter_context(prefetching):
             _check_ids(values, nodes, edges.name)
             ids = values.astype(_ID)
             if edges.header.column_major:  # Pairs: what was saved is the transpose of [E, 2].
@@ -267,27 +277,13 @@ def _write_ids(edges: PackedArray, paths: tuple[Path, ...], nodes: int, listener
                 sources.write(ids[:first].data)
                 targets.write(ids[first:].data)
             done += len(ids)
-            listener(TaskAdvanced(task, done))
+            advance(done)
     for written, path in zip(partial, paths, strict=True):
         flush(written)
         written.rename(path)
-    listener(TaskFinished(task))
 
 
 def _check_ids(ids: AnyArray, nodes: int, name: str) -> None:
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= nodes):
         bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
         raise SourceError(f"{name}: an edge at node {bad} leaves the graph: its nodes are 0 to {nodes - 1}")
-
-
-def _reading(paths: tuple[Path, ...], num_edges: int) -> Callable[[int], Iterator[EdgeBlock]]:
-    def edges(size: int) -> Iterator[EdgeBlock]:
-        with paths[0].open("rb") as sources, paths[1].open("rb") as targets:
-            for start, stop in ranges(num_edges, size):
-                ends = [np.fromfile(file, dtype=_ID, count=stop - start) for file in (sources, targets)]
-                if any(len(ids) != stop - start for ids in ends):
-                    raise SpillError(f"{paths[0].parent}: the edges that were put there end before edge {stop}")
-                first, second = (ids.astype(np.int64) for ids in ends)
-                yield EdgeBlock(first, second)
-
-    return edges

@@ -193,12 +193,12 @@ def read_torch_dict(blob: Blob) -> dict[str, AnyArray | int]:
     main = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(main) != 1:
         raise damaged(blob.name, "it holds no data.pkl, or several")
-    member = archive.member(main[0])
-    assert member is not None, "it is one of the names"
-    text = read_whole(member.open(), _MOST_PICKLE_BYTES, member.name)
+    text = _member(archive, main[0], _MOST_PICKLE_BYTES)
     folder = main[0].removesuffix("data.pkl")
-    if f"{folder}byteorder" in names:
-        _check_byte_order(archive, f"{folder}byteorder", blob.name)
+    if f"{folder}byteorder" in names and _member(archive, f"{folder}byteorder", 16) != b"little":
+        raise SourceError(
+            f"{blob.name} was written on a machine of the other byte order; write it again on a usual one"
+        )
     try:
         found = _Unpickler(text, _OF_TORCH, lambda reference: _storage(archive, folder, reference)).load()
     except SourceError:
@@ -210,11 +210,10 @@ def read_torch_dict(blob: Blob) -> dict[str, AnyArray | int]:
     return {name: _plain(value, name, blob.name) for name, value in found.items()}
 
 
-def _check_byte_order(archive: Archive, name: str, file: str) -> None:
+def _member(archive: Archive, name: str, most: int) -> bytes:
     member = archive.member(name)
     assert member is not None, "it is one of the names"
-    if read_whole(member.open(), 16, member.name) != b"little":
-        raise SourceError(f"{file} was written on a machine of the other byte order; write it again on a usual one")
+    return read_whole(member.open(), most, member.name)
 
 
 def _plain(value: Any, name: str, file: str) -> AnyArray | int:

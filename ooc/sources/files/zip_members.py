@@ -9,8 +9,8 @@ directory, which repeats them, is left alone. Names are looked up, never used as
 import io
 import struct
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
+from zipfile import ZipInfo
 
 from ooc.errors import SourceError
 from ooc.sources.files.streams import (
@@ -38,46 +38,34 @@ _END_OF_DIRECTORY = b"PK\x05\x06"
 _TAIL_BYTES = 22 + 0xFFFF  # That record and the longest comment after it.
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Header:
-    name: str
-    flags: int
-    method: int
-    crc: int
-    packed_bytes: int
-    size: int
-    data: int  # where the member's bytes begin
-
-
 class Member:
-    """One member: ``size`` bytes once unpacked."""
+    """One member: ``size`` bytes once unpacked, which begin at ``start`` in the archive."""
 
-    def __init__(self, archive: Blob, header: _Header) -> None:
-        self.name = f"{archive.name}: {header.name}"
-        self.size = header.size
-        if header.flags & _ENCRYPTED:
+    def __init__(self, archive: Blob, info: ZipInfo, start: int) -> None:
+        self.name = f"{archive.name}: {info.filename}"
+        self.size = info.file_size
+        if info.flag_bits & _ENCRYPTED:
             raise SourceError(f"{self.name} is encrypted")
-        if header.method not in (_STORED, _DEFLATED):
+        if info.compress_type not in (_STORED, _DEFLATED):
             raise SourceError(
-                f"{self.name} is compressed by method {header.method}, only deflate can be read; "
+                f"{self.name} is compressed by method {info.compress_type}, only deflate can be read; "
                 f"unzip {archive.name} and convert that"
             )
-        if header.method == _STORED and header.packed_bytes != header.size:
-            raise damaged(self.name, f"it is stored, yet {header.packed_bytes} bytes make {header.size}")
-        if not 0 <= header.data <= archive.size - header.packed_bytes:
+        if info.compress_type == _STORED and info.compress_size != self.size:
+            raise damaged(self.name, f"it is stored, yet {info.compress_size} bytes make {self.size}")
+        if not 0 <= start <= archive.size - info.compress_size:
             raise damaged(self.name, "it reaches beyond the archive")
-        self._archive, self._header = archive, header
+        self._archive, self._info, self._start = archive, info, start
 
     def open(self) -> Stream:
         """Its bytes from the first on. Length and checksum are checked when the last is read."""
-        return Checked(self._raw(), self.name, size=self.size, crc=self._header.crc)
+        return Checked(self._raw(), self.name, size=self.size, crc=self._info.CRC)
 
     def blob(self) -> Blob:
         """Its bytes to look around in, unchecked: for archives in archives, whose members have checksums."""
-        header, archive = self._header, self._archive
-        if header.method == _STORED and isinstance(archive, FileBlob):
-            return archive.part(header.data, header.size, self.name)
-        return ForwardBlob(self._raw(), header.size, self.name)
+        if self._info.compress_type == _STORED and isinstance(self._archive, FileBlob):
+            return self._archive.part(self._start, self.size, self.name)
+        return ForwardBlob(self._raw(), self.size, self.name)
 
     def held(self, most: int) -> MemoryBlob:
         """Its bytes in memory, checked; SourceError where that is more than ``most`` of them."""
@@ -86,9 +74,8 @@ class Member:
         return MemoryBlob(read_exactly(self.open(), self.size, self.name), self.name)
 
     def _raw(self) -> Stream:
-        header = self._header
-        packed = Limited(self._archive.at(header.data), header.packed_bytes)
-        return packed if header.method == _STORED else Inflated(packed, self.name)
+        packed = Limited(self._archive.at(self._start), self._info.compress_size)
+        return packed if self._info.compress_type == _STORED else Inflated(packed, self.name)
 
 
 class Archive:
@@ -96,9 +83,9 @@ class Archive:
 
     def __init__(self, blob: Blob) -> None:
         self._blob = blob
-        self._known: dict[str, _Header] = {}
+        self._known: dict[str, tuple[ZipInfo, int]] = {}
         self._next: int | None = None if blob.seekable else 0  # Where the next header is, going forwards.
-        self._listed: dict[str, zipfile.ZipInfo] = _directory(blob) if blob.seekable else {}
+        self._listed: dict[str, ZipInfo] = _directory(blob) if blob.seekable else {}
 
     def names(self) -> list[str]:
         """All names; in an archive that can only be read forwards this goes through all of it."""
@@ -109,45 +96,39 @@ class Archive:
     def member(self, name: str) -> Member | None:
         """The member ``name``; None where there is none."""
         if name in self._listed:
-            return Member(self._blob, self._from_directory(self._listed[name]))
+            info = self._listed[name]
+            found = _header_at(self._blob, info.header_offset, sizes=False)
+            if found is None or found[0].filename != name:
+                raise damaged(self._blob.name, f"its directory says that {name} is where it is not")
+            return Member(self._blob, info, found[1])
         if name not in self._known:
             self._search(name)
-        return Member(self._blob, self._known[name]) if name in self._known else None
-
-    def _from_directory(self, info: zipfile.ZipInfo) -> _Header:
-        here = _header_at(self._blob, info.header_offset, sizes=False)
-        if here is None or here.name != info.filename:
-            raise damaged(self._blob.name, f"its directory says that {info.filename} is where it is not")
-        return _Header(
-            name=info.filename,
-            flags=info.flag_bits,
-            method=info.compress_type,
-            crc=info.CRC,
-            packed_bytes=info.compress_size,
-            size=info.file_size,
-            data=here.data,
-        )
+        return Member(self._blob, *self._known[name]) if name in self._known else None
 
     def _search(self, name: str | None) -> None:
         """Go forwards to the member ``name``, or to the end."""
         while self._next is not None and name not in self._known:
-            header = _header_at(self._blob, self._next)
-            if header is None:
+            found = _header_at(self._blob, self._next)
+            if found is None:
                 self._next = None
                 return
-            if header.flags & _SIZES_FOLLOW:
+            info, start = found
+            if info.flag_bits & _SIZES_FOLLOW:
                 raise SourceError(
                     f"{self._blob.name} was written without the sizes of its members, and is compressed in "
                     f"another archive; unzip that one and convert the result"
                 )
-            if len(self._known) >= _MOST_MEMBERS or header.name in self._known:
-                raise damaged(self._blob.name, f"it has {header.name} twice, or more members than can be")
-            self._known[header.name] = header
-            self._next = header.data + header.packed_bytes
+            if len(self._known) >= _MOST_MEMBERS or info.filename in self._known:
+                raise damaged(self._blob.name, f"it has {info.filename} twice, or more members than can be")
+            self._known[info.filename] = found
+            self._next = start + info.compress_size
 
 
-def _header_at(blob: Blob, offset: int, *, sizes: bool = True) -> _Header | None:
-    """The header that begins at ``offset``; None where the directory does. Without ``sizes`` those may be absent."""
+def _header_at(blob: Blob, offset: int, *, sizes: bool = True) -> tuple[ZipInfo, int] | None:
+    """The header that begins at ``offset``, and where its member's bytes do; None where the directory begins.
+
+    Without ``sizes`` those may be absent.
+    """
     if not 0 <= offset <= blob.size - _HEADER.size:
         return None
     stream = blob.at(offset)
@@ -161,15 +142,10 @@ def _header_at(blob: Blob, offset: int, *, sizes: bool = True) -> _Header | None
     extra = read_exactly(stream, extra_bytes, blob.name)
     if sizes and _IN_ZIP64 in (packed_bytes, size):
         size, packed_bytes = _zip64_sizes(extra, size=size, packed_bytes=packed_bytes, name=blob.name)
-    return _Header(
-        name=name.decode("utf-8" if flags & _UTF8 else "cp437", errors="replace"),
-        flags=flags,
-        method=method,
-        crc=crc,
-        packed_bytes=packed_bytes,
-        size=size,
-        data=offset + _HEADER.size + name_bytes + extra_bytes,
-    )
+    info = ZipInfo(name.decode("utf-8" if flags & _UTF8 else "cp437", errors="replace"))
+    info.flag_bits, info.compress_type, info.CRC = flags, method, crc
+    info.compress_size, info.file_size = packed_bytes, size
+    return info, offset + _HEADER.size + name_bytes + extra_bytes
 
 
 def _zip64_sizes(extra: bytes, *, size: int, packed_bytes: int, name: str) -> tuple[int, int]:
@@ -221,7 +197,7 @@ def names_in_zip(path: Path) -> list[str]:
     return list(_directory(FileBlob(path)))
 
 
-def _directory(blob: Blob) -> dict[str, zipfile.ZipInfo]:
+def _directory(blob: Blob) -> dict[str, ZipInfo]:
     try:
         with zipfile.ZipFile(io.BufferedReader(_File(blob))) as archive:
             infos = archive.infolist()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ooc.errors import BudgetError, SourceError
-from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.events import Listener, reported
 from ooc.sizes import format_size
 from ooc.sources.edge_options import EdgeFiles, asked_files
 from ooc.sources.files.npy import NpyFile
@@ -59,7 +59,6 @@ class BareGraph:
     num_nodes: int | None = None
     said: dict[str, int] = field(default_factory=dict)
     symmetrize: bool = False
-    resident_bytes: int = 0
     features: Path | None = None
     labels: Path | None = None
     carrying: Callable[[int], Iterator[EdgeBlock]] | None = None
@@ -129,7 +128,6 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         features=lambda size: features.blocks(0, size, 0),
         labels=lambda size: labels.blocks(0, size),
         symmetrize=graph.symmetrize,
-        resident_bytes=graph.resident_bytes,
         fingerprint=fingerprint_of(*graph.files, *files),
         description={"features": texts["features"], "labels": texts["labels"]}
         | ({"split": labels.split} if labels.split else {}),
@@ -185,7 +183,7 @@ class _Joined:
             features_from=(lambda size, row: features.blocks(nodes, size, row)) if features.seeks else None,
             labels=lambda size: labels.blocks(nodes, size),
             ids=ids,
-            resident_bytes=source.resident_bytes + (numbers.nbytes if numbers is not None else 0),
+            resident_bytes=numbers.nbytes if numbers is not None else 0,
             prepare=None,
         )
 
@@ -198,13 +196,11 @@ class _Joined:
         def ends() -> Iterator[Ids]:
             """The ids of all edges, which are counted as they pass."""
             nonlocal edges
-            task = "counting nodes and edges"
-            listener(TaskStarted(task, graph.num_edges, "edges"))
-            for block in graph.edges(_BLOCK_ROWS):
-                edges += len(block.sources)
-                yield np.concatenate([block.sources, block.targets])
-                listener(TaskAdvanced(task, min(edges, graph.num_edges)))
-            listener(TaskFinished(task))
+            with reported(listener, "counting nodes and edges", graph.num_edges, "edges") as advance:
+                for block in graph.edges(_BLOCK_ROWS):
+                    edges += len(block.sources)
+                    yield np.concatenate([block.sources, block.targets])
+                    advance(min(edges, graph.num_edges))
 
         if self.ids is not None:
             nodes, ids = write_ids(folder / _IDS, _column(*self.ids, Cells.WHOLE)), "table"

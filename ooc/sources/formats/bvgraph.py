@@ -131,11 +131,6 @@ def _table(code: Code) -> list[int]:
     return found
 
 
-def to_integers(numbers: AnyArray, few: int) -> Sequence[int]:
-    """``numbers`` as what gives Python integers fastest: a list where they are at most ``few``, else in place."""
-    return numbers.tolist() if len(numbers) <= few else numbers.data
-
-
 _GAMMA = Code(Family.GAMMA)
 
 
@@ -252,7 +247,7 @@ class Successors:
                             count = entry >> LENGTH_BITS
                             at += entry & _LENGTH
                         else:
-                            count, at = part.gamma(at)
+                            count, at = _GAMMA.read(part.bits, at)
                         if count:
                             left, at = part.intervals(at, node, count, left, found)
                     if left < 0:
@@ -300,17 +295,15 @@ class _Part:
     """
 
     def __init__(self, data: bytes, layout: Layout) -> None:
-        self.bits, self.ahead = Bits(data), to_integers(windows(data), _MOST_LISTED)
+        self.bits, ahead = Bits(data), windows(data)
+        # What gives Python integers fastest: a list where they are few enough, else in place.
+        self.ahead: Sequence[int] = ahead.tolist() if len(ahead) <= _MOST_LISTED else ahead.data
         self.end = 8 * len(data)
         self.outdegrees, self.references = layout.outdegree.table(), layout.reference.table()
         self.gammas = _GAMMA.table()
         self._block_counts, self._blocks = layout.block_count.table(), layout.block.table()
         self._residuals = layout.residual.table()
         self._layout = layout
-
-    def gamma(self, at: int) -> tuple[int, int]:
-        """A number too long for the table."""
-        return _GAMMA.read(self.bits, at)
 
     def copied(self, at: int, whole: list[int]) -> tuple[list[int], int]:
         """What is copied of the list ``whole``: every second of some blocks of it; all of it where there are none."""
@@ -353,7 +346,7 @@ class _Part:
                 value = entry >> LENGTH_BITS
                 at += entry & _LENGTH
             else:
-                value, at = self.gamma(at)
+                value, at = _GAMMA.read(self.bits, at)
             if first is None:
                 first = node + (-(value + 1 >> 1) if value & 1 else value >> 1)
             else:
@@ -363,7 +356,7 @@ class _Part:
                 length = (entry >> LENGTH_BITS) + least
                 at += entry & _LENGTH
             else:
-                length, at = self.gamma(at)
+                length, at = _GAMMA.read(self.bits, at)
                 length += least
             left -= length
             if left < 0:  # Before a list of any length is made.

@@ -6,18 +6,15 @@ and ``node_types`` (1, 2, 3: train, validation, test), the second the adjacency 
 writes a COO matrix. Its values are all 1 and are not read; each edge is there both ways.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
 
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
-from ooc.sources.files.npy import PackedArray
+from ooc.sources.files.npy import PackedArray, edges_between
 from ooc.sources.files.zip_members import Archive
 from ooc.sources.labels import FoundLabels, LabelForm, label_blocks
 from ooc.sources.reading import Reader, Request
-from ooc.sources.source import EdgeBlock, Source
+from ooc.sources.source import Source
 from ooc.storage.store import Task
 
 _DATA = "reddit_data.npz"
@@ -44,10 +41,6 @@ def _open(path: Path, request: Request) -> Source:
     if shape.shape != (2,) or next(shape.values(2)).tolist() != [nodes, nodes]:
         raise SourceError(f"{shape.name} is not that of a graph of {nodes} nodes")
 
-    def edges(size: int) -> Iterator[EdgeBlock]:
-        for first, second in zip(sources.values(size), targets.values(size), strict=True):
-            yield EdgeBlock(first.astype(np.int64), second.astype(np.int64))
-
     def labels(size: int) -> FoundLabels:
         row = 0
         for values, types in zip(y.values(size), kinds.values(size), strict=True):
@@ -65,7 +58,7 @@ def _open(path: Path, request: Request) -> Source:
         num_edges=sources.shape[0],
         num_features=features,
         num_classes=None,
-        edges=edges,
+        edges=lambda size: edges_between(sources, targets, size),
         features=x.row_blocks,
         labels=lambda size: label_blocks(form, labels(size)),
         fingerprint=files.fingerprint(_DATA, graph_name),
