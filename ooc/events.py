@@ -60,7 +60,9 @@ def ignore(event: Event) -> None:
 @contextmanager
 def reported(listener: Listener, task: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """Tell ``listener`` of a piece of long work: of its beginning, of each call of what is given with how much of
-    ``total`` is done, and of its end, if it comes to one."""
+    ``total`` is done, and of its end."""
     listener(TaskStarted(task, total, unit))
-    yield lambda done: listener(TaskAdvanced(task, done))
-    listener(TaskFinished(task))
+    try:
+        yield lambda done: listener(TaskAdvanced(task, done))
+    finally:
+        listener(TaskFinished(task))

@@ -24,11 +24,11 @@ def command(run: Path, out: Path, weights: str, force: bool, quiet: bool) -> Non
     from ooc.cli.recipe import rebuild_model
     from ooc.cli.settings import TrainSettings
     from ooc.train.run import RunFolder
-    from ooc.train.weights import Checkpoint, export_weights, load_weights
+    from ooc.train.weights import export_weights, load_weights
 
     folder = RunFolder.open(run)
     settings = TrainSettings.from_config(folder.config, run)
-    state = load_weights(folder, Checkpoint(weights))
+    state = load_weights(folder, weights)
     rebuild_model(settings, state, folder)  # which refuses those of another model
     described = {name: getattr(settings, name) for name in ("model", "layers", "hidden", "dropout", "norm", "jk")}
     export_weights(state, out, metadata={"format": "pt", "ooc": json.dumps(described)}, force=force)

@@ -3,9 +3,11 @@
 
 import gc
 import json
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +17,15 @@ from click.core import ParameterSource
 from ooc.cli import in_options
 from ooc.cli.options import GroupedCommand, Option
 from ooc.cli.settings import RUN, TrainSettings, only_store, train_options
-from ooc.errors import OptionError
+from ooc.errors import HardwareError, OptionError
+from ooc.plan import Hardware
+from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
+from ooc.sizes import parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ooc.cli.planning import Planning
-    from ooc.plan.graphs import GraphStatistics
     from ooc.storage.store import Store
 
 _PLAIN_WIDTH = 160
@@ -30,6 +34,14 @@ _LIST = "list"
 _FOR, _SHOWN = "What to plan for", "What to show"
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
+_COUNTS = ("nodes", "edges", "features", "classes")
+_ENTRIES = (*_COUNTS, "labelled", "undirected", "dtype")
+_DTYPES = ("float16", "float32", "float64")
+_SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+_MOST = 2**40
+"""Nodes, edges, features or classes: beyond all graphs there are."""
+_AXES = ("gpu", "host")
+_SUFFIX = ".json"
 
 _GRAPH = (
     "Plan for a graph that is not here: a known one by its name, or "
@@ -93,8 +105,6 @@ def command(
         _without_part("--compare", {"compare", "given", "as_json"})
         _compare(compare, given[0] if given else None, console, as_json)
     else:
-        from ooc.cli.plan_options import is_axis, parse_axes
-
         stores = [text for text in given if not (sweep and is_axis(text))]
         axes = parse_axes([*sweep, *(text for text in given if text not in stores)])
         if axes:
@@ -139,14 +149,11 @@ def _planning(
         raise OptionError(f"one graph at a time: {' '.join(stores)}{'' if graph is None else f' and --graph {graph}'}")
     found: Store | GraphStatistics
     if graph is not None:
-        from ooc.cli.plan_options import parse_graph
-
         found = parse_graph(graph)
     else:
         from ooc.storage.store import open_store
 
         found = open_store(stores[0] if stores else only_store(Path()))
-    from ooc.cli.plan_options import load_hardware
     from ooc.cli.planning import Planning
     from ooc.train.setup import Saving
 
@@ -166,11 +173,11 @@ def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advic
     narrow = planning.settings.spill_dtype == NARROW
     if gantt is not None:
         write_gantt(report.timeline, gantt)
-    found = []
+    found: list[dict[str, Any]] = []
     if advice:
         found = changes(report, lambda at, on, n: planning.report(at, on, narrow=n), spilled_narrow=narrow)
     if as_json:
-        more = {"changes": [asdict(change) for change in found], "assumptions": planning.assumptions()}
+        more = {"changes": found, "assumptions": planning.assumptions()}
         _print_json({"graph": planning.describe_graph(), **report.as_dict(), **more})
         return
     say(console, planning.describe_graph())
@@ -194,13 +201,15 @@ def _sweep(planning: "Planning", axes: dict[str, list[int]], console: "Console",
         plan=lambda gpu, host: planning.report(replace(limits, device_bytes=gpu, host_bytes=host)),
     )
     command = click.get_current_context().command
-    cells = [replace(c, reason=None if c.reason is None else in_options(c.reason, command)) for c in cells]
+    for cell in cells:
+        if not cell["feasible"]:
+            cell["reason"] = in_options(cell["reason"], command)
     if as_json:
-        _print_json({"cells": [cell.as_dict() for cell in cells], "assumptions": planning.assumptions()})
+        _print_json({"cells": cells, "assumptions": planning.assumptions()})
         return
     say(console, planning.describe_graph())
     print_sweep(cells, console)
-    for reason in dict.fromkeys(cell.reason for cell in cells if cell.reason is not None):
+    for reason in dict.fromkeys(cell["reason"] for cell in cells if not cell["feasible"]):
         say(console, f"too small: {reason}")
     print_assumptions(planning.assumptions(), console)
 
@@ -215,13 +224,12 @@ def _compare(run: Path, store: str | None, console: "Console", as_json: bool) ->
         RunFolder.open(run).check_store(open_store(store))
     found = compare(run)
     if as_json:
-        _print_json(found.as_dict())
+        _print_json(found)
     else:
         print_comparison(found, console)
 
 
 def _list_machines(console: "Console", as_json: bool) -> None:
-    from ooc.cli.plan_options import load_hardware, shipped_names
     from ooc.report.tables import print_machines
 
     machines = {name: load_hardware(name) for name in shipped_names()}
@@ -233,3 +241,146 @@ def _list_machines(console: "Console", as_json: bool) -> None:
 
 def _print_json(value: dict[str, Any]) -> None:
     click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+# ---- the graph -----------------------------------------------------------------------------------------------
+
+
+def parse_graph(text: str) -> GraphStatistics:
+    """The statistics in ``text``: ``NAME``, ``NAME,labelled=…`` or ``nodes=…,edges=…,features=…,classes=…``.
+
+    ``labelled`` up to 1 is a fraction of the nodes, above it a count; without it all nodes are. OptionError names
+    what is wrong.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    known = None
+    if "=" not in parts[0]:
+        name = parts.pop(0)
+        known = known_graph(name)
+        if known is None:
+            raise OptionError(
+                f"--graph {name}: no such graph; known are {', '.join(KNOWN)}; "
+                "or give nodes=…,edges=…,features=…,classes=…"
+            )
+    given: dict[str, str] = {}
+    for part in parts:
+        name, separator, value = part.partition("=")
+        if name not in _ENTRIES or not separator:
+            raise OptionError(f"--graph: {part!r} is none of {', '.join(f'{entry}=' for entry in _ENTRIES)}")
+        if name in given:
+            raise OptionError(f"--graph: {name} is given twice")
+        given[name] = value
+    missing = [name for name in _COUNTS if name not in given and known is None]
+    if missing:
+        raise OptionError(f"--graph: {', '.join(missing)} missing")
+    changes: dict[str, Any] = {name: _count(name, given[name]) for name in _COUNTS if name in given}
+    if "dtype" in given:
+        changes["feature_dtype"] = given["dtype"]
+        if given["dtype"] not in _DTYPES:
+            raise OptionError(f"--graph: dtype={given['dtype']} is not one of {', '.join(_DTYPES)}")
+    if "undirected" in given:
+        changes["undirected"] = given["undirected"] == "1"
+        if given["undirected"] not in ("0", "1"):
+            raise OptionError(f"--graph: undirected={given['undirected']} is neither 0 nor 1")
+    nodes = changes["nodes"] if "nodes" in changes or known is None else known.nodes
+    if "labelled" in given:
+        changes["labelled"] = _labelled(given["labelled"], nodes)
+    elif "nodes" in changes:
+        changes["labelled"] = nodes
+    if known is None:
+        return GraphStatistics(**changes, name="given", source="as given")
+    if given:
+        changes["source"] = f"{known.source}; given otherwise: {', '.join(given)}"
+    return replace(known, **changes)
+
+
+def _count(name: str, text: str) -> int:
+    number = _number(text)
+    if number is None or number != int(number) or not 1 <= number <= _MOST:
+        raise OptionError(f"--graph: {name}={text} is no count")
+    return int(number)
+
+
+def _labelled(text: str, nodes: int) -> int:
+    number = _number(text)
+    if number is None or number <= 0 or (number > 1 and number != int(number)):
+        raise OptionError(f"--graph: labelled={text} is neither a fraction up to 1 nor a count")
+    labelled = max(1, int(number * nodes)) if number <= 1 else int(number)
+    if labelled > nodes:
+        raise OptionError(f"--graph: labelled={text} is more than the {nodes:,} nodes")
+    return labelled
+
+
+def _number(text: str) -> float | None:
+    """``1e9``, ``1_000``, ``1.5M`` or ``0.014``."""
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)([kmgb]?)", text.lower())
+    if match is None:
+        return None
+    plain = match[1].replace("_", "")
+    scale = _SCALES[match[2]]
+    return int(plain) * scale if plain.isdigit() else round(float(plain) * scale, 9)
+
+
+# ---- budgets to go through --------------------------------------------------------------------------------------
+
+
+def is_axis(text: str) -> bool:
+    """Whether ``text`` is budgets to go through, as in ``host=64G,128G``."""
+    return text.partition("=")[0] in _AXES and "=" in text
+
+
+def parse_axes(texts: Iterable[str]) -> dict[str, list[int]]:
+    """The budgets of ``gpu=8G,16G`` and ``host=64G,…``, in bytes, ascending; OptionError for anything else."""
+    axes: dict[str, list[int]] = {}
+    for text in texts:
+        if not is_axis(text):
+            raise OptionError(f"--sweep {text}: give gpu=8G,16G,… or host=64G,128G,…")
+        axis, _, budgets = text.partition("=")
+        if axis in axes:
+            raise OptionError(f"--sweep: {axis}= is given twice")
+        axes[axis] = sorted({parse_size(budget, name=f"--sweep {axis}") for budget in budgets.split(",")})
+    return axes
+
+
+# ---- machines ---------------------------------------------------------------------------------------------------
+
+
+def shipped_names() -> list[str]:
+    """The machines that come with ooc."""
+    return sorted(file.name.removesuffix(_SUFFIX) for file in _folder() if file.name.endswith(_SUFFIX))
+
+
+def load_hardware(name: str) -> Hardware:
+    """The machine called ``name``, or the one that the file ``name`` describes.
+
+    OptionError where there is neither, HardwareError naming the file and the entry that is wrong.
+    """
+    for file in _folder():
+        if file.name == name.lower() + _SUFFIX:
+            return _described(file.read_text(encoding="utf-8"), file.name)
+    path = Path(name)
+    if not (path.suffix or path.exists()):
+        known = ", ".join(shipped_names())
+        raise OptionError(f"--hardware {name}: no such machine; there are {known}; or give a file, NAME.json")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text"
+        raise OptionError(f"--hardware {name}: {reason}") from error
+    return _described(text, name)
+
+
+def _described(text: str, where: str) -> Hardware:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise HardwareError(f"{where}: no JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise HardwareError(f"{where}: it holds no JSON object")
+    if isinstance(data.get("hardware"), dict):  # what ooc profile --json prints
+        data = data["hardware"]
+    return Hardware.from_dict(data, where=where)
+
+
+def _folder() -> Iterator[Any]:
+    return files("ooc").joinpath("hardware").iterdir()

@@ -11,6 +11,7 @@ import torch
 
 from ooc.cli.recipe import admit_parameters, build_average, build_loss, planned_model
 from ooc.cli.settings import TrainSettings
+from ooc.events import ignore
 from ooc.memory import budgets_within, default_budgets
 from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
@@ -19,7 +20,7 @@ from ooc.report.plan_report import PlanReport
 from ooc.sizes import format_size
 from ooc.train.averaging import Averaging
 from ooc.train.metrics import resolve_metric
-from ooc.train.resources import Resources, find_device, free_device_bytes, hardware_for
+from ooc.train.resources import SPILL_DTYPES, Resources, find_device, free_device_bytes, hardware_for
 from ooc.train.setup import Job, Saving, prepare, store_of_statistics
 
 if TYPE_CHECKING:
@@ -127,22 +128,23 @@ class Planning:
             settings, store = self.settings, self._store
             admit_parameters(settings, store)
             model = planned_model(settings, store)
-            threads = settings.threads or (self.hardware.threads if self._described else torch.get_num_threads())
-            resources = Resources.parse(
-                limits.device_bytes,
-                limits.host_bytes,
-                block_rows=settings.block_rows,
-                slab_columns=settings.slab_columns,
-                spill_dtype=spill_dtype,
-                threads=threads,
-                hardware=None if self._described else self.hardware,
-                device=self._device or "cpu",
+            resources = Resources(
+                limits=limits,
+                tile_rows=0,
+                threads=settings.threads or (self.hardware.threads if self._described else torch.get_num_threads()),
+                spill_dir=Path(),
+                listener=ignore,
+                spill_dtype=SPILL_DTYPES[spill_dtype],
+                hardware=self.hardware,
+                device=self._device,
             )
+            # Weights of classes need the labels, and change no plan: those of a graph that is not here are left out.
+            of_loss = settings if self.graph is store else replace(settings, class_weights="none")
             self._jobs[spill_dtype] = prepare(
                 model,
                 self.graph,
-                replace(resources, hardware=self.hardware),
-                loss=build_loss(self._loss_settings(), store),
+                resources,
+                loss=build_loss(of_loss, store),
                 metric=resolve_metric(settings.metric, store.task, store.num_classes),
                 averaging=Averaging(model, build_average(settings, model), 1),
                 input_dropout=settings.input_dropout,
@@ -151,12 +153,6 @@ class Planning:
                 compute_dtype=settings.dtype,
             )
         return self._jobs[spill_dtype]
-
-    def _loss_settings(self) -> TrainSettings:
-        """Weights of classes need the labels, and change no plan: those of a graph that is not here are left out."""
-        return (
-            replace(self.settings, class_weights="none") if isinstance(self.graph, GraphStatistics) else self.settings
-        )
 
 
 def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:

@@ -65,13 +65,13 @@ def command(
     from ooc.train.resources import Resources
     from ooc.train.rows_file import check_target
     from ooc.train.run import RunFolder
-    from ooc.train.weights import Checkpoint, load_weights
+    from ooc.train.weights import load_weights
 
     check_target(out, force=force)
     folder = RunFolder.open(run)
     settings = TrainSettings.from_config(folder.config, run)
     opened = open_store(store if store is not None else settings.store)
-    model = rebuild_model(settings, load_weights(folder, Checkpoint(weights)), folder)
+    model = rebuild_model(settings, load_weights(folder, weights), folder)
     with (
         Reporter(quiet=quiet) as reporter,
         closing(

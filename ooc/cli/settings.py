@@ -5,7 +5,7 @@ The command line, its help and the check of a run's configuration are all made f
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -189,10 +189,6 @@ class TrainSettings:
     def defaults(cls) -> dict[str, Any]:
         """The options that a configuration may lack, as they were before there were such."""
         return {one.name: _default(one) for one in fields(cls) if one.name not in _FIRST.split()}
-
-    def as_config(self) -> dict[str, Any]:
-        """Plain data, for ``config.json``."""
-        return asdict(self)
 
 
 CHANGEABLE = frozenset(

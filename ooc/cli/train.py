@@ -3,6 +3,7 @@
 
 import resource
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,8 @@ def _open_run(
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")
     if resume and out is not None:
-        given = {name: value for name, value in options.items() if _is_given(context, name)}
+        source = context.get_parameter_source
+        given = {name: value for name, value in options.items() if source(name) is ParameterSource.COMMANDLINE}
         if store is not None:
             given["store"] = store
         run = RunFolder.open(out, given=given, changeable=CHANGEABLE, defaults=TrainSettings.defaults())
@@ -93,11 +95,7 @@ def _open_run(
         options["schedule_epochs"] = options["schedule_epochs"] or options["epochs"]  # more epochs later change nothing
     settings = TrainSettings(store=store, **options)
     path = Path(out) if out is not None else next_run(_RUNS, store, settings.model)
-    return RunFolder.create(path, {"ooc_version": __version__, **settings.as_config()}), settings
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    return RunFolder.create(path, {"ooc_version": __version__, **asdict(settings)}), settings
 
 
 def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet: bool) -> None:
@@ -178,14 +176,12 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     reporter.close()
     print_outcome(
         run.records(),
+        report,
+        console,
         metric=metric,
-        gpu_budget=trainer.limits.device_bytes,
-        host_budget=trainer.limits.host_bytes,
         process_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         store_bytes=store.nbytes,
-        spill_bytes=trainer.plan.spill_bytes,
         run=run.path,
-        console=console,
     )
 
 

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running one of a plan's programs: its passes one after the other, as a ``Runtime`` has what they need."""
+"""Running one of a plan's programs: its passes one after the other, as a ``Runtime`` has what they need; and the kinds
+of passes: rows of all columns, a pull of one slab of columns after the other, and a shuffle."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter, process_time
 
 import torch
+from torch import Tensor
 
-from ooc.engine.passes import ColumnPassRun, RowPassRun, ShufflePassRun
-from ooc.engine.program_run import PassRun, ProgramRun
-from ooc.engine.pull_run import SlabBuffers
+from ooc.engine.operands import Input, Output
+from ooc.engine.program_run import PassRun, ProgramRun, TilePassRun
+from ooc.engine.pull_run import BucketedPull, EdgeSweep, PullRun, SlabBuffers, SlabPull, WholePull
 from ooc.engine.record import PassRecord
 from ooc.engine.runtime import Runtime
+from ooc.engine.shuffle import BucketsRows, RowsWriter
 from ooc.errors import BudgetError
-from ooc.model.stages import Step, Tile
-from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass
+from ooc.kernels.edges import TileEdges, highest_row
+from ooc.model.stages import Step as StageStep
+from ooc.model.stages import Tile
+from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass, direct_slabs, loaded_slabs, stored_slabs
+from ooc.plan.layout.shuffle import BucketedRows
+from ooc.plan.program.sequence import Step
 from ooc.sizes import format_size
 
 Progress = Callable[[int], None]
@@ -21,7 +28,7 @@ Progress = Callable[[int], None]
 
 
 def run_program(
-    runtime: Runtime, program: str, steps: list[Step], reduce: Callable[[Tile], None], progress: Progress
+    runtime: Runtime, program: str, steps: list[StageStep], reduce: Callable[[Tile], None], progress: Progress
 ) -> tuple[PassRecord, ...]:
     """Run ``program`` with the functions of ``steps``; ``reduce`` gets every tile, in order. What each pass has
     taken."""
@@ -49,23 +56,17 @@ def run_program(
             progress(done)
         run.finish()
         runtime.refuse_faults()
-    except torch.OutOfMemoryError as error:
-        _settle(runtime, slabs)
+    except BaseException as error:
+        if slabs is not None:
+            slabs.settle()
+        runtime.settle()
+        if not isinstance(error, torch.OutOfMemoryError):
+            raise
         raise BudgetError(
             f"the device's memory is used up, within its budget of {format_size(runtime.plan.device_limit_bytes)}: "
             f"{' '.join(str(error).split())[:200]}; give a larger gpu_budget="
         ) from None
-    except BaseException:
-        _settle(runtime, slabs)
-        raise
     return tuple(passes)
-
-
-def _settle(runtime: Runtime, slabs: SlabBuffers | None) -> None:
-    """Let everything under way end, whatever its result."""
-    if slabs is not None:
-        slabs.settle()
-    runtime.settle()
 
 
 class _Stopwatch:
@@ -87,3 +88,175 @@ class _Stopwatch:
     def _now(self) -> tuple[float, float, float, float, int, int]:
         io = self._counters
         return perf_counter(), self._workers.busy_s, process_time(), io.wait_s, io.read_bytes, io.write_bytes
+
+
+# ---- the kinds of passes ------------------------------------------------------------------------------------------
+
+
+class RowPassRun(TilePassRun):
+    """One execution of a row pass: steps in order, tiles within steps, both downwards where the stage says so.
+    ``buffers``: of the column pass before, whose last slab this one may pull."""
+
+    def __init__(self, run: ProgramRun, item: RowPass, buffers: SlabBuffers | None) -> None:
+        super().__init__(run, item)
+        self.item, self.buffers = item, buffers
+        self.compute_tile = run.functions[item.stage.name]
+        self.inputs = {name: run.summed_rows(name, item) or self._input(name) for name in item.loads}
+        self.outputs = {name: self._output(name) for name in item.stage.stores if name in item.stores}
+        self.pulled_before = item.pulled
+        self.pull: PullRun | None = None
+
+    def begin_sweep(self, step: Step) -> None:
+        run, item = self.program, self.item
+        if item.pull is None:
+            return
+        kernel, rows = run.kernels[item.pull], run.bucketed_rows(item)
+        if item.rest is not None:
+            assert self.buffers is not None, "the pass before this one has left the last slab"
+            self.pull = SlabPull(run, item.rest, self.buffers, item.rest.slabs, kernel)
+        elif rows is not None:
+            self.pull = BucketedPull(run, item.pull, kernel, rows)
+        else:
+            self.pull = WholePull(run, item, item.pull, kernel)
+
+    def _input(self, name: str) -> Input:
+        run, item = self.program, self.item
+        matrix = self.runtime.matrices[name]
+        slabs = loaded_slabs(name, item, matrix.grid)
+        return Input(
+            matrix,
+            self.workspace,
+            whole=run.whole(name, item.index),
+            dtype=self.runtime.dtype if run.is_scratch(name) else None,
+            columns=range(min(matrix.grid.columns, len(slabs) * matrix.grid.slab_columns)),
+        )
+
+    def _output(self, name: str) -> Output:
+        run, item = self.program, self.item
+        direct: list[Tensor] = []
+        for reader in run.passes[item.index + 1 :]:
+            if isinstance(reader, ColumnPass) and reader.pull.source == name and direct_slabs(run.passes, reader):
+                direct = run.slab_buffers(reader)
+        return Output(
+            self.runtime.matrices[name],
+            self.workspace,
+            whole=run.whole(name, item.index),
+            direct=direct,
+            framed=stored_slabs(name, item.index, run.plan.matrices, run.passes),
+        )
+
+    def open(self, number: int, step: Step) -> Iterator[Tile]:
+        """The tiles of a step in the order of the pass, their inputs still to be filled in."""
+        if self.pull is not None:
+            self.pull.open(number, step)
+        for operand in (*self.inputs.values(), *self.outputs.values()):
+            operand.open(step.start, step.stop)
+        height = self.runtime.plan.tile_rows
+        firsts = range(step.start, step.stop, height)
+        for start in reversed(firsts) if self.item.stage.reverse else firsts:
+            yield Tile(start, min(step.stop, start + height), {})
+
+    def compute(self, task: Tile) -> Tile:
+        """One tile: pull, compute, put the rows where they belong."""
+        inputs = task.inputs
+        for name, matrix in self.inputs.items():
+            inputs[name] = matrix.tile(task.start, task.stop)
+        pull = self.item.stage.pull
+        if pull is not None:
+            inputs[pull.output] = self._pulled(task)
+        for name, rows in self.compute_tile(task).items():
+            if name in self.outputs:
+                self.outputs[name].put(task.start, task.stop, rows)
+        inputs.clear()  # what was pulled need not wait until the tile is reduced
+        return task
+
+    def _pulled(self, tile: Tile) -> Tensor:
+        """All columns that the stage pulls: those that the pass before has, and what there is to pull now."""
+        found = [] if self.pulled_before is None else [tile.inputs.pop(self.pulled_before)]
+        if self.pull is not None and self.item.pull is not None:
+            found.append(self.runtime.rounded(self.pull.rows(tile), self.item.pull.source))
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
+class ColumnPassRun(TilePassRun):
+    """One execution of a column pass: slab after slab, the topology streamed once for each. ``buffers`` hold them."""
+
+    pull: SlabPull
+
+    def __init__(self, run: ProgramRun, item: ColumnPass, buffers: SlabBuffers) -> None:
+        super().__init__(run, item)
+        self.item, self.buffers = item, buffers
+        self.target = self.runtime.matrices[item.output]
+        self.out: dict[int, Tensor] = {}
+
+    def begin_sweep(self, step: Step) -> None:
+        self.out.clear()
+        self.pull = SlabPull(self.program, self.item, self.buffers, step.slab, self.program.kernels[self.item.pull])
+
+    def open(self, number: int, step: Step) -> Iterator[Tile]:
+        """The rows of a step, cut for the threads."""
+        self.pull.open(number, step)
+        block = step.start // self.target.grid.block_rows
+        self.out[block] = self.target.rows(self.workspace, step.slab, block)
+        for start in range(step.start, step.stop, self.item.rows_at_once):
+            yield Tile(start, min(step.stop, start + self.item.rows_at_once), {})
+
+    def compute(self, task: Tile) -> Tile | None:
+        """Pull some rows of the slab; a tile where there is something to add to a matrix."""
+        block, first = divmod(task.start, self.target.grid.block_rows)
+        out = self.out[block][first : first + task.stop - task.start]
+        pulled = self.pull.rows(task, out)
+        if pulled is not out:
+            out.copy_(pulled)
+        return task if task.scattered is not None else None
+
+
+class ShufflePassRun(PassRun):
+    """One execution of a shuffle: every row of a matrix goes to all buckets of targets that gather it. From the first
+    row to the last, so that every bucket gets its rows ascending."""
+
+    def __init__(self, run: ProgramRun, item: ShufflePass) -> None:
+        assert item.pull is not None
+        super().__init__(run, item)
+        self.file = file = self.runtime.bucketed_rows[item.pull.output]
+        self.memory = run.streaming_memory(item.pull.output, item.index, file.plan.writing_nbytes)
+        self.source = Input(self.runtime.matrices[item.pull.source], run.workspace, whole=None, dtype=file.dtype)
+        self.edges = EdgeSweep(self.runtime, item.pull)
+
+    def begin_sweep(self, step: Step) -> None:
+        self.writer = RowsWriter(self.file, self.memory)
+
+    def open(self, number: int, step: Step) -> Iterator[tuple[int, int]]:
+        """The tiles of a step."""
+        self.source.open(step.start, step.stop)
+        self.edges.open(step.start, step.stop)
+        height = self.runtime.plan.tile_rows
+        for start in range(step.start, step.stop, height):
+            yield start, min(step.stop, start + height)
+
+    def compute(self, task: tuple[int, int]) -> tuple[int, Tensor, list[BucketsRows]]:
+        """The source's rows of a tile from its first on, and which of them each bucket gets."""
+        edges = self.edges.take(*task)
+        return task[0], self.source.tile(*task), rows_by_bucket(self.file.plan, edges)
+
+    def reduce(self, result: tuple[int, Tensor, list[BucketsRows]]) -> None:
+        self.writer.add(*result)
+
+    def finish(self) -> None:
+        self.writer.finish()
+
+
+def rows_by_bucket(plan: BucketedRows, edges: TileEdges) -> list[BucketsRows]:
+    """Which rows of a tile each bucket gets, ``edges`` being those out of them: the rows that some target of the bucket
+    gathers, and those that are targets in it themselves."""
+    targets_E = edges.indices_E.long()
+    if len(targets_E):
+        highest_row(edges, 0, targets_E)
+    row_E = torch.repeat_interleave(torch.arange(edges.rows), edges.offsets_R1.diff().long())
+    targets = torch.cat((targets_E, torch.arange(edges.start, edges.start + edges.rows)))
+    rows = torch.cat((row_E, torch.arange(edges.rows)))
+    is_target = targets < plan.targets
+    places = torch.unique(targets[is_target] // plan.bucket_rows * edges.rows + rows[is_target])  # by bucket, then row
+    buckets, counts = torch.unique_consecutive(places // edges.rows, return_counts=True)
+    parts = (places % edges.rows).split(counts.tolist())
+    return [BucketsRows(bucket, part) for bucket, part in zip(buckets.tolist(), parts, strict=True)]

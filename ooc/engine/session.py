@@ -4,7 +4,7 @@
 import ctypes
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from ooc.engine.first_aggregation import keep_aggregation
 from ooc.engine.record import EpochRecord, PassRecord
 from ooc.engine.runtime import Runtime
 from ooc.errors import BudgetError, OocError, OptionError
-from ooc.events import Listener, Note, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.events import Listener, Note, reported
 from ooc.model.lowering.network import Network
 from ooc.model.stages import StageBuilder, Step
 from ooc.plan import Fate, Plan, Workload
@@ -46,69 +46,21 @@ class Prepared:
     listener: Listener
 
 
-class Placement:
-    """Where ``models`` are, with ``optimizer``: on the device while programs run there, on the CPU before and
-    after. Where ``place`` is the CPU nothing ever moves.
+class Session:
+    """Runs prepared programs. Nothing is allocated before ``start``; ``close`` gives everything back.
 
-    Parameters, buffers and gradients keep their identity: whoever holds one, an optimizer or a function taken from the
-    model, finds it moved. So does a parameter's optimizer state; what torch keeps on the CPU of it (Adam counts its
-    steps there) stays there.
+    On a device, ``models`` and the ``optimizer`` are there between ``start`` and ``close``, and on the CPU before and
+    after. Parameters, buffers and gradients keep their identity: whoever holds one, an optimizer or a function taken
+    from the model, finds it moved. So does a parameter's optimizer state; what torch keeps on the CPU of it (Adam
+    counts its steps there) stays there.
     """
 
     def __init__(
-        self, place: torch.device, models: Sequence[nn.Module], optimizer: torch.optim.Optimizer | None = None
+        self, prepared: Prepared, models: Sequence[nn.Module], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        self._place = place
-        self._models = models
-        self._optimizer = optimizer
-
-    def enter(self) -> None:
-        """To the device; BudgetError where there is no room left for it."""
-        try:
-            self._move(self._place)
-        except torch.OutOfMemoryError:
-            raise BudgetError("the device has no room left for the model; give a larger gpu_budget=") from None
-
-    def leave(self) -> None:
-        """Back to the CPU."""
-        self._move(torch.device("cpu"))
-
-    def _move(self, place: torch.device) -> None:
-        if self._place.type == "cpu":
-            return
-        for tensor in self._tensors():
-            gradient, tensor.grad = tensor.grad, None
-            tensor.data = tensor.data.to(place)
-            tensor.grad = None if gradient is None else gradient.to(place)
-        if self._optimizer is not None:
-            _move_state(self._optimizer, place)
-
-    def _tensors(self) -> Iterator[Tensor]:
-        seen: set[int] = set()
-        for model in self._models:
-            for tensor in chain(model.parameters(), model.buffers()):
-                if id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield tensor
-
-
-def _move_state(optimizer: torch.optim.Optimizer, place: torch.device) -> None:
-    """What is kept of a parameter goes where it is, but for single numbers that torch keeps on the CPU."""
-    for group in optimizer.param_groups:
-        with_parameter = bool(group.get("capturable")) or bool(group.get("fused"))
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            for name, kept in state.items():
-                if isinstance(kept, Tensor) and (kept.dim() or with_parameter):
-                    state[name] = kept.to(place)
-
-
-class Session:
-    """Runs prepared programs. Nothing is allocated before ``start``; ``close`` gives everything back."""
-
-    def __init__(self, prepared: Prepared, placement: Placement) -> None:
         self._prepared = prepared
-        self._placement = placement
+        self._models = nn.ModuleList(models)
+        self._optimizer = optimizer
         self._store, self._spill_dir, self._listener = prepared.store, prepared.spill_dir, prepared.listener
         self._runtime: Runtime | None = None
         self._passes: tuple[PassRecord, ...] = ()
@@ -136,11 +88,23 @@ class Session:
             device=prepared.device,
         )
         try:
-            self._placement.enter()
+            if prepared.device is not None:
+                self._move(prepared.device.place)
             self._prepare(self._runtime)
+        except torch.OutOfMemoryError:
+            self.close()
+            raise BudgetError("the device has no room left for the model; give a larger gpu_budget=") from None
         except BaseException:
             self.close()
             raise
+
+    def _move(self, place: torch.device) -> None:
+        for tensor in chain(self._models.parameters(), self._models.buffers()):
+            gradient, tensor.grad = tensor.grad, None
+            tensor.data = tensor.data.to(place)
+            tensor.grad = None if gradient is None else gradient.to(place)
+        if self._optimizer is not None:
+            _move_state(self._optimizer, place)
 
     def check_disk(self) -> None:
         """Raise BudgetError when scratch data will not fit where it goes; a spill folder that is missing is made."""
@@ -176,24 +140,17 @@ class Session:
         """
         self._store.check_unreplaced()
         runtime, prepared = self._running(), self._prepared
-        self._listener(TaskStarted(task, len(prepared.plan.programs[program]), "passes"))
         intra_op_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         prepared.network.forget_weights()
         try:
-            self._passes = run_program(
-                runtime,
-                program,
-                prepared.steps[program],
-                prepared.builder.reduce,
-                lambda done: self._listener(TaskAdvanced(task, done)),
-            )
+            with reported(self._listener, task, len(prepared.plan.programs[program]), "passes") as advance:
+                self._passes = run_program(runtime, program, prepared.steps[program], prepared.builder.reduce, advance)
         except OocError:
             self._store.check_unreplaced()  # then that is the reason
             raise
         finally:
             torch.set_num_threads(intra_op_threads)
-            self._listener(TaskFinished(task))
         self._store.check_unreplaced()
 
     def record(self, started: "Snapshot", *, epoch: int, loss: float) -> EpochRecord:
@@ -229,7 +186,8 @@ class Session:
         self._prepared.network.forget_weights()
         if self._runtime is not None:
             try:
-                self._placement.leave()
+                if self._prepared.device is not None:
+                    self._move(torch.device("cpu"))
             finally:
                 self._runtime.close()
                 self._runtime = None
@@ -237,6 +195,17 @@ class Session:
     def _running(self) -> Runtime:
         assert self._runtime is not None, "start comes first"
         return self._runtime
+
+
+def _move_state(optimizer: torch.optim.Optimizer, place: torch.device) -> None:
+    """What is kept of a parameter goes where it is, but for single numbers that torch keeps on the CPU."""
+    for group in optimizer.param_groups:
+        with_parameter = bool(group.get("capturable")) or bool(group.get("fused"))
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for name, kept in state.items():
+                if isinstance(kept, Tensor) and (kept.dim() or with_parameter):
+                    state[name] = kept.to(place)
 
 
 class Snapshot:

@@ -12,6 +12,8 @@ import os
 import platform
 from pathlib import Path
 
+import torch
+
 from ooc.errors import HardwareError
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware
 from ooc.profile.profile import Profile, processor_name
@@ -78,11 +80,7 @@ def _host() -> str:
 
 
 def _device_name(device: str) -> str:
-    if device != "cuda":
-        return device
-    import torch
-
-    return torch.cuda.get_device_name()
+    return torch.cuda.get_device_name() if device == "cuda" else device
 
 
 def _mount(folder: Path) -> str:

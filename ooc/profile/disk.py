@@ -96,12 +96,12 @@ class _Probe:
 
     def _rate(self, size: int, depth: int, reads: float) -> float:
         """Bytes a second with ``depth`` requests in flight, of which a share ``reads`` read: the best of some times."""
-        return max(self._window(size, depth, reads, _WINDOW_S) for _ in range(_WINDOWS))
+        return max(self._window(size, depth, reads) for _ in range(_WINDOWS))
 
-    def _window(self, size: int, depth: int, reads: float, seconds: float) -> float:
+    def _window(self, size: int, depth: int, reads: float) -> float:
         begun = perf_counter()
         moved = number = 0
-        while perf_counter() - begun < seconds:
+        while perf_counter() - begun < _WINDOW_S:
             stop_if_asked()
             offset = size * self._random.randrange(self._file_bytes // size)
             self._send(offset, size, number % depth, writing=self._random.random() >= reads)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import BudgetError, HardwareError, OptionError
-from ooc.events import Listener, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.events import Listener, reported
 from ooc.memory import available_memory_bytes
 from ooc.plan.hardware import Curve, Hardware, Processor, Wire
 from ooc.prefetch.arena import Arena
@@ -26,7 +26,6 @@ from ooc.sizes import format_size
 
 LEAST_MEMORY_BYTES = 300_000_000
 """What measuring takes at most beyond the interpreter with torch."""
-_TASK = "measuring this machine"
 _PARTS = 4
 _NEAR_SHARE, _MIDDLING_SHARE = 0.125, 0.5
 """Of the cache: a slab so small lies in it whole, beside whatever else is there; of a larger one some part."""
@@ -100,11 +99,7 @@ def measure(folder: Path, listener: Listener, *, device: str = "cpu", threads: i
     usage = _Usage()
     place = torch.device(device)
 
-    def begin(part: int) -> None:
-        listener(TaskAdvanced(_TASK, part))
-
-    listener(TaskStarted(_TASK, _PARTS, "parts"))
-    try:
+    with reported(listener, "measuring this machine", _PARTS, "parts") as begin:
         with Bench(place, threads) as bench:
             begin(0)
             disk = measure_disk(folder)
@@ -115,8 +110,6 @@ def measure(folder: Path, listener: Listener, *, device: str = "cpu", threads: i
         begin(3)
         with Bench(torch.device("cpu"), threads) as bench, ExitStack() as stack:
             host_copy = _copy_bytes_per_s(bench, _pool(bench.device, stack))
-    finally:
-        listener(TaskFinished(_TASK))
     date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     cuda = place.type == "cuda"
     hardware = Hardware(

@@ -2,35 +2,34 @@
 """The same training planned otherwise: which one change would help most, and what every pair of budgets would give."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
 from ooc.errors import BudgetError, OptionError
 from ooc.plan import Hardware, Limits
-from ooc.plan.hardware import Curve, Disk
+from ooc.plan.hardware import Curve
 from ooc.report.plan_report import PlanReport
 
 Plans = Callable[[Limits, Hardware, bool], PlanReport]
 """Plan for these budgets on this machine; ``True``: with intermediates spilled as bfloat16."""
 _TIMES = 2
+_FIGURES = ("epoch_s", "ssd_read_bytes", "ssd_write_bytes")
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What an epoch would take if one thing were otherwise. ``epoch_s`` is None where there is no plan for that."""
-
-    name: str
-    epoch_s: float | None
-    ssd_read_bytes: int | None
-    ssd_write_bytes: int | None
-    saved_s: float
-
-
-def changes(report: PlanReport, plans: Plans, *, spilled_narrow: bool) -> list[Change]:
-    """The changes there are, the most helpful first. ``spilled_narrow``: bfloat16 is what is spilled already."""
-    tried = [_change(name, report, plan) for name, plan in _alternatives(report, plans, spilled_narrow)]
-    return sorted((change for change in tried if change is not None), key=lambda change: -change.saved_s)
+def changes(report: PlanReport, plans: Plans, *, spilled_narrow: bool) -> list[dict[str, Any]]:
+    """What an epoch would take if one thing, ``name``, were otherwise, the most helpful first. Without a plan for that
+    ``epoch_s`` is None. ``spilled_narrow``: bfloat16 is what is spilled already."""
+    found = []
+    for name, plan in _alternatives(report, plans, spilled_narrow):
+        try:
+            outcome = _outcome(plan)
+        except OptionError:  # the model has no such option, as attention no narrower spill
+            continue
+        saved_s = 0.0 if outcome["epoch_s"] is None else report.epoch_s - outcome["epoch_s"]
+        found.append({"name": name, **{key: outcome[key] for key in _FIGURES}, "saved_s": saved_s})
+    return sorted(found, key=lambda change: -change["saved_s"])
 
 
 def _alternatives(
@@ -39,68 +38,41 @@ def _alternatives(
     limits, hardware = report.limits, report.hardware
     host = replace(limits, host_bytes=_TIMES * limits.host_bytes)
     device = replace(limits, device_bytes=_TIMES * limits.device_bytes)
-    faster = replace(hardware, disk=_faster(hardware.disk))
+    disk = replace(
+        hardware.disk,
+        read_bytes_per_s=_scaled(hardware.disk.read_bytes_per_s),
+        write_bytes_per_s=_scaled(hardware.disk.write_bytes_per_s),
+        both_ways_bytes_per_s=_TIMES * hardware.disk.both_ways_bytes_per_s,
+    )
     yield "twice the host budget", lambda: plans(host, hardware, spilled_narrow)
     yield "twice the gpu budget", lambda: plans(device, hardware, spilled_narrow)
-    yield "a disk twice as fast", lambda: plans(limits, faster, spilled_narrow)
+    yield "a disk twice as fast", lambda: plans(limits, replace(hardware, disk=disk), spilled_narrow)
     if not spilled_narrow:
         yield "--spill-dtype bfloat16", lambda: plans(limits, hardware, True)
-
-
-def _change(name: str, report: PlanReport, plan: Callable[[], PlanReport]) -> Change | None:
-    """What the change comes to; None where the model has no such option, as attention no narrower spill."""
-    try:
-        other = plan()
-    except OptionError:
-        return None
-    except BudgetError:
-        return Change(name, None, None, None, 0.0)
-    saved = report.epoch_s - other.epoch_s
-    return Change(name, other.epoch_s, other.ssd_read_bytes, other.ssd_write_bytes, saved)
-
-
-def _faster(disk: Disk) -> Disk:
-    return replace(
-        disk,
-        read_bytes_per_s=_scaled(disk.read_bytes_per_s),
-        write_bytes_per_s=_scaled(disk.write_bytes_per_s),
-        both_ways_bytes_per_s=_TIMES * disk.both_ways_bytes_per_s,
-    )
 
 
 def _scaled(curve: Curve) -> Curve:
     return replace(curve, points=tuple((x, _TIMES * y) for x, y in curve.points))
 
 
-# ---- pairs of budgets ----------------------------------------------------------------------------------------
+def sweep(
+    axes: dict[str, list[int]], *, gpu: int, host: int, plan: Callable[[int, int], PlanReport]
+) -> list[dict[str, Any]]:
+    """What an epoch would take with every pair of budgets, row by row, or the ``reason`` why there is no plan. ``gpu``
+    and ``host`` hold where there is no axis."""
+    cells = []
+    for gpu_bytes, host_bytes in product(axes.get("gpu", [gpu]), axes.get("host", [host])):
+        outcome = _outcome(partial(plan, gpu_bytes, host_bytes))
+        budgets = {"gpu_budget_bytes": gpu_bytes, "host_budget_bytes": host_bytes}
+        cells.append({**budgets, **outcome, "feasible": outcome["reason"] is None})
+    return cells
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One pair of budgets, and what an epoch would take; ``reason``: why there is no plan, otherwise None."""
-
-    gpu_budget_bytes: int
-    host_budget_bytes: int
-    epoch_s: float | None = None
-    ssd_read_bytes: int | None = None
-    ssd_write_bytes: int | None = None
-    bottleneck: str | None = None
-    reason: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"feasible": self.reason is None}
-
-
-def sweep(axes: dict[str, list[int]], *, gpu: int, host: int, plan: Callable[[int, int], PlanReport]) -> list[Cell]:
-    """Every pair of budgets, row by row; ``gpu`` and ``host`` hold where there is no axis."""
-    pairs = product(axes.get("gpu", [gpu]), axes.get("host", [host]))
-    return [_cell(on_device, on_host, plan) for on_device, on_host in pairs]
-
-
-def _cell(gpu: int, host: int, plan: Callable[[int, int], PlanReport]) -> Cell:
+def _outcome(plan: Callable[[], PlanReport]) -> dict[str, Any]:
+    """The figures of a plan that stand in tables, or the ``reason`` why there is none."""
     try:
-        report = plan(gpu, host)
+        report = plan()
     except BudgetError as error:
-        return Cell(gpu, host, reason=str(error))
-    bottleneck = report.timeline.bottleneck.value
-    return Cell(gpu, host, report.epoch_s, report.ssd_read_bytes, report.ssd_write_bytes, bottleneck)
+        return dict.fromkeys((*_FIGURES, "bottleneck")) | {"reason": str(error)}
+    figures = {key: getattr(report, key) for key in _FIGURES}
+    return {**figures, "bottleneck": report.timeline.bottleneck.value, "reason": None}

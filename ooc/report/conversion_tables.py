@@ -2,7 +2,9 @@
 """Tables about conversions: what one would take (``--dry-run``), and what can be converted (``--list``)."""
 
 import shutil
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -24,18 +26,13 @@ def print_forecast(
     *,
     root: Path,
     format: str | None,
-    symmetrize: bool | None,
-    drop_duplicates: bool | None,
-    row_normalize: bool,
-    self_loops: bool,
-    dtype: str,
     split: int | str | None,
     order: str,
     host_budget: int | None,
     drop_edge_data: bool,
     force: bool,
     console: Console,
-    **reading: str | None,
+    **options: Any,
 ) -> None:
     """A table of the stages, and what they need together; nothing stays in the folder where OUT would be.
 
@@ -43,36 +40,25 @@ def print_forecast(
     be written, are those of ``ooc.convert``.
     """
     budget = default_budget_bytes() if host_budget is None else host_budget
-    given = {name: value for name, value in reading.items() if value is not None}
+    wanted: dict[str, Any] = {field.name: options.pop(field.name) for field in fields(Options)}
+    given = {name: value for name, value in options.items() if value is not None}
     dataset = named(source)
     place = Path(source) if dataset is None else dataset.find(root)
     if dataset is not None and place is None:
         sizes, where = sizes_of_dataset(dataset), "as published; its files are not here"
-        options = Options(
-            symmetrize=bool(symmetrize),
-            drop_duplicates=bool(drop_duplicates),
-            self_loops=self_loops,
-            row_normalize=row_normalize,
-            dtype=dtype,
-        )
+        wanted |= {name: False for name, value in wanted.items() if value is None}
+        chosen = Options(**wanted)
     else:
         request = Request(split=split, budget_bytes=budget, drop_edge_data=drop_edge_data, options=given)
         opened = open_source(source if dataset is None else place, format=format, request=request)
         sizes, where = Sizes.of(opened), str(place)
-        options = chosen_options(
-            opened,
-            symmetrize=symmetrize,
-            drop_duplicates=drop_duplicates,
-            self_loops=self_loops,
-            row_normalize=row_normalize,
-            dtype=dtype,
-        )
+        chosen = chosen_options(opened, **wanted)
         for note in opened.notes:
             say(console, note)
     target = resolved(out if out is not None else Path(f"{sizes.name}.ooc"))
     check_folder(target.parent)
     check_target(target, force=force)
-    found = forecast(sizes, measure(target.parent), options, ordered=order == "hop")
+    found = forecast(sizes, measure(target.parent), chosen, ordered=order == "hop")
     _print_stages(found, console)
     for line in _lines(sizes, found, where=where, folder=target.parent, budget_bytes=budget):
         say(console, line)

@@ -3,7 +3,7 @@
 
 import csv
 import importlib
-import os
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -13,6 +13,7 @@ from typing import Any
 from ooc.engine.record import EpochRecord
 from ooc.errors import OptionError
 from ooc.events import EpochFinished, Event, Listener
+from ooc.storage.array import replace_file
 
 
 def several(*listeners: Listener) -> Listener:
@@ -87,14 +88,11 @@ class CsvLog(EpochLog):
         """Keep the lines before ``epoch``; a torn or foreign one ends them, and ``earlier`` ones take its place."""
         kept = list(self._lines_before(epoch))
         kept += [record.as_dict() for record in earlier if record.epoch > len(kept)]
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._names, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
+        lines = io.StringIO(newline="")
+        writer = csv.DictWriter(lines, self._names, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(kept)
+        replace_file(self._path, lines.getvalue().encode())
 
     def _lines_before(self, epoch: int) -> Iterator[Mapping[str, object]]:
         if not self._path.exists():

@@ -4,7 +4,7 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -14,7 +14,6 @@ from ooc.engine.record import EpochRecord
 from ooc.plan import Hardware
 from ooc.plan.lifetimes import Lifetime, StageStatistics
 from ooc.plan.simulate.timeline import Resource
-from ooc.report.alternatives import Cell, Change
 from ooc.report.console import print_table, say
 from ooc.report.plan_report import PlanReport, describe_memory, describe_reading
 from ooc.report.progress import format_duration
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from ooc.train.metrics import Metric
 
 _SHARES = ("device", "host", "ssd", "recompute")
+_OVER_PCIE = (("to the device", "to_device_bytes"), ("to the host", "to_host_bytes"))
 _BLOCK_BYTES = 1 << 20
 """Requests that the listing gives the disk's rates for."""
 _ROW_BYTES = 512
@@ -46,15 +46,17 @@ def print_report(report: PlanReport, console: Console) -> None:
     say(console, f"epoch: {seconds} in {passes} passes, {read} read and {written} written; busiest: {bottleneck}")
 
 
-def print_changes(changes: Sequence[Change], console: Console) -> None:
+def print_changes(changes: Sequence[dict[str, Any]], console: Console) -> None:
     """What would help, the most helpful first."""
     rows = []
     for change in changes:
-        if change.epoch_s is None or change.ssd_read_bytes is None or change.ssd_write_bytes is None:
-            rows.append((change.name, "no plan", "", "", ""))
+        if change["epoch_s"] is None:
+            rows.append((change["name"], "no plan", "", "", ""))
             continue
-        moved = format_size(change.ssd_read_bytes), format_size(change.ssd_write_bytes)
-        rows.append((change.name, format_duration(change.epoch_s), _saved(change.saved_s), *moved))
+        saved = change["saved_s"]
+        shown = format_duration(saved) if saved >= 0 else f"-{format_duration(-saved)}"
+        moved = format_size(change["ssd_read_bytes"]), format_size(change["ssd_write_bytes"])
+        rows.append((change["name"], format_duration(change["epoch_s"]), shown, *moved))
     print_table(("change", "epoch", "saved", "SSD read", "SSD written"), rows, console)
 
 
@@ -112,25 +114,21 @@ def _print_lifetimes(found: Sequence[Lifetime], console: Console) -> None:
     print_table(("matrix", "bytes", "produced", "last forward use", "backward use"), rows, console)
 
 
-def _saved(seconds: float) -> str:
-    return format_duration(seconds) if seconds >= 0 else f"-{format_duration(-seconds)}"
-
-
-def print_sweep(cells: Sequence[Cell], console: Console) -> None:
+def print_sweep(cells: Sequence[dict[str, Any]], console: Console) -> None:
     """Device budgets down, host budgets across: seconds an epoch, and bytes read and written."""
-    hosts = list(dict.fromkeys(cell.host_budget_bytes for cell in cells))
+    hosts = list(dict.fromkeys(cell["host_budget_bytes"] for cell in cells))
     rows = [
-        (format_size(cells[start].gpu_budget_bytes), *map(_shown, cells[start : start + len(hosts)]))
+        (format_size(cells[start]["gpu_budget_bytes"]), *map(_shown, cells[start : start + len(hosts)]))
         for start in range(0, len(cells), len(hosts))
     ]
     print_table(("gpu budget", *(f"host {format_size(host)}" for host in hosts)), rows, console)
 
 
-def _shown(cell: Cell) -> str:
-    if cell.epoch_s is None or cell.ssd_read_bytes is None or cell.ssd_write_bytes is None:
+def _shown(cell: dict[str, Any]) -> str:
+    if cell["epoch_s"] is None:
         return "too small"
-    moved = f"{format_size(cell.ssd_read_bytes)} read, {format_size(cell.ssd_write_bytes)} written"
-    return f"{format_duration(cell.epoch_s)}\n{moved}"
+    moved = f"{format_size(cell['ssd_read_bytes'])} read, {format_size(cell['ssd_write_bytes'])} written"
+    return f"{format_duration(cell['epoch_s'])}\n{moved}"
 
 
 def print_machines(machines: Sequence[Hardware], console: Console) -> None:
@@ -174,21 +172,21 @@ def print_plan(report: PlanReport, console: Console) -> None:
 
 def print_outcome(
     records: Sequence[EpochRecord],
+    report: PlanReport,
+    console: Console,
     *,
     metric: "Metric",
-    gpu_budget: int,
-    host_budget: int,
     process_peak_bytes: int,
     store_bytes: int,
-    spill_bytes: int,
     run: Path,
-    console: Console,
 ) -> None:
     """Loss, accuracies, time, bytes moved, peak memory, and where the run's files are."""
+
+    def moved(title: str, field: str) -> tuple[str, str]:
+        total = sum(getattr(record, field) for record in records)
+        return title, f"{format_size(total)} ({format_size(total / len(records))} an epoch)"
+
     last = records[-1]
-    count = len(records)
-    read = sum(record.ssd_read_bytes for record in records)
-    written = sum(record.ssd_write_bytes for record in records)
     device_peak = max(record.device_peak_bytes for record in records)
     host_peak = max(record.host_peak_bytes for record in records)
     rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores(last))]
@@ -198,12 +196,12 @@ def print_outcome(
     rows += [
         ("time an epoch", f"{format_duration(statistics.median(r.time_s for r in records))} (median)"),
         ("waiting for SSD", f"{format_duration(statistics.median(r.io_wait_s for r in records))} (median)"),
-        ("SSD read", f"{format_size(read)} ({format_size(read / count)} an epoch)"),
-        ("SSD written", f"{format_size(written)} ({format_size(written / count)} an epoch)"),
-        *_wire(records),
-        ("data on disk", f"{format_size(store_bytes)} store + {format_size(spill_bytes)} scratch"),
-        ("peak device memory", f"{format_size(device_peak)} of {format_size(gpu_budget)}"),
-        ("peak host memory", f"{format_size(host_peak)} of {format_size(host_budget)}"),
+        moved("SSD read", "ssd_read_bytes"),
+        moved("SSD written", "ssd_write_bytes"),
+        *(moved(title, field) for title, field in _OVER_PCIE if any(getattr(r, field) for r in records)),
+        ("data on disk", f"{format_size(store_bytes)} store + {format_size(report.plan.spill_bytes)} scratch"),
+        ("peak device memory", f"{format_size(device_peak)} of {format_size(report.limits.device_bytes)}"),
+        ("peak host memory", f"{format_size(host_peak)} of {format_size(report.limits.host_bytes)}"),
         ("peak of the process", f"{format_size(process_peak_bytes)}, Python and torch included"),
         ("run", str(run)),
     ]
@@ -211,18 +209,6 @@ def print_outcome(
     for row in rows:
         table.add_row(*row)
     console.print(table)
-
-
-def _wire(records: Sequence[EpochRecord]) -> list[tuple[str, str]]:
-    """What went over the wire, where there is one."""
-    rows = []
-    for name, moved in (
-        ("to the device", sum(record.to_device_bytes for record in records)),
-        ("to the host", sum(record.to_host_bytes for record in records)),
-    ):
-        if moved:
-            rows.append((name, f"{format_size(moved)} ({format_size(moved // len(records))} an epoch)"))
-    return rows
 
 
 def best_record(records: Sequence[EpochRecord], *, rising: bool = True) -> EpochRecord | None:

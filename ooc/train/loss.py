@@ -87,8 +87,8 @@ def resolve_loss(
         columns = label_columns(store)
         if outputs != columns:
             raise ModelError(f"the model has {outputs} outputs, loss {kind.__name__} needs {columns}, one a label")
-        rows = store.split_sizes["train"]
-        return Loss(_by_autograd(_summed(loss, place)), float(rows * columns) if _is_mean(loss) else 1.0)
+        divisor = float(store.split_sizes["train"] * columns) if getattr(loss, "reduction", "") == "mean" else 1.0
+        return Loss(_by_autograd(_summed(loss, place)), divisor)
     return _tried(_moved(loss, place) if isinstance(loss, nn.Module) else loss, store, task, outputs, dtype, place)
 
 
@@ -111,10 +111,6 @@ def _require(fits: bool, loss: RowsLoss, takes: str, task: Task) -> None:
         )
 
 
-def _is_mean(loss: Any) -> bool:
-    return bool(loss.reduction == "mean")
-
-
 def _moved(loss: Any, place: torch.device) -> Any:
     """The same loss with its weights at ``place``; the user's object stays where it is."""
     return loss if place.type == "cpu" else copy.deepcopy(loss).to(place)
@@ -134,7 +130,7 @@ def _cross_entropy(loss: nn.CrossEntropyLoss, store: Store, outputs: int, place:
     divisor = float(store.split_sizes["train"]) if plain else _class_weight(loss, store)
     if not divisor > 0:
         raise ModelError("loss CrossEntropyLoss: weights and ignore_index leave no training row anything to add")
-    divisor = divisor if _is_mean(loss) else 1.0
+    divisor = divisor if loss.reduction == "mean" else 1.0
     if loss.label_smoothing:
         return Loss(_by_autograd(_summed(loss, place)), divisor)
     weight = None if loss.weight is None else loss.weight.to(place)
@@ -197,8 +193,9 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
         outputs_rC *= _TRIED_SPREADS[trial % len(_TRIED_SPREADS)]
         together, expected = _together_and_alone(loss, name, outputs_rC.to(place), labels.to(place))
         by_row = together.dim() == 1 if by_row is None else by_row
-        expected = expected if by_row else expected.mean()
-        if together.shape != expected.shape or not _close(together, expected):
+        expected = (expected if by_row else expected.mean()).to(together.dtype)
+        alike = together.shape == expected.shape
+        if not alike or not torch.allclose(together, expected, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise ModelError(f"loss {name} is not the mean of its rows' losses; let it return one loss a row, [r]")
 
     def total(outputs_rC: Tensor, labels: Tensor) -> Tensor:
@@ -224,10 +221,6 @@ def _together_and_alone(loss: RowsLoss, name: str, outputs_rC: Tensor, labels: T
     if (together.dim() and together.shape != (rows,)) or any(one.numel() != 1 for one in alone):
         raise ModelError(f"loss {name} gives {list(together.shape)} for {rows} rows; it must be [r] or a scalar")
     return together.detach(), torch.stack([one.reshape(()) for one in alone])
-
-
-def _close(found: Tensor, expected: Tensor) -> bool:
-    return torch.allclose(found, expected.to(found.dtype), rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 def _tried_labels(store: Store, task: Task, dtype: torch.dtype, generator: torch.Generator) -> Iterator[Tensor]:

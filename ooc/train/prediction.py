@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.engine.first_aggregation import find_aggregation
-from ooc.engine.session import Placement, Session
+from ooc.engine.session import Session
 from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Listener
 from ooc.model.graph import ActiveRows
@@ -108,7 +109,7 @@ class Prediction:
             extra_host_bytes=0 if self._wanted is None else self._wanted.nbytes,
         )
         self._network = network
-        self._session = Session(job.ready(), Placement(resources.place, [model]))
+        self._session = Session(job.ready(), [model])
 
     def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
         # The planner weighs the program of this name most.
@@ -282,17 +283,14 @@ def _layer(what: What, layer: int | None, network: Network) -> int:
 def _lowered(model: nn.Module, store: Store, resources: Resources, ignore_edge_data: str, *, whole: bool) -> Network:
     """The model's layers. Of some nodes' sake the features of all are not aggregated, but a kept aggregation used."""
 
-    def attempt(*savings: Saving) -> Network:
-        rows = resources.tile_rows
-        network, _ = take_apart(
-            model, store, input_dropout=0.0, tile_rows=rows, savings=savings, ignore_edge_data=ignore_edge_data
-        )
-        return network
+    def lowered(*savings: Saving) -> Network:
+        options: dict[str, Any] = {"tile_rows": resources.tile_rows, "ignore_edge_data": ignore_edge_data}
+        return take_apart(model, store, input_dropout=0.0, savings=savings, **options)[0]
 
-    network = attempt(Saving.FIRST_AGGREGATION)
+    network = lowered(Saving.FIRST_AGGREGATION)
     if whole or all(find_aggregation(store, scaling, network.dtype) is not None for scaling in network.aggregated_once):
         return network
-    return attempt()
+    return lowered()
 
 
 def _no_objective(store: Store, network: Network) -> Objective:

@@ -10,7 +10,6 @@ import importlib
 import os
 import shutil
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -26,39 +25,25 @@ AnyArray = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 
 
-class Format(Enum):
-    """What the file is, by its name's ending."""
-
-    NPY = ".npy"
-    ZARR = ".zarr"
-    PARQUET = ".parquet"
-    CSV = ".csv"
+FORMATS = (".npy", ".zarr", ".parquet", ".csv")
+"""What the file is, by its name's ending."""
 
 
-def format_of(path: Path) -> Format:
-    """The format that ``path`` asks for. OptionError for another ending, or where its library is not installed."""
-    endings = [form.value for form in Format]
-    if path.suffix not in endings:
-        raise OptionError(f"{path} must end in one of {', '.join(endings)}")
-    form = Format(path.suffix)
-    if form is Format.PARQUET:
+def check_target(path: Path, *, force: bool) -> None:
+    """OptionError for a file that cannot be written to ``path``, or not in the format that its ending asks for."""
+    if path.suffix not in FORMATS:
+        raise OptionError(f"{path} must end in one of {', '.join(FORMATS)}")
+    if path.suffix == ".parquet":
         try:
             importlib.import_module("pyarrow.parquet")
         except ImportError:
             raise OptionError(f"{path}: writing parquet needs pyarrow; pip install pyarrow, or give .npy") from None
-    return form
-
-
-def check_target(path: Path, *, force: bool) -> Format:
-    """The format of a file that can be written to ``path``; OptionError where none can."""
-    form = format_of(path)
     if path.exists() and not force:
         raise OptionError(f"{path} exists; give another file, or force=True to replace it")
-    if path.is_dir() and not (form is Format.ZARR and (path / METADATA_FILE).is_file()):
+    if path.is_dir() and not (path.suffix == ".zarr" and (path / METADATA_FILE).is_file()):
         raise OptionError(f"{path} is a folder, and no Zarr array to be replaced; give another file")
     if not path.absolute().parent.is_dir():
         raise OptionError(f"the folder of {path} does not exist")
-    return form
 
 
 class RowsFile:
@@ -70,10 +55,10 @@ class RowsFile:
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, *, force: bool = False) -> None:
         self.path = path
-        self.form = check_target(path, force=force)
+        check_target(path, force=force)
         self.shape = shape
         self.dtype = np.dtype(dtype)
-        self._has_ids = self.form in (Format.CSV, Format.PARQUET)
+        self._has_ids = path.suffix in (".csv", ".parquet")
         row = ("row", self.dtype, shape[1:])
         self._record = np.dtype([("node", np.int64), row] if self._has_ids else [row])
         self._row_bytes = self._record.itemsize
@@ -87,7 +72,7 @@ class RowsFile:
         self._start = self._file.tell()
 
     def _check_room(self) -> None:
-        copies = 1 if self.form is Format.NPY else 2
+        copies = 1 if self.path.suffix == ".npy" else 2
         needed, free = copies * self._row_bytes * self.shape[0], shutil.disk_usage(self.path.absolute().parent).free
         if needed > free:
             raise OptionError(
@@ -114,18 +99,18 @@ class RowsFile:
     def finish(self, names: list[str], *, block_bytes: int) -> None:
         """Make the file of the rows. ``names`` are the columns', for the formats that have such; ``block_bytes`` of
         rows are in memory at once."""
-        match self.form:
-            case Format.NPY:
+        match self.path.suffix:
+            case ".npy":
                 self._file.truncate(self._start + self.shape[0] * self._row_bytes)
                 self._file.close()
                 self._rows_path.rename(self._partial)
                 flush(self._partial)
-            case Format.ZARR:
+            case ".zarr":
                 self._write_zarr(block_bytes)
-            case Format.CSV:
+            case ".csv":
                 self._write_csv(names, block_bytes)
                 flush(self._partial)
-            case Format.PARQUET:
+            case ".parquet":
                 self._write_parquet(names, block_bytes)
                 flush(self._partial)
         if self.path.is_dir() and not self.path.is_symlink():

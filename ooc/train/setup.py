@@ -96,7 +96,8 @@ def prepare(
     Arguments as of ``Trainer``. Raises ModelError for what cannot be run exactly.
     """
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
-    check_trainable(store)
+    if not store.split_sizes["train"]:
+        raise StoreError(f"{store.path} has no training nodes; convert it with a split")
     averaging = averaging or Averaging(model, None, 1)
     resources = resources.for_model(model, store)
     network, active = take_apart(
@@ -411,12 +412,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     own = {id(parameter) for parameter in model.parameters()}
     if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
         raise ModelError(f"optimizer {type(optimizer).__name__} holds parameters that are not the model's")
-
-
-def check_trainable(store: Store) -> None:
-    """StoreError for a store without training nodes."""
-    if not store.split_sizes["train"]:
-        raise StoreError(f"{store.path} has no training nodes; convert it with a split")
 
 
 def _products(name: str) -> Products:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from ooc.engine.record import EpochRecord
-from ooc.engine.session import Placement, Session
+from ooc.engine.session import Session
 from ooc.errors import OptionError, RunError
 from ooc.events import EpochFinished, Listener, ignore
 from ooc.interruption import interruptible_by_ctrl_c
@@ -330,7 +330,7 @@ class Trainer:
         if self._resources.device is not None:
             self._objective.count_split_rows(graph)
         models = [model] if average is None else [model, average]
-        self._session = Session(self._prepared, Placement(self._resources.place, models, self.optimizer))
+        self._session = Session(self._prepared, models, self.optimizer)
         self._run = _run_folder(out, seed)
         self._snapshot = ModelSnapshot(model)
         self._state = TrainingState(

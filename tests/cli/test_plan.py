@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ooc.cli.plan_options import load_hardware, parse_axes, parse_graph, shipped_names
+from ooc.cli.plan import load_hardware, parse_axes, parse_graph, shipped_names
 from ooc.cli.settings import RUN, train_options
 from ooc.errors import HardwareError, OptionError
 from ooc.plan.graphs import KNOWN

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ooc.engine.passes import rows_by_bucket
+from ooc.engine.executor import rows_by_bucket
 from ooc.engine.shuffle import RowsReader, RowsWriter, ShuffleFile
 from ooc.engine.shuffle_counts import counted_gathers, most_gathers
 from ooc.errors import SpillError, StoreError

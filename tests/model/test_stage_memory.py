@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import ooc
-from ooc.engine.passes import RowPassRun
+from ooc.engine.executor import RowPassRun
 from ooc.model.stages import Tile
 from ooc.plan.layout.temporaries import scratch_nbytes
 from tests.exactness.comparison import tuned_trainer
