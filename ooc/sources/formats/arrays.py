@@ -27,7 +27,7 @@ from ooc.sources.labels import (
     random_split,
 )
 from ooc.sources.reading import Request
-from ooc.sources.source import EdgeBlock, EdgeData, Ids, LabelBlock, Mask, Source, ranges
+from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges
 from ooc.storage.array import AnyArray
 
 EDGE_DATA_NAMES = ("edge_weight", "edge_attr")
@@ -180,7 +180,7 @@ def _features(
 
     def densified(size: int, row: int) -> Iterator[AnyArray]:
         for start, stop in ranges(sparse.shape[0], size, row):
-            yield sparse.dense(np.arange(start, stop))
+            yield sparse.dense(start, stop)
             options.release()
 
     return densified, sparse.shape[1], sparse.shape[0]
@@ -302,21 +302,16 @@ class SparseRows:
         if self._indptr[0] != 0 or self._indptr[-1] != len(data) or (np.diff(self._indptr) < 0).any():
             raise SourceError(f"{name} is no CSR matrix: indptr does not rise from 0 to {len(data)}")
         self._name = name
-        self.nbytes = data.nbytes + indices.nbytes + self._indptr.nbytes
 
-    def dense(self, rows: Ids) -> AnyArray:
-        """Rows ``rows`` [n] (-1: a row of zeros) as [n, columns]; repeated entries are summed."""
-        starts = np.where(rows < 0, 0, self._indptr[rows])
-        lengths = np.where(rows < 0, 0, self._indptr[rows + 1] - starts)
-        ends = np.cumsum(lengths)
-        # Entry k of the result is entry `k - (its row's first k) + (its row's start)` of the matrix.
-        at = np.arange(int(ends[-1])) + np.repeat(starts - ends + lengths, lengths)
-        columns = self._indices[at].astype(np.int64)
+    def dense(self, start: int, stop: int) -> AnyArray:
+        """The rows ``start:stop`` as [n, columns]; repeated entries are summed."""
+        ends = self._indptr[start : stop + 1]
+        columns = self._indices[ends[0] : ends[-1]].astype(np.int64)
         if len(columns) and not (columns.min() >= 0 and columns.max() < self.shape[1]):
             raise SourceError(f"{self._name} has a column index outside its {self.shape[1]} columns")
         kind = self._data.dtype if self._data.dtype.kind == "f" else np.dtype(np.float64)
-        out = np.zeros((len(rows), self.shape[1]), dtype=kind)
-        np.add.at(out, (np.repeat(np.arange(len(rows)), lengths), columns), self._data[at])
+        out = np.zeros((stop - start, self.shape[1]), dtype=kind)
+        np.add.at(out, (np.repeat(np.arange(len(out)), np.diff(ends)), columns), self._data[ends[0] : ends[-1]])
         return out
 
 

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planetoid's raw folders (Cora, CiteSeer, PubMed): the graph PyG's ``Planetoid`` makes of them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from ooc.errors import SourceError
 from ooc.sources.files.pickles import read_array, read_csr, read_neighbours
-from ooc.sources.formats.arrays import SparseRows
+from ooc.sources.formats.arrays import ArrayOptions, SparseRows, array_source
 from ooc.sources.reading import Reader, Request
-from ooc.sources.source import EdgeBlock, LabelBlock, Source, fingerprint_of, ranges
+from ooc.sources.source import Source, fingerprint_of
 from ooc.storage.array import AnyArray
 
 _VALID_NODES = 500
@@ -33,74 +32,62 @@ def planetoid_source(path: Path, request: Request) -> Source:
     name = names[0]
     if name.startswith("nell"):
         raise SourceError("NELL cannot be converted from Planetoid's files: it needs made-up features")
-    order, sparse, labels, test = _rows(folder, name)
+    features, y, test = _rows(folder, name)
     sources, targets = read_neighbours(folder / f"ind.{name}.graph")
-    nodes, train = len(order), len(read_array(folder / f"ind.{name}.y"))
+    nodes, train = len(y), len(read_array(folder / f"ind.{name}.y"))
     if train + _VALID_NODES > nodes:
         raise SourceError(f"{folder}: {nodes} nodes cannot hold {train} training and 500 validation nodes")
-    y = np.where(order < 0, 0, labels[order].argmax(axis=1))
-    row = np.arange(nodes)
-    tested = np.zeros(nodes, dtype=np.bool_)
-    tested[test] = True
-
-    def edge_blocks(size: int) -> Iterator[EdgeBlock]:
-        for start, stop in ranges(len(sources), size):
-            yield EdgeBlock(sources[start:stop], targets[start:stop])
-
-    def feature_blocks(size: int) -> Iterator[AnyArray]:
-        for start, stop in ranges(nodes, size):
-            yield sparse.dense(order[start:stop])
-
-    def label_blocks(size: int) -> Iterator[LabelBlock]:
-        for start, stop in ranges(nodes, size):
-            ids = row[start:stop]
-            valid = (ids >= train) & (ids < train + _VALID_NODES)
-            yield LabelBlock(y[start:stop], ids < train, valid, tested[start:stop])
-
-    return Source(
+    node = np.arange(nodes)
+    arrays = features | {
+        "edge_index": np.stack([sources, targets]),
+        "y": y,
+        "train_mask": node < train,
+        "val_mask": (node >= train) & (node < train + _VALID_NODES),
+        "test_mask": np.isin(node, test),
+    }
+    options = ArrayOptions(
+        request=request,
         name=name,
         format="planetoid",
-        num_nodes=nodes,
-        num_edges=len(sources),
-        num_features=sparse.shape[1],
-        num_classes=labels.shape[1],
-        edges=edge_blocks,
-        features=feature_blocks,
-        labels=label_blocks,
         symmetrize=True,
         drop_self_loops=True,
-        resident_bytes=2 * sources.nbytes + sparse.nbytes + labels.nbytes,
+        resident_bytes=sum(array.nbytes for array in arrays.values()),
         fingerprint=fingerprint_of(*folder.glob(f"ind.{name}.*")),
     )
+    return array_source(arrays, options)
 
 
-def _rows(folder: Path, name: str) -> tuple[AnyArray, SparseRows, AnyArray, AnyArray]:
-    """``order`` [N] (row of each node in features and labels, -1: none), features, labels, test nodes.
+def _rows(folder: Path, name: str) -> tuple[dict[str, AnyArray], AnyArray, AnyArray]:
+    """Features of all nodes and the number of classes, as the generic form names them; classes [N]; test nodes.
 
     Files list the test nodes' rows in the order of ``test.index``, after all others.
     """
     test = _test_index(folder / f"ind.{name}.test.index")
     data, indices, indptr, (others, columns) = read_csr(folder / f"ind.{name}.allx")
-    tail_data, tail_indices, tail_indptr, (rows, tail_columns) = read_csr(folder / f"ind.{name}.tx")
+    *tail, (rows, tail_columns) = read_csr(folder / f"ind.{name}.tx")
     first, last = int(test.min()), int(test.max())
     if rows != len(test) or tail_columns != columns or first != others or len(np.unique(test)) != rows:
         raise SourceError(f"{folder}: allx, tx and test.index of {name} do not fit one another")
-    sparse = SparseRows(
-        np.concatenate([data, tail_data]),
-        np.concatenate([indices, tail_indices]),
-        np.concatenate([indptr, tail_indptr[1:] + indptr[-1:]]),
-        np.array([others + rows, columns]),
-        name=f"{folder}: the features of {name}",
-    )
+    SparseRows(*tail, np.array([rows, columns]), name=f"{folder}: tx of {name}")  # Checked before it is put in order.
+    tail_data, tail_indices, tail_indptr = tail
+    lengths = np.zeros(last + 1 - others, dtype=np.int64)
+    lengths[test - others] = np.diff(tail_indptr)
+    order = np.argsort(np.repeat(test, np.diff(tail_indptr)), kind="stable")
     known, tested = (read_array(folder / f"ind.{name}.{part}") for part in ("ally", "ty"))
     if len(known) != others or len(tested) != rows or known.shape[1:] != tested.shape[1:] or known.ndim != 2:
         raise SourceError(f"{folder}: labels and features of {name} do not fit one another")
     for part, array in (("ally", known), ("ty", tested)):
         _check_one_hot(array, folder / f"ind.{name}.{part}")
-    order = np.arange(last + 1)
-    order[others:] = -1
-    order[test] = others + np.arange(rows)
-    return order, sparse, np.concatenate([known, tested]), test
+    y = np.zeros(last + 1, dtype=np.int64)
+    y[:others], y[test] = known.argmax(axis=1), tested.argmax(axis=1)
+    arrays = {
+        "x_data": np.concatenate([data, tail_data[order]]),
+        "x_indices": np.concatenate([indices, tail_indices[order]]),
+        "x_indptr": np.concatenate([indptr, indptr[-1:] + np.cumsum(lengths)]),
+        "x_shape": np.array([last + 1, columns]),
+        "num_classes": np.array(known.shape[1]),
+    }
+    return arrays, y, test
 
 
 def _check_one_hot(labels: AnyArray, path: Path) -> None:
