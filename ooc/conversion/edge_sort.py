@@ -124,9 +124,9 @@ class Spreader:
         return self._folder / f"{self._prefix}{part}.keys"
 
 
-def parts_for(keys: int, capacity: int, fan_out: int = _FAN_OUT) -> int:
+def parts_for(keys: int, capacity: int) -> int:
     """Into how many buckets to spread ``keys``: twice as many as needed if even, real graphs are not."""
-    return 1 if keys <= capacity else max(2, min(fan_out, 2 * -(-keys // capacity)))
+    return 1 if keys <= capacity else max(2, min(_FAN_OUT, 2 * -(-keys // capacity)))
 
 
 class _Buffer:
@@ -184,7 +184,6 @@ class Sorter:
         block: int,
         workers: int,
         values: np.dtype[np.void] | None = None,
-        fan_out: int = _FAN_OUT,
     ) -> None:
         self._folder = folder
         self._waiting = deque(buckets)
@@ -192,7 +191,6 @@ class Sorter:
         self._block = max(1, block)
         self._workers = workers
         self._values = values
-        self._fan_out = fan_out
         self._buffers: list[_Buffer] = []
         self._reading: dict[Bucket, tuple[Future[None], _Buffer]] = {}
 
@@ -257,7 +255,7 @@ class Sorter:
                 yield count, values
 
     def _spread_again(self, bucket: Bucket) -> list[Bucket]:
-        parts = min(parts_for(bucket.count, self._capacity, self._fan_out), bucket.largest - bucket.least + 1)
+        parts = min(parts_for(bucket.count, self._capacity), bucket.largest - bucket.least + 1)
         path = self._folder / bucket.file
         finer = Spreader(
             self._folder,

@@ -5,12 +5,14 @@ import os
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ooc.conversion import edge_sort
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for, values_path
 from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged
 from ooc.errors import SourceError
@@ -54,28 +56,28 @@ def test_any_keys_come_back_sorted(
     keys[rng.random(count) < hub] = rng.integers(0, min(largest, 3), dtype=np.uint64, endpoint=True)
     values = None if width is None else _numbered(count, width)
     before = open_descriptors()
-    buckets = _spread(folder, keys, largest=largest, parts=parts_for(count, capacity, fan_out), values=values)
-    runs, rest = list[Run](), tuple(buckets)
-    # A process is killed after some steps, and another goes on with what the last one on record left.
-    for steps in (stop, 10**9):
-        sorter = Sorter(
-            folder,
-            rest,
-            capacity=capacity,
-            block=block,
-            workers=workers,
-            values=None if values is None else values.dtype,
-            fan_out=fan_out,
-        )
-        running = sorter.steps()
-        for step in islice(running, steps):
-            for found in step.runs:
-                assert 0 < len(found.keys) <= max(2, capacity, block)
-                runs.append(Run(found.keys.copy(), found.values))
-            rest = step.rest
-            for path in step.spent:
-                path.unlink()
-        running.close()
+    with patch.object(edge_sort, "_FAN_OUT", fan_out):
+        buckets = _spread(folder, keys, largest=largest, parts=parts_for(count, capacity), values=values)
+        runs, rest = list[Run](), tuple(buckets)
+        # A process is killed after some steps, and another goes on with what the last one on record left.
+        for steps in (stop, 10**9):
+            sorter = Sorter(
+                folder,
+                rest,
+                capacity=capacity,
+                block=block,
+                workers=workers,
+                values=None if values is None else values.dtype,
+            )
+            running = sorter.steps()
+            for step in islice(running, steps):
+                for found in step.runs:
+                    assert 0 < len(found.keys) <= max(2, capacity, block)
+                    runs.append(Run(found.keys.copy(), found.values))
+                rest = step.rest
+                for path in step.spent:
+                    path.unlink()
+            running.close()
     np.testing.assert_array_equal(np.concatenate([keys[:0], *(run.keys for run in runs)]), np.sort(keys))
     if values is not None:
         carried = [run.values for run in runs if run.values is not None]

@@ -74,7 +74,7 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         (_replaced("edges/cite.csv", "../../etc/passwd"), "which is outside of its folder"),
         (_replaced("edges/cite.csv", "/etc/passwd"), "which is outside of its folder"),
         (_replaced("edges/cite.csv", "edges/none.csv"), "which is not there"),
-        (_replaced("domain: node", "domain: edge"), "has the features none for nodes"),
+        (_replaced("domain: node", "domain: edge"), "has no features for nodes"),
         (lambda text: text.split("tasks:")[0], "has no tasks, hence no labels"),
         (_replaced("name: labels", "name: answers"), "the train_set has seeds, answers; seeds and labels are wanted"),
         (_replaced("path: set/train-seeds.npy", "path: set/test-seeds.npy"), "one node and one label|overlap|twice"),

@@ -141,5 +141,5 @@ def test_graphbolt_lists_data_of_edges(tmp_path: Path, form: str) -> None:
     assert not ooc.convert(made.source, store.path, force=True, drop_edge_data=True).has_edge_weight
     path.write_text(path.read_text().replace("feature_data:\n", "feature_data:\n" + entry.format("other")))
     np.save(made.source / "data" / "other.npy", since)
-    with pytest.raises(OocError, match="has the features other, weight, since for edges; one, or one called feat"):
+    with pytest.raises(OocError, match=r"has the features other, since for edges .*; one, or one called feat"):
         ooc.convert(made.source, tmp_path / "h.ooc")

@@ -11,6 +11,7 @@ nothing to close in generators that nobody reads to their end.
 
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -236,23 +237,13 @@ class ForwardBlob:
 
 def skip(stream: Stream, size: int, name: str) -> None:
     """Read ``size`` bytes and forget them."""
-    while size:
-        data = stream.read(min(size, READ_BYTES))
-        if not data:
-            raise damaged(name, f"{size} bytes are missing")
-        size -= len(data)
+    for _ in _pieces(stream, size, name):
+        pass
 
 
 def read_exactly(stream: Stream, size: int, name: str) -> bytes:
     """``size`` bytes, few enough to be held."""
-    pieces: list[bytes] = []
-    while size:
-        data = stream.read(size)
-        if not data:
-            raise damaged(name, f"{size} bytes are missing")
-        pieces.append(data)
-        size -= len(data)
-    return b"".join(pieces)
+    return b"".join(_pieces(stream, size, name))
 
 
 def read_values(stream: Stream, count: int, dtype: np.dtype[np.generic], name: str) -> AnyArray:
@@ -260,14 +251,21 @@ def read_values(stream: Stream, count: int, dtype: np.dtype[np.generic], name: s
     values: AnyArray = np.empty(count, dtype=dtype)
     target = values.view(np.uint8).data
     done = 0
-    while done < len(target):
-        data = stream.read(min(READ_BYTES, len(target) - done))
-        if not data:
-            raise damaged(name, f"{len(target) - done} bytes are missing")
+    for data in _pieces(stream, len(target), name):
         target[done : done + len(data)] = data
         done += len(data)
     check_truth_values(values, name)
     return values
+
+
+def _pieces(stream: Stream, size: int, name: str) -> Iterator[bytes]:
+    """The next ``size`` bytes as they come; SourceError where there are fewer."""
+    while size:
+        data = stream.read(min(size, READ_BYTES))
+        if not data:
+            raise damaged(name, f"{size} bytes are missing")
+        yield data
+        size -= len(data)
 
 
 def check_truth_values(values: AnyArray, name: str) -> None:

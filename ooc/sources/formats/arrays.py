@@ -72,7 +72,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise SourceError(f"{options.name}: {name} holds {array.dtype} values, not plain numbers")
-    features_from, num_features, rows = _features(arrays, options)
+    read_features, (rows, num_features) = _features(arrays, options.name)
     nodes = _scalar(arrays, "num_nodes", options.name) if "num_nodes" in arrays else rows
     if nodes != rows:
         raise SourceError(f"{options.name}: x has {rows} rows for {nodes} nodes")
@@ -86,6 +86,11 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
             sources, targets = (column[start:stop].astype(np.int64) for column in columns)
             parts = (None if array is None else np.array(array[start:stop]) for array in carried)
             yield EdgeBlock(sources, targets, EdgeData(*parts))
+            options.release()
+
+    def features_from(size: int, row: int) -> Iterator[AnyArray]:
+        for start, stop in ranges(nodes, size, row):
+            yield read_features(start, stop)
             options.release()
 
     labels, form, note = _labels(arrays, nodes, options)
@@ -155,35 +160,25 @@ def _edge_data(arrays: Mapping[str, AnyArray], edges: int, source: str) -> EdgeD
     return EdgeData(weight=None if weight is None else weight.reshape(-1), features=features)
 
 
-def _features(
-    arrays: Mapping[str, AnyArray], options: ArrayOptions
-) -> tuple[Callable[[int, int], Iterator[AnyArray]], int, int]:
-    """``(blocks from a row on, F, N)``."""
+def _features(arrays: Mapping[str, AnyArray], source: str) -> tuple[Callable[[int, int], AnyArray], tuple[int, int]]:
+    """``(the rows start:stop, (N, F))``."""
     if "x" in arrays:
         x = arrays["x"]
         if x.ndim != 2:
-            raise SourceError(f"{options.name}: x has the shape {x.shape}, not [nodes, features]")
+            raise SourceError(f"{source}: x has the shape {x.shape}, not [nodes, features]")
 
-        def dense(size: int, row: int) -> Iterator[AnyArray]:
-            for start, stop in ranges(len(x), size, row):
-                part = np.array(x[start:stop])
-                check_truth_values(part, f"{options.name}: x")
-                yield part
-                options.release()
+        def dense(start: int, stop: int) -> AnyArray:
+            part = np.array(x[start:stop])
+            check_truth_values(part, f"{source}: x")
+            return part
 
-        return dense, int(x.shape[1]), int(x.shape[0])
+        return dense, (int(x.shape[0]), int(x.shape[1]))
     parts = [f"x_{part}" for part in ("data", "indices", "indptr", "shape")]
     if missing := [part for part in parts if part not in arrays]:
         absent = "x" if len(missing) == len(parts) else ", ".join(missing)
-        raise SourceError(f"{options.name} has no features: {absent} is missing")
-    sparse = SparseRows(*(arrays[part] for part in parts), name=f"{options.name}: x")
-
-    def densified(size: int, row: int) -> Iterator[AnyArray]:
-        for start, stop in ranges(sparse.shape[0], size, row):
-            yield sparse.dense(start, stop)
-            options.release()
-
-    return densified, sparse.shape[1], sparse.shape[0]
+        raise SourceError(f"{source} has no features: {absent} is missing")
+    sparse = SparseRows(*(arrays[part] for part in parts), name=f"{source}: x")
+    return sparse.dense, sparse.shape
 
 
 def _labels(
@@ -242,11 +237,11 @@ def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -
     return lambda start, stop: tuple(columns[split](start, stop) for split in _SPLIT_NAMES), note
 
 
-def _agreeing(ways: Mapping[str, Callable[[int, int], Mask]], options: ArrayOptions) -> Callable[[int, int], Mask]:
-    """The members of a split that is told in so many ``ways``, by name; SourceError where two tell different ones."""
+def _agreeing(found: Mapping[str, Callable[[int, int], Mask]], options: ArrayOptions) -> Callable[[int, int], Mask]:
+    """The members of a split that several arrays tell, ``found`` by name; SourceError where two differ."""
 
     def members(start: int, stop: int) -> Mask:
-        told = {name: way(start, stop) for name, way in ways.items()}
+        told = {name: of(start, stop) for name, of in found.items()}
         (first, mask), *others = told.items() or [("", np.zeros(stop - start, dtype=np.bool_))]
         for name, other in others:
             if (differs := mask != other).any():

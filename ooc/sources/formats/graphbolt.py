@@ -114,27 +114,26 @@ class _Metadata:
 
     def features(self) -> Path:
         """The npy file of the nodes' features."""
-        found = self._entries("node")
-        named = [entry for entry in found if entry.get("name") == "feat"] or found
-        if len(named) != 1:
-            names = ", ".join(str(entry.get("name")) for entry in found) or "none"
-            raise SourceError(f"{self.path} has the features {names} for nodes; one, or one called feat, is wanted")
-        return self._numpy(named[0])
+        path = self._feat(self._entries("node"), "nodes")
+        if path is None:
+            raise SourceError(f"{self.path} has no features for nodes; one, or one called feat, is wanted")
+        return path
 
     def edge_data(self, request: Request, edges: int | None) -> EdgeFiles:
         """The npy files of the edges' data, of so many ``edges`` where that is known; none where it is dropped."""
         found = [] if request.drop_edge_data else self._entries("edge")
         weights = [entry for entry in found if entry.get("name") in _WEIGHTS]
         features = [entry for entry in found if entry.get("name") not in _WEIGHTS]
-        features = [entry for entry in features if entry.get("name") == "feat"] or features
-        if len(weights) > 1 or len(features) > 1:
-            names = ", ".join(str(entry.get("name")) for entry in found)
-            raise SourceError(
-                f"{self.path} has the features {names} for edges; one, or one called feat, is wanted; "
-                f"give drop_edge_data=True to convert without"
-            )
-        weight, features_file = (self._numpy(entries[0]) if entries else None for entries in (weights, features))
-        return edge_files(weight, features_file, num_edges=edges)
+        what = "edges (drop_edge_data=True converts without)"
+        return edge_files(self._feat(weights, what), self._feat(features, what), num_edges=edges)
+
+    def _feat(self, entries: list[dict[str, Any]], what: str) -> Path | None:
+        """The npy file of the one of ``entries`` that counts: the only one, or the one called feat."""
+        chosen = [entry for entry in entries if entry.get("name") == "feat"] or entries
+        if len(chosen) > 1:
+            names = ", ".join(str(entry.get("name")) for entry in entries)
+            raise SourceError(f"{self.path} has the features {names} for {what}; one, or one called feat, is wanted")
+        return self._numpy(chosen[0]) if chosen else None
 
     def _entries(self, domain: str) -> list[dict[str, Any]]:
         """What ``feature_data`` lists for nodes or edges."""

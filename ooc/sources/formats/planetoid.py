@@ -64,12 +64,12 @@ def _rows(folder: Path, name: str) -> tuple[dict[str, AnyArray], AnyArray, AnyAr
     """
     test = _test_index(folder / f"ind.{name}.test.index")
     data, indices, indptr, (others, columns) = read_csr(folder / f"ind.{name}.allx")
-    *tail, (rows, tail_columns) = read_csr(folder / f"ind.{name}.tx")
+    tail_data, tail_indices, tail_indptr, (rows, tail_columns) = read_csr(folder / f"ind.{name}.tx")
     first, last = int(test.min()), int(test.max())
     if rows != len(test) or tail_columns != columns or first != others or len(np.unique(test)) != rows:
         raise SourceError(f"{folder}: allx, tx and test.index of {name} do not fit one another")
-    SparseRows(*tail, np.array([rows, columns]), name=f"{folder}: tx of {name}")  # Checked before it is put in order.
-    tail_data, tail_indices, tail_indptr = tail
+    # Checked before its rows are put in order.
+    SparseRows(tail_data, tail_indices, tail_indptr, np.array([rows, columns]), name=f"{folder}: tx of {name}")
     lengths = np.zeros(last + 1 - others, dtype=np.int64)
     lengths[test - others] = np.diff(tail_indptr)
     order = np.argsort(np.repeat(test, np.diff(tail_indptr)), kind="stable")
