@@ -20,7 +20,7 @@ from ooc.cli.settings import RUN, TrainSettings, only_store, train_options
 from ooc.errors import HardwareError, OptionError
 from ooc.plan import Hardware
 from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
-from ooc.sizes import parse_size
+from ooc.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -181,7 +181,9 @@ def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advic
         _print_json({"graph": planning.describe_graph(), **report.as_dict(), **more})
         return
     say(console, planning.describe_graph())
-    say(console, planning.describe_machine())
+    limits = planning.limits
+    sizes = f"{format_size(limits.device_bytes)} for the device, {format_size(limits.host_bytes)} for the host"
+    say(console, f"{planning.hardware.name}: budgets {sizes}")
     print_report(report, console)
     if found:
         print_changes(found, console)

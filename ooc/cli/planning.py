@@ -108,12 +108,6 @@ class Planning:
             f"({store.array('x').dtype}), {store.num_classes} {'classes' if label_columns(store) == 1 else 'labels'}"
         )
 
-    def describe_machine(self) -> str:
-        """Its name and the budgets."""
-        limits = self.limits
-        sizes = f"{format_size(limits.device_bytes)} for the device, {format_size(limits.host_bytes)} for the host"
-        return f"{self.hardware.name}: budgets {sizes}"
-
     def _beyond_memory(self) -> list[str]:
         """A line where training here would not get the budgets asked for."""
         asked = self.limits.device_bytes, self.limits.host_bytes

@@ -139,7 +139,7 @@ def _kind(name: str) -> tuple["type[BasicGNN]", dict[str, Any]]:
 
 def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]:
     """Heads or the aggregation, and the edges' features, for the models that have them. OptionError for heads and
-    aggregations of those that have not; what edges carry is refused when the model is taken apart."""
+    aggregations of those that have not; what edges carry is refused when the model is lowered."""
     options: dict[str, Any] = {}
     if settings.model in MODELS_WITH_HEADS:
         if settings.hidden % settings.heads:

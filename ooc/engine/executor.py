@@ -23,15 +23,16 @@ from ooc.plan.layout.shuffle import BucketedRows
 from ooc.plan.program.sequence import Step
 from ooc.sizes import format_size
 
-Progress = Callable[[int], None]
-"""Told how many passes are done."""
-
 
 def run_program(
-    runtime: Runtime, program: str, steps: list[StageStep], reduce: Callable[[Tile], None], progress: Progress
+    runtime: Runtime,
+    program: str,
+    steps: list[StageStep],
+    reduce: Callable[[Tile], None],
+    progress: Callable[[int], None],
 ) -> tuple[PassRecord, ...]:
-    """Run ``program`` with the functions of ``steps``; ``reduce`` gets every tile, in order. What each pass has
-    taken."""
+    """Run ``program`` with the functions of ``steps``; ``reduce`` gets every tile, in order, ``progress`` how many
+    passes are done. What each pass has taken."""
     run = ProgramRun(runtime, program, steps, reduce)
     passes: list[PassRecord] = []
     slabs: SlabBuffers | None = None

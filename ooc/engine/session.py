@@ -30,7 +30,7 @@ from ooc.storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A model taken apart, its programs, the plan that runs them within the budgets, and what they may use."""
+    """A lowered model, its programs, the plan that runs them within the budgets, and what they may use."""
 
     store: Store
     network: Network

@@ -148,11 +148,8 @@ class _Joined:
         self._counts: list[list[int]] = []
         self._waiting: list[_Rows | None] = []
 
-    def add(self, rows: _Rows) -> None:
-        """The next of the lowest buckets."""
-        self._put(0, rows)
-
-    def _put(self, level: int, rows: _Rows) -> None:
+    def add(self, rows: _Rows, level: int = 0) -> None:
+        """The next bucket of a level, the lowest ones being of level 0."""
         if level == len(self._counts):
             self._counts.append([])
             self._waiting.append(None)
@@ -160,7 +157,7 @@ class _Joined:
         first, self._waiting[level] = self._waiting[level], rows
         if first is not None:
             self._waiting[level] = None
-            self._put(level + 1, first.joined(rows))
+            self.add(first.joined(rows), level + 1)
 
     def finish(self) -> Sequence[Sequence[int]]:
         """The counts, from the lowest buckets to one of all. Those that have no other beside them are the last of their
@@ -170,6 +167,6 @@ class _Joined:
             last = self._waiting[level]
             if last is not None:
                 self._waiting[level] = None
-                self._put(level + 1, last)
+                self.add(last, level + 1)
             level += 1
         return self._counts[: level + 1]

@@ -130,13 +130,6 @@ def describe_reading(report: PlanReport) -> str:
     return format_size(read) + more
 
 
-def describe_memory(report: PlanReport) -> str:
-    """Both peaks against their budgets, on one line."""
-    plan, limits = report.plan, report.limits
-    gpu = f"{format_size(plan.device_peak_bytes)} of {format_size(limits.device_bytes)} on the device"
-    return f"{gpu}, {format_size(plan.host_peak_bytes)} of {format_size(limits.host_bytes)} on the host"
-
-
 def _fate(row: dict[str, str | int]) -> dict[str, Any]:
     """A line of ``Plan.summary`` with all ways spelled out."""
     resident, recompute = int(row.get("resident", 0)), int(row.get("recompute", 0))

@@ -122,10 +122,7 @@ class Reporter:
         if self._progress is None:
             self._progress = _bars(self._errors)
             self._progress.start()
-        elapsed_s = self._clock() - task.started_s
-        rate = format_rate(task.done / elapsed_s, task.unit) if task.done else ""
-        left_s = elapsed_s * (task.total - task.done) / task.done if task.done and task.total else None
-        left = f"{format_duration(max(0.0, left_s))} left" if left_s is not None else ""
+        rate, left = _pace(task.done, task.total, task.unit, self._clock() - task.started_s)
         if task.bar is None:
             total = float(task.total) if task.total else None
             task.bar = self._progress.add_task(task.name, total=total, completed=task.done, rate=rate, left=left)
@@ -199,15 +196,16 @@ def format_duration(seconds: float) -> str:
 
 def format_progress(name: str, done: int, total: int, unit: str, elapsed_s: float) -> str:
     """A plain line: how far, how fast, how long still."""
-    rate = done / elapsed_s if elapsed_s > 0 else 0.0
-    parts = [f"{name}: {format_count(done, unit)}"]
-    if total:
-        parts = [f"{name}: {100 * done // total} % of {format_count(total, unit)}"]
-    if rate > 0:
-        parts.append(format_rate(rate, unit))
-        if total:
-            parts.append(f"{format_duration(max(0.0, (total - done) / rate))} left")
-    return ", ".join(parts)
+    how_far = f"{100 * done // total} % of {format_count(total, unit)}" if total else format_count(done, unit)
+    return ", ".join([f"{name}: {how_far}", *filter(None, _pace(done, total, unit, elapsed_s))])
+
+
+def _pace(done: int, total: int, unit: str, elapsed_s: float) -> tuple[str, str]:
+    """The rate and the time left; empty where nobody can tell."""
+    if not done or elapsed_s <= 0:
+        return "", ""
+    left = f"{format_duration(max(0.0, elapsed_s * (total - done) / done))} left" if total else ""
+    return format_rate(done / elapsed_s, unit), left
 
 
 def format_epoch(record: "EpochRecord", epochs: int, *, width: int = EPOCH_WIDTH) -> str:

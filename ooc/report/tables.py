@@ -15,7 +15,7 @@ from ooc.plan import Hardware
 from ooc.plan.lifetimes import Lifetime, StageStatistics
 from ooc.plan.simulate.timeline import Resource
 from ooc.report.console import print_table, say
-from ooc.report.plan_report import PlanReport, describe_memory, describe_reading
+from ooc.report.plan_report import PlanReport, describe_reading
 from ooc.report.progress import format_duration
 from ooc.sizes import format_size
 
@@ -37,9 +37,12 @@ def print_report(report: PlanReport, console: Console) -> None:
     _print_passes(report, console)
     _print_stages(report.stages, console)
     _print_lifetimes(report.lifetimes, console)
-    say(console, f"memory: {describe_memory(report)}, at most")
-    if report.plan.spill_bytes:
-        say(console, f"disk: {format_size(report.plan.spill_bytes)} of scratch")
+    plan, limits = report.plan, report.limits
+    device = f"{format_size(plan.device_peak_bytes)} of {format_size(limits.device_bytes)} on the device"
+    host = f"{format_size(plan.host_peak_bytes)} of {format_size(limits.host_bytes)} on the host"
+    say(console, f"memory: {device}, {host}, at most")
+    if plan.spill_bytes:
+        say(console, f"disk: {format_size(plan.spill_bytes)} of scratch")
     read, written = describe_reading(report), format_size(report.ssd_write_bytes)
     passes, bottleneck = len(report.timeline.passes), report.timeline.bottleneck.value
     seconds = format_duration(report.epoch_s)

@@ -34,7 +34,7 @@ from ooc.train.metrics import Metric, Scorer
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
-from ooc.train.setup import Job, Saving, edge_counts, take_apart, whole_tiles
+from ooc.train.setup import Job, Saving, edge_counts, lower_model, whole_tiles
 
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40
@@ -285,7 +285,7 @@ def _lowered(model: nn.Module, store: Store, resources: Resources, ignore_edge_d
 
     def lowered(*savings: Saving) -> Network:
         options: dict[str, Any] = {"tile_rows": resources.tile_rows, "ignore_edge_data": ignore_edge_data}
-        return take_apart(model, store, input_dropout=0.0, savings=savings, **options)[0]
+        return lower_model(model, store, input_dropout=0.0, savings=savings, **options)[0]
 
     network = lowered(Saving.FIRST_AGGREGATION)
     if whole or all(find_aggregation(store, scaling, network.dtype) is not None for scaling in network.aggregated_once):

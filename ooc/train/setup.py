@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a model, a graph and what may be used to a plan: everything that is checked and decided before a byte moves.
 
-``prepare`` takes a model apart for training; its ``Job`` plans for any machine and budgets, and never runs. Of the
+``prepare`` lowers a model for training; its ``Job`` plans for any machine and budgets, and never runs. Of the
 graph, only where the edges of every tile begin is read, and for layers of unknown insides the in-edges, once, a tile's
 at a time, and once more where what they gather does not fit in memory; what that takes beside a tile's edges is a few
 bytes a node (``ooc.engine.shuffle_counts``). ``Job.ready`` is what a ``Session`` runs on this machine.
@@ -100,7 +100,7 @@ def prepare(
         raise StoreError(f"{store.path} has no training nodes; convert it with a split")
     averaging = averaging or Averaging(model, None, 1)
     resources = resources.for_model(model, store)
-    network, active = take_apart(
+    network, active = lower_model(
         model,
         store,
         input_dropout=input_dropout,
@@ -230,11 +230,8 @@ class Job:
 
     def _candidate(self, recomputed: frozenset[int]) -> Candidate:
         """``recomputed``: the forward stages of which the backward pass finds nothing kept and computes it anew."""
-        if recomputed not in self._candidates:
-            self._candidates[recomputed] = self._make(recomputed)
-        return self._candidates[recomputed]
-
-    def _make(self, recomputed: frozenset[int]) -> Candidate:
+        if recomputed in self._candidates:
+            return self._candidates[recomputed]
         resources, network, store = self.resources, self._network, self._store
         builder = StageBuilder(
             network=network,
@@ -267,7 +264,9 @@ class Job:
             # What is computed again comes of rounded values: then the plan would change results.
             kept = tuple(replace(one, recomputable=False) for one in kept)
         fixed = workload.fixed_device_bytes + self._extra_device_bytes
-        return Candidate(builder=builder, steps=steps, workload=replace(workload, fixed_device_bytes=fixed, kept=kept))
+        workload = replace(workload, fixed_device_bytes=fixed, kept=kept)
+        self._candidates[recomputed] = made = Candidate(builder=builder, steps=steps, workload=workload)
+        return made
 
 
 def edge_counts(graph: Store | GraphStatistics) -> EdgeCounts:
@@ -288,7 +287,7 @@ def _arrays(network: Network, store: Store) -> dict[str, Array]:
     return arrays
 
 
-def take_apart(
+def lower_model(
     model: nn.Module,
     store: Store,
     *,

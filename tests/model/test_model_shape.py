@@ -21,7 +21,7 @@ from ooc.plan import UNMEASURED, Limits
 from ooc.plan.graphs import GraphStatistics
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
-from ooc.train.setup import Saving, prepare, store_of_statistics, take_apart
+from ooc.train.setup import Saving, lower_model, prepare, store_of_statistics
 
 KINDS: dict[str, tuple[type[Gcn | Sage | Gin], Any]] = {
     "gcn": (Gcn, GCN),
@@ -71,7 +71,7 @@ def test_a_shape_is_what_the_trace_of_the_model_comes_to(
     assert shapes[0] == shapes[1]
     options: dict[str, Any] = {"input_dropout": input_dropout, "tile_rows": 1024, "savings": savings}
     store = store_of_statistics(GRAPH)
-    networks = [take_apart(one, store, **options)[0] for one in (shape, model)]
+    networks = [lower_model(one, store, **options)[0] for one in (shape, model)]
     mine, traced = networks
     for mode in ("training", "evaluation"):
         found = [
