@@ -75,11 +75,10 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]
         array = self._array(attr)
         return None if array is None else array.shape
 
-    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+    def _put_tensor(self, *_: Any) -> bool:
         raise _unchanging(self._store)
 
-    def _remove_tensor(self, attr: TensorAttr) -> bool:
-        raise _unchanging(self._store)
+    _remove_tensor = _put_tensor
 
     def _array(self, attr: TensorAttr) -> Array | None:
         if attr.group_name is not None:
@@ -110,11 +109,10 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
         sources, starts = _by_target(self._store, self._places)
         return torch.from_numpy(sources), torch.from_numpy(starts)
 
-    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
+    def _put_edge_index(self, *_: Any) -> bool:
         raise _unchanging(self._store)
 
-    def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
-        raise _unchanging(self._store)
+    _remove_edge_index = _put_edge_index
 
 
 def _places(store: Store) -> AnyArray | None:

@@ -16,8 +16,8 @@ from ooc.engine.operands import Edges, Input
 from ooc.engine.program_run import ProgramRun
 from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import RowsReader
-from ooc.kernels.bucket_rows import BucketRows
 from ooc.kernels.edges import Apart, TileEdges
+from ooc.kernels.neighbourhood import BucketRows
 from ooc.model.graph import Scaling
 from ooc.model.stages import Kernel, Tile
 from ooc.plan.layout.matrices import edges_name

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ooc.engine.operands import OpenBlocks, as_matrix
 from ooc.errors import StoreError
-from ooc.kernels.bucket_rows import BucketRows
+from ooc.kernels.neighbourhood import BucketRows
 from ooc.plan.layout.grid import align_up
 from ooc.plan.layout.shuffle import CHUNKS_ARRIVING, CHUNKS_LEAVING, BucketedRows, PartialSums, Shuffle
 from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket

@@ -23,13 +23,11 @@ import torch
 from torch import Tensor
 
 from ooc.kernels.dropout.edges import EdgeDropout
+from ooc.kernels.edge_terms import EDGES_PER_PIECE as EDGES_PER_PIECE
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import Piece, TileEdges, pieces
 from ooc.kernels.softmax import RunningSoftmax
 from ooc.plan.workload import Direction
-
-EDGES_PER_PIECE = 4096
-"""Matrices of a message's width are made for every edge, several of them: few enough to stay in the cache."""
 
 
 class Reduction(Enum):

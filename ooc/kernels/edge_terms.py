@@ -20,6 +20,9 @@ from torch import Tensor
 
 from ooc.kernels.edges import Piece, SelfLoops, TileEdges, pieces, rows_in_line
 
+EDGES_PER_PIECE = 4096
+"""Matrices of a message's width are made for every edge, several of them: few enough to stay in the cache."""
+
 
 class Filling(Enum):
     """What the features of an added self-loop are made of."""
@@ -36,14 +39,12 @@ class LoopFeatures:
     filling: Filling
     constant_K: Tensor | None = None
 
-    def of(self, tile: TileEdges, dtype: torch.dtype, edges_per_piece: int) -> Tensor:
-        """[R, K] for the rows of a tile of in-edges."""
+    def of(self, tile: TileEdges, dtype: torch.dtype) -> Tensor:
+        """[R, K] for the rows of a tile of in-edges, where they are made of those of other edges."""
         assert tile.features_EK is not None
         out_RK = torch.zeros(tile.rows, tile.features_EK.shape[1], dtype=dtype)
-        if self.constant_K is not None:
-            return out_RK + self.constant_K.to(dtype)
         count_R1 = torch.zeros(tile.rows, 1, dtype=dtype)
-        for piece in pieces(replace(tile, self_loops=SelfLoops.AS_STORED), tile.nodes, edges_per_piece):
+        for piece in pieces(replace(tile, self_loops=SelfLoops.AS_STORED), tile.nodes, EDGES_PER_PIECE):
             assert piece.positions_E is not None
             own_E = piece.row_E + (piece.tile_start + piece.start)
             other_E1 = (piece.neighbours_E != own_E).to(dtype)[:, None]

@@ -16,13 +16,56 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ooc.kernels.bucket_rows import BucketRows
+from ooc.errors import StoreError
 from ooc.kernels.edges import TileEdges, highest_row
 
 EDGES_AT_ONCE = 16384
 """A run's edges, where no single row has more: layers keep several messages' widths for every edge."""
 EDGES_AT_ONCE_ON_DEVICE = 8 * EDGES_AT_ONCE
 """The same on a device with memory of its own, to which every operator has to be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRows:
+    """Some rows of a matrix, which are all that a bucket of targets gathers from it: seen as if they were the matrix.
+
+    Rows ``numbers_M``, ascending, int64, of a matrix of ``height`` rows: ``values_MC``, whose rows may lie apart.
+    """
+
+    height: int
+    numbers_M: Tensor
+    values_MC: Tensor
+
+    def __len__(self) -> int:
+        """Rows of the matrix."""
+        return self.height
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        """Consecutive rows, which must all be there."""
+        start, stop, _ = rows.indices(self.height)
+        first = int(torch.searchsorted(self.numbers_M, start))
+        self._check(self.numbers_M[first : first + stop - start], torch.arange(start, stop))
+        return self.values_MC[first : first + stop - start]
+
+    def index_select(self, dim: int, rows_S: Tensor) -> Tensor:
+        """Any rows, which must be there; as of the matrix."""
+        assert dim == 0
+        places_S = torch.searchsorted(self.numbers_M, rows_S)
+        if len(rows_S):
+            self._check(self.numbers_M[places_S.clamp(max=len(self.numbers_M) - 1)], rows_S)
+        return self.values_MC.index_select(0, places_S)
+
+    def new_zeros(self, rows: int, columns: int) -> Tensor:
+        """As of the matrix."""
+        return self.values_MC.new_zeros(rows, columns)
+
+    @staticmethod
+    def _check(found: Tensor, wanted: Tensor) -> None:
+        if not torch.equal(found, wanted):
+            raise StoreError(
+                "rows that have an edge into others have not been dealt out to them: the edges of both directions are "
+                "not alike; ooc verify tells where; convert again"
+            )
 
 
 @dataclass(frozen=True, slots=True)

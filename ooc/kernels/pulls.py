@@ -8,6 +8,7 @@ is plain torch and the same everywhere (``maximum.upstream``, ``edge_function.up
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,46 +36,25 @@ class Pulls:
     loops: Callable[[LoopFeatures, TileEdges, torch.dtype], Tensor]
 
 
-def _loops_on_cpu(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> Tensor:
-    return loops.of(tile, dtype, edge_function.EDGES_PER_PIECE)
+def _of(sums: Callable[..., Tensor], gat: Any, maximum: Any, edge_function: Any, loops: Callable[..., Tensor]) -> Pulls:
+    """Those of modules that name them alike."""
+    return Pulls(
+        sums,
+        *(gat.attend, gat.upstream, gat.pull_sources),
+        *(maximum.pull_maxima, maximum.pull_sources),
+        *(edge_function.pull_messages, edge_function.pull_source_gradients, edge_function.pull_target_gradients),
+        loops,
+    )
 
 
-_CPU = Pulls(
-    aggregate.pull_tile,
-    gat.attend,
-    gat.upstream,
-    gat.pull_sources,
-    maximum.pull_maxima,
-    maximum.pull_sources,
-    edge_function.pull_messages,
-    edge_function.pull_source_gradients,
-    edge_function.pull_target_gradients,
-    _loops_on_cpu,
-)
+_CPU = _of(aggregate.pull_tile, gat, maximum, edge_function, LoopFeatures.of)
 
 
 @cache
 def _of_cuda() -> Pulls:
-    from ooc.kernels.cuda import (
-        edge_function,
-        edge_terms,
-        gat,
-        maximum,
-        sums,  # need triton
-    )
+    from ooc.kernels.cuda import edge_function, edge_terms, gat, maximum, sums  # need triton
 
-    return Pulls(
-        sums.pull_tile,
-        gat.attend,
-        gat.upstream,
-        gat.pull_sources,
-        maximum.pull_maxima,
-        maximum.pull_sources,
-        edge_function.pull_messages,
-        edge_function.pull_source_gradients,
-        edge_function.pull_target_gradients,
-        edge_terms.loop_features,
-    )
+    return _of(sums.pull_tile, gat, maximum, edge_function, edge_terms.loop_features)
 
 
 BY_DEVICE: dict[str, Callable[[], Pulls]] = {"cpu": lambda: _CPU, "cuda": _of_cuda}

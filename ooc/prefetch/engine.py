@@ -24,13 +24,13 @@ PAGE_BYTES = 4096
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 
 
+@dataclass(eq=False, slots=True)
 class OpenFile:
     """A file open twice: ``direct`` with O_DIRECT (-1 where refused) and ``buffered`` without."""
 
-    def __init__(self, path: Path, direct: int, buffered: int) -> None:
-        self.path = path
-        self.direct = direct
-        self.buffered = buffered
+    path: Path
+    direct: int
+    buffered: int
 
     def close(self) -> None:
         """May be called twice. Requests that come later fail; those under way must have ended before."""
@@ -192,20 +192,16 @@ class Ticket(Event):
             pass
 
 
+@dataclass(eq=False, slots=True)
 class Piece:
     """One request: ``memory`` to or from ``offset`` of the span's file. ``address`` is where the memory lies."""
 
-    __slots__ = ("address", "memory", "offset", "span", "ticket", "writing")
-
-    def __init__(
-        self, span: Span, offset: int, memory: memoryview, address: int, writing: bool, ticket: Ticket
-    ) -> None:
-        self.span = span
-        self.offset = offset
-        self.memory = memory
-        self.address = address
-        self.writing = writing
-        self.ticket = ticket
+    span: Span
+    offset: int
+    memory: memoryview
+    address: int
+    writing: bool
+    ticket: Ticket
 
     def fail(self, reason: str, *, at: int | None = None, parts: int = 1) -> None:
         """End the piece, and others of its call, with the one line that names matrix, file and offset."""

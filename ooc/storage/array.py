@@ -137,27 +137,21 @@ class Array:
         return int(google_crc32c.value(data))
 
     def _read_extent(self, extent: Extent, out: npt.NDArray[np.uint8]) -> None:
+        done = 0
         try:
-            descriptor = os.open(extent.path, os.O_RDONLY)
-        except OSError as error:
-            message = f"{self.name}: chunk {extent.path} cannot be opened: {error.strerror}"
-            raise StoreError(message) from error
-        try:
-            done = 0
-            while done < extent.nbytes:
-                got = os.preadv(descriptor, [out[done:].data], extent.offset + done)
-                if got == 0:
-                    raise StoreError(
-                        f"{self.name}: chunk {extent.path} ends at byte {extent.offset + done}, "
-                        f"{extent.nbytes - done} bytes too early"
-                    )
-                done += got
+            with extent.path.open("rb", buffering=0) as file:
+                while done < extent.nbytes:
+                    got = os.preadv(file.fileno(), [out[done:].data], extent.offset + done)
+                    if got == 0:
+                        raise StoreError(
+                            f"{self.name}: chunk {extent.path} ends at byte {extent.offset + done}, "
+                            f"{extent.nbytes - done} bytes too early"
+                        )
+                    done += got
         except OSError as error:
             raise StoreError(
                 f"{self.name}: chunk {extent.path} cannot be read at byte {extent.offset}: {error.strerror}"
             ) from error
-        finally:
-            os.close(descriptor)
 
 
 def read_rows(array: Array, rows: AnyArray, *, gap_bytes: int = GAP_BYTES, read_bytes: int = READ_BYTES) -> AnyArray:

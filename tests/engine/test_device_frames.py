@@ -50,7 +50,7 @@ class LateTicket(WatchedTicket):
         self.work: Any = None
 
     @property
-    def ended(self) -> bool:
+    def happened(self) -> bool:
         return self.work is None
 
     def carry_out(self) -> None:

@@ -17,8 +17,8 @@ from ooc.engine.executor import rows_by_bucket
 from ooc.engine.shuffle import RowsReader, RowsWriter, ShuffleFile
 from ooc.engine.shuffle_counts import counted_gathers, most_gathers
 from ooc.errors import SpillError, StoreError
-from ooc.kernels.bucket_rows import BucketRows
 from ooc.kernels.edges import TileEdges
+from ooc.kernels.neighbourhood import BucketRows
 from ooc.model.workload import stored
 from ooc.plan.layout.bucketing import shuffle_scratch
 from ooc.plan.layout.shuffle import BucketedRows, plan_bucketed_rows

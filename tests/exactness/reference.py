@@ -16,7 +16,7 @@ from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.dropout.rows import keep_mask
+from ooc.kernels.dropout.rows import Draw
 from tests.kernels.test_edge_dropout import scale_of_edges
 
 FIRST_EPOCH = 0
@@ -150,7 +150,7 @@ class SharedDropout:
         """x [N, …] with dropped entries zero and the others scaled by 1 / (1 - p)."""
         if p == 0.0:
             return x
-        keep = keep_mask(self.seed, self.epoch, site, 0, x.size(0), x[0].numel(), p).view_as(x)
+        keep = Draw(self.seed, self.epoch, site, 0, p).mask(x.size(0), x[0].numel()).view_as(x)
         return x * keep / (1 - p)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ooc.kernels.dropout import opaque as draws
 from ooc.kernels.dropout.edges import EdgeDraw, EdgeDropout
-from ooc.kernels.dropout.rows import BY_DEVICE, Draw, keep_mask
+from ooc.kernels.dropout.rows import BY_DEVICE, Draw
 from tests.gpu.device import DEVICE, EXAMPLES, same_bits
 
 pytestmark = pytest.mark.gpu
@@ -28,12 +28,12 @@ def test_masks(seed: int, epoch: int, layer: int, start: int, rows: int, columns
     """Whatever the key, the rows, and columns that are no multiple of what a count gives."""
     found = BY_DEVICE["cuda"](Draw(seed, epoch, layer, start, p), torch.zeros(rows, columns, device=DEVICE))
     assert found.dtype == torch.bool
-    assert same_bits(found, keep_mask(seed, epoch, layer, start, start + rows, columns, p))
+    assert same_bits(found, Draw(seed, epoch, layer, start, p).mask(rows, columns))
 
 
 def test_a_matrix_of_several_programs() -> None:
     found = BY_DEVICE["cuda"](Draw(3, 4, 5, 70, 0.4), torch.zeros(300, 17, device=DEVICE))
-    assert same_bits(found, keep_mask(3, 4, 5, 70, 370, 17, 0.4))
+    assert same_bits(found, Draw(3, 4, 5, 70, 0.4).mask(300, 17))
     assert 0.55 < found.float().mean() < 0.65
 
 

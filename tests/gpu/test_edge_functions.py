@@ -165,7 +165,7 @@ class Pulled:
         return of_groups(getattr(self.rows, name), self.groups, columns)
 
     def forward(self, tile: TileEdges, rows: slice, present: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        loop_RK = self.loops.of(tile, self.rows.source.dtype, 1000) if self.loops is not None else None
+        loop_RK = self.loops.of(tile, self.rows.source.dtype) if self.loops is not None else None
         return (self.function, tile), dict(
             source_NW=self.part("source")[:present],
             target_RV=self.part("target")[rows],
@@ -338,7 +338,7 @@ def test_features_of_added_self_loops(graph: KernelGraph, seed: int, filling: Fi
     features = numbers(seed, graph.edge_index.shape[1], FEATURES)[graph.order(Direction.IN)]
     for _, span, tile in graph.tiles(Direction.IN, 5):
         tile = replace(tile, features_EK=features[span])
-        expected = LoopFeatures(filling).of(tile, torch.float64, 1000)
+        expected = LoopFeatures(filling).of(tile, torch.float64)
         found = edge_terms.loop_features(LoopFeatures(filling), moved(tile), torch.float64)
         torch.testing.assert_close(found.cpu(), expected, **CLOSE)
 

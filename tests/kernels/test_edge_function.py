@@ -16,7 +16,6 @@ from torch_geometric.nn import GATv2Conv, GINEConv, MessagePassing, TransformerC
 from torch_geometric.nn.conv import gatv2_conv, transformer_conv
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from ooc.kernels import edge_function
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import (
     EdgeFunction,
@@ -232,7 +231,7 @@ def pull(
 
     def loop_features(tile: TileEdges) -> Tensor | None:
         mean = LoopFeatures(Filling.MEAN)
-        return mean.of(tile, torch.float64, edge_function.EDGES_PER_PIECE) if loops else None
+        return mean.of(tile, torch.float64) if loops else None
 
     def forward(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
         tile = carrying(Direction.IN, span, tile)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ooc.kernels.cuda.choice import Kernel, Shape
 from ooc.kernels.cuda.launch import Pulling, rows_in_line, sums_dtype
-from ooc.kernels.cuda.programs.maximum import maxima_segments, maxima_slots, shares_segments
+from ooc.kernels.cuda.programs.sums import maxima_segments, maxima_slots, shares_segments
 from ooc.kernels.cuda.segments import Segments
 from ooc.kernels.edges import TileEdges
 

@@ -68,11 +68,6 @@ BY_DEVICE: dict[str, Callable[[Draw, Tensor], Tensor]] = {"cpu": _drawn_on_host,
 """By torch's name of a kind of device: bool, of the shape of a matrix and where it is, which entries are kept."""
 
 
-def keep_mask(seed: int, epoch: int, layer: int, row_start: int, row_stop: int, columns: int, p: float) -> Tensor:
-    """Bool [row_stop - row_start, columns]: which entries dropout of probability ``p`` keeps; on the CPU."""
-    return Draw(seed, epoch, layer, row_start, p).mask(row_stop - row_start, columns)
-
-
 def keep_scale(seed: int, epoch: int, layer: int, row_start: int, like: Tensor, p: float) -> Tensor:
     """What to multiply rows ``row_start``… by: 1 / (1 - p) where kept, 0 where dropped. Shape, dtype and place of
     ``like``."""

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ooc.kernels.bucket_rows import BucketRows
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.dropout.opaque import InnerDropout
 from ooc.kernels.edges import TileEdges
@@ -30,6 +29,7 @@ from ooc.kernels.fixed_order import in_fixed_order
 from ooc.kernels.neighbourhood import (
     EDGES_AT_ONCE,
     EDGES_AT_ONCE_ON_DEVICE,
+    BucketRows,
     Neighbourhood,
     neighbourhood,
     runs,

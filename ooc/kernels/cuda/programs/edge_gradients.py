@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 
 from ooc.kernels.cuda.programs.dropout import is_kept
-from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, score_edges
-from ooc.kernels.cuda.programs.edge_terms import edge_terms, some_features
+from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, edge_terms, score_edges, some_features
 from ooc.kernels.cuda.programs.gat import open_repeats
 from ooc.kernels.cuda.programs.segments import narrow, open_segments
 

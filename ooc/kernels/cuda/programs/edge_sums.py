@@ -8,7 +8,7 @@ FEATURES, from ``first_column`` on. Parts of long rows are plain sums, which ``s
 import triton
 import triton.language as tl
 
-from ooc.kernels.cuda.programs.edge_terms import edge_terms, some_features
+from ooc.kernels.cuda.programs.edge_attention import edge_terms, some_features
 from ooc.kernels.cuda.programs.segments import narrow, open_segments
 
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of the plain sum, and those that add up the parts of long rows.
+"""Programs of the plain sum and of the maximum over neighbours, and of what adds up or merges the parts of long rows.
 
 A program takes ROWS segments and COLUMNS columns. BLOCKS programs side by side cover the columns: those of the same
 segments run at about the same time and find each other's indices in the cache. Widths are known when a program is
 compiled, so that it can load as many numbers at a time as their alignment allows. Whatever counts elements of a matrix
 is int64.
+
+Values are compared in ACCUMULATOR, which holds every value of a narrower type exactly; ties are counted in it.
+Maximum and ties, maximum and share lie side by side, column after column.
 """
 
 import triton
@@ -67,3 +70,119 @@ def sum_slots(
     for slot in range(0, slots):
         total += tl.load(workspace + (first + slot) * WIDTH + column, mask=is_column, other=0.0)
     tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
+def finish_maxima(out, place, highest, ties, is_stored, KEEP: tl.constexpr):
+    """Maxima, 0 in rows without edges, and the parts of their gradients; where the maximum is 0, one more."""
+    is_empty = ties == 0
+    highest = tl.where(is_empty, 0.0, highest)
+    if KEEP:
+        ties = tl.where(is_empty, 1.0, tl.where(highest == 0, ties + 1.0, ties))
+        tl.store(out + 2 * place, highest.to(out.dtype.element_ty), mask=is_stored)
+        tl.store(out + 2 * place + 1, ties.to(out.dtype.element_ty), mask=is_stored)
+    else:
+        tl.store(out + place, narrow(highest, out.dtype.element_ty), mask=is_stored)
+
+
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most"])
+def maxima_segments(
+    source, indices, offsets, parts, out, workspace, slots, rows, nodes, tile_start, most,
+    WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, KEEP: tl.constexpr, SELF_LOOPS: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """The largest of every column over every segment and how many equal it, into ``out`` or the segment's slot."""
+    program = tl.program_id(0)
+    column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    is_column = column < WIDTH
+    slot, row, first, edges, steps = open_segments(
+        program // BLOCKS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
+    )
+    own = row + tile_start
+
+    highest = tl.full([ROWS, COLUMNS], float("-inf"), ACCUMULATOR)
+    ties = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
+    for start in range(0, tl.max(steps), UNROLL):
+        for ahead in tl.static_range(UNROLL):
+            edge = start + ahead
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            if SELF_LOOPS:
+                is_edge = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_edge | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
+            value = tl.load(source + neighbour * STRIDE + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
+            is_equal = is_edge & (value == highest)
+            is_higher = is_edge & ((value > highest) | (value != value))
+            ties = tl.where(is_higher, 1.0, tl.where(is_equal, ties + 1.0, ties))
+            highest = tl.where(is_higher, value, highest)
+
+    is_whole = (row < rows) & (slot < 0)
+    finish_maxima(out, row * WIDTH + column, highest, ties, is_whole & is_column, KEEP)
+    place = 2 * (slot * WIDTH + column)
+    tl.store(workspace + place, highest, mask=(slot >= 0) & is_column)
+    tl.store(workspace + place + 1, ties, mask=(slot >= 0) & is_column)
+
+
+@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
+def maxima_slots(
+    workspace, offsets, parts, out, rows, tile_start, most,
+    WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KEEP: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The slots of every long row merged into ``out``."""
+    program = tl.program_id(0)
+    column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row, first, slots = open_long_row(program // BLOCKS, offsets, parts, rows, tile_start, most)
+    is_column = (column < WIDTH) & (row < rows)
+    highest = tl.full([1, COLUMNS], float("-inf"), ACCUMULATOR)
+    ties = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
+    for slot in range(0, slots):
+        place = 2 * ((first + slot) * WIDTH + column)
+        value = tl.load(workspace + place, mask=is_column, other=0.0)
+        count = tl.load(workspace + place + 1, mask=is_column, other=0.0)
+        is_higher = (value > highest) | (value != value)
+        ties = tl.where(is_higher, count, tl.where(value == highest, ties + count, ties))
+        highest = tl.where(is_higher, value, highest)
+    finish_maxima(out, row * WIDTH + column, highest, ties, is_column, KEEP)
+
+
+@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most"])
+def shares_segments(
+    target, source, indices, offsets, parts, out, workspace, slots, rows, nodes, tile_start, most,
+    WIDTH: tl.constexpr, STRIDE: tl.constexpr, SOURCE_STRIDE: tl.constexpr, BLOCKS: tl.constexpr,
+    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Of every segment's own row of ``source``, the shares in ``target`` [nodes, 2 · WIDTH] where its value is the
+    maximum, summed into ``out`` or the segment's slot."""
+    program = tl.program_id(0)
+    column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    is_column = column < WIDTH
+    slot, row, first, edges, steps = open_segments(
+        program // BLOCKS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
+    )
+    own = row + tile_start
+    mine = tl.load(source + row * SOURCE_STRIDE + column, mask=(row < rows) & is_column, other=0.0).to(ACCUMULATOR)
+
+    total = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
+    for start in range(0, tl.max(steps), UNROLL):
+        for ahead in tl.static_range(UNROLL):
+            edge = start + ahead
+            is_edge = edge < edges
+            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+            if SELF_LOOPS:
+                is_edge = is_edge & (neighbour != own)
+                is_added = (edge >= edges) & (edge < steps)
+                neighbour = tl.where(is_added, own, neighbour)
+                is_edge = is_edge | is_added
+            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
+            place = target + neighbour * STRIDE + 2 * column
+            highest = tl.load(place, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
+            share = tl.load(place + 1, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
+            total += tl.where(highest == mine, share, 0.0)
+
+    is_whole = (row < rows) & (slot < 0)
+    tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_whole & is_column)
+    tl.store(workspace + slot * WIDTH + column, total, mask=(slot >= 0) & is_column)
