@@ -91,7 +91,7 @@ def _noting(signals: list[signal.Signals]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def heeding(listener: Listener) -> Listener:
+def stopping_if_asked(listener: Listener) -> Listener:
     """``listener``, after which the work stops if it has been asked to."""
 
     def tell(event: Event) -> None:

@@ -26,7 +26,7 @@ from ooc.conversion.reorder import write_groups, write_in_order
 from ooc.conversion.topology import write_topology
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
-from ooc.interruption import heeding, interruptible_by_ctrl_c
+from ooc.interruption import interruptible_by_ctrl_c, stopping_if_asked
 from ooc.sizes import parse_size
 from ooc.sources.reading import Request
 from ooc.sources.registry import open_source
@@ -87,7 +87,7 @@ def convert(
         drop_edge_data=drop_edge_data,
         options={name: str(value) for name, value in reading.items() if value is not None},
     )
-    listener = heeding(listener)
+    listener = stopping_if_asked(listener)
     graph = open_source(source, format=format, request=request)
     if out is None and not isinstance(source, str | Path):
         raise OptionError("converting an object needs an output path")

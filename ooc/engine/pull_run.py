@@ -16,7 +16,7 @@ from ooc.engine.operands import Edges, Input
 from ooc.engine.program_run import ProgramRun
 from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import RowsReader
-from ooc.kernels.edges import Apart, TileEdges
+from ooc.kernels.edges import ColumnCopy, TileEdges
 from ooc.kernels.neighbourhood import BucketRows
 from ooc.model.graph import Scaling
 from ooc.model.stages import Kernel, Tile
@@ -98,7 +98,7 @@ class PullRun(ABC):
     def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | Scaling, groups: range) -> None:
         self._runtime, self._pull, self._kernel, self._groups = run.runtime, pull, kernel, groups
         self._edges = EdgeSweep(run.runtime, pull)
-        self._apart: Apart | None = None
+        self._apart: ColumnCopy | None = None
 
     def open(self, number: int, step: Step) -> None:
         """The rows of ``step``, which is step ``number`` of the program, are about to be pulled."""
@@ -136,7 +136,7 @@ class WholePull(PullRun):
         assert source is not None, "what is pulled is in memory whole, or read as it has been shuffled"
         self._source = source[: run.written_rows(pull.source, item.index)]
         if kind is not None:
-            self._apart = Apart.of(self._source, kind.groups, kind.apart)
+            self._apart = ColumnCopy.of(self._source, kind.groups, kind.apart)
 
     def source(self, tile: Tile) -> Tensor:
         return self._source
@@ -238,7 +238,7 @@ class SlabPull(PullRun):
         self._buffers.fill(number)
         kind = self._pull.per_edge
         if not self._arrived and kind is not None:
-            self._apart = Apart.of(self._slab, len(self._groups), kind.apart)
+            self._apart = ColumnCopy.of(self._slab, len(self._groups), kind.apart)
         self._arrived = True
         super().open(number, step)
         if self._own is not None:

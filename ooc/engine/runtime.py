@@ -111,7 +111,7 @@ class Runtime:
         host = arena.view(0, arena.nbytes)
         opening.callback(device.close)
         sizes = {"arena_bytes": plan.arena_bytes, "limit_bytes": plan.device_limit_bytes}
-        memory = device.open(**sizes, host=host, facts=list(self.rows.memory()))
+        memory = device.open(**sizes, host=host, graph=list(self.rows.memory()))
         self._gpudirect = choose_gpudirect(spill_dir, device=device.place.type, counters=self.counters)
         if self._gpudirect is not None:
             opening.callback(self._gpudirect.close)

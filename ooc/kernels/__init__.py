@@ -7,7 +7,7 @@ alone, so it is the same to the bit whatever rows are computed with it and on wh
 
     edges            a tile's edges in bounded pieces; self-loops; numbers of repeated edges
     dropout          masks of rows, of edges (both ends draw alike), and inside layers that are run as they are
-    softmax          the softmax over a row's edges, piece after piece
+    bags             a row's edges head by head, and the softmax over them, piece after piece
     gat              GAT's attention: scores from one scalar at each end
     edge_function    any message and score per edge, under autograd
     functions        GATv2, TransformerConv and GINE as edge functions

@@ -9,6 +9,7 @@ Shapes: E edges and R rows of the piece, H heads, B = R·H bags, X = E·H edges 
 columns each; mostly one.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ooc.kernels.edges import Apart, Piece
+from ooc.kernels.edges import ColumnCopy, Piece
 
 _INT32_MAX = 2**31 - 1
 
@@ -30,7 +31,7 @@ class Bags:
     """
 
     def __init__(
-        self, piece: Piece, heads: int, slab_NS: Tensor, apart: Apart | None = None, *, slices: int = 1
+        self, piece: Piece, heads: int, slab_NS: Tensor, apart: ColumnCopy | None = None, *, slices: int = 1
     ) -> None:
         assert slab_NS.is_contiguous() and slab_NS.shape[1] % (heads * slices) == 0
         self.rows, self.continues = piece.rows, piece.continues
@@ -132,3 +133,43 @@ def _counts_before(is_counted: npt.NDArray[np.bool_], places: npt.NDArray[Any]) 
     np.cumsum(is_counted, out=before[1:])
     counts: npt.NDArray[Any] = before[places]
     return counts
+
+
+class RunningSoftmax:
+    """Weights of edges, for every head, in a tile of R rows, and the sums that were made with them: "online softmax"
+    (Milakov and Gimelshein, 2018).
+
+    Where a row's edges come in several pieces, what was summed with the highest score so far is scaled down whenever a
+    higher one appears. Rows within one piece, which is nearly all of them, take no part in that.
+
+    ``totals`` are matrices [R, H, …], zero at first, to which the caller adds sums weighted by what ``weigh``
+    returns; ``finish`` divides them by the sum of weights. A row without edges keeps its zeros.
+    """
+
+    def __init__(self, rows: int, heads: int, like: Tensor, totals: Sequence[Tensor]) -> None:
+        self._highest_RH = like.new_full((rows, heads), -torch.inf)
+        self._sum_RH = like.new_zeros(rows, heads)
+        self._totals = totals
+
+    def weigh(self, edges: Piece | Bags, score: Tensor) -> Tensor:
+        """exp(score - highest so far), written over ``score``."""
+        here = edges.rows
+        highest = edges.maxima(score)
+        if edges.continues:
+            highest = torch.maximum(highest, self._highest_RH[here])
+            shrink = (self._highest_RH[here] - highest).exp_()
+            self._sum_RH[here] *= shrink
+            for total in self._totals:
+                total[here] *= shrink.view(*shrink.shape, *[1] * (total.dim() - 2))
+        self._highest_RH[here] = highest
+        weight = score.sub_(edges.spread(highest)).exp_()
+        self._sum_RH[here] += edges.sums(weight)
+        return weight
+
+    def finish(self) -> Tensor:
+        """Normalise the totals; the logarithm of the sum of exponentials [R, H], 0 for a row without edges."""
+        empty_RH = self._sum_RH == 0
+        share_RH = self._sum_RH.masked_fill(empty_RH, 1.0).reciprocal_()
+        for total in self._totals:
+            total *= share_RH.view(*share_RH.shape, *[1] * (total.dim() - 2))
+        return self._sum_RH.log_().add_(self._highest_RH).masked_fill_(empty_RH, 0.0)

@@ -22,11 +22,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ooc.kernels.bags import RunningSoftmax
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_terms import EDGES_PER_PIECE as EDGES_PER_PIECE
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import Piece, TileEdges, pieces
-from ooc.kernels.softmax import RunningSoftmax
 from ooc.plan.workload import Direction
 
 

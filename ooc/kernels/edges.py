@@ -36,7 +36,7 @@ class SelfLoops(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class ColumnCopy:
     """Some columns of every group of a pulled matrix, side by side in a copy: ``numbers_NGS``, S = ``columns``, counted
     from the group's end.
 
@@ -49,7 +49,7 @@ class Apart:
     numbers_NGS: Tensor
 
     @classmethod
-    def of(cls, slab_NW: Tensor, groups: int, columns: tuple[int, ...]) -> "Apart | None":
+    def of(cls, slab_NW: Tensor, groups: int, columns: tuple[int, ...]) -> "ColumnCopy | None":
         """None where no columns are asked for."""
         if not columns:
             return None
@@ -80,7 +80,7 @@ class TileEdges:
     weight_E: Tensor | None = None
     features_EK: Tensor | None = None
     checks: DeferredChecks | None = None
-    apart: Apart | None = None
+    apart: ColumnCopy | None = None
     parts_P2: Tensor | None = None
 
     @property

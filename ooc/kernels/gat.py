@@ -45,10 +45,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ooc.kernels.bags import Bags
+from ooc.kernels.bags import Bags, RunningSoftmax
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import Piece, TileEdges, pieces
-from ooc.kernels.softmax import RunningSoftmax
 from ooc.plan.workload import Direction
 
 SOURCE_SCALARS = 1

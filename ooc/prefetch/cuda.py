@@ -61,12 +61,12 @@ class Cuda(Device):
         self._pinned: list[Bytes] = []
         self._arena: Tensor | None = None
 
-    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, graph: Sequence[Bytes] = ()) -> Tensor:
         total = torch.cuda.get_device_properties(self.place).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), self.place)
         torch.cuda.empty_cache()  # an arena of another size may have been here before
         try:
-            for memory in (host, *facts):
+            for memory in (host, *graph):
                 self._pin(memory)
             arena = torch.empty(arena_bytes, dtype=torch.uint8, device=self.place)
         except BudgetError:

@@ -29,10 +29,10 @@ class Device(ABC):
     overhead_bytes: int
 
     @abstractmethod
-    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, graph: Sequence[Bytes] = ()) -> Tensor:
         """The arena, uint8 [arena_bytes]. Until ``close`` nothing takes more than ``limit_bytes`` of its memory.
 
-        ``host`` is the memory that copies go to and come from, and ``facts`` what tensors are brought from without
+        ``host`` is the memory that copies go to and come from, and ``graph`` what tensors are brought from without
         waiting (``Tensor.to(…, non_blocking=True)``), all of it on pages of its own. It is made known to the device
         once and must stay until ``close``. BudgetError for what cannot be had.
         """

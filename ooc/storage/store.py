@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,27 +49,19 @@ class Task(Enum):
 
     def valid(self, y: AnyArray, num_classes: int) -> npt.NDArray[np.bool_]:
         """Which rows of ``y`` [n] or [n, L] are a label or none, as this task has them, [n]."""
-        match self:
-            case Task.CLASSES:
-                return np.asarray((y >= -1) & (y < num_classes))
-            case Task.MULTILABEL:
-                return np.asarray(((y == 0) | (y == 1)).all(axis=1) | (y == -1).all(axis=1))
-            case Task.VALUES:
-                return np.asarray(np.isfinite(y).all(axis=1) | np.isnan(y).all(axis=1))
-            case _:
-                assert_never(self)
+        if self is Task.CLASSES:
+            return np.asarray((y >= -1) & (y < num_classes))
+        if self is Task.MULTILABEL:
+            return np.asarray(((y == 0) | (y == 1)).all(axis=1) | (y == -1).all(axis=1))
+        return np.asarray(np.isfinite(y).all(axis=1) | np.isnan(y).all(axis=1))
 
     def meaning(self, num_classes: int) -> str:
         """What a valid label is, for messages."""
-        match self:
-            case Task.CLASSES:
-                return f"the classes are 0 to {num_classes - 1}, -1 for none"
-            case Task.MULTILABEL:
-                return "labels are 0 or 1, or -1 throughout for none"
-            case Task.VALUES:
-                return "values are finite, or NaN throughout for none"
-            case _:
-                assert_never(self)
+        return {
+            Task.CLASSES: f"the classes are 0 to {num_classes - 1}, -1 for none",
+            Task.MULTILABEL: "labels are 0 or 1, or -1 throughout for none",
+            Task.VALUES: "values are finite, or NaN throughout for none",
+        }[self]
 
 
 class Store:

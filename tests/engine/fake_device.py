@@ -172,14 +172,14 @@ class FakeDevice(Device):
 
     # ---- the device ----------------------------------------------------------------------------------------
 
-    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, graph: Sequence[Bytes] = ()) -> Tensor:
         assert not self.opened, "it was not closed"
         self.opened += 1
         self.limit_bytes = limit_bytes
         self._memory = torch.full((arena_bytes,), 255, dtype=torch.uint8, device=self.place)  # no number, no neighbour
         self.arena = Extent.of(self._memory)
         self.host_memory = Extent.of_array(host)
-        self.locked = [Extent.of_array(memory) for memory in (host, *facts)]
+        self.locked = [Extent.of_array(memory) for memory in (host, *graph)]
         return self._memory
 
     def begin(self) -> None:

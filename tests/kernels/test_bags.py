@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.kernels.bags import Bags
-from ooc.kernels.edges import Apart, pieces
+from ooc.kernels.edges import ColumnCopy, pieces
 from ooc.plan.workload import Direction
 from tests.kernels.kernel_cases import PIECES, KernelGraph, graphs, numbers, small_pieces
 
@@ -45,7 +45,7 @@ def test_bags_reduce_as_a_loop_over_edges_does(
             torch.testing.assert_close(bags.sums_apart(values, is_first), apart, **CLOSE)
             torch.testing.assert_close(bags.sums_apart(values, is_first, is_kept), kept, **CLOSE)
             rows = piece.neighbours_E.long()
-            apart_of_slab = Apart.of(slab, heads * slices, (-2, -1))
+            apart_of_slab = ColumnCopy.of(slab, heads * slices, (-2, -1))
             copied = Bags(piece, heads, torch.full_like(slab, torch.nan), apart_of_slab, slices=slices)
             for number in range(slices):
                 column_EH = slab.view(graph.nodes, heads, slices, COLUMNS)[rows][:, :, number, -1]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ooc.kernels import bits
+from ooc.kernels import tensors
 from ooc.model.lowering.rectified import Rectified, Signs
 from ooc.model.lowering.values import Features, Rows
 from tests.examples import examples
@@ -17,11 +17,11 @@ from tests.examples import examples
 @given(rows=st.integers(0, 4), columns=st.integers(1, 40), seed=st.integers(0, 999))
 def test_bits_are_numpys_on_any_device(rows: int, columns: int, seed: int) -> None:
     bools = torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed)) < 0.5
-    packed = bits.pack(bools)
+    packed = tensors.pack(bools)
     assert packed.numpy().tobytes() == np.packbits(bools.numpy(), axis=1).tobytes()
-    assert torch.equal(bits.pack_by_torch(bools), packed)
-    assert torch.equal(bits.unpack(packed, columns).bool(), bools)
-    assert torch.equal(bits.unpack_by_torch(packed, columns), bits.unpack(packed, columns))
+    assert torch.equal(tensors.pack_by_torch(bools), packed)
+    assert torch.equal(tensors.unpack(packed, columns).bool(), bools)
+    assert torch.equal(tensors.unpack_by_torch(packed, columns), tensors.unpack(packed, columns))
 
 
 SPECIAL = [0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-40, -1e-40]

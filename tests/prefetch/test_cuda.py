@@ -82,7 +82,7 @@ def opened(limit_bytes: int = 500) -> tuple[Cuda, torch.Tensor, Any]:
     device = Cuda()
     device.place = torch.device("cpu")
     host, facts = np.arange(64, dtype=np.uint8), np.zeros(8, dtype=np.uint8)
-    return device, device.open(arena_bytes=64, limit_bytes=limit_bytes, host=host, facts=[facts]), host
+    return device, device.open(arena_bytes=64, limit_bytes=limit_bytes, host=host, graph=[facts]), host
 
 
 @pytest.mark.parametrize(("limit", "share"), [(500, 0.5), (5000, 1.0)])

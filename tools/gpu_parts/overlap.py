@@ -75,8 +75,8 @@ class Watch(device.Device):
         if isinstance(event, TaskAdvanced):
             self._at = event.done
 
-    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
-        return self._inner.open(arena_bytes=arena_bytes, limit_bytes=limit_bytes, host=host, facts=facts)
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, graph: Sequence[Bytes] = ()) -> Tensor:
+        return self._inner.open(arena_bytes=arena_bytes, limit_bytes=limit_bytes, host=host, graph=graph)
 
     def begin(self) -> None:
         self._inner.begin()

@@ -40,7 +40,7 @@ class HostDevice(Device):
     place = torch.device("cpu")
     overhead_bytes = 0
 
-    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, facts: Sequence[Bytes] = ()) -> Tensor:
+    def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, graph: Sequence[Bytes] = ()) -> Tensor:
         return torch.empty(arena_bytes, dtype=torch.uint8)
 
     def begin(self) -> None:

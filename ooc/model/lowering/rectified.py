@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ooc.kernels import bits
-from ooc.kernels.tensors import first_rows, shaped
+from ooc.kernels.tensors import first_rows, pack, shaped, unpack
 from ooc.model.lowering.values import Gradients, Rows, Value
 
 
@@ -38,13 +37,13 @@ class Signs(Value):
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         numbers = shaped(inputs[0], (self.source.columns,))
         if numbers.device.type != "cpu":
-            return bits.pack(~(numbers <= 0) if self.not_a_number else numbers > 0)
+            return pack(~(numbers <= 0) if self.not_a_number else numbers > 0)
         compared = numbers.numpy()  # which compares several times faster than torch does here
-        return bits.pack(torch.from_numpy(~(compared <= 0) if self.not_a_number else compared > 0))
+        return pack(torch.from_numpy(~(compared <= 0) if self.not_a_number else compared > 0))
 
     def unpacked(self, signs: Tensor, dtype: torch.dtype) -> Tensor:
         """One where the gradient passes, zero elsewhere: [R, …], shaped as the source."""
-        ones = bits.unpack(signs, self.source.columns)
+        ones = unpack(signs, self.source.columns)
         return shaped(ones.to(dtype), self.source.tail)
 
 
