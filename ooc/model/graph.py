@@ -43,7 +43,7 @@ class Scaling(Enum):
     @property
     def weighted(self) -> bool:
         """By the weights of the store's edges."""
-        return self in _WEIGHTED
+        return self.value.startswith("weighted")
 
     @property
     def normalized(self) -> bool:
@@ -71,14 +71,6 @@ class Scaling(Enum):
         return (not self.plain) + self.normalized
 
 
-_WEIGHTED = frozenset(
-    (
-        Scaling.WEIGHTED_SUM,
-        Scaling.WEIGHTED_GCN,
-        Scaling.WEIGHTED_GCN_IMPROVED,
-        Scaling.WEIGHTED_GCN_NO_LOOPS,
-    )
-)
 _LOOP_WEIGHTS = {Scaling.GCN: 1.0, Scaling.WEIGHTED_GCN: 1.0, Scaling.WEIGHTED_GCN_IMPROVED: 2.0}
 
 

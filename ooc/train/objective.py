@@ -6,14 +6,12 @@ get the gradient back; nothing here knows how outputs are computed. Tiles are co
 add is reduced in a fixed order, so that sums are the same to the bit whatever the plan.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.model.stages import Contribution
+from ooc.model.stages import Contribution, Tile
 from ooc.model.task import Targets
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.loss import Loss
@@ -103,28 +101,26 @@ class Objective:
         self._targets.begin()
         self._scorer.begin()
 
-    def gradient(
-        self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution
-    ) -> Tensor:
-        """The gradient [R, C] of the mean loss with respect to a tile's outputs, of rows ``start``…"""
-        rows = self._split_rows.of("train", start, inputs["split/train"][:, 0])
+    def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor:
+        """The gradient [R, C] of the mean loss with respect to a tile's outputs."""
+        rows = self._split_rows.of("train", tile.start, tile.inputs["split/train"][:, 0])
         gradient_RC = torch.zeros_like(outputs_RC)
         if rows.numel():
-            labels = self._targets.of("train", inputs["y"], rows, outputs=outputs_RC)
+            labels = self._targets.of("train", tile.inputs["y"], rows, outputs=outputs_RC)
             total, gradient_rC = self._loss.gradient(outputs_RC[rows], labels)
-            contribution.loss = total.double()
+            tile.contribution.loss = total.double()
             gradient_RC[rows] = gradient_rC / self._loss.divisor
         return gradient_RC
 
-    def score(self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution) -> None:
-        """Count or collect what a tile's outputs, of rows ``start``…, say about its labels."""
+    def score(self, tile: Tile, outputs_RC: Tensor) -> None:
+        """Count or collect what a tile's outputs say about its labels."""
         for split in SPLITS:
-            rows = self._split_rows.of(split, start, inputs[f"split/{split}"][:, 0])
+            rows = self._split_rows.of(split, tile.start, tile.inputs[f"split/{split}"][:, 0])
             if rows.numel():
-                labels = self._targets.of(split, inputs["y"], rows, outputs=outputs_RC)
-                tally = self._scorer.of_rows(start + rows, outputs_RC[rows], labels)
+                labels = self._targets.of(split, tile.inputs["y"], rows, outputs=outputs_RC)
+                tally = self._scorer.of_rows(tile.start + rows, outputs_RC[rows], labels)
                 if tally is not None:
-                    contribution.scores[split] = tally
+                    tile.contribution.scores[split] = tally
 
     def reduce(self, contribution: Contribution) -> None:
         """Add what a tile came to."""

@@ -121,7 +121,7 @@ def prepare(
 
     def programs(builder: StageBuilder) -> dict[str, list[Step]]:
         made = {"prepare": builder.prepare(), "train": builder.train(), "evaluate": builder.evaluate()}
-        if share_forward and builder.scores_while_training:
+        if share_forward and network.same_in_evaluation:
             # Scoring and training compute the same: one pass does both. Where weights are averaged, they do not.
             made["train_and_score"] = builder.train_and_score()
         return made

@@ -78,22 +78,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
-    """Bytes that one run takes for every edge and every node."""
-
-    edge_bytes: int
-    node_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What trying a layer has told: its output's ``columns``; which ``parameters`` have a part in it; what a run takes,
-    of how many operators it is forward and, with the gradient, backward; ``tells_modes``: whether it computes something
-    else in training than in evaluation; ``dropped``: what it drops entries from."""
+    """What trying a layer has told: its output's ``columns``; which ``parameters`` have a part in it; the bytes that a
+    run takes for every edge and every node, and of how many operators it is forward and, with the gradient, backward;
+    ``tells_modes``: whether it computes something else in training than in evaluation; ``dropped``: what it drops
+    entries from."""
 
     columns: int
     parameters: tuple[nn.Parameter, ...]
-    footprint: Footprint
+    edge_bytes: int
+    node_bytes: int
     forward_operators: int
     backward_operators: int
     tells_modes: bool
@@ -128,7 +122,7 @@ def probe_layer(
         used = tuple(p for i, p in enumerate(parameters) if i not in unused)
         tells_modes = probe.tells_modes()
         taken = probe.footprint(sharing(module, layer.where), dtype, used, outputs, record=record)
-    return ProbeResult(outputs, used, taken, *counts, tells_modes, tuple(probe.dropped))
+    return ProbeResult(outputs, used, *taken, *counts, tells_modes, tuple(probe.dropped))
 
 
 class _Probe:
@@ -288,8 +282,9 @@ class _Probe:
 
     def footprint(
         self, module: nn.Module, dtype: torch.dtype, parameters: Sequence[nn.Parameter], outputs: int, *, record: bool
-    ) -> Footprint:
-        """What running ``module`` takes, forward and, with ``record``, backward, by how that grows with the graph."""
+    ) -> tuple[int, int]:
+        """Bytes an edge and a node that running ``module`` takes, forward and, with ``record``, backward, by how they
+        grow with the graph."""
         layer = self.layer
 
         def run(nodes: int, edges: int, skewed: bool) -> int:
@@ -319,7 +314,7 @@ class _Probe:
             )
         more_edges = max(0, run(_FEW_NODES, _MORE_EDGES, False) - base) / (_MORE_EDGES - _FEW_EDGES)
         more_nodes = max(0, run(_MORE_NODES, _FEW_EDGES, False) - base) / (_MORE_NODES - _FEW_NODES)
-        return Footprint(int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1)
+        return int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1
 
     def tells_modes(self) -> bool:
         """Whether it gives something else in the other mode, or fails there."""

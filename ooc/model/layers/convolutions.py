@@ -53,7 +53,7 @@ from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.per_edge import Maximum
 from ooc.model.lowering.assembly import Assembly
-from ooc.model.lowering.replaced import is_linear, replaced_functions
+from ooc.model.lowering.symbolic import is_linear, replaced_functions
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
 

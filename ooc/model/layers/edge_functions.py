@@ -98,6 +98,8 @@ class FunctionAggregate(EdgeAggregate):
     """Messages by an edge function, which may take a term of the edge's features; summed, or weighted by a softmax."""
 
     times_streamed = _TIMES_STREAMED
+    function: Callable[[range], EdgeFunction]
+    """Message and score of some groups."""
     term: EdgeTerm | None
     target_columns = 0
     """Columns of a group that a target brings."""
@@ -120,10 +122,6 @@ class FunctionAggregate(EdgeAggregate):
     @property
     def pulled_target_columns(self) -> int:
         return self.groups * (self.brought_columns + (0 if self.term is None else self.term.gradient_columns))
-
-    def function(self, groups: range) -> EdgeFunction:
-        """Message and score of these groups."""
-        raise NotImplementedError
 
     def _edges(self, tile: TileEdges) -> TileEdges:
         return tile
@@ -232,7 +230,7 @@ class FunctionAggregate(EdgeAggregate):
         )
 
 
-class FunctionAttention(FunctionAggregate, Attention):
+class FunctionAttention(Attention, FunctionAggregate):
     """Attention by an edge function, ``functions`` giving that of some groups. ``att`` [1, G, C], if it is given, comes
     with the target's rows, so that its gradient is found row by row as theirs is."""
 
@@ -253,7 +251,7 @@ class FunctionAttention(FunctionAggregate, Attention):
     ) -> None:
         loop = 0 if term is None else term.loop_columns
         super().__init__(index, source, target, options, kept=1 + loop, keep=keep)
-        self.functions = functions
+        self.function = functions
         self.att = att
         self.term = term
         self.target_columns = target.columns // options.heads
@@ -262,12 +260,6 @@ class FunctionAttention(FunctionAggregate, Attention):
     @property
     def brought_columns(self) -> int:
         return self.target_columns * (1 if self.att is None else 2)
-
-    def function(self, groups: range) -> EdgeFunction:
-        return self.functions(groups)
-
-    def _edges(self, tile: TileEdges) -> TileEdges:
-        return Attention._edges(self, tile)
 
     def _heads(self, key: Key, groups: range) -> Heads:
         return Heads(groups, self._dropout(key))
@@ -304,15 +296,13 @@ class EdgeSum(FunctionAggregate):
 
     def __init__(self, index: int, source: Value, term: EdgeTerm, *, keep: bool) -> None:
         super().__init__(index, source, None, groups=source.columns, result=1, kept=0, keep=keep)
+        self.function = lambda groups: Gine()
         self.term = term
         self.parameters = term.parameters
 
     @property
     def pulls_targets(self) -> bool:  # type: ignore[override]  # the others know it of their kind
         return self.term.gradient_columns > 0
-
-    def function(self, groups: range) -> EdgeFunction:
-        return Gine()
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return gradient, None

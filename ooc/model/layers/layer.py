@@ -135,7 +135,7 @@ def layer_of(
     module: "MessagePassing", where: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Layer, Value]:
     """The layer as it is called, and the rows it is given; ModelError for a call that is not supported."""
-    from ooc.model.lowering.replaced import strangers  # here, so that what has no such layer does without PyG
+    from ooc.model.lowering.symbolic import strangers  # here, so that what has no such layer does without PyG
 
     for part in module.modules():
         for name in strangers(part):  # copies would share what it refers to

@@ -139,8 +139,7 @@ class Opaque(EdgeAggregate):
         return pulled, []  # those of parameters came with the scattered rows
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        taken = self.findings.footprint
-        columns = self.source.columns
+        taken, columns = self.findings, self.source.columns
         per_node = taken.node_bytes + columns * itemsize
         masks = 2 * max((dropped.row_nbytes for dropped in self.findings.dropped), default=0)  # a loop for each edge
         return (

@@ -161,12 +161,10 @@ class Assembly:
         parameters: Sequence[nn.Parameter] = (),
         *,
         heavy: bool = False,
-        scratch_columns: int = 0,
     ) -> Value:
         """A function of rows. It is tried on a few: one that looks across rows raises ModelError naming ``name``."""
         tail = probe(name, function, [value.tail for value in inputs], self.setting.dtype)
-        index = self.next_index()
-        return Rowwise(index, inputs, tail, function, parameters, heavy=heavy, scratch_columns=scratch_columns)
+        return Rowwise(self.next_index(), inputs, tail, function, parameters, heavy=heavy)
 
     def normalized(
         self,

@@ -102,20 +102,19 @@ class Network:
     def rounded_nbytes(self) -> int:
         """What its weights take besides where they are multiplied in a narrower type: those of one of the modes."""
 
-        def nbytes(output: Value) -> int:
-            linear = [value for value in values_of(output) if isinstance(value, Multiplied)]
-            return sum(v.product.weights_nbytes(v.inputs[0].columns, v.columns) for v in linear)
-
-        return max(nbytes(self.training), nbytes(self.evaluation))
+        return self._in_either_mode(
+            lambda v: v.product.weights_nbytes(v.source.columns, v.columns) if isinstance(v, Multiplied) else 0
+        )
 
     @property
     def made_nbytes(self) -> int:
         """What weights made of several parameters take, with their gradients."""
 
-        def nbytes(output: Value) -> int:
-            return sum(value.made.nbytes for value in values_of(output) if isinstance(value, Projection))
+        return self._in_either_mode(lambda value: value.made.nbytes if isinstance(value, Projection) else 0)
 
-        return max(nbytes(self.training), nbytes(self.evaluation))
+    def _in_either_mode(self, nbytes: Callable[[Value], int]) -> int:
+        """What the values of one mode take, of the one where they take more."""
+        return max(sum(map(nbytes, values_of(output))) for output in (self.training, self.evaluation))
 
     def forget_weights(self) -> None:
         """Weights may have changed: what was made of them is to be made anew."""

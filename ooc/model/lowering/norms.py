@@ -121,14 +121,6 @@ def _pair_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Valu
     return assembly.normalized(source, function, ())
 
 
-def _mean_subtraction(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
-    return assembly.normalized(source, lambda x, mean, variance: x - mean, ())
-
-
-def _graph_size(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
-    return assembly.sum([(assembly.setting.num_nodes**-0.5, source)])
-
-
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None:
         x = x * weight
@@ -142,8 +134,8 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, str, Value, Assembly], Value]] 
     LayerNorm: _layer_norm,
     GraphNorm: _graph_norm,
     PairNorm: _pair_norm,
-    MeanSubtractionNorm: _mean_subtraction,
-    GraphSizeNorm: _graph_size,
+    MeanSubtractionNorm: lambda norm, where, x, assembly: assembly.normalized(x, lambda x, mean, _: x - mean, ()),
+    GraphSizeNorm: lambda norm, where, x, assembly: assembly.sum([(assembly.setting.num_nodes**-0.5, x)]),
 }
 NORMS: tuple[type[nn.Module], ...] = (*_LOWERINGS, MessageNorm)
 """Taken as wholes. DiffGroupNorm is not among them: it is made of a linear map, a softmax and a BatchNorm."""

@@ -165,14 +165,8 @@ def through_weights(
 ) -> list[tuple[nn.Parameter, Tensor]]:
     """The gradients of the parameters that are trained, from those of the weight [O, I] and bias [O] made of them."""
     with torch.enable_grad():
-        weight, bias = weights()
-    outputs, gradients = [weight], [weight_gradient]
-    if bias is not None and bias_gradient is not None:
-        outputs.append(bias)
-        gradients.append(bias_gradient)
-    pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
+        pairs = zip(weights(), (weight_gradient, bias_gradient), strict=True)
+        known = [(made, part) for made, part in pairs if made is not None and part is not None and made.requires_grad]
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    parts = torch.autograd.grad(
-        [output for output, _ in pairs], trained, [part for _, part in pairs], allow_unused=True
-    )
+    parts = torch.autograd.grad([made for made, _ in known], trained, [part for _, part in known], allow_unused=True)
     return [(p, part) for p, part in zip(trained, parts, strict=True) if part is not None]

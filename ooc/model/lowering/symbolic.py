@@ -23,13 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
 from ooc.model.lowering.assembly import first_line
 from ooc.model.lowering.norms import NORMS
-from ooc.model.lowering.replaced import LINEAR
 
+LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
 _NODES, _EDGES = 13, 40
 _TOLERANCE = 1e-5
 _CONSTANT = "_tensor_constant"
@@ -295,3 +296,44 @@ def _close(one: Tensor | None, other: Tensor | None) -> bool:
 def _kind(node: fx.Node) -> tuple[str, str]:
     target = str(node.target)
     return node.op, _CONSTANT if target.startswith(_CONSTANT) else target
+
+
+# ---- what a user has put in the place of a module's own parts ---------------------------------------------
+#
+# A formula for a module holds for its class as it is written: for what it has inside by its constructor, and for its
+# own functions. So whoever computes by a formula asks here first.
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it computes x Wᵀ + b with parameters of its own: a subclass may do anything else."""
+    parts: Any = module
+    return (
+        type(module) in LINEAR
+        and not replaced_functions(module)
+        and isinstance(parts.weight, nn.Parameter)
+        and (parts.bias is None or isinstance(parts.bias, nn.Parameter))
+    )
+
+
+def replaced_functions(module: nn.Module) -> list[str]:
+    """The functions of its class, ``forward`` and those that ``forward`` may call, of which the instance has others."""
+    return [name for name in vars(module) if _is_computing(type(module), name) and not _is_set_by_pyg(module, name)]
+
+
+def strangers(module: nn.Module) -> list[str]:
+    """Those of ``replaced_functions`` that are not bound to the module: they stay with it when it is copied."""
+    return [name for name in replaced_functions(module) if getattr(vars(module)[name], "__self__", None) is not module]
+
+
+def _is_computing(kind: type[nn.Module], name: str) -> bool:
+    if not callable(getattr(kind, name, None)):
+        return False
+    return name == "forward" or not (hasattr(nn.Module, name) or name == "reset_parameters")
+
+
+def _is_set_by_pyg(module: nn.Module, name: str) -> bool:
+    """PyG sets ``propagate`` on the instance where ``decomposed_layers`` is set; it gives the same."""
+    if name != "propagate" or not isinstance(module, MessagePassing):
+        return False
+    own = [getattr(type(module), propagate, None) for propagate in ("_orig_propagate", "_jinja_propagate")]
+    return getattr(vars(module)[name], "__func__", name) in own

@@ -8,6 +8,7 @@ none of these is refused by its name.
 
 import inspect
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from traceback import walk_tb
@@ -26,7 +27,6 @@ from ooc.model.layers.convolutions import lower_convolution
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, Graph
 from ooc.model.lowering.assembly import Assembly, first_line
 from ooc.model.lowering.norms import NORMS, lower_norm
-from ooc.model.lowering.replaced import LINEAR, replaced_functions
 from ooc.model.lowering.rowwise import (
     HEAVY_FUNCTIONS,
     IN_PLACE,
@@ -35,12 +35,18 @@ from ooc.model.lowering.rowwise import (
     ROWWISE_MODULES,
     VIEWS,
 )
-from ooc.model.lowering.symbolic import Calls, attribute, place_in_model, place_of_node, small_inputs, small_rows
+from ooc.model.lowering.symbolic import (
+    LINEAR,
+    Calls,
+    attribute,
+    place_in_model,
+    place_of_node,
+    replaced_functions,
+    small_inputs,
+    small_rows,
+)
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
-
-_LSTM_COLUMNS = 24
-"""Numbers a row, step and hidden unit that a bidirectional LSTM and its gradient keep: gates, states, outputs."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +83,6 @@ class _Whole(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor, edge_attr: Tensor) -> Tensor:
         carried = {EdgeData.WEIGHT: edge_weight, EdgeData.FEATURES: edge_attr}
         output: Tensor = self.model(x, edge_index, **{ARGUMENTS[data]: carried[data] for data in self.edge_data})
-        return output
-
-
-class _Part(nn.Module):
-    """A module inside a convolution, called with rows alone."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.model(x)
         return output
 
 
@@ -186,7 +180,8 @@ class _Interpreter:
                 return fx.map_arg(result, self._look_up)
 
     def _apply_module(self, module: nn.Module, rows: Value) -> Value:
-        part, setting = _Part(module), self._assembly.setting
+        """What a module inside a convolution gives, called with rows alone."""
+        part, setting = nn.Sequential(OrderedDict(model=module)), self._assembly.setting
         place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         tried = small_rows(rows.tail, dtype=setting.dtype, place=place)
         calls = Calls(part, type(module).__name__, [tried], training=setting.training)
@@ -241,15 +236,8 @@ class _Interpreter:
     def _jump(self, module: JumpingKnowledge, where: str, values: Any) -> Value:
         if not isinstance(values, (list, tuple)) or not all(isinstance(value, Value) for value in values):
             raise ModelError(f"{where} is not given a list of matrices")
-        columns = _LSTM_COLUMNS * len(values) * module.lstm.hidden_size if module.lstm is not None else 0
-        return self._assembly.rowwise(
-            where,
-            lambda *tensors: module(list(tensors)),
-            list(values),
-            tuple(module.parameters()),
-            heavy=module.lstm is not None,
-            scratch_columns=columns,
-        )
+        parameters, heavy = tuple(module.parameters()), module.lstm is not None
+        return self._assembly.rowwise(where, lambda *rows: module(list(rows)), list(values), parameters, heavy=heavy)
 
     def _linear(self, source: Value, weight: Any, bias: Any, where: str) -> Value:
         if not isinstance(weight, nn.Parameter) or not (bias is None or isinstance(bias, nn.Parameter)):

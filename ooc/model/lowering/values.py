@@ -376,10 +376,13 @@ class Differentiated(Value):
         tail: Sequence[int],
         function: RowFunction,
         parameters: Sequence[nn.Parameter],
+        *,
+        heavy: bool = False,
     ) -> None:
         super().__init__(index, inputs, tail)
         self.function = function
         self.parameters = tuple(parameters)
+        self.heavy = heavy
 
     def _run(self, tensors: Sequence[Tensor], trained: Sequence[bool], rows: Rows, *, record: bool) -> Tensor:
         """The function of ``tensors``; of those that are ``trained``, ``_gradients`` will tell the gradients."""
@@ -408,22 +411,6 @@ class Differentiated(Value):
 
 class Rowwise(Differentiated):
     """Any function of rows."""
-
-    def __init__(
-        self,
-        index: int,
-        inputs: Sequence[Value],
-        tail: Sequence[int],
-        function: RowFunction,
-        parameters: Sequence[nn.Parameter] = (),
-        *,
-        heavy: bool = False,
-        scratch_columns: int = 0,
-    ) -> None:
-        super().__init__(index, inputs, tail, function, parameters)
-        self.heavy = heavy
-        self.scratch_columns = scratch_columns
-        """Numbers a row that it needs for itself while it is computed."""
 
     def needs(self) -> tuple[Value, ...]:
         return self.inputs

@@ -39,8 +39,8 @@ def loss_step(program: Program, *, scored: bool = False) -> Step:
         known = values_of(tile, rows)
         outputs = known[schedule.output]
         if scored:
-            objective.score(tile.inputs, tile.start, outputs, tile.contribution)
-        gradients = {schedule.output: objective.gradient(tile.inputs, tile.start, outputs, tile.contribution)}
+            objective.score(tile, outputs)
+        gradients = {schedule.output: objective.gradient(tile, outputs)}
         return backward(gradients, known, tile, rows)
 
     loads, stores = program.traffic(last)

@@ -151,17 +151,12 @@ class StageBuilder(StageContext):
         program = self._evaluation
         return [*forward_steps(program, self.active.scoring_rows), score_step(program)]
 
-    @property
-    def scores_while_training(self) -> bool:
-        """Whether training's forward pass computes what evaluation's does, so that one can stand for both."""
-        return self.network.same_in_evaluation
-
     def train_and_score(self) -> list[Step]:
-        """``train``, its forward pass reaching as far as ``evaluate``'s and scored before the weights change.
+        """``train``, its forward pass reaching as far as ``evaluate``'s and scored before the weights change: where
+        training's computes what evaluation's does (``Network.same_in_evaluation``), so that one can stand for both.
 
         Bit for bit the losses and scores of the two programs: both cut rows into the same tiles.
         """
-        assert self.scores_while_training
         program = self._training
         steps = forward_steps(program, self.active.scoring_rows)
         if self.active.training_rows(0) == self.active.scoring_rows(0):

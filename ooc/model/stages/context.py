@@ -3,7 +3,7 @@
 tile of rows on its way through a stage.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -87,13 +87,9 @@ class LossAndScores(Protocol):
     @property
     def score_operators(self) -> int: ...
 
-    def gradient(
-        self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution
-    ) -> Tensor: ...
+    def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor: ...
 
-    def score(
-        self, inputs: Mapping[str, Tensor], start: int, outputs_RC: Tensor, contribution: Contribution
-    ) -> None: ...
+    def score(self, tile: Tile, outputs_RC: Tensor) -> None: ...
 
     def reduce(self, contribution: Contribution) -> None: ...
 

@@ -76,12 +76,8 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
 
 def score_step(program: Program) -> Step:
     """The last stage, scored. In the order of the loss, so that sums of scores come out the same."""
-    context = program.context
-
-    def take(tile: Tile, outputs: Tensor) -> None:
-        context.objective.score(tile.inputs, tile.start, outputs, tile.contribution)
-
-    return _last(program, "score", context.objective.score_inputs, take, reverse=True)
+    objective = program.context.objective
+    return _last(program, "score", objective.score_inputs, objective.score, reverse=True)
 
 
 def output_step(program: Program, sink: Sink) -> Step:
