@@ -96,11 +96,11 @@ class RowScaling:
         if self.self_N1 is None:
             own.add_(source[start:stop])
         else:
-            own.addcmul_(source[start:stop], _beside(self.self_N1[start:stop], source))
+            own.addcmul_(source[start:stop], _next_to(self.self_N1[start:stop], source))
 
     def scale(self, start: int, rows_RC: Tensor) -> Tensor | None:
         """[R, 1] factors after the sum for rows from ``start`` on, where these are; ``None`` for a plain sum."""
-        return None if self.scale_N1 is None else _beside(self.scale_N1[start : start + rows_RC.shape[0]], rows_RC)
+        return None if self.scale_N1 is None else _next_to(self.scale_N1[start : start + rows_RC.shape[0]], rows_RC)
 
 
 _PLAIN = RowScaling()
@@ -108,8 +108,8 @@ _PLAIN = RowScaling()
 
 @dataclass(slots=True)
 class GraphRows:
-    """Per-row facts in host memory: ``offsets`` [N+1] by direction, and what each scaling of the model needs; for the
-    kernels of a device with memory of its own, ``parts`` of long rows [P, 2] (``kernels.cuda.segments``)."""
+    """Constants of rows in host memory: ``offsets`` [N+1] by direction, and what each scaling of the model needs; for
+    the kernels of a device with memory of its own, ``parts`` of long rows [P, 2] (``kernels.cuda.segments``)."""
 
     offsets: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
     parts: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
@@ -120,9 +120,9 @@ class GraphRows:
         yield from (offsets.view(np.uint8) for offsets in self.offsets.values())
         yield from (parts_P2.reshape(-1).view(np.uint8) for parts_P2 in self.parts.values() if len(parts_P2))
         for scaling in self.scalings.values():
-            for facts_N1 in (scaling.scale_N1, scaling.self_N1):
-                if facts_N1 is not None:
-                    yield facts_N1.view(-1).view(torch.uint8).numpy()
+            for constants_N1 in (scaling.scale_N1, scaling.self_N1):
+                if constants_N1 is not None:
+                    yield constants_N1.view(-1).view(torch.uint8).numpy()
 
     def scaled(self, scaling: Scaling) -> RowScaling:
         """What ``scaling`` does to rows; nothing where nothing is known of it."""
@@ -136,9 +136,9 @@ class GraphRows:
         return max((int(np.diff(offsets[start : start + _CHUNK_ROWS + 1]).max()) for start in starts), default=0)
 
 
-def _beside(facts_R1: Tensor, rows_RC: Tensor) -> Tensor:
+def _next_to(constants_R1: Tensor, rows_RC: Tensor) -> Tensor:
     """What is known of rows, where these are: they wait on the host, and go to a device tile by tile."""
-    return facts_R1.to(rows_RC.device, non_blocking=True)
+    return constants_R1.to(rows_RC.device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +195,10 @@ def offset_itemsize(store: Store) -> int:
 
 def rows_nbytes(store: Store, scalings: Collection[Scaling], itemsize: int, *, on_device: bool) -> int:
     """Host bytes that ``load_rows`` will take, for admission beforehand; a bound, where there may be long rows."""
-    facts = sum((not scaling.plain) + _counts_own(store, scaling) for scaling in scalings)
+    constants = sum((not scaling.plain) + _counts_own(store, scaling) for scaling in scalings)
     offsets = len(directions(store)) * offset_itemsize(store)
     parts = 2 * most_parts(store.num_edges) * offsets if on_device else 0
-    return (store.num_nodes + 1) * (offsets + facts * itemsize) + parts
+    return (store.num_nodes + 1) * (offsets + constants * itemsize) + parts
 
 
 def _counts_own(store: Store, scaling: Scaling) -> bool:
@@ -253,8 +253,8 @@ def _row_scaling(
     if scaling.plain:
         return _PLAIN
     n, fill = store.num_nodes, scaling.loop_weight
-    scale = _facts(n, dtype)
-    own = _facts(n, dtype) if _counts_own(store, scaling) else None
+    scale = _row_constants(n, dtype)
+    own = _row_constants(n, dtype) if _counts_own(store, scaling) else None
     for start in range(0, n, _CHUNK_ROWS):
         stop = min(n, start + _CHUNK_ROWS)
         into = into_rows[start : stop + 1]
@@ -273,7 +273,7 @@ def _row_scaling(
     return RowScaling(scale, before=scaling.normalized, self_term=fill is not None, self_N1=own)
 
 
-def _facts(rows: int, dtype: torch.dtype) -> Tensor:
+def _row_constants(rows: int, dtype: torch.dtype) -> Tensor:
     """[rows, 1]."""
     return torch.from_numpy(_on_own_pages(rows * dtype.itemsize)).view(dtype).view(rows, 1)
 

@@ -52,11 +52,6 @@ def matrix_columns(network: Network, store: Store) -> dict[str, int]:
     return columns | dict.fromkeys(map(network.first_aggregation, network.aggregated_once), store.num_features)
 
 
-def results_at_once(workers: int) -> int:
-    """The most results of tiles that are there at one time."""
-    return 1 if workers == 1 else TASKS_AHEAD * workers + 1
-
-
 def describe_workload(
     network: Network,
     builder: StageBuilder,
@@ -102,6 +97,7 @@ def describe_workload(
     gathers = any(s.pull is not None and s.pull.is_opaque for s in every) and not builder.on_device
     if gathers:
         pulled.setdefault(backward, set())
+    results_at_once = 1 if threads == 1 else TASKS_AHEAD * threads + 1
     parameters = sum(p.numel() for p in network.parameters)
     idle = sum(p.numel() for p in network.idle)
     return Workload(
@@ -120,8 +116,7 @@ def describe_workload(
             if d in pulled
         },
         fixed_host_bytes=fixed_host_bytes,
-        fixed_device_bytes=(_OF_A_PARAMETER * parameters + results_at_once(threads) * builder.most_gradients + idle)
-        * itemsize
+        fixed_device_bytes=(_OF_A_PARAMETER * parameters + results_at_once * builder.most_gradients + idle) * itemsize
         + network.rounded_nbytes
         + network.made_nbytes
         + network.statistics_nbytes,

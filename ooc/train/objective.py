@@ -60,28 +60,22 @@ class Objective:
     tiles, ``reduce`` in order; then ``mean_loss`` and ``scores``, which have the host wait for what a device computes.
     """
 
-    loss_inputs = ("y", "split/train")
+    loss_inputs: tuple[str, ...] = ("y", "split/train")
     """What ``gradient`` needs of a tile."""
-    score_inputs = ("y", *(f"split/{split}" for split in SPLITS))
+    score_inputs: tuple[str, ...] = ("y", *(f"split/{split}" for split in SPLITS))
     """What ``score`` needs of a tile."""
+    score_operators = len(SPLITS) * (_PICKING_OPERATORS + _COUNTING_OPERATORS)
+    """Operators that ``score`` runs, or that take as long."""
 
     def __init__(self, task: Task, loss: Loss, scorer: Scorer, *, tile_rows: int) -> None:
         self._targets = Targets(task)
         self._loss = loss
+        self.gradient_operators = _PICKING_OPERATORS + loss.operators
+        """The same of ``gradient``."""
         self._scorer = scorer
         self._loss_sum: Tensor | float = 0.0
         self._tile_rows = tile_rows
         self._split_rows = SplitRows(tile_rows)
-
-    @property
-    def gradient_operators(self) -> int:
-        """Operators that ``gradient`` runs, or that take as long."""
-        return _PICKING_OPERATORS + self._loss.operators
-
-    @property
-    def score_operators(self) -> int:
-        """The same of ``score``."""
-        return len(SPLITS) * (_PICKING_OPERATORS + _COUNTING_OPERATORS)
 
     def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
         """Host bytes and device bytes that it takes from the first tile to the last; ``on_device``: on a machine whose

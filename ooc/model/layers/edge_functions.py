@@ -101,6 +101,8 @@ class FunctionAggregate(EdgeAggregate):
     function: Callable[[range], EdgeFunction]
     """Message and score of some groups."""
     term: EdgeTerm | None
+    att: nn.Parameter | None = None
+    """What comes with the target's rows, so that its gradient is found row by row as theirs is: [1, G, C]."""
     target_columns = 0
     """Columns of a group that a target brings."""
     statistics = 0
@@ -117,7 +119,7 @@ class FunctionAggregate(EdgeAggregate):
     @property
     def brought_columns(self) -> int:
         """Columns of a group that have a gradient of the target's own: what it brings, and parameters with it."""
-        return self.target_columns
+        return self.target_columns * (1 if self.att is None else 2)
 
     @property
     def pulled_target_columns(self) -> int:
@@ -191,7 +193,11 @@ class FunctionAggregate(EdgeAggregate):
 
     def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
         """The target's rows with what parameters add to them, so that their gradient comes row by row."""
-        return target
+        if self.att is None:
+            return target
+        target_RHC = target.view(len(target), len(groups), -1)
+        att_RHC = self.att.detach()[:, groups.start : groups.stop].expand_as(target_RHC)
+        return torch.cat((target_RHC, att_RHC), dim=2).view(len(target), -1)
 
     def target_gradient(self, pulled: Tensor) -> tuple[Tensor, Parameters]:
         by_group = pulled.view(len(pulled), self.groups, -1)
@@ -202,7 +208,11 @@ class FunctionAggregate(EdgeAggregate):
 
     def _brought_gradient(self, pulled_RGV: Tensor) -> tuple[Tensor, Parameters]:
         """Of the target's own rows and of parameters that came with them."""
-        return pulled_RGV.reshape(len(pulled_RGV), self.groups * self.brought_columns), []
+        if self.att is None:
+            return pulled_RGV.reshape(len(pulled_RGV), self.groups * self.brought_columns), []
+        d_target, d_att = pulled_RGV.chunk(2, dim=2)
+        parameters = [(self.att, d_att.sum(0, keepdim=True))] if self.att.requires_grad else []
+        return d_target.reshape(len(pulled_RGV), -1), parameters
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
         bounds = edge_function.scratch_bytes(
@@ -231,8 +241,7 @@ class FunctionAggregate(EdgeAggregate):
 
 
 class FunctionAttention(Attention, FunctionAggregate):
-    """Attention by an edge function, ``functions`` giving that of some groups. ``att`` [1, G, C], if it is given, comes
-    with the target's rows, so that its gradient is found row by row as theirs is."""
+    """Attention by an edge function, ``functions`` giving that of some groups."""
 
     pulls_targets = True
     statistics = 2
@@ -257,10 +266,6 @@ class FunctionAttention(Attention, FunctionAggregate):
         self.target_columns = target.columns // options.heads
         self.parameters = (*(() if att is None else (att,)), *(() if term is None else term.parameters))
 
-    @property
-    def brought_columns(self) -> int:
-        return self.target_columns * (1 if self.att is None else 2)
-
     def _heads(self, key: Key, groups: range) -> Heads:
         return Heads(groups, self._dropout(key))
 
@@ -273,20 +278,6 @@ class FunctionAttention(Attention, FunctionAggregate):
         layout = self._layout(self.groups)
         loop_RK = kept_RHK[:, 0, self.result + 1 :] if layout.loop else None
         return layout.pack(target, above, loop_RK), None
-
-    def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
-        if self.att is None:
-            return target
-        target_RHC = target.view(len(target), len(groups), -1)
-        att_RHC = self.att.detach()[:, groups.start : groups.stop].expand_as(target_RHC)
-        return torch.cat((target_RHC, att_RHC), dim=2).view(len(target), -1)
-
-    def _brought_gradient(self, pulled_RGV: Tensor) -> tuple[Tensor, Parameters]:
-        if self.att is None:
-            return super()._brought_gradient(pulled_RGV)
-        d_target, d_att = pulled_RGV.chunk(2, dim=2)
-        parameters = [(self.att, d_att.sum(0, keepdim=True))] if self.att.requires_grad else []
-        return d_target.reshape(len(pulled_RGV), -1), parameters
 
 
 class EdgeSum(FunctionAggregate):

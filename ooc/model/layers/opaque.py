@@ -67,15 +67,15 @@ class Opaque(EdgeAggregate):
         source: Value,
         layer: Layer,
         module: nn.Module,
-        findings: ProbeResult,
+        probed: ProbeResult,
         *,
         site: int,
         keep: bool,
     ) -> None:
-        super().__init__(index, source, None, groups=1, result=findings.columns, kept=0, keep=keep)
-        self.parameters = findings.parameters
+        super().__init__(index, source, None, groups=1, result=probed.columns, kept=0, keep=keep)
+        self.parameters = probed.parameters
         self.layer = layer
-        self.findings = findings
+        self.probed = probed
         self.site = site
         self._module = module
         self._of_thread = local()
@@ -83,7 +83,7 @@ class Opaque(EdgeAggregate):
     @property
     def computes(self) -> tuple[object, ...]:
         layer = self.layer
-        mode = self._module.training if self.findings.tells_modes else None
+        mode = self._module.training if self.probed.tells_modes else None
         called = layer.module, mode, layer.rows, layer.edges, layer.carried, layer.plain
         return self.tail, self.inputs, self.parameters, called
 
@@ -139,9 +139,9 @@ class Opaque(EdgeAggregate):
         return pulled, []  # those of parameters came with the scattered rows
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        taken, columns = self.findings, self.source.columns
+        taken, columns = self.probed, self.source.columns
         per_node = taken.node_bytes + columns * itemsize
-        masks = 2 * max((dropped.row_nbytes for dropped in self.findings.dropped), default=0)  # a loop for each edge
+        masks = 2 * max((dropped.row_nbytes for dropped in self.probed.dropped), default=0)  # a loop for each edge
         return (
             EDGES_AT_ONCE,
             taken.edge_bytes + per_node + masks + _BYTES_PER_EDGE,
@@ -153,7 +153,7 @@ class Opaque(EdgeAggregate):
         return EDGES_AT_ONCE_ON_DEVICE, bytes_per_edge + _SORTING_BYTES_PER_EDGE, bytes_per_row
 
     def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
-        is_forward, found = own is None, self.findings
+        is_forward, found = own is None, self.probed
         waiting = 0 if is_forward or not self.source.trains else self.source.columns * itemsize
         if not on_device:
             temporaries = self.temporaries(itemsize)
@@ -168,7 +168,7 @@ class Opaque(EdgeAggregate):
     def _running(self, key: Key, near: Neighbourhood) -> Iterator[None]:
         """While the layer runs on ``near``: sums in one order, and in training the masks of this epoch, of a layer that
         has dropped nothing too, in case that it does so after all."""
-        where, dropped = self.layer.where, self.findings.dropped
+        where, dropped = self.layer.where, self.probed.dropped
 
         def mask(call: int, p: float) -> EdgeDropout:
             return EdgeDropout(p, key.seed, key.epoch, self.site + call)
@@ -204,9 +204,9 @@ def lower_opaque(
     module = sharing(conv, where)
     record = setting.training and (source.trains or any(p.requires_grad for p in conv.parameters()))
     question = layer, source.columns, record, module.training
-    findings = next((found for asked, found in setting.probed if asked == question), None)
-    if findings is None:
-        findings = probe_layer(
+    probed = next((found for asked, found in setting.probed if asked == question), None)
+    if probed is None:
+        probed = probe_layer(
             layer,
             module,
             columns=source.columns,
@@ -214,9 +214,9 @@ def lower_opaque(
             dtype=setting.dtype,
             record=record,
         )
-        setting.probed.append((question, findings))
-    keep = setting.training and (source.trains or bool(findings.parameters))
+        setting.probed.append((question, probed))
+    keep = setting.training and (source.trains or bool(probed.parameters))
     site = assembly.sites + 1
-    assembly.sites += len(findings.dropped)
+    assembly.sites += len(probed.dropped)
     assembly.convolved.append(source)
-    return Opaque(assembly.next_index(), source, layer, module, findings, site=site, keep=keep)
+    return Opaque(assembly.next_index(), source, layer, module, probed, site=site, keep=keep)

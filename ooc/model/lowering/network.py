@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking a model apart: two networks of values, one for training, one for evaluation.
+"""A model lowered: two networks of values, one for training, one for evaluation.
 
 Parameters are shared with the user's model, not copied. What cannot be run exactly is refused by name.
 """

@@ -216,9 +216,11 @@ class _Before:
     """How a module and those in it were."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._modules = [(name, one) for name, one in module.named_modules()]
-        self._attributes = [{k: _copied(v) for k, v in vars(one).items()} for _, one in self._modules]
-        self._originals = [dict(vars(one)) for _, one in self._modules]
+        self._modules = [
+            (name, one, dict(vars(one)), {key: _copied(value) for key, value in vars(one).items()})
+            for name, one in module.named_modules()
+        ]
+        """By name: it, its attributes, and copies of these."""
         self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()]
 
     def changed(self) -> Iterator[str]:
@@ -227,14 +229,14 @@ class _Before:
         for name, buffer, value in self._buffers:
             if not torch.equal(buffer, value):
                 yield f"buffer {name.removeprefix('model.')}"
-        for (name, one), attributes in zip(self._modules, self._attributes, strict=True):
+        for name, one, _, attributes in self._modules:
             for key, old in attributes.items():
                 new = vars(one).get(key)
                 if isinstance(old, _PLAIN) and isinstance(new, _PLAIN) and not _equal(old, new):
                     yield f"attribute {'.'.join(filter(None, [name.removeprefix('model').lstrip('.'), key]))}"
 
     def restore(self) -> None:
-        for (_, one), attributes, originals in zip(self._modules, self._attributes, self._originals, strict=True):
+        for _, one, originals, attributes in self._modules:
             for key, original in originals.items():
                 if type(original) is list:
                     original[:] = attributes[key]

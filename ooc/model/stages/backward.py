@@ -46,7 +46,8 @@ def loss_step(program: Program, *, scored: bool = False) -> Step:
     loads, stores = program.traffic(last)
     pull, kernel = program.pull(recipe, last)
     labels = objective.score_inputs if scored else objective.loss_inputs
-    spec = program.describe(
+    return program.step(
+        compute,
         "loss",
         program.context.active.training_rows(0),
         recipe,
@@ -58,7 +59,6 @@ def loss_step(program: Program, *, scored: bool = False) -> Step:
         reverse=True,
         scoring=objective.gradient_operators + objective.score_operators * scored,
     )
-    return Step(spec, compute, kernel)
 
 
 def backward_steps(program: Program) -> list[Step]:
@@ -104,7 +104,8 @@ def _backward(program: Program, stage: int) -> Step:
         return backward(gradients, known, tile, rows)
 
     loads, stores = program.traffic(stage)
-    spec = program.describe(
+    return program.step(
+        compute,
         names.backward(stage),
         context.active.training_rows(schedule.stage_hops[stage]),
         recipe,
@@ -115,7 +116,6 @@ def _backward(program: Program, stage: int) -> Step:
         backward=stage,
         reverse=True,
     )
-    return Step(spec, compute, kernel)
 
 
 def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
@@ -136,15 +136,16 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
         tile.gradients += parameters
         return {name: gradient} if trained else {}
 
-    spec = program.describe(
+    return program.step(
+        compute,
         f"{'sources' if opaque else 'targets'} {names.backward(stage).removeprefix('backward ')}",
         program.context.active.training_rows(program.schedule.stage_hops[stage]),
         _ONLY_PULLED,
         pull=pull,
         stores={name: brought.columns} if brought is not None and trained else {},
         reverse=not opaque,
+        kernel=partial(aggregate.backward_targets, program.context),
     )
-    return Step(spec, compute, partial(aggregate.backward_targets, program.context))
 
 
 # ---- a tile's gradients -------------------------------------------------------------------------------------

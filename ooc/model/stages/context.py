@@ -75,17 +75,10 @@ class LossAndScores(Protocol):
     """What stages need of a loss and of scores: the matrices they read of a tile, how many operators they run, the
     gradient of a tile's outputs, and sums that take in tiles in order."""
 
-    @property
-    def loss_inputs(self) -> tuple[str, ...]: ...
-
-    @property
-    def score_inputs(self) -> tuple[str, ...]: ...
-
-    @property
-    def gradient_operators(self) -> int: ...
-
-    @property
-    def score_operators(self) -> int: ...
+    loss_inputs: tuple[str, ...]
+    score_inputs: tuple[str, ...]
+    gradient_operators: int
+    score_operators: int
 
     def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor: ...
 

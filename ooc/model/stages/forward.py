@@ -70,8 +70,7 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
         pull = replace(pull, kept=next((name for name, value in stored.items() if value is pulled), None))
     stores = {n: v.columns for n, v in stored.items()} | {n: a.source.columns for n, a in pulled_next.items()}
     measured = [barrier.source for barrier in moments]
-    spec = program.describe(title, row_count, recipe, pull=pull, kernel=kernel, stores=stores, measured=measured)
-    return Step(spec, compute, kernel)
+    return program.step(compute, title, row_count, recipe, pull=pull, kernel=kernel, stores=stores, measured=measured)
 
 
 def score_step(program: Program) -> Step:
@@ -102,10 +101,9 @@ def _last(
 
     pull, kernel = program.pull(recipe, schedule.last)
     rows, scoring = context.active.scoring_rows(0), context.objective.score_operators
-    spec = program.describe(
-        title, rows, recipe, pull=pull, kernel=kernel, loads=inputs, reverse=reverse, scoring=scoring
+    return program.step(
+        compute, title, rows, recipe, pull=pull, kernel=kernel, loads=inputs, reverse=reverse, scoring=scoring
     )
-    return Step(spec, compute, kernel)
 
 
 # ---- a tile's values ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Rows that cannot reach the loss are left out: what lies K aggregations before th
 of the rows that are scored, and rows lie in the order of that distance, so every stage runs over the first so many.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -33,7 +33,7 @@ from ooc.model.lowering.values import (
     Sum,
     Value,
 )
-from ooc.model.stages.context import Kernel, StageContext, Tile
+from ooc.model.stages.context import Kernel, StageContext, Step, Tensors, Tile
 from ooc.model.stages.names import Names
 from ooc.model.stages.recomputation import Recomputation
 from ooc.model.stages.schedule import Recipe, Schedule, is_constant
@@ -126,8 +126,9 @@ class Program:
         """Into a row."""
         return self.context.rows.most_edges(Direction.IN)
 
-    def describe(
+    def step(
         self,
+        compute: Callable[[Tile], Tensors],
         title: str,
         rows: int,
         recipe: Recipe,
@@ -140,9 +141,10 @@ class Program:
         reverse: bool = False,
         scoring: int = 0,
         measured: Sequence[Value] = (),
-    ) -> Stage:
-        """The stage's description. ``scoring``: operators by which outputs get a loss or scores. ``measured``: values
-        whose moments are taken. The bound on temporaries counts all that is computed, recorded and differentiated."""
+    ) -> Step:
+        """The stage that ``compute`` computes, described. ``scoring``: operators by which outputs get a loss or scores.
+        ``measured``: values whose moments are taken. The bound on temporaries counts all that is computed, recorded and
+        differentiated."""
         columns, stores = self.context.columns, stores or {}
         leaves = {leaf: self.names.value(leaf, recipe.recomputed.get(leaf)) for leaf in recipe.leaves}
         columns |= {name: leaf.columns for leaf, name in leaves.items()}
@@ -165,7 +167,7 @@ class Program:
         widths = [columns[name] for name in (*names, *stores)]
         if pull is not None:
             widths += [columns[name] for name in (pull.source, pull.output, *pull.own)]
-        return self.spec(
+        spec = self.spec(
             title,
             rows,
             loads=names,
@@ -173,10 +175,9 @@ class Program:
             stores=tuple(stores),
             reverse=reverse,
             temporary_columns=sum(temporaries) + sum(widths),
-            work=self._work(
-                recipe, pull, kernel, names, tuple(stores or {}), differentiated, rows=rows, scoring=scoring
-            ),
+            work=self._work(recipe, pull, kernel, names, tuple(stores), differentiated, rows=rows, scoring=scoring),
         )
+        return Step(spec, compute, kernel)
 
     def _work(
         self,
