@@ -100,7 +100,7 @@ class Workplace:
         """Flush the store and give it its name, in place of what has it where ``force`` says so."""
         if not self._flushed:
             _sync(self.store, self.listener)
-            self.journal.finish(_FINISHED, {"metadata": _digest(self.store)}, lambda: None, now=True)
+            self.journal.finish(_FINISHED, {"metadata": digest(self.store)}, lambda: None, now=True)
         check_target(self._target, force=force)
         self._replace()
         flush(self._target.parent)
@@ -223,10 +223,10 @@ def _sync(folder: Path, listener: Listener) -> None:
 def _finished(journal: Journal, store: Path) -> bool:
     """Whether the process that kept ``journal`` had finished, and ``store`` is what it wrote."""
     result = journal.result(_FINISHED)
-    return result is not None and result["metadata"] == _digest(store)
+    return result is not None and result["metadata"] == digest(store)
 
 
-def _digest(store: Path) -> str:
+def digest(store: Path) -> str:
     """What the metadata of ``store`` come to; empty where there is none."""
     try:
         return hashlib.sha256((store / METADATA_FILE).read_bytes()).hexdigest()

@@ -5,7 +5,6 @@ A new place a node (4 bytes) is held in memory. Arrays of rows are read once in 
 one sequence a hop, since rows of a hop keep their order; edges are sorted anew on disk.
 """
 
-import hashlib
 from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,14 +26,14 @@ from ooc.conversion.edge_sort import parts_for
 from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
 from ooc.conversion.journal import flush_all
 from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
-from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, resolved, workplace
+from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, digest, resolved, workplace
 from ooc.conversion.topology import spread, write_direction
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
 from ooc.sizes import parse_size
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
-from ooc.storage.array import METADATA_FILE, Array
+from ooc.storage.array import Array
 from ooc.storage.store import SPLITS, Store, open_store, write_group
 from ooc.storage.traversal import check_range
 from ooc.storage.writer import RowScatter
@@ -81,10 +80,9 @@ def reorder(
     target = opened.path.resolve() if out is None else resolved(Path(out))
     force = force or out is None
     check_folder(target.parent)
-    metadata = hashlib.sha256((opened.path / METADATA_FILE).read_bytes()).hexdigest()
     key = {
         "ooc": __version__,
-        "input": {"store": str(opened.path.resolve()), "metadata": metadata},
+        "input": {"store": str(opened.path.resolve()), "metadata": digest(opened.path)},
         "options": {"order": order},
     }
     with workplace(target, key=key, force=force, in_place=out is None, on_cancel=on_cancel, listener=listener) as work:

@@ -7,7 +7,7 @@ through sorted arrays. ``span``: one more than the largest id.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -96,16 +96,7 @@ def write_ids(path: Path, parts: Iterable[Ids]) -> int:
     return path.stat().st_size // 8
 
 
-class Numbering(Protocol):
-    """Ids → node numbers. ``nbytes``: what it holds in memory."""
-
-    nbytes: int
-
-    def numbers(self, ids: Ids) -> Ids:
-        """The node number of each of ``ids``; -1 for one that is no node's."""
-
-
-def numbering(ids: Ids, *, rows: Ids | None = None) -> Numbering:
+def numbering(ids: Ids, *, rows: Ids | None = None) -> "Numbering":
     """By ascending, different ``ids`` [N]: the k-th is node k, or node ``rows[k]``."""
     span = int(ids[-1]) + 1 if len(ids) else 0
     if rows is None and span == len(ids):
@@ -116,7 +107,7 @@ def numbering(ids: Ids, *, rows: Ids | None = None) -> Numbering:
 
 
 class Same:
-    """The ids are the numbers."""
+    """The ids are the numbers. ``nbytes``, here and below: what is held in memory."""
 
     nbytes = 0
 
@@ -124,6 +115,7 @@ class Same:
         self._nodes = nodes
 
     def numbers(self, ids: Ids) -> Ids:
+        """The node number of each of ``ids``; -1 for one that is no node's."""
         return np.where((ids >= 0) & (ids < self._nodes), ids, -1)
 
 
@@ -175,6 +167,9 @@ class RankTable:
     def _places(ids: Ids) -> tuple[Ids, npt.NDArray[np.uint64]]:
         """The word of each id and, as a word, its bit in that."""
         return ids >> 6, np.left_shift(np.uint64(1), (ids & (_WORD_BITS - 1)).astype(np.uint64))
+
+
+Numbering = Same | Sorted | RankTable
 
 
 def sorted_with_rows(ids: Ids, *, name: str) -> tuple[Ids, Ids | None]:

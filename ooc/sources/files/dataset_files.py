@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a published data set by their paths in it, whether in a folder or still in the zip it comes as."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ooc.errors import SourceError
 from ooc.sources.files.npy import NpyFile, PackedArray
+from ooc.sources.files.pickles import MOST_BYTES, read_torch_dict
 from ooc.sources.files.streams import Blob, FileBlob, Stream
 from ooc.sources.files.zip_members import Archive, Member, names_in_zip
+from ooc.sources.labels import IndexSplits
 from ooc.sources.source import fingerprint_of
+from ooc.storage.store import SPLITS
 
 
 def holds_dataset(path: Path, marks: tuple[str, ...]) -> bool:
@@ -82,6 +88,18 @@ class DatasetFiles:
         """The array in the npy file ``name``."""
         member = self._member(name)
         return NpyFile(self._path / name) if member is None else PackedArray(member)
+
+    def splits(self, name: str, nodes: int, *, needed: Sequence[str]) -> IndexSplits:
+        """The splits in the file ``name``, a ``split_dict.pt``, which has those that are ``needed``.
+
+        The test nodes are in some releases called ``test-whole``.
+        """
+        found = read_torch_dict(self.held(name, MOST_BYTES))
+        found.setdefault("test", found.get("test-whole", 0))
+        lists = {split: array for split in SPLITS if isinstance(array := found.get(split), np.ndarray)}
+        if not lists.keys() >= set(needed):
+            raise SourceError(f"{self.label(name)} lacks one of {', '.join(needed)}")
+        return IndexSplits(lists, nodes=nodes, name=self.label(name))
 
     def _member(self, name: str) -> Member | None:
         """The zip's member ``name``; None in a folder, where the file was found to be there."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -61,26 +61,12 @@ class ColumnKind(Enum):
 Block = dict[str, AnyArray]
 
 
-class Table(Protocol):
-    """``rows`` is None where only reading it all tells."""
-
-    path: Path
-    columns: tuple[str, ...]
-    rows: int | None
-
-    def blocks(self, wanted: Mapping[str, Cells], size: int) -> Iterator[Block]:
-        """The ``wanted`` columns, about ``size`` rows at a time. SourceError, with the place, for a wrong cell."""
-
-    def kinds(self) -> dict[str, ColumnKind]:
-        """What each of the columns looks like."""
-
-
 def is_table(path: Path) -> bool:
     """Whether the file's name is a table's."""
     return plain_suffix(path) in _CSV or path.suffix in _PARQUET
 
 
-def open_table(path: Path, budget_bytes: int) -> Table:
+def open_table(path: Path, budget_bytes: int) -> "Table":
     """The table in the file ``path``; SourceError where it is none, or cannot be read."""
     if plain_suffix(path) in _CSV:
         return CsvTable(path, text_block_bytes(budget_bytes))
@@ -94,18 +80,19 @@ def side_by_side(block: Block, names: tuple[str, ...]) -> AnyArray:
     return np.column_stack([block[name] for name in names])
 
 
-def width(table: Table, names: tuple[str, ...]) -> int:
+def width(table: "Table", names: tuple[str, ...]) -> int:
     """How many numbers the columns ``names`` are, as the first row tells; 0 without one."""
     first = next(table.blocks(dict.fromkeys(names, Cells.REAL), 1), None) if names else None
     return side_by_side(first, names).shape[1] if first is not None else 0
 
 
 class CsvTable:
-    """A table of text."""
+    """A table of text. How many ``rows`` it has only reading it all tells."""
+
+    rows: int | None = None
 
     def __init__(self, path: Path, block_bytes: int) -> None:
         self.path = path
-        self.rows: int | None = None
         self._block_bytes = block_bytes
         self._delimiter = "\t" if plain_suffix(path) == ".tsv" else ","
         first = next(line_blocks(path, min(block_bytes, _FIRST_LINE_BYTES)), b"").split(b"\n", 1)[0]
@@ -119,6 +106,7 @@ class CsvTable:
         self.columns: tuple[str, ...] = tuple(names)
 
     def blocks(self, wanted: Mapping[str, Cells], size: int) -> Iterator[Block]:
+        """The ``wanted`` columns, about ``size`` rows at a time. SourceError, with the place, for a wrong cell."""
         line = 1
         for raw in line_blocks(self.path, self._block_bytes):
             text = self._text(raw)
@@ -177,6 +165,7 @@ class CsvTable:
         return {name: np.array(column, dtype=types[wanted[name]]) for name, column in found.items()}
 
     def kinds(self) -> dict[str, ColumnKind]:
+        """What each of the columns looks like."""
         text = self._text(next(line_blocks(self.path, min(self._block_bytes, _FIRST_LINE_BYTES))))
         rows = self._cells(text.split("\n")[self._named : _LOOKED_AT_ROWS])
         columns = zip(*(row for row in rows if len(row) == len(self.columns)), strict=True)
@@ -351,6 +340,9 @@ class ParquetTable:
             if isinstance(error, OSError) and error.strerror:
                 raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
             raise SourceError(f"{self.path} cannot be read, it is damaged or no Parquet: {_one_line(error)}") from error
+
+
+Table = CsvTable | ParquetTable
 
 
 def _one_line(error: BaseException) -> str:

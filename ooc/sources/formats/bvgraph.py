@@ -73,10 +73,18 @@ class Code:
                     return short + least - 1, at + width
                 return (short << 1 | bits.integer(at + width, 1)) - 1, at + width + 1
 
+    @cache  # noqa: B019 (there are few codes)
     def table(self) -> list[int]:
         """For each 16 bits that may come next ``value << 5 | length`` of the codeword they start with, 0 where it
         is longer."""
-        return _table(self)
+        found = [0] * (1 << TABLE_BITS)
+        for start in range(1 << TABLE_BITS):
+            try:
+                value, length = self.read(Bits(start.to_bytes(TABLE_BITS // 8, "big")), 0)
+            except (IndexError, ValueError):
+                continue
+            found[start] = value << LENGTH_BITS | length
+        return found
 
 
 class Bits:
@@ -116,18 +124,6 @@ def windows(data: bytes) -> AnyArray:
     for byte in range(WINDOW_BYTES):
         found <<= np.uint64(8)
         found |= padded[byte : byte + len(data)]
-    return found
-
-
-@cache
-def _table(code: Code) -> list[int]:
-    found = [0] * (1 << TABLE_BITS)
-    for start in range(1 << TABLE_BITS):
-        try:
-            value, length = code.read(Bits(start.to_bytes(TABLE_BITS // 8, "big")), 0)
-        except (IndexError, ValueError):
-            continue
-        found[start] = value << LENGTH_BITS | length
     return found
 
 
@@ -191,7 +187,7 @@ class Successors:
                 if chunk_bytes > self._most_chunk_bytes:
                     raise self._too_long(node)
 
-    def check_end(self, wanted: Mapping[str, int | None]) -> None:
+    def check_end(self, wanted: Mapping[str, int]) -> None:
         """SourceError where what was read is not as ``wanted``, by ``bits``, ``arcs``, ``copied arcs``, …"""
         found = {
             "bits": self._bits,
@@ -201,7 +197,7 @@ class Successors:
             "residual arcs": self._residual,
         }
         for name, count in wanted.items():
-            if count is not None and count != found[name]:
+            if count != found[name]:
                 raise SourceError(f"{self._path} has {found[name]} {name}, {count} by its properties: it is damaged")
         if 8 * self._size - self._bits > _LEAST_PADDING_BITS:
             raise SourceError(f"{self._path} goes on after its last node: it is damaged, or of another graph")

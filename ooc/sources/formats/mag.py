@@ -9,17 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
 from ooc.sources.files.npy import NpyFile, PackedArray, unpacking, unprepared
 from ooc.sources.files.pickles import MOST_BYTES, read_torch_dict
-from ooc.sources.files.streams import Blob
-from ooc.sources.labels import IndexSplits, LabelForm, label_blocks
+from ooc.sources.labels import LabelForm, label_blocks
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import LabelBlock, Source
-from ooc.storage.store import SPLITS, Task
+from ooc.storage.store import Task
 
 _EDGES = "processed/paper___cites___paper/edge_index.npy"
 _FEATURES = "processed/paper/node_feat.npy"
@@ -39,7 +36,7 @@ def _open(path: Path, request: Request) -> Source:
         raise SourceError(f"{meta.name} counts {counts.get('paper')} papers, {features.name} has {nodes} rows")
     classes = counts.get("num_classes")
     labels.check_column(nodes)
-    splits = _splits(files.held(_SPLITS, MOST_BYTES), nodes)
+    splits = files.splits(_SPLITS, nodes, needed=("train", "valid"))
     form = LabelForm(name=labels.name, task=Task.CLASSES, width=None)
 
     def blocks(size: int) -> Iterator[LabelBlock]:
@@ -65,17 +62,6 @@ def _open(path: Path, request: Request) -> Source:
         return unpacking(source, edges)
     assert isinstance(features, NpyFile), "all of it is in the folder, or all in the zip"
     return replace(source, edges=edges.edge_blocks, features_from=features.row_blocks)
-
-
-def _splits(blob: Blob, nodes: int) -> IndexSplits:
-    """The splits in a ``split_dict.pt``; the test papers are there in some releases, by one name or the other."""
-    found = read_torch_dict(blob)
-    if "test" not in found and "test-whole" in found:
-        found["test"] = found["test-whole"]
-    lists = {split: array for split in SPLITS if isinstance(array := found.get(split), np.ndarray)}
-    if "train" not in lists or "valid" not in lists:
-        raise SourceError(f"{blob.name} lacks train or valid")
-    return IndexSplits(lists, nodes=nodes, name=blob.name)
 
 
 READER = Reader(

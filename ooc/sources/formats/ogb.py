@@ -24,7 +24,6 @@ from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
 from ooc.sources.files.lines import Kind, rows_of_numbers, stream_lines
 from ooc.sources.files.npy import PackedArray, unpacking, unprepared
-from ooc.sources.files.pickles import MOST_BYTES, read_torch_dict
 from ooc.sources.files.streams import Inflated, Stream
 from ooc.sources.files.zip_members import Archive
 from ooc.sources.labels import IndexSplits, LabelForm, label_blocks
@@ -226,11 +225,7 @@ def _splits(files: DatasetFiles, kind: str, nodes: int) -> IndexSplits:
     if not files.has(name):
         listed = {split: _numbers(files, f"{folder}/{split}.csv.gz", most=nodes) for split in SPLITS}
         return IndexSplits(listed, nodes=nodes, name=files.label(folder))
-    found = read_torch_dict(files.held(name, MOST_BYTES))
-    ids = {split: array for split in SPLITS if isinstance(array := found.get(split), np.ndarray)}
-    if len(ids) != len(SPLITS):
-        raise SourceError(f"{files.label(name)} lacks one of {', '.join(SPLITS)}")
-    return IndexSplits(ids, nodes=nodes, name=files.label(name))
+    return files.splits(name, nodes, needed=SPLITS)
 
 
 def _only_split(files: DatasetFiles) -> str:

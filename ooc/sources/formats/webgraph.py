@@ -33,6 +33,7 @@ _ROLES = {
     "BLOCKS": "block",
     "RESIDUALS": "residual",
 }
+_ARCS = {"copied arcs": "copiedarcs", "arcs in intervals": "intervalisedarcs", "residual arcs": "residualarcs"}
 _BITS = ("outdegrees", "references", "blocks", "intervals", "residuals")
 
 
@@ -41,7 +42,7 @@ class _Properties:
     nodes: int
     arcs: int
     layout: Layout
-    counts: dict[str, int | None]
+    counts: dict[str, int]
     """What is in the stream, where the file says it, by the names of :meth:`Successors.check_end`."""
     gaps: tuple[int, ...] | None
     """How many successors are 2^k to 2^(k+1) - 1 past the one before, by k; see :class:`_Gaps`."""
@@ -60,7 +61,9 @@ def _open(path: Path, request: Request) -> Source:
             stream, nodes=properties.nodes, layout=properties.layout, budget_bytes=request.budget_bytes
         ) as successors:
             gaps = _Gaps()
-            yield from _blocks(successors, properties, size, stream, gaps)
+            for block in _blocks(successors, properties, size, stream):
+                gaps.add(block)
+                yield block
             successors.check_end(properties.counts)
             gaps.check_end(properties.gaps, stream)
 
@@ -107,9 +110,7 @@ class _Gaps:
             raise SourceError(f"{stream} has other gaps between successors than its properties count: it is damaged")
 
 
-def _blocks(
-    successors: Successors, properties: _Properties, size: int, stream: Path, gaps: _Gaps
-) -> Iterator[EdgeBlock]:
+def _blocks(successors: Successors, properties: _Properties, size: int, stream: Path) -> Iterator[EdgeBlock]:
     targets, degrees, first, done = array("q"), array("q"), 0, 0
     for found in successors:
         targets.extend(found)
@@ -118,22 +119,20 @@ def _blocks(
             done += len(targets)
             if done > properties.arcs:
                 raise SourceError(f"{stream} has more than the {properties.arcs} arcs of its properties: it is damaged")
-            yield _block(targets, degrees, first, stream, gaps)
+            yield _block(targets, degrees, first, stream)
             first += len(degrees)
             targets, degrees = array("q"), array("q")
-    yield _block(targets, degrees, first, stream, gaps)
+    yield _block(targets, degrees, first, stream)
 
 
-def _block(targets: "array[int]", degrees: "array[int]", first: int, stream: Path, gaps: _Gaps) -> EdgeBlock:
+def _block(targets: "array[int]", degrees: "array[int]", first: int, stream: Path) -> EdgeBlock:
     counts, found = np.frombuffer(degrees, dtype=np.int64), np.frombuffer(targets, dtype=np.int64)
     sources = np.repeat(np.arange(first, first + len(counts)), counts)
     twice = (found[1:] == found[:-1]) & (sources[1:] == sources[:-1])
     if twice.any():
         at = int(twice.argmax())
         raise SourceError(f"{stream} is damaged: node {sources[at]} has the successor {found[at]} twice")
-    block = EdgeBlock(sources, found)
-    gaps.add(block)
-    return block
+    return EdgeBlock(sources, found)
 
 
 def _base(path: Path) -> Path:
@@ -176,11 +175,9 @@ def _read_properties(path: Path, stream: Path) -> _Properties:
         arcs=arcs,
         layout=layout,
         counts={
-            "bits": sum(_number(values, name, path) for name in bits) if set(bits) <= set(values) else None,
+            **({"bits": sum(_number(values, name, path) for name in bits)} if set(bits) <= set(values) else {}),
             "arcs": arcs,
-            "copied arcs": _optional(values, "copiedarcs", path),
-            "arcs in intervals": _optional(values, "intervalisedarcs", path),
-            "residual arcs": _optional(values, "residualarcs", path),
+            **{name: _number(values, key, path) for name, key in _ARCS.items() if key in values},
         },
         gaps=_gap_counts(values, path),
     )
@@ -218,10 +215,6 @@ def _number(values: dict[str, str], name: str, path: Path) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise SourceError(f"{path} says {name}={text!r}" if text else f"{path} lacks {name}")
     return int(text)
-
-
-def _optional(values: dict[str, str], name: str, path: Path) -> int | None:
-    return _number(values, name, path) if name in values else None
 
 
 def _gap_counts(values: dict[str, str], path: Path) -> tuple[int, ...] | None:
