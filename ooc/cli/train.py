@@ -189,9 +189,5 @@ def _logs(settings: TrainSettings, run: "RunFolder") -> "list[EpochLog]":
     """The logs asked for, beside the run's own."""
     from ooc.report.logs import CsvLog, TensorBoardLog
 
-    logs: list[EpochLog] = []
-    if "csv" in settings.log:
-        logs.append(CsvLog(run.path / "metrics.csv", run.records))
-    if "tensorboard" in settings.log:
-        logs.append(TensorBoardLog(run.path / "tensorboard", run.records))
-    return logs
+    kinds = {"csv": (CsvLog, "metrics.csv"), "tensorboard": (TensorBoardLog, "tensorboard")}
+    return [kind(run.path / name, run.records) for log, (kind, name) in kinds.items() if log in settings.log]

@@ -208,12 +208,17 @@ def _pace(done: int, total: int, unit: str, elapsed_s: float) -> tuple[str, str]
     return format_rate(done / elapsed_s, unit), left
 
 
+def format_scores(record: "EpochRecord") -> list[str]:
+    """The scores of an epoch by split, where it was evaluated."""
+    scores = {"train": record.train_acc, "valid": record.valid_acc, "test": record.test_acc}
+    return [f"{name} {value:.4f}" for name, value in scores.items() if value is not None]
+
+
 def format_epoch(record: "EpochRecord", epochs: int, *, width: int = EPOCH_WIDTH) -> str:
     """An epoch in one line, or several that are indented where ``width`` columns are too few."""
     number = f"{record.epoch:>{len(str(epochs))}}/{epochs}" if epochs else str(record.epoch)
     parts = [f"epoch {number}", f"loss {record.loss:.5f}"]
-    accuracies = {"train": record.train_acc, "valid": record.valid_acc, "test": record.test_acc}
-    scores = [f"{name} {value:.4f}" for name, value in accuracies.items() if value is not None]
+    scores = format_scores(record)
     parts += [" ".join(scores)] * bool(scores)
     parts.append(format_duration(record.time_s))
     if record.eval_s:

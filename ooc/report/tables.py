@@ -16,7 +16,7 @@ from ooc.plan.lifetimes import Lifetime, StageStatistics
 from ooc.plan.simulate.timeline import Resource
 from ooc.report.console import print_table, say
 from ooc.report.plan_report import PlanReport, describe_reading
-from ooc.report.progress import format_duration
+from ooc.report.progress import format_duration, format_scores
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
@@ -222,5 +222,4 @@ def best_record(records: Sequence[EpochRecord], *, rising: bool = True) -> Epoch
 
 
 def _scores(record: EpochRecord) -> str:
-    scores = {"train": record.train_acc, "valid": record.valid_acc, "test": record.test_acc}
-    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None) or "not evaluated"
+    return ", ".join(format_scores(record)) or "not evaluated"
