@@ -19,7 +19,7 @@ from torch import Tensor
 from ooc.errors import ModelError
 from ooc.kernels.cuda.choice import Kernel, Shape, power_of_two, shape_for
 from ooc.kernels.cuda.edge_terms import Terms, map_block
-from ooc.kernels.cuda.launch import Pulling, ceil_div, dropped_below, of_dropout, rows_in_line, sums_dtype
+from ooc.kernels.cuda.launch import Pulling, ceil_div, of_dropout, rows_in_line, sums_dtype
 from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, message_segments, message_slots
 from ooc.kernels.cuda.programs.edge_gradients import message_sources, message_targets
 from ooc.kernels.cuda.programs.edge_sums import rectified_map, rectified_segments
@@ -54,7 +54,7 @@ def pull_messages(
     pulling = Pulling(Kernel.MESSAGES, tile, source_NW, value_RO, **sizes, segments=segments, shape=shape)
     operands = (target_RV, layer.vector(target_RV), *made.operands, lse_RH)
     constants = layer.constants(pulling.shape) | made.constants
-    pulling.over_segments(message_segments, *operands, numbers=layer.numbers, **constants)
+    pulling.over_segments(message_segments, *operands, **constants)
     pulling.over_long_rows(message_slots, lse_RH, CHANNELS=layer.channels, HEADS=layer.heads)
     return Reduced(value_RO, lse_RH)
 
@@ -83,7 +83,7 @@ def pull_source_gradients(
     pulling = Pulling(Kernel.MESSAGE_SOURCES, tile, target_NP, out_RW, **sizes, segments=segments, shape=shape)
     constants = layer.constants(pulling.shape) | made.constants | {"PACKED": layout.columns // layout.groups}
     operands = (source_RW, layer.vector(source_RW), *made.operands)
-    pulling.over_segments(message_sources, *operands, numbers=layer.numbers, **constants)
+    pulling.over_segments(message_sources, *operands, **constants)
     pulling.add_sums()
     return RowGradient(out_RW)
 
@@ -121,7 +121,7 @@ def pull_target_gradients(
     pulling = Pulling(Kernel.MESSAGE_TARGETS, tile, source_NW, out, **sizes, segments=segments, shape=shape)
     constants |= {"RESULT": result, "MAPPED": mapped, "BLOCKS": blocks, "BLOCK": block}
     operands = (target_RV, gradient_RO, statistics.contiguous(), layer.vector(target_RV), *made.operands)
-    pulling.over_segments(message_targets, *operands, numbers=layer.numbers, **constants)
+    pulling.over_segments(message_targets, *operands, **constants)
     pulling.add_sums()
     return RowGradient(out[:, : target_RV.shape[1]], out[:, target_RV.shape[1] :] if with_map else None)
 
@@ -175,14 +175,11 @@ def _rectified_map(
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """What programs take of a layer: columns of a head, its ``channels`` and those of a query, key and term;
-    ``numbers``: the first head, dropout's key as one number and below which of the generator's numbers a coefficient
-    is dropped."""
+    """What programs take of a layer: columns of a head, its ``channels`` and those of a query, key and term."""
 
     heads: int
     channels: int
     query: int
-    numbers: tuple[int, int, int]
     of_layer: dict[str, Any]
     att_HC: Tensor | None = None
 
@@ -202,10 +199,10 @@ class _Attention:
                 slope = function.negative_slope
             case _:
                 raise ModelError(f"{type(function).__name__} has no program for a GPU; use device='cpu'")
-        count, numbers = len(heads.heads), (heads.heads.start, *dropped_below(heads.dropout))
+        count = len(heads.heads)
         columns = {"CHANNELS": channels, "HEADS": count, "BROUGHT": brought, "QUERY": query}
-        of_layer = {"KIND": kind, "SLOPE": slope, "ROOT": root, **columns, **of_dropout(heads.dropout)}
-        return cls(count, channels, query, numbers, of_layer, att_HC)
+        of_layer = {"KIND": kind, "SLOPE": slope, "ROOT": root, **columns}
+        return cls(count, channels, query, of_layer | of_dropout(heads.heads.start, heads.dropout), att_HC)
 
     def vector(self, instead: Tensor) -> Tensor:
         """GATv2's attention vectors; a program of another kind reads nothing there."""

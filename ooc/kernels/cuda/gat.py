@@ -18,7 +18,6 @@ from ooc.kernels.cuda.launch import (
     Pulling,
     accumulator,
     ceil_div,
-    dropped_below,
     of_dropout,
     on_device_of,
     rows_in_line,
@@ -110,7 +109,6 @@ def pull_sources(
 
 
 def _of_layer(gat: GatHeads) -> dict[str, Any]:
-    """The slab's first group, the generator's key as one number and below which of its numbers a coefficient is
-    dropped; and constants."""
-    numbers = (gat.groups.start, *dropped_below(gat.dropout))
-    return {"numbers": numbers, "SLOPE": gat.negative_slope, "SLICES": gat.slices, **of_dropout(gat.dropout)}
+    """What programs take of a layer, and of the slab's groups."""
+    dropping = of_dropout(gat.groups.start, gat.dropout)
+    return {"SLOPE": gat.negative_slope, "SLICES": gat.slices, **dropping}
