@@ -163,10 +163,6 @@ class EdgeAggregate(Aggregate):
         _, bytes_per_edge, _ = self.temporaries(itemsize)
         return EdgeWork(0, self.times_streamed * bytes_per_edge // (self.groups // self.slices))
 
-    def of_result(self, rows: Tensor) -> Tensor:
-        """[R, groups · result]: the columns of p that are the result's."""
-        return rows.reshape(len(rows), self.groups, -1)[:, :, : self.result].reshape(len(rows), -1)
-
 
 class Maximum(EdgeAggregate):
     """The largest of the neighbours' values, column by column; 0 where there are none."""
@@ -303,7 +299,8 @@ class Result(Value):
         self._aggregate = aggregate
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        return self._aggregate.of_result(inputs[0])
+        by_group = inputs[0].reshape(len(inputs[0]), self._aggregate.groups, -1)
+        return by_group[:, :, : self._aggregate.result].reshape(len(by_group), -1)
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         return Gradients([gradient])

@@ -325,7 +325,7 @@ def _compute_the_same(values: Sequence[Value], others: Sequence[Value]) -> bool:
     pairs = list(zip(values, others, strict=True))
     comparison = _Comparison(dict(pairs))
     try:
-        return all(comparison.of_values(value, other) for value, other in pairs)
+        return all(type(a) is type(b) and comparison.same(a.computes, b.computes) for a, b in pairs)
     except RecursionError:  # something made of parameters in very many steps
         return False
 
@@ -337,10 +337,6 @@ class _Comparison:
         self._pairs = pairs
         self._functions: set[tuple[FunctionType, FunctionType]] = set()
         """Those found to be the same: what is made of parameters may be made of the same ones many times over."""
-
-    def of_values(self, value: Value, other: Value) -> bool:
-        """Whether the two compute the same of inputs that are."""
-        return type(value) is type(other) and self.same(value.computes, other.computes)
 
     def same(self, one: Any, other: Any) -> bool:
         """Whether what values compute by is the same: at whatever time one looks."""

@@ -170,7 +170,8 @@ class _Interpreter:
         """What a node of the trace comes to."""
         match node.op:
             case "get_attr":
-                return self._attribute(str(node.target))
+                found = attribute(self._whole, str(node.target))
+                return Free(lambda: found, (found,) if isinstance(found, nn.Parameter) else ())
             case "call_module":
                 return self._call_module(node)
             case "call_function" | "call_method":
@@ -186,10 +187,6 @@ class _Interpreter:
         tried = small_rows(rows.tail, dtype=setting.dtype, place=place)
         calls = Calls(part, type(module).__name__, [tried], training=setting.training)
         return _Interpreter(part, self._assembly).run(calls, [rows])
-
-    def _attribute(self, target: str) -> Free:
-        found = attribute(self._whole, target)
-        return Free(lambda: found, (found,) if isinstance(found, nn.Parameter) else ())
 
     # ---- modules -----------------------------------------------------------------------------------------
 

@@ -251,10 +251,6 @@ class Moments(Value):
     def needs(self) -> tuple[Value, ...]:
         return self.inputs
 
-    def own_gradient(self, source_RC: Tensor) -> Tensor:
-        """What the gradients of the moments add to that of the input's rows."""
-        return self.statistics.gradient(source_RC)
-
 
 class Multiplied(Value):
     """x Wᵀ, W [O, I] being what ``_weight`` gives."""

@@ -170,7 +170,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
             add(gradients, value, shaped(gradient, value.tail))
         for value, stop in followed:
             if isinstance(value, Moments):
-                add(gradients, value.source, value.own_gradient(known[value.source]))
+                add(gradients, value.source, value.statistics.gradient(known[value.source]))
             elif value in gradients and tile.start < stop:
                 _follow(value, gradients, known, tile, rows)
             else:  # rows from ``stop`` on reach no loss: zero, if there is one

@@ -254,7 +254,7 @@ class Schedule:
             self._provide(value, stage, uses=crossing.get(value, 0))
 
     def _more_than_signs(self, stage: int) -> list[Value]:
-        return _unique(need for need, _ in self._needs(stage) if not isinstance(need, Signs))
+        return list(dict.fromkeys(need for need, _ in self._needs(stage) if not isinstance(need, Signs)))
 
     def _keep_signs(self, stage: int) -> None:
         """Keep the signs that the backward of ``stage`` needs of rows that it would not have at hand anyway."""
@@ -352,7 +352,3 @@ def _furthest(needs: Iterable[tuple[Value, int]]) -> dict[Value, int]:
 def in_order(values: Iterable[V]) -> tuple[V, ...]:
     """As the network computes them."""
     return tuple(sorted(values, key=lambda value: value.index))
-
-
-def _unique(values: Iterable[Value]) -> list[Value]:
-    return list(dict.fromkeys(values))
