@@ -95,7 +95,7 @@ class _Solver:
     def run(self) -> PlannedLayout:
         least = self._least_memory()
         ends = [self._descend(beginning) for beginning in (least, *self._taller(least))]
-        return self._planned(min(ends, key=lambda one: one.score))
+        return self._planned(self._each_alone(min(ends, key=lambda one: one.score)))
 
     def run_from_one_width(self, like: Choice) -> PlannedLayout | None:
         tried = [self.problem.candidate(choice) for choice in self.moves.of_one_width(like)]
@@ -140,6 +140,13 @@ class _Solver:
                 best = self._better(best, moves.spare_writes(best.choice))
             if best.score >= before:
                 break
+        return best
+
+    def _each_alone(self, best: Candidate) -> Candidate:
+        """The best that comes of changing single sources: those of one shape need not be held alike, where memory does
+        for one of them."""
+        for name in self.problem.sources:
+            best = self._better(best, self.moves.cuts(best.choice, [name]))
         return best
 
     def _better(self, best: Candidate, choices: Sequence[Choice]) -> Candidate:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from ooc.plan.fates import RECOMPUTED, Budgets, Chain, Choice, Load, Phase, Rates, Recomputation, Saved
+from tests.plan.fates import RECOMPUTED, Budgets, Chain, Choice, Load, Phase, Rates, Recomputation, Saved
 
 
 @st.composite

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
-from ooc.plan.fates import (
+from tests.plan.fates import (
     RECOMPUTED,
     Budgets,
     Chain,

@@ -16,7 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from ooc.errors import BudgetError
-from ooc.plan.fates import Budgets, Chain, Load, Phase, choose_fates
+from tests.plan.fates import Budgets, Chain, Load, Phase, choose_fates
 from tests.plan.chains import keeps, play, random_chain
 
 Terms = dict[int, float]
