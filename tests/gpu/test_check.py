@@ -217,7 +217,10 @@ def test_processes_share_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is run by one of them; some get none, all of them none only by mistake."""
     pytest.importorskip("triton", reason="without it the tests are left out")
     monkeypatch.setattr("gpu_parts.suite._files", lambda: ["tests/gpu/test_sums.py", "tests/gpu/test_dropout.py"])
-    assert run_tests(100, ("-k", "no_rows_and_no_edges or test_a_matrix_of_several_programs"), 3) == {"passed": 2, "processes": 3}
+    assert run_tests(100, ("-k", "no_rows_and_no_edges or test_a_matrix_of_several_programs"), 3) == {
+        "passed": 2,
+        "processes": 3,
+    }
     with pytest.raises(Failed, match="none ended"):
         run_tests(100, ("-k", "no_such_test"), 1)
 

@@ -11,6 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
+from ooc.plan.workload import Fate
+from tests.examples import examples
+from tests.plan.chains import Outcome, all_plans, chains, keeps, play
 from tests.plan.fates import (
     RECOMPUTED,
     Budgets,
@@ -25,9 +28,6 @@ from tests.plan.fates import (
     account,
     choose_fates,
 )
-from ooc.plan.workload import Fate
-from tests.examples import examples
-from tests.plan.chains import Outcome, all_plans, chains, keeps, play
 
 BUDGETS_PER_CHAIN = 6
 

@@ -16,8 +16,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from ooc.errors import BudgetError
-from tests.plan.fates import Budgets, Chain, Load, Phase, choose_fates
 from tests.plan.chains import keeps, play, random_chain
+from tests.plan.fates import Budgets, Chain, Load, Phase, choose_fates
 
 Terms = dict[int, float]
 """A linear expression: coefficients by variable; variable -1 is the constant."""
