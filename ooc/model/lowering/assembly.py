@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Putting a network of values together: shapes found by trying, functions of rows proven to be such."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,8 @@ class Setting:
     """What a network is made for. ``sum_first(i, hops, weight)``: whether the i-th product with a weight comes after
     its aggregation; ``edge_data``: what edges carry for the model, so many features; ``training``: with dropout and
     the statistics of these rows; ``product``: how rows and weights are multiplied; ``probed``: what has been asked
-    about opaque layers, and was found by trying them; the settings of one model share it."""
+    about opaque layers, and was found by trying them; ``traced``: what a module was found to call, by the module, what
+    it was called for, and ``training``. The settings of one model share both."""
 
     num_nodes: int
     num_features: int
@@ -49,6 +50,7 @@ class Setting:
     sum_first: Callable[[int, int, nn.Parameter], bool]
     training: bool
     probed: list[tuple[Any, Any]]
+    traced: dict[Hashable, Any]
     product: Products = IN_FULL
 
 

@@ -176,6 +176,7 @@ def lower(
         training=True,
         product=product,
         probed=[],
+        traced={},
     )
     draft, output = _assembled(model, setting)
     _check_edge_data(model, edge_data - draft.edge_data)
@@ -184,10 +185,6 @@ def lower(
     rows = active(longest)
 
     def sum_first(place: int, hops: int, weight: nn.Parameter) -> bool:
-        if place >= len(draft.products):
-            raise ModelError(
-                f"model {type(model).__name__} has other layers each time it is run; that is not supported"
-            )
         after = distances.get(draft.products[place], 0)
         return aggregating_first_pays(
             rows_before=rows.training_rows(min(EVERYWHERE, after + hops)),

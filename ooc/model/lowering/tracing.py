@@ -97,7 +97,6 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             f"model {kind} is not supported: its forward must take (x, edge_index), and edge_weight or edge_attr where "
             "the store has them"
         ) from error
-    whole = _Whole(model, taken)
     modes = [(module, module.training) for module in model.modules()]
     as_given = model.training
     try:
@@ -105,9 +104,14 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         if as_given:  # a model in training mode with parts that are not: these are frozen
             for module, training in modes:
                 module.training &= training
-        setting, place = assembly.setting, next(model.parameters()).device
-        tried = small_inputs(setting.num_features, setting.num_edge_features, dtype=setting.dtype, place=place)
-        calls = Calls(whole, kind, tried, training=setting.training)
+        setting = assembly.setting
+        known = model, setting.training
+        if known not in setting.traced:
+            place, dtype = next(model.parameters()).device, setting.dtype
+            tried = small_inputs(setting.num_features, setting.num_edge_features, dtype=dtype, place=place)
+            whole = _Whole(model, taken)
+            setting.traced[known] = whole, Calls(whole, kind, tried, training=setting.training)
+        whole, calls = setting.traced[known]
         assembly.cut_off = calls.cut_off
         carried = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
         return _Interpreter(whole, assembly).run(calls, [assembly.features(), Graph(), *carried])
@@ -182,10 +186,14 @@ class _Interpreter:
 
     def _apply_module(self, module: nn.Module, rows: Value) -> Value:
         """What a module inside a convolution gives, called with rows alone."""
-        part, setting = nn.Sequential(OrderedDict(model=module)), self._assembly.setting
-        place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-        tried = small_rows(rows.tail, dtype=setting.dtype, place=place)
-        calls = Calls(part, type(module).__name__, [tried], training=setting.training)
+        setting = self._assembly.setting
+        known = module, rows.tail, setting.training
+        if known not in setting.traced:
+            part = nn.Sequential(OrderedDict(model=module))
+            place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+            tried = small_rows(rows.tail, dtype=setting.dtype, place=place)
+            setting.traced[known] = part, Calls(part, type(module).__name__, [tried], training=setting.training)
+        part, calls = setting.traced[known]
         return _Interpreter(part, self._assembly).run(calls, [rows])
 
     # ---- modules -----------------------------------------------------------------------------------------
