@@ -51,13 +51,6 @@ def _edge_seconds(hardware: Hardware, row_bytes: int, source_rows: int) -> float
     return hits * near + (1 - hits) * far
 
 
-def local_seconds(hardware: Hardware, *, moved_bytes: int, multiplies: int, dtype: str) -> float:
-    """Seconds of a row pass that loads and stores ``moved_bytes`` bytes and makes so many multiply-adds."""
-    processor = hardware.processor
-    rate = processor.multiplies_per_s.get(dtype, processor.multiplies_per_s["float32"])
-    return moved_bytes / processor.stream_bytes_per_s + multiplies / rate
-
-
 def ssd_seconds(hardware: Hardware, *, read_bytes: int, write_bytes: int, request_bytes: int) -> float:
     """Seconds to move so much in requests of ``request_bytes``, both ways at once."""
     disk = hardware.disk
@@ -189,12 +182,9 @@ def computing_of(
         alone += tiles * slabs * operators * processor.seconds_per_operator
     if isinstance(item, RowPass):
         stage = item.stage
-        shared += local_seconds(
-            hardware,
-            moved_bytes=rows * _streamed_bytes(item, matrices, workload),
-            multiplies=rows * stage.multiplies_per_row,
-            dtype=workload.dtype,
-        )
+        rate = processor.multiplies_per_s.get(workload.dtype, processor.multiplies_per_s["float32"])
+        streamed_bytes = rows * _streamed_bytes(item, matrices, workload)
+        shared += streamed_bytes / processor.stream_bytes_per_s + rows * stage.multiplies_per_row / rate
         alone += tiles * (processor.seconds_per_tile + stage.operators * processor.seconds_per_operator)
     else:
         shared += _TIMES_PUT * rows * columns * workload.pulled_itemsize / processor.stream_bytes_per_s

@@ -23,7 +23,7 @@ from ooc.plan.layout.passes import (
 from ooc.plan.program.capacity import capacity_of
 from ooc.plan.program.program import blocks_to_write, found_in_memory
 from ooc.plan.program.replacement import Uses, belady
-from ooc.plan.program.schedule import block_table, lasting_blocks
+from ooc.plan.program.schedule import block_table
 from ooc.plan.program.sequence import BlockTable, Span, Use, uses_of
 from ooc.plan.program.staging import room_between_uses
 from ooc.plan.workload import Workload
@@ -67,8 +67,7 @@ def forecast_traffic(
     available = free_frames(layout.regions["train"], len(passes), frames)
     capacity = capacity_of(passes, layout, workload, bounds, available, cyclic=True, coarseness=coarseness)
     spare = layout.spare_writes
-    lasting = lasting_blocks(coarse, blocks)
-    uses = Uses(spans, len(steps), capacity, lasting, cyclic=True, spare_writes=spare and host_frames is None)
+    uses = Uses(spans, len(steps), capacity, blocks.lasts, cyclic=True, spare_writes=spare and host_frames is None)
     moved = list(_moved(uses))
     if host_frames is None:
         traffic = _by_pass([(steps[step].at, block, use) for step, block, use in moved], [], len(passes), blocks)
@@ -85,7 +84,7 @@ def forecast_traffic(
     if len({block for _, block, _ in moved}) <= room:  # the host keeps them all, epoch after epoch
         return _by_pass([], over_wire, len(passes), blocks)
     used = [Span(i, i, block, use if use is Use.WRITE else Use.READ) for i, (_, block, use) in enumerate(moved)]
-    below = Uses(used, len(used), [room] * len(used), lasting, cyclic=True, spare_writes=spare)
+    below = Uses(used, len(used), [room] * len(used), blocks.lasts, cyclic=True, spare_writes=spare)
     over_disk = [(over_wire[i][0], block, use) for i, block, use in _moved(below)]
     return _by_pass(over_disk, over_wire, len(passes), blocks)
 

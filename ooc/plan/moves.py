@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 from ooc.plan.layout.bucketing import bucketable, leaner_bucketed
@@ -36,7 +37,8 @@ class Moves:
         self.on_device, self.sources = problem.hardware.has_device_memory, problem.sources
         self.spillable = frozenset() if self.on_device else frozenset(self.workload.scatter_counts)
         self.bucketable = frozenset() if self.on_device else bucketable(self.workload)
-        self._leanest: dict[tuple[int, frozenset[str], bool], tuple[Choice, Layout]] = {}
+        self.minimum_memory = cache(self._minimum_memory)
+        """Of small graphs, every beginning tries the same heights."""
 
     # ---- single steps --------------------------------------------------------------------------------------
 
@@ -100,9 +102,6 @@ class Moves:
         heights = self.heights(FEW_STEPS, layout.frame_bytes // layout.step_rows)
         return [replace(choice, step_rows=height) for height in heights]
 
-    def spare_writes(self, choice: Choice) -> list[Choice]:
-        return [replace(choice, spare_writes=True)]
-
     # ---- where to begin ------------------------------------------------------------------------------------
 
     def of_one_width(self, like: Choice) -> Iterator[Choice]:
@@ -113,15 +112,9 @@ class Moves:
             cuts = {name: replace(cut, columns=min(columns, cut.columns)) for name, columns in self.sources.items()}
             yield replace(like, cuts=cuts)
 
-    def minimum_memory(self, height: int, bucketed: frozenset[str], *, direct: bool) -> tuple[Choice, Layout]:
+    def _minimum_memory(self, height: int, bucketed: frozenset[str], *, direct: bool) -> tuple[Choice, Layout]:
         """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
-        more. Remembered: of small graphs, every beginning tries the same heights."""
-        same = height, bucketed, direct
-        if same not in self._leanest:
-            self._leanest[same] = self._minimum_memory(height, bucketed, direct)
-        return self._leanest[same]
-
-    def _minimum_memory(self, height: int, bucketed: frozenset[str], direct: bool) -> tuple[Choice, Layout]:
+        more."""
         widths = [NARROW_COLUMNS << k for k in range(4)] + [max(self.sources.values(), default=1)]
         if self.limits.slab_columns is not None:
             widths = [self.limits.slab_columns]

@@ -59,15 +59,7 @@ class PlannedLayout:
 
     @cached_property
     def plan(self) -> Plan:
-        problem = self.problem
-        return build_plan(
-            problem.workload,
-            self.layout,
-            frames=problem.capacity.frames(self.layout),
-            host_frames=problem.capacity.host_frames(self.layout),
-            device_limit_bytes=problem.limits.device_bytes,
-            host_limit_bytes=problem.limits.host_bytes,
-        )
+        return build_plan(self.layout, self.problem.capacity)
 
 
 def solve(problem: Problem) -> PlannedLayout:
@@ -137,7 +129,7 @@ class _Solver:
             best = self._better(best, moves.buckets(best.choice))
             best = self._better(best, moves.step_heights(best.choice, best.layout))
             if self.on_device:
-                best = self._better(best, moves.spare_writes(best.choice))
+                best = self._better(best, [replace(best.choice, spare_writes=True)])
             if best.score >= before:
                 break
         return best

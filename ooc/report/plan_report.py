@@ -4,12 +4,11 @@
 ``as_dict`` is the documented form (docs/planning.md): keys are added, never renamed.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from ooc.plan import Hardware, Limits, Plan, Workload
-from ooc.plan.lifetimes import Lifetime, StageStatistics, lifetimes, stage_statistics
+from ooc.plan import Hardware, Limits, Plan, Stage, Workload
 from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.timeline import Resource, Timeline
 from ooc.sizes import format_size
@@ -81,14 +80,6 @@ class PlanReport:
         per cent."""
         return [_fate(row) for row in self.plan.summary()]
 
-    @cached_property
-    def stages(self) -> list[StageStatistics]:
-        return stage_statistics(self.workload, self.program)
-
-    @cached_property
-    def lifetimes(self) -> list[Lifetime]:
-        return lifetimes(self.workload, self.program)
-
     def as_dict(self) -> dict[str, Any]:
         """Plain data, without the whole timeline."""
         timeline, plan = self.timeline, self.plan
@@ -118,8 +109,8 @@ class PlanReport:
                 | {"bound": item.bound.value}
                 for item in timeline.passes
             ],
-            "stages": [asdict(stage) for stage in self.stages],
-            "lifetimes": [asdict(lifetime) for lifetime in self.lifetimes],
+            "stages": stage_statistics(self.workload, self.program),
+            "lifetimes": lifetimes(self.workload, self.program),
         }
 
 
@@ -136,3 +127,56 @@ def _fate(row: dict[str, str | int]) -> dict[str, Any]:
     shares = {"device": 0, "host": resident, "ssd": 100 - resident - recompute} | {w: row[w] for w in _WAYS if w in row}
     kept = {name: value for name, value in row.items() if name not in ("resident", "recompute", "slabs", *_WAYS)}
     return {**kept, **shares, "recompute": recompute, "slabs": row["slabs"]}
+
+
+def stage_statistics(workload: Workload, program: str = "train") -> list[dict[str, Any]]:
+    """What each stage computes and moves, in order, wherever its matrices lie. ``multiplies``: multiply-adds of its
+    dense products. ``edges`` are those summed over, ``edge_bytes`` what they take."""
+    return [_statistics(stage, workload) for stage in workload.programs[program]]
+
+
+def _statistics(stage: Stage, workload: Workload) -> dict[str, Any]:
+    def nbytes(name: str) -> int:
+        matrix = workload.matrices[name]
+        return min(stage.rows, matrix.rows) * matrix.columns * matrix.itemsize
+
+    edges = edge_bytes = pulled_bytes = 0
+    if stage.pull is not None:
+        topology = workload.topologies[stage.pull.direction]
+        edges = topology.edges_of(stage.rows, workload.tile_rows)
+        edge_bytes = edges * topology.edge_bytes(stage.pull.edge_data)
+        pulled_bytes = workload.matrices[stage.pull.source].nbytes
+    return {
+        "stage": stage.name,
+        "rows": stage.rows,
+        "edges": edges,
+        "edge_bytes": edge_bytes,
+        "loaded_bytes": sum(map(nbytes, stage.loads)),
+        "pulled_bytes": pulled_bytes,
+        "stored_bytes": sum(map(nbytes, stage.stores)),
+        "multiplies": stage.rows * stage.multiplies_per_row,
+    }
+
+
+def lifetimes(workload: Workload, program: str = "train") -> list[dict[str, Any]]:
+    """The stages that each matrix lives through, in order of its first one. Stages up to and with the loss are the
+    forward pass, those after it the backward pass. ``produced`` is None for what is there before the epoch;
+    ``last_forward`` and ``backward`` are the stages of both passes that read it, None or none where none does."""
+    stages = workload.programs[program]
+    loss = next((i for i, stage in enumerate(stages) if stage.reverse), len(stages))
+    reads = [(*stage.loads, stage.pull.source) if stage.pull else stage.loads for stage in stages]
+    names = dict.fromkeys(name for read, stage in zip(reads, stages, strict=True) for name in (*read, *stage.writes))
+    found = []
+    for name in names:
+        readers = [i for i, read in enumerate(reads) if name in read]
+        forward = [stages[i].name for i in readers if i <= loss]
+        found.append(
+            {
+                "matrix": name,
+                "nbytes": workload.matrices[name].nbytes,
+                "produced": next((stage.name for stage in stages if name in stage.writes), None),
+                "last_forward": forward[-1] if forward else None,
+                "backward": [stages[i].name for i in readers if i > loss],
+            }
+        )
+    return found

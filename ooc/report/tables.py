@@ -12,10 +12,9 @@ from rich.table import Table
 
 from ooc.engine.record import EpochRecord
 from ooc.plan import Hardware
-from ooc.plan.lifetimes import Lifetime, StageStatistics
 from ooc.plan.simulate.timeline import Resource
 from ooc.report.console import print_table, say
-from ooc.report.plan_report import PlanReport, describe_reading
+from ooc.report.plan_report import PlanReport, describe_reading, lifetimes, stage_statistics
 from ooc.report.progress import format_duration, format_scores
 from ooc.sizes import format_size
 
@@ -35,8 +34,8 @@ def print_report(report: PlanReport, console: Console) -> None:
     _print_fates(report, console)
     _print_resources(report, console)
     _print_passes(report, console)
-    _print_stages(report.stages, console)
-    _print_lifetimes(report.lifetimes, console)
+    _print_stages(report, console)
+    _print_lifetimes(report, console)
     plan, limits = report.plan, report.limits
     device = f"{format_size(plan.device_peak_bytes)} of {format_size(limits.device_bytes)} on the device"
     host = f"{format_size(plan.host_peak_bytes)} of {format_size(limits.host_bytes)} on the host"
@@ -96,24 +95,22 @@ def _print_passes(report: PlanReport, console: Console) -> None:
     print_table(("pass", "time", "waits", "bound by"), rows, console)
 
 
-def _print_stages(stages: Sequence[StageStatistics], console: Console) -> None:
+def _print_stages(report: PlanReport, console: Console) -> None:
     rows = []
-    for stage in stages:
-        sizes = (stage.edge_bytes, stage.loaded_bytes, stage.pulled_bytes, stage.stored_bytes)
-        counts = f"{stage.rows:,}", f"{stage.edges:,}" if stage.edges else ""
-        products = f"{stage.multiplies:.2e}" if stage.multiplies else ""
-        rows.append((stage.stage, *counts, *(format_size(size) if size else "" for size in sizes), products))
+    for stage in stage_statistics(report.workload, report.program):
+        sizes = (stage[f"{what}_bytes"] for what in ("edge", "loaded", "pulled", "stored"))
+        counts = f"{stage['rows']:,}", f"{stage['edges']:,}" if stage["edges"] else ""
+        products = f"{stage['multiplies']:.2e}" if stage["multiplies"] else ""
+        rows.append((stage["stage"], *counts, *(format_size(size) if size else "" for size in sizes), products))
     columns = ("stage", "active rows", "active edges", "edge bytes", "loads", "pulls", "stores", "multiply-adds")
     print_table(columns, rows, console)
 
 
-def _print_lifetimes(found: Sequence[Lifetime], console: Console) -> None:
+def _print_lifetimes(report: PlanReport, console: Console) -> None:
     rows = []
-    for item in found:
-        produced = item.produced or "before the epoch"
-        rows.append(
-            (item.matrix, format_size(item.nbytes), produced, item.last_forward or "", ", ".join(item.backward))
-        )
+    for item in lifetimes(report.workload, report.program):
+        reads = item["last_forward"] or "", ", ".join(item["backward"])
+        rows.append((item["matrix"], format_size(item["nbytes"]), item["produced"] or "before the epoch", *reads))
     print_table(("matrix", "bytes", "produced", "last forward use", "backward use"), rows, console)
 
 

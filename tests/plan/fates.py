@@ -14,8 +14,9 @@ and the result is the optimum.
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
+from operator import add
 from typing import NamedTuple
 
 from ooc.errors import BudgetError
@@ -34,13 +35,7 @@ class Load:
     ssd_write_bytes: int = 0
 
     def __add__(self, other: "Load") -> "Load":
-        return Load(
-            self.compute_s + other.compute_s,
-            self.up_bytes + other.up_bytes,
-            self.down_bytes + other.down_bytes,
-            self.ssd_read_bytes + other.ssd_read_bytes,
-            self.ssd_write_bytes + other.ssd_write_bytes,
-        )
+        return Load(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,15 +35,13 @@ def bucketable(workload: Workload) -> frozenset[str]:
 
 def leaner_bucketed(passes: Iterable[Pass], matrices: Mapping[str, MatrixPlan]) -> frozenset[str]:
     """The sources that take less memory as ``passes`` shuffle them than whole."""
-    needed: dict[str, int] = {}
+    lean: dict[str, bool] = {}
     for item in passes:
-        if isinstance(item, ShufflePass):
-            assert item.pull is not None
-            shuffle = matrices[item.pull.output].shuffle
-            assert isinstance(shuffle, BucketedRows)
-            source = item.pull.source
-            needed[source] = max(shuffle.memory_nbytes, needed.get(source, 0))
-    return frozenset(name for name, nbytes in needed.items() if nbytes < matrices[name].region_nbytes)
+        if isinstance(item, ShufflePass) and item.pull is not None:
+            source, shuffle = item.pull.source, matrices[item.pull.output].shuffle
+            smaller = shuffle is not None and shuffle.memory_nbytes < matrices[source].region_nbytes
+            lean[source] = smaller and lean.get(source, True)
+    return frozenset(name for name, smaller in lean.items() if smaller)
 
 
 def shuffle_passes(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from ooc.plan.layout.bucketing import shuffle_passes
 from ooc.plan.layout.grid import Grid, align_up, block_height
 from ooc.plan.layout.matrices import MatrixPlan
-from ooc.plan.layout.passes import ColumnPass, Pass, RowPass, direct_slabs, streaming_memory, users_by_matrix
+from ooc.plan.layout.passes import ColumnPass, Pass, RowPass, direct_slabs, passes_using, streaming_memory
 from ooc.plan.layout.shuffle import plan_partial_sums
 from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
 from ooc.plan.workload import Kind, Matrix, PerEdge, Pull, Stage, Workload
@@ -275,17 +275,16 @@ def _pulled_into(pull: Pull, itemsize: int, matrices: Mapping[str, Matrix]) -> s
 
 def _wanted(passes: Sequence[Pass], matrices: dict[str, MatrixPlan]) -> list[tuple[str, int, int, int]]:
     """(matrix, bytes, first pass, last pass) of every region."""
-    users = users_by_matrix(passes)
     wanted = []
     for name, planned in matrices.items():
-        if planned.whole and name in users:
-            wanted.append((name, planned.region_nbytes, users[name][0], users[name][-1]))
+        if planned.whole and (users := passes_using(passes, name)):
+            wanted.append((name, planned.region_nbytes, users[0], users[-1]))
     for item in passes:
         at = item.index
         wanted += [(name, nbytes, at, at) for name, nbytes in streaming_memory(item, matrices).items()]
         if isinstance(item, ColumnPass):
             name = item.pull.source
-            first = users[name][0] if direct_slabs(passes, item) else item.index
+            first = passes_using(passes, name)[0] if direct_slabs(passes, item) else item.index
             nbytes = item.slab_buffers * matrices[name].slab_stride()
             last = item.index + (item.slabs < matrices[name].grid.slabs)
             wanted.append((name, nbytes, first, last))

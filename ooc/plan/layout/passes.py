@@ -152,15 +152,6 @@ def passes_using(passes: Sequence[Pass], name: str) -> list[int]:
     return [step.index for step in passes if name in step.reads or name in step.stores]
 
 
-def users_by_matrix(passes: Sequence[Pass]) -> dict[str, list[int]]:
-    """What ``passes_using`` finds, of every matrix that is read or written."""
-    users: dict[str, list[int]] = {}
-    for step in passes:
-        for name in {*step.reads, *step.stores}:
-            users.setdefault(name, []).append(step.index)
-    return users
-
-
 def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
     """How many slabs the writer of a column pass's source computes right into the slab buffers."""
     if not column_pass.direct:

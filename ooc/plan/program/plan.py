@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Self
 
-from ooc.plan.layout.layout import Region
-from ooc.plan.layout.matrices import MatrixPlan, edges_name, shuffles_in
-from ooc.plan.layout.passes import Pass, pulled_columns, streamed_read_bytes, streamed_write_bytes
+from ooc.plan.layout.layout import Layout
+from ooc.plan.layout.matrices import edges_name, shuffles_in
+from ooc.plan.layout.passes import pulled_columns, streamed_read_bytes, streamed_write_bytes
 from ooc.plan.layout.shuffle import BucketedRows, PartialSums, Shuffle
 from ooc.plan.program.program import Program, found_in_memory
 from ooc.plan.program.sequence import BlockTable, Use
@@ -45,9 +45,10 @@ class Shares(NamedTuple):
         return " + ".join(fate.value for fate, share in zip(Fate, self, strict=True) if share)
 
 
-@dataclass(frozen=True, repr=False)
-class Plan:
-    """Plain data. ``regions``, ``unrolled`` and ``staged`` are by program; passes are counted within their program.
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Plan(Layout):
+    """A layout, unrolled. ``regions``, ``unrolled`` and ``staged`` are by program; passes are counted within their
+    program.
 
     ``recomputed`` matrices are never kept. ``scratch_bytes`` bounds the computation's temporaries, which lie beside
     the arena and count like it.
@@ -60,17 +61,11 @@ class Plan:
 
     rows: int
     tile_rows: int
-    step_rows: int
-    frame_bytes: int
     frames: int
-    matrices: dict[str, MatrixPlan]
     recomputed: tuple[Matrix, ...]
     topologies: dict[Direction, Topology]
     blocks: BlockTable
-    programs: dict[str, tuple[Pass, ...]]
-    regions: dict[str, tuple[Region, ...]]
     unrolled: dict[str, Program]
-    scratch_bytes: int
     fixed_device_bytes: int
     fixed_host_bytes: int
     device_limit_bytes: int

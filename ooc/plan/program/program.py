@@ -90,23 +90,6 @@ def blocks_to_write(uses: Uses, kept: Kept) -> set[int]:
     return needed
 
 
-def unroll(
-    steps: Sequence[Step],
-    bounds: Sequence[tuple[int, int]],
-    uses: Uses,
-    *,
-    available: Sequence[Sequence[range]],
-    nbytes: Callable[[int], int],
-    paced: bool = False,
-) -> Program:
-    """Give every block its frames. ``available[p]``: the frames of pass p that no region takes.
-
-    ``paced``: of blocks that are needed later than in the next step, no more are asked for at a step than the pass
-    loads a step. For those who may have to wait before they send a load on, with a step to compute behind it.
-    """
-    return _Unrolling(steps, bounds, uses, available, nbytes, paced=paced).run()
-
-
 _COOLING_STEPS = 6
 """Steps that a frame whose block is being written is left alone if others are free: then nobody waits for the write."""
 _FOR_EVER = 1 << 30
@@ -195,8 +178,13 @@ class _Frames:
                 heappush(self.clean[g], queue.popleft()[1])
 
 
-class _Unrolling:
-    """The state while frames are given: where every live block is, and what is to come."""
+class Unrolling:
+    """Gives every block its frames: where every live block is meanwhile, and what is to come. ``available[p]``: the
+    frames of pass p that no region takes.
+
+    ``paced``: of blocks that are needed later than in the next step, no more are asked for at a step than the pass
+    loads a step. For those who may have to wait before they send a load on, with a step to compute behind it.
+    """
 
     def __init__(
         self,
@@ -206,7 +194,7 @@ class _Unrolling:
         available: Sequence[Sequence[range]],
         nbytes: Callable[[int], int],
         *,
-        paced: bool,
+        paced: bool = False,
     ) -> None:
         self.steps, self.bounds, self.uses, self.nbytes = steps, bounds, uses, nbytes
         self.kept, self.endings = belady(uses), uses.endings

@@ -11,7 +11,7 @@ epoch begins with what the one before has left.
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -31,7 +31,7 @@ class Uses:
     spans: Sequence[Span]
     steps: int
     capacity: Sequence[int]
-    lasting: Callable[[int], bool]
+    lasting: Callable[[int], bool] = field(compare=False)
     cyclic: bool
     spare_writes: bool = False
 

@@ -1,33 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a layout to the whole plan: blocks numbered, frames counted, every program unrolled."""
 
-from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.layout.matrices import edges_name
-from ooc.plan.program.capacity import capacity_of
+from ooc.plan.program.capacity import Capacity, capacity_of
 from ooc.plan.program.plan import Plan
-from ooc.plan.program.program import Program, unroll
+from ooc.plan.program.program import Program, Unrolling
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import BlockTable, edge_grid, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, Staging, stage_below
 from ooc.plan.workload import Direction, Topology, Workload
 
 
-def build_plan(
-    workload: Workload,
-    layout: Layout,
-    *,
-    frames: int,
-    host_frames: int | None = None,
-    device_limit_bytes: int,
-    host_limit_bytes: int,
-) -> Plan:
-    """Everything that follows from ``layout`` in an arena of ``frames`` frames at most.
-
-    ``host_frames``: the most of a second arena in host memory; None where both budgets are of one memory.
-    """
+def build_plan(layout: Layout, capacity: Capacity) -> Plan:
+    """Everything that follows from ``layout`` in arenas of what ``capacity`` leaves."""
+    workload, frames, host_frames = capacity.workload, capacity.frames(layout), capacity.host_frames(layout)
     blocks = block_table(layout, workload)
     upper = layout if host_frames is None else replace(layout, spare_writes=False)
     unrolled = {
@@ -42,23 +31,18 @@ def build_plan(
             for name, program in unrolled.items()
         }
     return Plan(
+        **vars(layout),
         rows=workload.rows,
         tile_rows=workload.tile_rows,
-        step_rows=layout.step_rows,
-        frame_bytes=layout.frame_bytes,
         frames=max([*(program.frames for program in unrolled.values()), *regions], default=0),
-        matrices=layout.matrices,
         recomputed=workload.recomputed,
         topologies=_swept(layout, workload),
         blocks=blocks,
-        programs=layout.programs,
-        regions=layout.regions,
         unrolled=unrolled,
-        scratch_bytes=layout.scratch_bytes,
         fixed_device_bytes=workload.fixed_device_bytes,
         fixed_host_bytes=workload.fixed_host_bytes,
-        device_limit_bytes=device_limit_bytes,
-        host_limit_bytes=host_limit_bytes,
+        device_limit_bytes=capacity.limits.device_bytes,
+        host_limit_bytes=capacity.limits.host_bytes,
         host_frames=max([IN_TRANSFER, *(s.frames for s in staged.values())]) if staged else 0,
         staged=staged,
     )
@@ -66,13 +50,13 @@ def build_plan(
 
 def block_table(layout: Layout, workload: Workload) -> BlockTable:
     """Numbers for the blocks of all matrices, then of the topologies with what edges carry."""
-    grids = {name: planned.grid for name, planned in layout.matrices.items()}
-    grids |= {
-        edges_name(direction, data): edge_grid(array, topology.edges, layout.frame_bytes)
+    found = {name: (planned.grid, planned.matrix.kind.lasts) for name, planned in layout.matrices.items()}
+    found |= {
+        edges_name(direction, data): (edge_grid(array, topology.edges, layout.frame_bytes), True)
         for direction, topology in _swept(layout, workload).items()
         for data, array in topology.arrays.items()
     }
-    return BlockTable.of(grids)
+    return BlockTable.of(found)
 
 
 def _swept(layout: Layout, workload: Workload) -> dict[Direction, Topology]:
@@ -93,25 +77,8 @@ def unroll_program(
         spans=spans,
         steps=len(steps),
         capacity=capacity_of(passes, layout, workload, bounds, available, cyclic=name == "train"),
-        lasting=lasting_blocks(layout, blocks),
+        lasting=blocks.lasts,
         cyclic=name == "train",
         spare_writes=layout.spare_writes,
     )
-    return unroll(steps, bounds, uses, available=available, nbytes=blocks.nbytes, paced=staged)
-
-
-def lasting_blocks(layout: Layout, blocks: BlockTable) -> "_Lasting":
-    """The blocks that are there in every epoch."""
-    scratch = {name for name, planned in layout.matrices.items() if not planned.matrix.kind.lasts}
-    return _Lasting(blocks.bases, tuple(name not in scratch for name in blocks.names))
-
-
-@dataclass(frozen=True, slots=True)
-class _Lasting:
-    """By matrix: its first block, and whether it lasts. Two plans of the same layout have equal ones."""
-
-    bases: tuple[int, ...]
-    lasts: tuple[bool, ...]
-
-    def __call__(self, block: int) -> bool:
-        return self.lasts[bisect_right(self.bases, block) - 1]
+    return Unrolling(steps, bounds, uses, available, blocks.nbytes, paced=staged).run()

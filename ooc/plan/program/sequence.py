@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import NamedTuple
 
@@ -61,22 +61,26 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockTable:
-    """The numbers of all blocks: those of ``names[i]`` begin at ``bases[i]``."""
+    """The numbers of all blocks: those of ``names[i]`` begin at ``bases[i]``, and ``lasting[i]``: they are there in
+    every epoch."""
 
     names: tuple[str, ...]
     bases: tuple[int, ...]
     grids: tuple[Grid, ...]
+    lasting: tuple[bool, ...]
 
     @classmethod
-    def of(cls, grids: dict[str, Grid]) -> "BlockTable":
-        bases, at = [], 0
-        for grid in grids.values():
-            bases.append(at)
-            at += grid.blocks * grid.slabs
-        return cls(tuple(grids), tuple(bases), tuple(grids.values()))
+    def of(cls, found: dict[str, tuple[Grid, bool]]) -> "BlockTable":
+        """By name: the grid, and whether it lasts."""
+        grids, lasting = zip(*found.values(), strict=True)
+        bases = accumulate((grid.blocks * grid.slabs for grid in grids[:-1]), initial=0)
+        return cls(tuple(found), tuple(bases), grids, lasting)
 
     def base(self, name: str) -> int:
         return self.bases[self.names.index(name)]
+
+    def lasts(self, block: int) -> bool:
+        return self.lasting[bisect_right(self.bases, block) - 1]
 
     def where(self, block: int) -> tuple[str, int, int]:
         """(matrix, slab, row block) of ``block``."""

@@ -11,12 +11,12 @@ stores is what the SSD reads and writes.
 A block that the device keeps is not used below, and leaves its host frame to one that comes back sooner.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from ooc.plan.program.program import Program, unroll
+from ooc.plan.program.program import Program, Unrolling
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import Span, Step, Use
 
@@ -66,17 +66,13 @@ class Staging:
         return self.program.frames
 
 
-def transfers_of(program: Program) -> tuple[Transfer, ...]:
-    """All that the upper program moves over the wire, in the order in which it may be asked for.
+def _in_order(program: Program) -> Iterator[tuple[Transfer, bool]]:
+    """All that the upper program moves, in the order in which it may be asked for; with each, whether it is to a frame
+    of the device.
 
     What step t+1 loads is asked for before step t has stored its results, as their tiles overlap; at a pass's end
     everything comes to rest.
     """
-    return tuple(transfer for transfer, _ in _in_order(program))
-
-
-def _in_order(program: Program) -> Iterator[tuple[Transfer, bool]]:
-    """With each, whether it is to a frame of the device."""
     for first, stop in program.bounds:
         for t in range(first, stop):
             for block, _, load in program.acquire[t]:
@@ -94,11 +90,6 @@ def _in_order(program: Program) -> Iterator[tuple[Transfer, bool]]:
 def _stores(program: Program, t: int) -> Iterator[tuple[Transfer, bool]]:
     for block in program.store[t]:
         yield Transfer(t, block, Way.TO_HOST), False
-
-
-def spans_of(transfers: Sequence[Transfer]) -> list[Span]:
-    """The uses of host frames, one a transfer."""
-    return [Span(i, i, t.block, Use.READ if t.way is Way.TO_DEVICE else Use.WRITE) for i, t in enumerate(transfers)]
 
 
 def room_between_uses(frames: int) -> int:
@@ -171,9 +162,10 @@ def stage_below(
     nbytes: Callable[[int], int],
 ) -> Staging:
     """The lower program under ``program``, in ``frames`` host frames at most."""
-    transfers = transfers_of(program)
+    transfers = tuple(transfer for transfer, _ in _in_order(program))
     count, above = len(transfers), program.uses
     capacity = [room_between_uses(frames)] * count
-    uses = Uses(spans_of(transfers), count, capacity, above.lasting, above.cyclic, spare_writes)
-    steps = [_STEP] * count
-    return Staging(transfers, unroll(steps, [(0, count)], uses, available=[[range(frames)]], nbytes=nbytes))
+    spans = [Span(i, i, t.block, Use.READ if t.way is Way.TO_DEVICE else Use.WRITE) for i, t in enumerate(transfers)]
+    uses = Uses(spans, count, capacity, above.lasting, above.cyclic, spare_writes)
+    unrolling = Unrolling([_STEP] * count, [(0, count)], uses, [[range(frames)]], nbytes)
+    return Staging(transfers, unrolling.run())
