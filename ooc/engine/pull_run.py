@@ -20,8 +20,7 @@ from ooc.kernels.edges import ColumnCopy, TileEdges
 from ooc.kernels.neighbourhood import BucketRows
 from ooc.model.graph import Scaling
 from ooc.model.stages import Kernel, Tile
-from ooc.plan.layout.matrices import edges_name
-from ooc.plan.layout.passes import ColumnPass, RowPass
+from ooc.plan.layout.passes import ColumnPass, RowPass, edges_name
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import EdgeData, Pull
 

@@ -26,7 +26,7 @@ from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.pulls import pulls_for
 from ooc.model.graph import GraphRows, Scaling, damaged
 from ooc.model.workload import edge_array
-from ooc.plan.layout.matrices import edges_name
+from ooc.plan.layout.passes import edges_name
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.staging import Way
 from ooc.plan.workload import Direction, Fate, Kind

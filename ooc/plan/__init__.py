@@ -8,8 +8,7 @@ it decides).
 """
 
 from ooc.plan.hardware import UNMEASURED, UNMEASURED_DEVICE, Hardware
-from ooc.plan.layout.matrices import MatrixPlan
-from ooc.plan.layout.passes import ColumnPass, RowPass
+from ooc.plan.layout.passes import ColumnPass, MatrixPlan, RowPass
 from ooc.plan.planner import make_plan
 from ooc.plan.program.capacity import Limits
 from ooc.plan.program.plan import Plan

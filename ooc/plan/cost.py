@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ooc.plan.hardware import Hardware
-from ooc.plan.layout.matrices import MatrixPlan
-from ooc.plan.layout.passes import ColumnPass, Pass, RowPass, sweeps_of
+from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, sweeps_of
 from ooc.plan.workload import PerEdge, Workload
 
 MULTIPLIES_PER_PULL = 32

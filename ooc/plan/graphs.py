@@ -45,10 +45,6 @@ class GraphStatistics:
     hub: int | None = None
 
     @property
-    def mean_degree(self) -> float:
-        return self.edges / self.nodes
-
-    @property
     def bias(self) -> int:
         """Times the mean degree of the first rows in hop order; 1 where there is nothing to leave out."""
         return BIAS if self.labelled < self.nodes else 1
@@ -64,7 +60,7 @@ def reach(graph: GraphStatistics) -> list[int]:
     reached = [graph.labelled]
     new = graph.labelled
     while reached[-1] < graph.nodes and len(reached) < _MOST_HOPS:
-        draws = min(graph.edges, graph.bias * graph.mean_degree * new)
+        draws = min(graph.edges, graph.bias * (graph.edges / graph.nodes) * new)
         new = min(graph.nodes - reached[-1], ceil((graph.nodes - reached[-1]) * (1 - exp(-draws / graph.nodes))))
         if not new:
             break

@@ -19,7 +19,7 @@ from itertools import accumulate, chain, combinations
 from ooc.errors import BudgetError
 from ooc.plan.forecast import TIE
 from ooc.plan.hardware import UNMEASURED, Hardware
-from ooc.plan.layout.matrices import shuffles_in
+from ooc.plan.layout.passes import shuffles_in
 from ooc.plan.problem import Candidate, Goal, Problem, Recomputed, Variants
 from ooc.plan.program.capacity import Limits, budget_of
 from ooc.plan.program.plan import Plan

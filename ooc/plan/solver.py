@@ -22,8 +22,7 @@ from ooc.plan.layout.layout import Choice, Layout
 from ooc.plan.moves import FEW_STEPS, Moves
 from ooc.plan.problem import Candidate, Problem
 from ooc.plan.program.capacity import frames_needed
-from ooc.plan.program.plan import Plan
-from ooc.plan.program.schedule import build_plan
+from ooc.plan.program.plan import Plan, build_plan
 
 MOST_STEPS = 4 * FEW_STEPS
 """Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is

@@ -13,8 +13,6 @@ from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.timeline import Resource, Timeline
 from ooc.sizes import format_size
 
-_WAYS = ("device", "host", "ssd")
-
 
 @dataclass(frozen=True)
 class PlanReport:
@@ -73,13 +71,6 @@ class PlanReport:
         """Seconds in which nothing is computed."""
         return sum(item.waited_s for item in self.timeline.passes)
 
-    @cached_property
-    def fates(self) -> list[dict[str, Any]]:
-        """One entry a matrix: its shape and bytes, what becomes of it (``fate``), its slabs, and by way (``device``,
-        ``host``, ``ssd``, ``recompute``) the share of what an epoch reads of it that waits there or is recomputed, in
-        per cent."""
-        return [_fate(row) for row in self.plan.summary()]
-
     def as_dict(self) -> dict[str, Any]:
         """Plain data, without the whole timeline."""
         timeline, plan = self.timeline, self.plan
@@ -103,7 +94,7 @@ class PlanReport:
                 {"resource": resource.value, "busy_s": busy_s, "bytes": moved.get(resource, 0)}
                 for resource, busy_s in timeline.busy_s.items()
             ],
-            "fates": self.fates,
+            "fates": plan.fates(),
             "passes": [
                 {"name": item.title, "time_s": item.end_s - item.start_s, "wait_s": item.waited_s}
                 | {"bound": item.bound.value}
@@ -119,14 +110,6 @@ def describe_reading(report: PlanReport) -> str:
     read, first = report.ssd_read_bytes, report.first_epoch_read_bytes
     more = f" ({format_size(first)} in the first, which fills the memory)" if first > read else ""
     return format_size(read) + more
-
-
-def _fate(row: dict[str, str | int]) -> dict[str, Any]:
-    """A line of ``Plan.summary`` with all ways spelled out."""
-    resident, recompute = int(row.get("resident", 0)), int(row.get("recompute", 0))
-    shares = {"device": 0, "host": resident, "ssd": 100 - resident - recompute} | {w: row[w] for w in _WAYS if w in row}
-    kept = {name: value for name, value in row.items() if name not in ("resident", "recompute", "slabs", *_WAYS)}
-    return {**kept, **shares, "recompute": recompute, "slabs": row["slabs"]}
 
 
 def stage_statistics(workload: Workload, program: str = "train") -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def print_assumptions(lines: Sequence[str], console: Console) -> None:
 
 def _print_fates(report: PlanReport, console: Console) -> None:
     rows = []
-    for fate in report.fates:
+    for fate in report.plan.fates():
         shares = (f"{fate[share]} %" if fate[share] else "" for share in _SHARES)
         shape = f"{fate['rows']:,}", f"{fate['columns']:,}", format_size(fate["bytes"])
         rows.append((fate["matrix"], *shape, fate["fate"], *shares, str(fate["slabs"])))

@@ -10,9 +10,9 @@ from ooc.plan import Limits, Workload, forecast, make_plan, problem
 from ooc.plan.forecast import Traffic
 from ooc.plan.layout.layout import Layout
 from ooc.plan.planner import plan_layout
-from ooc.plan.program import replacement, schedule, staging
+from ooc.plan.program import plan, replacement, staging
+from ooc.plan.program.plan import block_table
 from ooc.plan.program.replacement import Uses
-from ooc.plan.program.schedule import block_table
 from ooc.plan.program.sequence import uses_of
 from ooc.plan.solver import MOST_STEPS, PlannedLayout
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, workload
@@ -81,9 +81,9 @@ def test_no_layout_is_forecast_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_plan_that_is_returned_is_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each program once, for the device and for the host."""
     work = workload()
-    counted = Counted(schedule.unroll, lambda steps, *_: len(steps))
-    monkeypatch.setattr(schedule, "unroll", counted)
-    monkeypatch.setattr(staging, "unroll", counted)
+    counted = Counted(plan.Unrolling, lambda steps, *_: len(steps))
+    monkeypatch.setattr(plan, "Unrolling", counted)
+    monkeypatch.setattr(staging, "Unrolling", counted)
     made = make_plan(work, Limits(20_000_000, 30_000_000), WITH_DEVICE_MEMORY)
     assert len(counted.sizes) == 2 * len(work.programs)
     assert sum(counted.sizes) == sum(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ooc.plan import UNMEASURED, Limits, Workload, make_plan
 from ooc.plan.layout.layout import Choice, SlabChoice, lay_out
-from ooc.plan.layout.matrices import MatrixPlan
+from ooc.plan.layout.passes import MatrixPlan
 from ooc.plan.workload import PerEdge
 from tests.plan.workloads import workload
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ooc.plan.layout.grid import Grid
-from ooc.plan.layout.matrices import MatrixPlan
-from ooc.plan.layout.passes import Pass, ShufflePass
+from ooc.plan.layout.passes import MatrixPlan, Pass, ShufflePass
 from ooc.plan.layout.shuffle import BucketedRows, plan_bucketed_rows
 from ooc.plan.workload import Direction, Kind, PerEdge, Pull, Stage, Workload
 

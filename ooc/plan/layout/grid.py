@@ -67,7 +67,4 @@ class Grid:
 
 def block_height(*, step_rows: int, row_bytes: int, frame_bytes: int) -> int:
     """The most rows of ``row_bytes`` that fit a frame: ``step_rows`` times a power of two."""
-    height = step_rows
-    while 2 * height * row_bytes <= frame_bytes:
-        height *= 2
-    return height
+    return step_rows << max(0, (frame_bytes // (step_rows * row_bytes)).bit_length() - 1)

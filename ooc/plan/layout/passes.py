@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The passes of a program: over rows, step by step; over columns, slab by slab. What each reads and stores, which slabs
-of it, and what it moves of the matrices that have no blocks.
+"""How each matrix of a plan is cut; and the passes of a program: over rows, step by step; over columns, slab by slab.
+What each reads and stores, which slabs of it, and what it moves of the matrices that have no blocks, but are shuffled.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from ooc.plan.layout.grid import Grid
-from ooc.plan.layout.matrices import MatrixPlan, shuffles_in
-from ooc.plan.workload import Pull, Stage
+from ooc.plan.layout.grid import Grid, align_up
+from ooc.plan.layout.shuffle import Shuffle
+from ooc.plan.workload import Direction, EdgeData, Matrix, Pull, Stage
 
 _GENERAL = ", general path"
 """Of a pass that runs an opaque layer: slower than the others."""
@@ -18,6 +18,47 @@ _SPILLING = ", sources' gradients spilled"
 """Of one whose sums of gradients are not in memory whole: slower still."""
 _SHUFFLED = ", sources dealt out"
 """Of one whose source is not in memory whole, but read as it has been shuffled to its targets."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPlan:
+    """How one matrix is cut, and whether it waits whole in a region, never touching the SSD.
+
+    Regions hold values of ``region_itemsize`` bytes, those that are pulled; blocks may hold narrower ones. ``shuffle``:
+    it has no blocks, and goes through a file like that, as partial sums of its rows or as another matrix's rows.
+    """
+
+    matrix: Matrix
+    grid: Grid
+    region_itemsize: int
+    whole: bool = False
+    shuffle: Shuffle | None = None
+
+    @property
+    def in_frames(self) -> bool:
+        """Whether its blocks lie in frames where they are used."""
+        return not self.whole and self.shuffle is None
+
+    @property
+    def region_nbytes(self) -> int:
+        """Bytes of the matrix whole in a region."""
+        return self.matrix.rows * self.matrix.columns * self.region_itemsize
+
+    def slab_stride(self) -> int:
+        """Bytes from one slab buffer to the next."""
+        return align_up(self.grid.rows * self.grid.width(0) * self.region_itemsize)
+
+
+def edges_name(direction: Direction, data: EdgeData | None = None) -> str:
+    """What the topology of ``direction`` is called among the matrices, ``in-edges``, ``out-edges``, and what edges
+    carry: ``in-weight``, ``in-features``, …"""
+    return f"{direction.value}-{'edges' if data is None else data.value}"
+
+
+def shuffles_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dict[str, Shuffle]:
+    """Those of ``names`` that have no blocks."""
+    planned = ((name, matrices[name].shuffle) for name in names)
+    return {name: shuffle for name, shuffle in planned if shuffle is not None}
 
 
 @dataclass(frozen=True)
@@ -190,6 +231,18 @@ def loaded_slabs(name: str, item: RowPass, grid: Grid) -> range:
     """The slabs of matrix ``name``, cut like ``grid``, that a row pass reads: of what is pulled, those that the pass
     before has pulled."""
     return range(item.rest.slabs if item.rest is not None and name == item.pulled else grid.slabs)
+
+
+def blocks_of(
+    item: RowPass, matrices: Mapping[str, MatrixPlan], passes: Sequence[Pass]
+) -> Iterator[tuple[str, range, bool]]:
+    """What a row pass uses in frames: matrices, which of their slabs, and whether it stores them."""
+    for name in item.loads:
+        if matrices[name].in_frames:
+            yield name, loaded_slabs(name, item, matrices[name].grid), False
+    for name in item.stores:
+        if matrices[name].in_frames:
+            yield name, stored_slabs(name, item.index, matrices, passes), True
 
 
 def slabs_beside(source: Grid, own: Grid, slab: int) -> range:

@@ -5,8 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 from operator import sub
 
-from ooc.plan.layout.matrices import MatrixPlan
-from ooc.plan.layout.passes import ColumnPass, Pass, column_step_rows, pulled_columns
+from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, column_step_rows, pulled_columns
 from ooc.plan.workload import EdgeData, PerEdge, Pull, Topology, Workload
 
 PULL_TILE_ROWS = 2048

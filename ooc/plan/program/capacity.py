@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.layout import Layout
-from ooc.plan.layout.matrices import MatrixPlan
-from ooc.plan.layout.passes import ColumnPass, Pass, RowPass, column_step_rows, loaded_slabs, slabs_beside, stored_slabs
+from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, blocks_of, column_step_rows, slabs_beside
 from ooc.plan.layout.shuffle import PartialSums
 from ooc.plan.layout.temporaries import most_edges
 from ooc.plan.program.sequence import edge_grid
-from ooc.plan.program.staging import IN_TRANSFER, frames_to_hold
+from ooc.plan.program.staging import IN_TRANSFER, MOST_AHEAD
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
@@ -63,7 +62,7 @@ class Capacity:
         """Frames of the host's own arena; None where it has none."""
         if not self.has_tiers:
             return None
-        most = frames_to_hold(_blocks(layout, self.workload))
+        most = _blocks(layout, self.workload) + IN_TRANSFER + MOST_AHEAD
         return min(most, (self.limits.host_bytes - self.workload.fixed_host_bytes) // layout.frame_bytes)
 
     def fits(self, layout: Layout) -> bool:
@@ -80,11 +79,6 @@ class Capacity:
         """The least that a run of ``layout`` takes where it is computed, temporaries and parameters included."""
         return self._beside_device(layout) + frames_needed(layout, self.workload) * layout.frame_bytes
 
-    def needed_host_bytes(self, layout: Layout) -> int:
-        """The least that it takes of host memory, where that is not the memory that is computed in."""
-        ring = IN_TRANSFER * layout.frame_bytes if self.has_tiers else 0
-        return self.workload.fixed_host_bytes + ring
-
     def _beside_device(self, layout: Layout) -> int:
         return self.workload.fixed_device_bytes + layout.scratch_bytes
 
@@ -97,11 +91,14 @@ class Capacity:
         def least_device(one: Layout) -> int:
             return max(self._beside_device(one), self.needed_bytes(one) - spare)
 
+        def least_host(one: Layout) -> int:
+            return work.fixed_host_bytes + (IN_TRANSFER * one.frame_bytes if self.has_tiers else 0)
+
         def missing(one: Layout) -> tuple[int, int]:
-            return max(0, least_device(one) - limits.device_bytes), self.needed_host_bytes(one)
+            return max(0, least_device(one) - limits.device_bytes), least_host(one)
 
         layout = min(smallest, key=missing)
-        need, device, host = self.needed_bytes(layout), least_device(layout), self.needed_host_bytes(layout)
+        need, device, host = self.needed_bytes(layout), least_device(layout), least_host(layout)
         lines, remedies = [], []
         if host > limits.host_bytes:
             ring = " and two blocks on their way" if self.has_tiers else ""
@@ -193,13 +190,7 @@ def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Seque
             count += 0 if planned.whole else 2 * slabs
     else:
         height = layout.step_rows
-        for name in item.loads:
-            planned = layout.matrices[name]
-            count += 2 * len(loaded_slabs(name, item, planned.grid)) if planned.in_frames else 0
-        for name in item.stores:
-            planned = layout.matrices[name]
-            slabs = len(stored_slabs(name, item.index, layout.matrices, passes))
-            count += 2 * slabs if planned.in_frames else 0
+        count += sum(2 * len(slabs) for _, slabs, _ in blocks_of(item, layout.matrices, passes))
     if item.pull is not None:
         topology = workload.topologies[item.pull.direction]
         most = most_edges(topology, workload.tile_rows, item.rows, height)

@@ -10,16 +10,17 @@ to wait goes on to the SSD. ``ooc.plan.program.staging`` says which, when.
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from ooc.plan.layout.layout import Layout
-from ooc.plan.layout.matrices import edges_name, shuffles_in
-from ooc.plan.layout.passes import pulled_columns, streamed_read_bytes, streamed_write_bytes
+from ooc.plan.layout.layout import Layout, free_frames
+from ooc.plan.layout.passes import edges_name, pulled_columns, shuffles_in, streamed_read_bytes, streamed_write_bytes
 from ooc.plan.layout.shuffle import BucketedRows, PartialSums, Shuffle
-from ooc.plan.program.program import Program, found_in_memory
-from ooc.plan.program.sequence import BlockTable, Use
-from ooc.plan.program.staging import Staging
-from ooc.plan.workload import Direction, Fate, Kind, Matrix, Topology
+from ooc.plan.program.capacity import Capacity, capacity_of
+from ooc.plan.program.program import Program, Unrolling, found_in_memory
+from ooc.plan.program.replacement import Uses
+from ooc.plan.program.sequence import BlockTable, Use, edge_grid, uses_of
+from ooc.plan.program.staging import IN_TRANSFER, Staging, stage_below
+from ooc.plan.workload import Direction, Fate, Kind, Matrix, Topology, Workload
 from ooc.sizes import format_size
 
 
@@ -196,6 +197,14 @@ class Plan(Layout):
         there are three columns instead: the shares of what an epoch reads that wait on the ``device``, on the
         ``host``, and on the ``ssd``. Where anything is recomputed, ``recompute`` is the share of that.
         """
+        hidden = [] if self.recomputed else ["recompute"]
+        hidden += [] if self.has_tiers else ["device", "ssd"]
+        shown = {} if self.has_tiers else {"host": "resident"}
+        return [{shown.get(name, name): row[name] for name in row if name not in hidden} for row in self.fates()]
+
+    def fates(self) -> list[dict[str, Any]]:
+        """One entry a matrix: its shape and bytes, what becomes of it (``fate``), the shares of what an epoch reads of
+        it that wait on ``device``, ``host`` and ``ssd`` or are recomputed, in per cent, and its slabs."""
         shares = {matrix.name: Shares(0, 0, 0, 100) for matrix in self.recomputed if matrix.name not in self.matrices}
         shares |= self.shares()
         held = [(planned.matrix, planned.grid.slabs) for planned in self.matrices.values()]
@@ -204,7 +213,12 @@ class Plan(Layout):
             for data, array in topology.arrays.items():
                 name = edges_name(direction, data)
                 held.append((Matrix(name, topology.edges, array.columns, array.itemsize, Kind.STORE), 1))
-        return [self._line(matrix, shares.get(matrix.name, Shares(0, 0, 100)), slabs) for matrix, slabs in held]
+        found: list[dict[str, Any]] = []
+        for matrix, slabs in held:
+            waits = shares.get(matrix.name, Shares(0, 0, 100))
+            shape = {"rows": matrix.rows, "columns": matrix.columns, "bytes": matrix.nbytes}
+            found.append({"matrix": matrix.name} | shape | {"fate": waits.fate} | waits._asdict() | {"slabs": slabs})
+        return found
 
     def shares(self) -> dict[str, Shares]:
         """By matrix that is read: where what a training epoch reads of it waits, or that it is recomputed, in per
@@ -251,18 +265,58 @@ class Plan(Layout):
                 pulled[name] = pulled.get(name, 0) + planned.matrix.rows * row_bytes
         return {name: max(0, nbytes - copied.get(name, 0)) for name, nbytes in pulled.items()}
 
-    def _line(self, matrix: Matrix, shares: Shares, slabs: int) -> dict[str, str | int]:
-        waits = {"device": shares.device, "host": shares.host, "ssd": shares.ssd}
-        if not self.has_tiers:
-            waits = {"resident": shares.host}
-        if self.recomputed:
-            waits["recompute"] = shares.recompute
-        return {
-            "matrix": matrix.name,
-            "rows": matrix.rows,
-            "columns": matrix.columns,
-            "bytes": matrix.nbytes,
-            "fate": shares.fate,
-            **waits,
-            "slabs": slabs,
-        }
+
+def build_plan(layout: Layout, capacity: Capacity) -> Plan:
+    """Everything that follows from ``layout`` in arenas of what ``capacity`` leaves."""
+    workload, frames, host_frames = capacity.workload, capacity.frames(layout), capacity.host_frames(layout)
+    blocks = block_table(layout, workload)
+    unrolled: dict[str, Program] = {}
+    staged: dict[str, Staging] = {}
+    for name, passes in layout.programs.items():
+        steps, bounds, spans = uses_of(passes, layout, workload, blocks)
+        cyclic = name == "train"
+        available = free_frames(layout.regions[name], len(passes), frames)
+        room = capacity_of(passes, layout, workload, bounds, available, cyclic=cyclic)
+        spare_writes = layout.spare_writes and host_frames is None
+        uses = Uses(spans, len(steps), room, blocks.lasts, cyclic, spare_writes)
+        paced = host_frames is not None
+        unrolled[name] = Unrolling(steps, bounds, uses, available, blocks.nbytes, paced=paced).run()
+        if host_frames is not None:
+            staged[name] = stage_below(
+                unrolled[name], frames=host_frames, spare_writes=layout.spare_writes, nbytes=blocks.nbytes
+            )
+    regions = (r.stop for regions in layout.regions.values() for r in regions)
+    return Plan(
+        **vars(layout),
+        rows=workload.rows,
+        tile_rows=workload.tile_rows,
+        frames=max([*(program.frames for program in unrolled.values()), *regions], default=0),
+        recomputed=workload.recomputed,
+        topologies=_swept(layout, workload),
+        blocks=blocks,
+        unrolled=unrolled,
+        fixed_device_bytes=workload.fixed_device_bytes,
+        fixed_host_bytes=workload.fixed_host_bytes,
+        device_limit_bytes=capacity.limits.device_bytes,
+        host_limit_bytes=capacity.limits.host_bytes,
+        host_frames=max([IN_TRANSFER, *(s.frames for s in staged.values())]) if staged else 0,
+        staged=staged,
+    )
+
+
+def block_table(layout: Layout, workload: Workload) -> BlockTable:
+    """Numbers for the blocks of all matrices, then of the topologies with what edges carry."""
+    found = {name: (planned.grid, planned.matrix.kind.lasts) for name, planned in layout.matrices.items()}
+    found |= {
+        edges_name(direction, data): (edge_grid(array, topology.edges, layout.frame_bytes), True)
+        for direction, topology in _swept(layout, workload).items()
+        for data, array in topology.arrays.items()
+    }
+    return BlockTable.of(found)
+
+
+def _swept(layout: Layout, workload: Workload) -> dict[Direction, Topology]:
+    """The directions over whose edges some pass goes: without shuffles, none may need those out of rows."""
+    passes = [item for program in layout.programs.values() for item in program]
+    swept = {item.pull.direction for item in passes if item.pull is not None}
+    return {direction: topology for direction, topology in workload.topologies.items() if direction in swept}

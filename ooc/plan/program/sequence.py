@@ -17,16 +17,15 @@ from typing import NamedTuple
 
 from ooc.plan.layout.grid import ALIGNMENT_BYTES, Grid, align_up
 from ooc.plan.layout.layout import Layout
-from ooc.plan.layout.matrices import edges_name
 from ooc.plan.layout.passes import (
     ColumnPass,
     Pass,
     RowPass,
+    blocks_of,
     column_step_rows,
     direct_slabs,
-    loaded_slabs,
+    edges_name,
     slabs_beside,
-    stored_slabs,
 )
 from ooc.plan.workload import EdgeArray, Pull, Topology, Workload
 
@@ -188,16 +187,9 @@ def _row_uses(
     if item.reverse:
         steps.reverse()
     spans: list[Span] = []
-    for name in item.loads:
-        planned = layout.matrices[name]
-        if planned.in_frames:
-            slabs = loaded_slabs(name, item, planned.grid)
-            spans += row_spans(planned.grid, blocks.base(name), slabs, first, steps, Use.READ)
-    for name in item.stores:
-        planned = layout.matrices[name]
-        if planned.in_frames:
-            slabs = stored_slabs(name, item.index, layout.matrices, passes)
-            spans += row_spans(planned.grid, blocks.base(name), slabs, first, steps, Use.WRITE)
+    for name, slabs, is_stored in blocks_of(item, layout.matrices, passes):
+        use = Use.WRITE if is_stored else Use.READ
+        spans += row_spans(layout.matrices[name].grid, blocks.base(name), slabs, first, steps, use)
     if item.pull is not None:
         spans += _edges(item.pull, first, steps, layout, workload, blocks)
     return steps, spans

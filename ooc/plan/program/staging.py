@@ -22,7 +22,8 @@ from ooc.plan.program.sequence import Span, Step, Use
 
 IN_TRANSFER = 2
 """Host frames of the transfer under way and of the next one: the fewest that a program runs in."""
-_LEAST_AHEAD, _MOST_AHEAD = 4, 32
+_LEAST_AHEAD, MOST_AHEAD = 4, 32
+"""Host frames for what is read ahead."""
 _STEP = Step(0, -1, 0, 1)
 """A transfer has no rows: its steps are all alike."""
 
@@ -94,12 +95,7 @@ def _stores(program: Program, t: int) -> Iterator[tuple[Transfer, bool]]:
 
 def room_between_uses(frames: int) -> int:
     """Of ``frames`` host frames, those for blocks that wait; the rest carries transfers and what is read ahead."""
-    return max(0, frames - IN_TRANSFER - max(_LEAST_AHEAD, min(_MOST_AHEAD, frames // 8)))
-
-
-def frames_to_hold(blocks: int) -> int:
-    """As many host frames as ``blocks`` that wait can make use of."""
-    return blocks + IN_TRANSFER + _MOST_AHEAD
+    return max(0, frames - IN_TRANSFER - max(_LEAST_AHEAD, min(MOST_AHEAD, frames // 8)))
 
 
 class PassingThrough(NamedTuple):

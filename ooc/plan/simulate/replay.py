@@ -8,8 +8,7 @@ with the reads; a pass ends when all its steps are done.
 
 from ooc.plan.cost import Computing, computing_of
 from ooc.plan.hardware import Hardware
-from ooc.plan.layout.matrices import shuffles_in
-from ooc.plan.layout.passes import Pass, streamed_write_bytes
+from ooc.plan.layout.passes import Pass, shuffles_in, streamed_write_bytes
 from ooc.plan.layout.shuffle import Shuffle
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import Program
