@@ -112,9 +112,9 @@ class RowPassRun(TilePassRun):
         if item.pull is None:
             return
         kernel, rows = run.kernels[item.pull], run.bucketed_rows(item)
-        if item.rest is not None:
+        if item.sweeps is not None:
             assert self.buffers is not None, "the pass before this one has left the last slab"
-            self.pull = SlabPull(run, item.rest, self.buffers, item.rest.slabs, kernel)
+            self.pull = SlabPull(run, item.sweeps, self.buffers, item.sweeps.slabs, kernel)
         elif rows is not None:
             self.pull = BucketedPull(run, item.pull, kernel, rows)
         else:

@@ -135,7 +135,7 @@ class WholePull(PullRun):
         assert source is not None, "what is pulled is in memory whole, or read as it has been shuffled"
         self._source = source[: run.written_rows(pull.source, item.index)]
         if kind is not None:
-            self._apart = ColumnCopy.of(self._source, kind.groups, kind.apart)
+            self._apart = ColumnCopy.of(self._source, kind.groups, kind.copied_columns)
 
     def source(self, tile: Tile) -> Tensor:
         return self._source
@@ -237,7 +237,7 @@ class SlabPull(PullRun):
         self._buffers.fill(number)
         kind = self._pull.per_edge
         if not self._arrived and kind is not None:
-            self._apart = ColumnCopy.of(self._slab, len(self._groups), kind.apart)
+            self._apart = ColumnCopy.of(self._slab, len(self._groups), kind.copied_columns)
         self._arrived = True
         super().open(number, step)
         if self._own is not None:

@@ -28,7 +28,7 @@ from ooc.model.graph import GraphRows, Scaling, damaged
 from ooc.model.workload import edge_array
 from ooc.plan.layout.passes import edges_name
 from ooc.plan.program.plan import Plan
-from ooc.plan.program.staging import Way
+from ooc.plan.program.staging import CopyTo
 from ooc.plan.workload import Direction, Fate, Kind
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.device import Device
@@ -179,9 +179,9 @@ class Runtime:
             return f"{self.engine.name}, {BY_WAY_OF_HOST}"
         return f"{self.engine.name}, and {self._gpudirect.name} {BY_GPUDIRECT}"
 
-    def pcie_bytes(self, way: Way) -> int:
-        """Bytes sent that way over PCIe so far."""
-        return 0 if self._transfers is None else self._transfers.bytes_moved[way]
+    def pcie_bytes(self, direction: CopyTo) -> int:
+        """Bytes sent in that direction over PCIe so far."""
+        return 0 if self._transfers is None else self._transfers.bytes_moved[direction]
 
     def close(self) -> None:
         """End the threads, free the arena and the spill files. May be called twice."""

@@ -21,7 +21,7 @@ from ooc.events import Listener, Note, reported
 from ooc.model.lowering.network import Network
 from ooc.model.stages import StageBuilder, Step
 from ooc.plan import Fate, Plan, Workload
-from ooc.plan.program.staging import Way
+from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.device import Device
 from ooc.sizes import format_size
 from ooc.storage.array import Array
@@ -218,8 +218,8 @@ class Snapshot:
         self.write_bytes = counters.write_bytes
         self.wait_s = counters.wait_s
         self.busy_s = counters.busy_seconds()
-        self.to_device_bytes = runtime.pcie_bytes(Way.TO_DEVICE)
-        self.to_host_bytes = runtime.pcie_bytes(Way.TO_HOST)
+        self.to_device_bytes = runtime.pcie_bytes(CopyTo.DEVICE)
+        self.to_host_bytes = runtime.pcie_bytes(CopyTo.HOST)
 
 
 def _keep_freed_memory() -> None:

@@ -59,7 +59,7 @@ def ssd_seconds(hardware: Hardware, *, read_bytes: int, write_bytes: int, reques
     return max(one_way, (read_bytes + write_bytes) / disk.both_ways_bytes_per_s)
 
 
-def wire_seconds(hardware: Hardware, *, to_device_bytes: int, to_host_bytes: int) -> float:
+def pcie_seconds(hardware: Hardware, *, to_device_bytes: int, to_host_bytes: int) -> float:
     """Seconds between host and device, both ways at once; nothing where the CPU computes."""
     if hardware.wire is None:
         return 0.0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long an epoch of a layout would take, from a coarse version of its program.
 
-A pass takes as long as the busiest of its resources: computing, reading, writing, the wire each way. Its blocks are
+A pass takes as long as the busiest of its resources: computing, reading, writing, PCIe each way. Its blocks are
 taken many at a time, so that a forecast costs the same whatever the graph's size.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc.plan.cost import computing_of, ssd_seconds, together_seconds, wire_seconds
+from ooc.plan.cost import computing_of, pcie_seconds, ssd_seconds, together_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.layout.passes import (
@@ -37,20 +37,12 @@ TIE = 0.01
 
 
 class Traffic(NamedTuple):
-    """Bytes that one pass moves; over the wire only where the device has memory of its own."""
+    """Bytes that one pass moves; over PCIe only where the device has memory of its own."""
 
     ssd_read_bytes: int
     ssd_write_bytes: int
     to_device_bytes: int
     to_host_bytes: int
-
-
-def seconds_of(workload: Workload, layout: Layout, hardware: Hardware, traffic: Sequence[Traffic]) -> float:
-    """Seconds of one training epoch whose passes move ``traffic``."""
-    return sum(
-        _pass_seconds(item, layout, workload, hardware, moved)
-        for item, moved in zip(layout.programs["train"], traffic, strict=True)
-    )
 
 
 def forecast_traffic(
@@ -79,14 +71,14 @@ def forecast_traffic(
             for one, item in zip(traffic, passes, strict=True)
         ]
     moved.sort(key=lambda m: (m[0], m[2] is Use.WRITE))
-    over_wire = [(steps[step].at, block, use) for step, block, use in moved]
+    over_pcie = [(steps[step].at, block, use) for step, block, use in moved]
     room = room_between_uses(host_frames) // coarseness
     if len({block for _, block, _ in moved}) <= room:  # the host keeps them all, epoch after epoch
-        return _by_pass([], over_wire, len(passes), blocks)
+        return _by_pass([], over_pcie, len(passes), blocks)
     used = [Span(i, i, block, use if use is Use.WRITE else Use.READ) for i, (_, block, use) in enumerate(moved)]
     below = Uses(used, len(used), [room] * len(used), blocks.lasts, cyclic=True, spare_writes=spare)
-    over_disk = [(over_wire[i][0], block, use) for i, block, use in _moved(below)]
-    return _by_pass(over_disk, over_wire, len(passes), blocks)
+    over_disk = [(over_pcie[i][0], block, use) for i, block, use in _moved(below)]
+    return _by_pass(over_disk, over_pcie, len(passes), blocks)
 
 
 def _moved(uses: Uses) -> Iterator[tuple[int, int, Use]]:
@@ -103,13 +95,13 @@ def _moved(uses: Uses) -> Iterator[tuple[int, int, Use]]:
 
 def _by_pass(
     over_disk: Sequence[tuple[int, int, Use]],
-    over_wire: Sequence[tuple[int, int, Use]],
+    over_pcie: Sequence[tuple[int, int, Use]],
     passes: int,
     blocks: BlockTable,
 ) -> list[Traffic]:
     """Sums of (pass, block, use)."""
     totals = [[0, 0, 0, 0] for _ in range(passes)]
-    for first, moved in ((0, over_disk), (2, over_wire)):
+    for first, moved in ((0, over_disk), (2, over_pcie)):
         for at, block, use in moved:
             totals[at][first + (use is Use.WRITE)] += blocks.nbytes(block)
     return [Traffic(*total) for total in totals]
@@ -151,7 +143,8 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
     return taken.in_short_steps_s(workload, hardware)
 
 
-def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:
+def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:
+    """Seconds of a pass that moves so much."""
     read_bytes, write_bytes = moved.ssd_read_bytes, moved.ssd_write_bytes
     stalled = 0.0
     sweeps = sweeps_of(item)
@@ -166,10 +159,10 @@ def _pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hard
                     write_bytes=0,
                     request_bytes=layout.frame_bytes,
                 ),
-                wire_seconds(hardware, to_device_bytes=min(slabs_bytes, moved.to_device_bytes), to_host_bytes=0),
+                pcie_seconds(hardware, to_device_bytes=min(slabs_bytes, moved.to_device_bytes), to_host_bytes=0),
             )
     computing = seconds_of_computing(item, layout, workload, hardware)
     computing += (read_bytes + write_bytes) / layout.frame_bytes * hardware.seconds_per_block
     moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
-    over_wire = wire_seconds(hardware, to_device_bytes=moved.to_device_bytes, to_host_bytes=moved.to_host_bytes)
-    return together_seconds(hardware, computing + stalled, moving, over_wire)
+    over_pcie = pcie_seconds(hardware, to_device_bytes=moved.to_device_bytes, to_host_bytes=moved.to_host_bytes)
+    return together_seconds(hardware, computing + stalled, moving, over_pcie)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from ooc.plan.forecast import forecast_traffic, seconds_of, seconds_of_computing
+from ooc.plan.forecast import forecast_traffic, pass_seconds, seconds_of_computing
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.layout import Choice, Layout, SlabChoice, lay_out, layout_key, pulled_sources
 from ooc.plan.program.capacity import Capacity, Limits
@@ -87,7 +87,8 @@ class Problem:
         """The cost."""
         frames, host_frames = self.capacity.frames(layout), self.capacity.host_frames(layout)
         traffic = forecast_traffic(self.workload, layout, frames=frames, host_frames=host_frames)
-        seconds = seconds_of(self.workload, layout, self.hardware, traffic)
+        passes = zip(layout.programs["train"], traffic, strict=True)
+        seconds = sum(pass_seconds(item, layout, self.workload, self.hardware, moved) for item, moved in passes)
         written = sum(moved.ssd_write_bytes for moved in traffic)
         match self.goal:
             case Goal.SECONDS:

@@ -93,7 +93,7 @@ class PerEdge:
     or that of the source, of which a slab has all rows. Temporaries of one call, all groups together, are
     ``bytes_per_edge`` for at most ``edges_at_once`` edges and every row, and ``bytes_per_row``. ``opaque``: what an
     opaque layer makes of a tile's rows, all together, so that they are always cut into the same tiles;
-    ``waiting_bytes_per_edge``: of what it finds for other rows, until that is added to them. ``apart``: columns of
+    ``waiting_bytes_per_edge``: of what it finds for other rows, until that is added to them. ``copied_columns``: of
     every group of the source, counted from the group's end, of which a pass has a copy by itself while it pulls.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
     computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
@@ -107,7 +107,7 @@ class PerEdge:
     bytes_per_row: int
     opaque: bool = False
     waiting_bytes_per_edge: int = 0
-    apart: tuple[int, ...] = ()
+    copied_columns: tuple[int, ...] = ()
     slices: int = 1
     work: EdgeWork | None = None
 
@@ -196,13 +196,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What forward stage ``stage``, by number and by ``name``, keeps for the backward pass: ``matrices``.
+    """What forward stage number ``stage`` keeps for the backward pass: ``matrices``.
 
     ``recomputable``: there is a workload where the backward pass recomputes all of it instead.
     """
 
     stage: int
-    name: str
     matrices: tuple[str, ...]
     recomputable: bool
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import BudgetError
-from ooc.plan.program.staging import Way
+from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device
 from ooc.prefetch.engine import Event
@@ -56,7 +56,7 @@ class Cuda(Device):
         self._timed = timed
         self.place = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(index)
-        self._streams: dict[Way, torch.cuda.Stream] = {}
+        self._streams: dict[CopyTo, torch.cuda.Stream] = {}
         self.begin()
         self._pinned: list[Bytes] = []
         self._arena: Tensor | None = None
@@ -78,7 +78,7 @@ class Cuda(Device):
                 f"{self.name} refuses an arena of {format_size(arena_bytes)}; end other programs that use it, or give "
                 "a smaller gpu_budget="
             ) from None
-        self._streams = {way: _cuda.Stream(self.place) for way in Way}
+        self._streams = {direction: _cuda.Stream(self.place) for direction in CopyTo}
         self._arena = arena
         return arena
 
@@ -86,8 +86,8 @@ class Cuda(Device):
         # Asked for once a program: for every event and copy it would be a twentieth of the host's time.
         self._kernels: Any = torch.cuda.current_stream(self.place)
 
-    def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
-        stream = self._streams[way]
+    def copy(self, target: Tensor, source: Tensor, direction: CopyTo, after: Sequence[Event]) -> Event:
+        stream = self._streams[direction]
         for event in after:
             stream.wait_event(_own(event))
         _cuda.set_stream(stream)  # in 11 us with the copy; ``with torch.cuda.stream`` makes it 24

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ooc.plan.program.staging import Way
+from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.engine import Event
 
@@ -43,8 +43,8 @@ class Device(ABC):
         current one now."""
 
     @abstractmethod
-    def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
-        """Send off a copy between ``host`` and the arena in the stream of its way, behind ``after`` → its end."""
+    def copy(self, target: Tensor, source: Tensor, direction: CopyTo, after: Sequence[Event]) -> Event:
+        """Send off a copy between ``host`` and the arena in the stream of its direction, behind ``after`` → its end."""
 
     @abstractmethod
     def record(self) -> Event:

@@ -10,8 +10,8 @@ Three streams touch the arena: kernels, copies to the device, copies to the host
 - a copy into a slab buffer goes behind every kernel so far: those of the sweep before have read it;
 - a copy out of a frame goes behind the kernels of the step that has filled it (``write``).
 
-Copies of one way are in one stream, hence in order. Nothing here blocks the host but ``Transfers``, for host frames,
-and requests of GPUDirect, which are of no stream: for these the host waits instead of a kernel.
+Copies of one direction are in one stream, hence in order. Nothing here blocks the host but ``Transfers``, for host
+frames, and requests of GPUDirect, which are of no stream: for these the host waits instead of a kernel.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ooc.plan.program.program import Program
-from ooc.plan.program.staging import Staging, Way
+from ooc.plan.program.staging import CopyTo, Staging
 from ooc.prefetch.device import Device
 from ooc.prefetch.engine import Event
 from ooc.prefetch.frames import Nbytes, Workspace
@@ -80,10 +80,10 @@ class DeviceWorkspace(Workspace[Event]):
         self._give(block, frame)
         if load:
             behind = self._behind(frame)
-            self._arriving[block] = self._transfers.send(block, Way.TO_DEVICE, self._memory(block), behind)
+            self._arriving[block] = self._transfers.send(block, CopyTo.DEVICE, self._memory(block), behind)
 
     def fill(self, block: int, memory: Tensor) -> Event:
-        return self._transfers.send(block, Way.TO_DEVICE, memory, [self._device.record()])
+        return self._transfers.send(block, CopyTo.DEVICE, memory, [self._device.record()])
 
     def launched(self, step: int) -> None:
         self._launched[step] = self._device.record()
@@ -91,7 +91,7 @@ class DeviceWorkspace(Workspace[Event]):
 
     def write(self, block: int, step: int) -> None:
         behind = [self._launched[step]]
-        self._leaving[self._where[block]] = self._transfers.send(block, Way.TO_HOST, self._memory(block), behind)
+        self._leaving[self._where[block]] = self._transfers.send(block, CopyTo.HOST, self._memory(block), behind)
 
     # ---- memory --------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ooc.plan.program.program import Program
-from ooc.plan.program.staging import PassingThrough, Staging, Way, passing_through
+from ooc.plan.program.staging import CopyTo, PassingThrough, Staging, passing_through
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device
 from ooc.prefetch.engine import Engine, Event, Ticket
@@ -45,7 +45,7 @@ class Transfers(FrameTable[Ticket]):
         slab_of: Callable[[int], int] = lambda block: -1,
     ) -> None:
         super().__init__()
-        self.bytes_moved = dict.fromkeys(Way, 0)
+        self.bytes_moved = dict.fromkeys(CopyTo, 0)
         """So far, each way."""
         self._gpudirect = gpudirect
         self._slab_of = slab_of
@@ -81,12 +81,12 @@ class Transfers(FrameTable[Ticket]):
                 self._take(block, name)
                 self._read(block)
 
-    def send(self, block: int, way: Way, memory: Tensor, after: Sequence[Event]) -> Event:
+    def send(self, block: int, direction: CopyTo, memory: Tensor, after: Sequence[Event]) -> Event:
         """The next transfer: ``block`` from or to the device's ``memory``, behind ``after`` → its end."""
         assert self._staging is not None
         index, program = self._next, self._staging.program
         planned = self._staging.transfers[index]
-        assert (planned.block, planned.way) == (block, way), f"transfer {index} is of another block than planned"
+        assert (planned.block, planned.direction) == (block, direction), f"transfer {index} is of another block"
         self._next += 1
         self._save_what_has_come()
         for taken, name, load in program.acquire[index]:
@@ -101,9 +101,9 @@ class Transfers(FrameTable[Ticket]):
             return self._read_directly(block, memory, after)
         if index in self._passing_through.writes:
             return self._write_directly(block, memory, after)
-        done = self._copy(block, way, memory, after)
+        done = self._copy(block, direction, memory, after)
         for stored in program.store[index]:
-            assert stored == block and way is Way.TO_HOST and block not in self._unsaved
+            assert stored == block and direction is CopyTo.HOST and block not in self._unsaved
             frame = self._where[block]
             self._unsaved[block] = done, frame
             self._leaving[frame] = block
@@ -126,7 +126,7 @@ class Transfers(FrameTable[Ticket]):
         self._aside = (self._aside + 1) % min(2, names)
         self._take(block, names - 1 - self._aside)
         self._read(block)
-        return self._copy(block, Way.TO_DEVICE, memory, after)
+        return self._copy(block, CopyTo.DEVICE, memory, after)
 
     def await_saved(self, block: int) -> None:
         """Return when the SSD has ``block`` as it was last stored."""
@@ -152,11 +152,11 @@ class Transfers(FrameTable[Ticket]):
 
     # ---- frames --------------------------------------------------------------------------------------------
 
-    def _copy(self, block: int, way: Way, memory: Tensor, after: Sequence[Event]) -> Event:
+    def _copy(self, block: int, direction: CopyTo, memory: Tensor, after: Sequence[Event]) -> Event:
         """Send off a copy, behind what still moves through the host frame. For what is of no stream the host waits."""
         frame = self._where[block]
         self.await_read(block)
-        if way is Way.TO_HOST and frame in self._leaving:
+        if direction is CopyTo.HOST and frame in self._leaving:
             self.await_saved(self._leaving.pop(frame))
         start = frame * self._frame_bytes
         staged = self._tensor[start : start + memory.nbytes]
@@ -165,11 +165,11 @@ class Transfers(FrameTable[Ticket]):
             if not event.of_stream:
                 event.wait()
         behind = [event for event in (*after, passing) if event is not None and event.of_stream]
-        target, source = (memory, staged) if way is Way.TO_DEVICE else (staged, memory)
-        self._passing[frame] = done = self._device.copy(target, source, way, behind)
-        if way is Way.TO_DEVICE:
+        target, source = (memory, staged) if direction is CopyTo.DEVICE else (staged, memory)
+        self._passing[frame] = done = self._device.copy(target, source, direction, behind)
+        if direction is CopyTo.DEVICE:
             self._sent = done
-        self.bytes_moved[way] += memory.nbytes
+        self.bytes_moved[direction] += memory.nbytes
         return done
 
     def _read_directly(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
@@ -179,7 +179,7 @@ class Transfers(FrameTable[Ticket]):
         for event in after if self._sent is None else (*after, self._sent):
             event.wait()
         spans, _ = self._locate(block)
-        return self._requested(self._gpudirect.read(spans, cast(Bytes, memory)), memory.nbytes, Way.TO_DEVICE)
+        return self._requested(self._gpudirect.read(spans, cast(Bytes, memory)), memory.nbytes, CopyTo.DEVICE)
 
     def _write_directly(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
         """Start writing ``block`` to the SSD out of ``memory``, which the device has finished."""
@@ -189,12 +189,12 @@ class Transfers(FrameTable[Ticket]):
             event.wait()
         spans, _ = self._locate(block)
         self._written[block] = ticket = self._gpudirect.write(spans, cast(Bytes, memory))
-        return self._requested(ticket, memory.nbytes, Way.TO_HOST)
+        return self._requested(ticket, memory.nbytes, CopyTo.HOST)
 
-    def _requested(self, ticket: Ticket, nbytes: int, way: Way) -> Ticket:
+    def _requested(self, ticket: Ticket, nbytes: int, direction: CopyTo) -> Ticket:
         """Kept until it has happened, in case that everything has to end."""
         self._direct = [one for one in self._direct if not one.happened] + [ticket]
-        self.bytes_moved[way] += nbytes
+        self.bytes_moved[direction] += nbytes
         return ticket
 
     def _take(self, block: int, name: int) -> None:

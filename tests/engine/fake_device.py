@@ -33,14 +33,14 @@ from torch.utils._pytree import tree_flatten
 
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.pulls import Pulls
-from ooc.plan.program.staging import Way
+from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device
 from ooc.prefetch.engine import Counters, Engine, Event, Span, Ticket
 
 Clock = tuple[int, int, int]
 """How much of each stream has happened: kernels, copies to the device, copies to the host."""
-KERNELS, COPIES = 0, {Way.TO_DEVICE: 1, Way.TO_HOST: 2}
+KERNELS, COPIES = 0, {CopyTo.DEVICE: 1, CopyTo.HOST: 2}
 _NOTHING: Clock = (0, 0, 0)
 
 
@@ -81,21 +81,21 @@ class Extent:
 
 @dataclass
 class Copy:
-    """The ``number``-th of its way, behind ``after``."""
+    """The ``number``-th of its direction, behind ``after``."""
 
     number: int
-    way: Way
+    direction: CopyTo
     target: Extent
     source: Extent
     after: Clock
 
     @property
     def on_device(self) -> Extent:
-        return self.target if self.way is Way.TO_DEVICE else self.source
+        return self.target if self.direction is CopyTo.DEVICE else self.source
 
     @property
     def on_host(self) -> Extent:
-        return self.source if self.way is Way.TO_DEVICE else self.target
+        return self.source if self.direction is CopyTo.DEVICE else self.target
 
 
 @dataclass
@@ -141,9 +141,9 @@ class FakeDevice(Device):
         self.held: Clock = _NOTHING
         """What kernels launched from now on are behind."""
         self.kernels = 0
-        self.copies: dict[Way, list[Copy]] = {way: [] for way in Way}
-        self.done = dict.fromkeys(Way, 0)
-        self.queues: dict[Way, deque[Copy]] = {way: deque() for way in Way}
+        self.copies: dict[CopyTo, list[Copy]] = {direction: [] for direction in CopyTo}
+        self.done = dict.fromkeys(CopyTo, 0)
+        self.queues: dict[CopyTo, deque[Copy]] = {direction: deque() for direction in CopyTo}
         self.accesses: list[Access] = []
         self.requests: list[tuple[Extent, bool, WatchedTicket]] = []
         self.passages: list[tuple[Extent, bool, WatchedTicket]] = []
@@ -185,9 +185,9 @@ class FakeDevice(Device):
     def begin(self) -> None:
         """There is one stream of kernels."""
 
-    def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
+    def copy(self, target: Tensor, source: Tensor, direction: CopyTo, after: Sequence[Event]) -> Event:
         self._now_and_then()
-        stream, before = COPIES[way], self.copies[way]
+        stream, before = COPIES[direction], self.copies[direction]
         clock = self.host if not before else merged(self.host, self._clock_of(before[-1]))
         for event in after:
             assert isinstance(event, FakeEvent)
@@ -195,12 +195,12 @@ class FakeDevice(Device):
         assert target.is_contiguous() and source.is_contiguous() and target.nbytes == source.nbytes
         if not target.nbytes:  # whoever copies nothing wants to know when he could have
             return FakeEvent(self, clock)
-        copy = Copy(len(before) + 1, way, Extent.of(target), Extent.of(source), clock)
+        copy = Copy(len(before) + 1, direction, Extent.of(target), Extent.of(source), clock)
         assert self.arena.start <= copy.on_device.start and copy.on_device.stop <= self.arena.stop
         assert self.host_memory.start <= copy.on_host.start and copy.on_host.stop <= self.host_memory.stop
         self._check_copy(copy)
         before.append(copy)
-        self.queues[way].append(copy)
+        self.queues[direction].append(copy)
         assert self._clock_of(copy)[stream] == copy.number
         return FakeEvent(self, self._clock_of(copy))
 
@@ -215,7 +215,7 @@ class FakeDevice(Device):
 
     def close(self) -> None:
         if self.opened:
-            self.reach((self.kernels, *(len(self.copies[way]) for way in Way)))
+            self.reach((self.kernels, *(len(self.copies[direction]) for direction in CopyTo)))
             self.opened -= 1
             self._memory = None
             self.arena = self.host_memory = Extent(0, 0)
@@ -226,13 +226,13 @@ class FakeDevice(Device):
         """Let everything in ``clock`` happen and nothing else, in any order that the events allow."""
         while True:
             heads = [queue[0] for queue in self.queues.values() if queue]
-            wanted = [copy for copy in heads if copy.number <= clock[COPIES[copy.way]]]
+            wanted = [copy for copy in heads if copy.number <= clock[COPIES[copy.direction]]]
             if not wanted:
                 return
             self._carry_out(self.random.choice([copy for copy in wanted if self._may_happen(copy)]))
 
     def _may_happen(self, copy: Copy) -> bool:
-        return all(self.done[way] >= copy.after[COPIES[way]] for way in Way)
+        return all(self.done[direction] >= copy.after[COPIES[direction]] for direction in CopyTo)
 
     def _now_and_then(self) -> None:
         while self.random.random() < self.eager:
@@ -243,11 +243,11 @@ class FakeDevice(Device):
 
     def _carry_out(self, copy: Copy) -> None:
         copy.target.memory()[:] = copy.source.memory()
-        assert self.queues[copy.way].popleft() is copy
-        self.done[copy.way] = copy.number
+        assert self.queues[copy.direction].popleft() is copy
+        self.done[copy.direction] = copy.number
 
     def _clock_of(self, copy: Copy) -> Clock:
-        own = tuple(copy.number if COPIES[copy.way] == stream else 0 for stream in range(3))
+        own = tuple(copy.number if COPIES[copy.direction] == stream else 0 for stream in range(3))
         return merged(copy.after, (own[0], own[1], own[2]))
 
     def _launched(self) -> Clock:
@@ -259,17 +259,21 @@ class FakeDevice(Device):
         """Against kernels, copies the other way, and requests of the SSD."""
         first = bisect_right(self.accesses, copy.after[KERNELS], key=lambda access: access.number)
         for access in self.accesses[first:]:
-            if access.extent.meets(copy.on_device) and (access.writes or copy.way is Way.TO_DEVICE):
-                raise Race(f"copy {copy.number} {copy.way.value} and {access.what}, which may be pending")
-        for way in Way:
-            if way is not copy.way:
-                for other in self.copies[way][copy.after[COPIES[way]] :]:
+            if access.extent.meets(copy.on_device) and (access.writes or copy.direction is CopyTo.DEVICE):
+                raise Race(f"copy {copy.number} {copy.direction.value} and {access.what}, which may be pending")
+        for direction in CopyTo:
+            if direction is not copy.direction:
+                for other in self.copies[direction][copy.after[COPIES[direction]] :]:
                     if other.on_device.meets(copy.on_device) or other.on_host.meets(copy.on_host):
-                        raise Race(f"copy {copy.number} {copy.way.value} and copy {other.number} the other way")
-        self._check_passages(f"copy {copy.number} {copy.way.value}", copy.on_device, writes=copy.way is Way.TO_DEVICE)
+                        raise Race(f"copy {copy.number} {copy.direction.value} and copy {other.number} the other way")
+        self._check_passages(
+            f"copy {copy.number} {copy.direction.value}",
+            copy.on_device,
+            writes=copy.direction is CopyTo.DEVICE,
+        )
         for extent, writes, ticket in self.requests:
-            if not ticket.waited and extent.meets(copy.on_host) and (writes or copy.way is Way.TO_HOST):
-                raise Race(f"copy {copy.number} {copy.way.value} and a request of the SSD that may be under way")
+            if not ticket.waited and extent.meets(copy.on_host) and (writes or copy.direction is CopyTo.HOST):
+                raise Race(f"copy {copy.number} {copy.direction.value} and a request of the SSD that may be under way")
 
     def pass_through(self, memory: Tensor, ticket: "WatchedTicket", *, writes: bool) -> None:
         """A request of the SSD for the arena; ``writes``: into it. The host must know that nothing there is pending."""
@@ -280,10 +284,10 @@ class FakeDevice(Device):
         for access in self.accesses[bisect_right(self.accesses, self.host[KERNELS], key=lambda one: one.number) :]:
             if access.extent.meets(extent) and (writes or access.writes):
                 raise Race(f"{what} and {access.what}, which may be pending")
-        for way in Way:
-            for copy in self.copies[way][self.host[COPIES[way]] :]:
-                if copy.on_device.meets(extent) and (writes or way is Way.TO_DEVICE):
-                    raise Race(f"{what} and copy {copy.number} {way.value}, which may be pending")
+        for direction in CopyTo:
+            for copy in self.copies[direction][self.host[COPIES[direction]] :]:
+                if copy.on_device.meets(extent) and (writes or direction is CopyTo.DEVICE):
+                    raise Race(f"{what} and copy {copy.number} {direction.value}, which may be pending")
         self.passages = [one for one in self.passages if not one[2].waited] + [(extent, writes, ticket)]
 
     def _check_passages(self, what: str, extent: Extent, *, writes: bool) -> None:
@@ -299,10 +303,10 @@ class FakeDevice(Device):
         for tensor, writes in touched:
             extent = Extent.of(tensor)
             self._check_passages(what, extent, writes=writes)
-            for way in Way:
-                for copy in self.copies[way][known[COPIES[way]] :]:
-                    if copy.on_device.meets(extent) and (writes or way is Way.TO_DEVICE):
-                        raise Race(f"{what} and copy {copy.number} {way.value}, for which it does not wait")
+            for direction in CopyTo:
+                for copy in self.copies[direction][known[COPIES[direction]] :]:
+                    if copy.on_device.meets(extent) and (writes or direction is CopyTo.DEVICE):
+                        raise Race(f"{what} and copy {copy.number} {direction.value}, for which it does not wait")
             self.accesses.append(Access(self.kernels, extent, writes, what))
 
     def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -337,10 +341,10 @@ class FakeDevice(Device):
     def request(self, memory: Bytes, ticket: "WatchedTicket", *, writes: bool) -> None:
         """Of the SSD; ``writes``: into memory."""
         extent = Extent.of_array(memory)
-        for way in Way:
-            for copy in self.copies[way][self.host[COPIES[way]] :]:
-                if copy.on_host.meets(extent) and (writes or way is Way.TO_HOST):
-                    raise Race(f"a request of the SSD and copy {copy.number} {way.value}, which may be pending")
+        for direction in CopyTo:
+            for copy in self.copies[direction][self.host[COPIES[direction]] :]:
+                if copy.on_host.meets(extent) and (writes or direction is CopyTo.HOST):
+                    raise Race(f"a request of the SSD and copy {copy.number} {direction.value}, which may be pending")
         self.requests = [request for request in self.requests if not request[2].waited]
         self.requests.append((extent, writes, ticket))
 

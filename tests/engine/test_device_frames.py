@@ -22,7 +22,7 @@ from ooc.errors import BudgetError
 from ooc.plan import ColumnPass, Limits, Plan, make_plan
 from ooc.plan.layout.passes import sweeps_of
 from ooc.plan.program.sequence import Use
-from ooc.plan.program.staging import PassingThrough, Way, passing_through
+from ooc.plan.program.staging import CopyTo, PassingThrough, passing_through
 from ooc.plan.program.verifier import verify_plan
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device_frames import DeviceWorkspace
@@ -182,7 +182,7 @@ class Run:
 
     def moved(self) -> tuple[int, int, int, int]:
         wire, disk = self.transfers.bytes_moved, self.disk.counters
-        return wire[Way.TO_DEVICE], wire[Way.TO_HOST], disk.read_bytes, disk.write_bytes
+        return wire[CopyTo.DEVICE], wire[CopyTo.HOST], disk.read_bytes, disk.write_bytes
 
     def run(self, name: str) -> tuple[int, int, int, int]:
         """Once; the bytes it has moved."""
@@ -419,11 +419,11 @@ def without_passing(self: Transfers, *arguments: Any, **named: Any) -> None:
 
 
 def fill_at_once(self: DeviceWorkspace, block: int, memory: Tensor) -> Event:
-    return self._transfers.send(block, Way.TO_DEVICE, memory, [])
+    return self._transfers.send(block, CopyTo.DEVICE, memory, [])
 
 
 def write_at_once(self: DeviceWorkspace, block: int, step: int) -> None:
-    self._leaving[self._where[block]] = self._transfers.send(block, Way.TO_HOST, self._memory(block), [])
+    self._leaving[self._where[block]] = self._transfers.send(block, CopyTo.HOST, self._memory(block), [])
 
 
 make_transfers = Transfers.__init__

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ooc.plan.program.staging import Way
+from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.arena import Bytes
 from tests.engine.fake_device import FakeDevice, Race, WatchedTicket, WrongPlace
 
@@ -40,14 +40,14 @@ def setting(request: pytest.FixtureRequest) -> Iterator[Setting]:
 def test_what_events_keep_apart_comes_out_right(setting: Setting) -> None:
     """Copied in, doubled, copied out of the same frame, which the next block takes."""
     device, frame = setting.device, setting.frame(0)
-    came = device.copy(frame, setting.below(0), Way.TO_DEVICE, [])
+    came = device.copy(frame, setting.below(0), CopyTo.DEVICE, [])
     device.hold(came)
     frame.mul_(2)
-    left = device.copy(setting.below(1), frame, Way.TO_HOST, [device.record()])
-    again = device.copy(frame, setting.below(2), Way.TO_DEVICE, [left])
+    left = device.copy(setting.below(1), frame, CopyTo.HOST, [device.record()])
+    again = device.copy(frame, setting.below(2), CopyTo.DEVICE, [left])
     device.hold(again)
     frame.add_(1)
-    back = device.copy(setting.below(3), frame, Way.TO_HOST, [device.record()])
+    back = device.copy(setting.below(3), frame, CopyTo.HOST, [device.record()])
     back.wait()
     expected = np.arange(4 * SIZE, dtype=np.uint8)
     assert (setting.host[SIZE : 2 * SIZE] == 2 * expected[:SIZE]).all()
@@ -57,14 +57,14 @@ def test_what_events_keep_apart_comes_out_right(setting: Setting) -> None:
 def test_a_copy_that_nobody_waits_for_may_not_have_happened() -> None:
     with FakeDevice(0, eager=0.0) as device:
         setting = Setting(device)
-        device.copy(setting.frame(0), setting.below(1), Way.TO_DEVICE, [])
-        assert device.done[Way.TO_DEVICE] == 0
+        device.copy(setting.frame(0), setting.below(1), CopyTo.DEVICE, [])
+        assert device.done[CopyTo.DEVICE] == 0
         device.close()
-        assert device.done[Way.TO_DEVICE] == 1
+        assert device.done[CopyTo.DEVICE] == 1
 
 
 def test_a_kernel_that_does_not_wait_for_its_operand_is_seen(setting: Setting) -> None:
-    setting.device.copy(setting.frame(0), setting.below(0), Way.TO_DEVICE, [])
+    setting.device.copy(setting.frame(0), setting.below(0), CopyTo.DEVICE, [])
     setting.frame(1).zero_()
     with pytest.raises(Race, match="add"):
         setting.frame(0).add_(1)
@@ -72,7 +72,7 @@ def test_a_kernel_that_does_not_wait_for_its_operand_is_seen(setting: Setting) -
 
 def test_a_kernel_that_overwrites_what_is_copied_out_is_seen(setting: Setting) -> None:
     device, frame = setting.device, setting.frame(0)
-    device.copy(setting.below(0), frame, Way.TO_HOST, [device.record()])
+    device.copy(setting.below(0), frame, CopyTo.HOST, [device.record()])
     frame.sum()  # to read it does no harm
     with pytest.raises(Race, match="zero"):
         frame.zero_()
@@ -82,10 +82,10 @@ def test_a_copy_into_a_frame_that_a_pending_kernel_reads_is_seen(setting: Settin
     device = setting.device
     before = device.record()
     total = setting.frame(0).sum()
-    device.copy(setting.frame(1), setting.below(0), Way.TO_DEVICE, [before])
+    device.copy(setting.frame(1), setting.below(0), CopyTo.DEVICE, [before])
     with pytest.raises(Race, match="sum"):
-        device.copy(setting.frame(0), setting.below(0), Way.TO_DEVICE, [before])
-    device.copy(setting.frame(0), setting.below(0), Way.TO_DEVICE, [device.record()])
+        device.copy(setting.frame(0), setting.below(0), CopyTo.DEVICE, [before])
+    device.copy(setting.frame(0), setting.below(0), CopyTo.DEVICE, [device.record()])
     assert int(total) == 255 * SIZE
 
 
@@ -94,20 +94,20 @@ def test_a_copy_out_of_a_frame_that_a_pending_kernel_fills_is_seen(setting: Sett
     before = device.record()
     setting.frame(0).zero_()
     with pytest.raises(Race, match="zero"):
-        device.copy(setting.below(0), setting.frame(0), Way.TO_HOST, [before])
+        device.copy(setting.below(0), setting.frame(0), CopyTo.HOST, [before])
 
 
 def test_copies_of_both_ways_through_one_frame_need_an_event(setting: Setting) -> None:
     device = setting.device
-    device.copy(setting.frame(0), setting.below(0), Way.TO_DEVICE, [])
+    device.copy(setting.frame(0), setting.below(0), CopyTo.DEVICE, [])
     for frame, below in ((0, 1), (1, 0)):
         with pytest.raises(Race, match="the other way"):
-            device.copy(setting.below(below), setting.frame(frame), Way.TO_HOST, [])
+            device.copy(setting.below(below), setting.frame(frame), CopyTo.HOST, [])
 
 
 def test_the_disk_must_wait_for_the_wire_and_the_wire_for_the_disk(setting: Setting) -> None:
     device, memory = setting.device, setting.host[:SIZE]
-    copied = device.copy(setting.frame(0), setting.below(0), Way.TO_DEVICE, [])
+    copied = device.copy(setting.frame(0), setting.below(0), CopyTo.DEVICE, [])
     with pytest.raises(Race, match="SSD"):
         device.request(memory, WatchedTicket(), writes=True)
     device.request(memory, WatchedTicket(), writes=False)
@@ -115,9 +115,9 @@ def test_the_disk_must_wait_for_the_wire_and_the_wire_for_the_disk(setting: Sett
     ticket = WatchedTicket()
     device.request(memory, ticket, writes=True)
     with pytest.raises(Race, match="SSD"):
-        device.copy(setting.frame(0), setting.below(0), Way.TO_DEVICE, [])
+        device.copy(setting.frame(0), setting.below(0), CopyTo.DEVICE, [])
     ticket.waited = True
-    device.copy(setting.frame(0), setting.below(0), Way.TO_DEVICE, [])
+    device.copy(setting.frame(0), setting.below(0), CopyTo.DEVICE, [])
 
 
 def test_tensors_of_host_and_device_do_not_mix(setting: Setting) -> None:
@@ -164,7 +164,7 @@ def test_a_kernel_of_its_own_is_launched_once_and_watched_like_any(setting: Sett
     result = kernel(setting.frame(1))
     assert device.kernels == launched + 1
     assert result in device.tensors
-    device.copy(setting.frame(0), setting.below(0), Way.TO_DEVICE, [])
+    device.copy(setting.frame(0), setting.below(0), CopyTo.DEVICE, [])
     with pytest.raises(Race, match="doubled"):
         kernel(setting.frame(0))
     with pytest.raises(WrongPlace, match="doubled"):

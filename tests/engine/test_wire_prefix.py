@@ -20,7 +20,7 @@ from ooc.plan import ColumnPass, Limits, Plan
 from ooc.plan.graphs import GraphStatistics
 from ooc.plan.hardware import UNMEASURED_DEVICE
 from ooc.plan.program.sequence import Use
-from ooc.plan.program.staging import Way
+from ooc.plan.program.staging import CopyTo
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
 from ooc.train.setup import prepare
@@ -45,9 +45,9 @@ def beyond_active(plan: Plan) -> tuple[Counter[tuple[int, str, int]], int]:
         uses.setdefault(span.block, []).append((span.first, span.use))
     idle: Counter[tuple[int, str, int]] = Counter()
     sent = 0
-    for step, block, way in plan.staged["train"].transfers:
+    for step, block, direction in plan.staged["train"].transfers:
         name, slab, number = plan.blocks.where(block)
-        if way is Way.TO_HOST or name not in plan.matrices:
+        if direction is CopyTo.HOST or name not in plan.matrices:
             continue
         first, use = min((use for use in uses[block] if use[0] >= step), key=lambda one: one[0])
         item, grid = passes[program.steps[first].at], plan.matrices[name].grid

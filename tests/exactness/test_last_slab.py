@@ -51,7 +51,7 @@ def hold(patch: pytest.MonkeyPatch, *, direct: bool, buffers: int, overlap_last:
 
 def left(plan: Plan) -> list[str]:
     """What is pulled of which the last slab is left to the pass that reads the sums."""
-    return [i.rest.pull.source for i in plan.programs["train"] if isinstance(i, RowPass) and i.rest is not None]
+    return [i.sweeps.pull.source for i in plan.programs["train"] if isinstance(i, RowPass) and i.sweeps is not None]
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ def test_a_stage_that_has_not_been_counted_streams_by_what_it_loads_and_stores()
     ("item", "more"),
     [
         (PULLING, 18 * 2 * SIZES["rows"] // PULLING.rows_at_once),
-        (replace(ROW_PASS, pull=PULLING.pull, rest=PULLING), 18 * 2 * SIZES["rows"] // WORK.tile_rows),
+        (replace(ROW_PASS, pull=PULLING.pull, sweeps=PULLING), 18 * 2 * SIZES["rows"] // WORK.tile_rows),
         (replace(ROW_PASS, pull=PULLING.pull), 0),
     ],
     ids=["column pass", "last slab", "whole"],

@@ -87,7 +87,8 @@ def test_a_pass_that_stores_again_what_it_reads_is_found(machine: Hardware) -> N
     plan = made(WORK, machine, SlabChoice(16, 1, overlap_last=True))
     passes = plan.programs["train"]
     other = [
-        replace(item, rest=None, loads=("m3",)) if isinstance(item, RowPass) and item.rest else item for item in passes
+        replace(item, sweeps=None, loads=("m3",)) if isinstance(item, RowPass) and item.sweeps else item
+        for item in passes
     ]
     with pytest.raises(AssertionError, match="train: pass"):
         verify_plan(replace(plan, programs=plan.programs | {"train": tuple(other)}))

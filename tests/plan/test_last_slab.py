@@ -43,7 +43,7 @@ def test_every_slab_is_pulled_once_and_lies_in_its_buffer(machine: Hardware, buf
     sweeps, beside = plan.programs["train"][2:4]
     assert isinstance(sweeps, ColumnPass)
     assert isinstance(beside, RowPass)
-    assert beside.rest is sweeps
+    assert beside.sweeps is sweeps
     steps = plan.unrolled["train"].steps
     assert {step.slab for step in steps if step.at == sweeps.index} == {0, 1}
     assert {step.slab for step in steps if step.at == beside.index} == {2}
@@ -63,14 +63,14 @@ def test_a_source_that_is_read_as_it_arrives_is_pulled_as_ever(machine: Hardware
     for buffers, left in ((1, False), (2, True)):
         layout = lay_out(work, Choice(1024, dict.fromkeys(WORK.matrices, SlabChoice(24, buffers, overlap_last=True))))
         (item,) = [item for item in layout.programs["train"] if isinstance(item, RowPass) and "m2" in item.loads]
-        assert (item.rest is not None) == left
+        assert (item.sweeps is not None) == left
 
 
 @MACHINES
 def test_a_slab_that_is_pulled_twice_or_never_is_found(machine: Hardware) -> None:
     plan = made(machine, overlap_last=True)
     passes = plan.programs["train"]
-    alone = [replace(item, rest=None, pull=None) if isinstance(item, RowPass) else item for item in passes]
+    alone = [replace(item, sweeps=None, pull=None) if isinstance(item, RowPass) else item for item in passes]
     twice = [replace(item, slabs=2) if isinstance(item, ColumnPass) else item for item in passes]
     for wrong in (alone, twice):
         with pytest.raises(AssertionError, match="train: pass"):

@@ -76,9 +76,7 @@ def gcn(recomputed: Recomputed = NOTHING, *, repeatable: bool = True) -> Workloa
         pulled_itemsize=4,
         threads=2,
         recomputed=tuple(Matrix(f"z{k + 1}", ROWS, WIDTH, 4, Kind.SCRATCH) for k in sorted(recomputed)),
-        kept=tuple(
-            Kept(k - 1, f"forward {k}", (f"z{k}",), repeatable) for k in range(1, LAYERS) if k - 1 not in recomputed
-        ),
+        kept=tuple(Kept(k - 1, (f"z{k}",), repeatable) for k in range(1, LAYERS) if k - 1 not in recomputed),
     )
 
 

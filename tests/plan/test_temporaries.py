@@ -36,7 +36,7 @@ def test_columns_set_apart_count_once_for_all_threads(threads: int, slab_columns
     assert pulling
     for item in pulling:
         assert item.pull is not None and item.pull.per_edge is not None
-        pull = replace(item.pull, per_edge=replace(item.pull.per_edge, apart=(-3, -1)))
+        pull = replace(item.pull, per_edge=replace(item.pull.per_edge, copied_columns=(-3, -1)))
         copying = replace(item, pull=pull)
         scratch, more = (scratch_nbytes(one, plan.matrices, plain, plan.frame_bytes) for one in (item, copying))
         grid = plan.matrices[item.pull.source].grid

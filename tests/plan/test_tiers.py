@@ -15,7 +15,7 @@ from ooc.plan.forecast import Traffic, forecast_traffic
 from ooc.plan.layout.layout import Choice, SlabChoice, lay_out
 from ooc.plan.program.program import Program, found_in_memory
 from ooc.plan.program.sequence import Use
-from ooc.plan.program.staging import Staging, Way
+from ooc.plan.program.staging import CopyTo, Staging
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.simulate.simulator import simulate
 from ooc.plan.workload import Parts
@@ -309,7 +309,7 @@ def test_the_verifier_sees_transfers_that_are_not_what_the_device_asks_for(scarc
     staging = scarce.staged["train"]
     with pytest.raises(AssertionError, match="does not get what it asks for"):
         verify_plan(with_staging(scarce, replace(staging, transfers=staging.transfers[1:])))
-    lifted = [i for i, t in enumerate(staging.transfers) if t.way is Way.TO_DEVICE]
+    lifted = [i for i, t in enumerate(staging.transfers) if t.direction is CopyTo.DEVICE]
     swapped = list(staging.transfers)
     swapped[lifted[0]], swapped[lifted[-1]] = swapped[lifted[-1]], swapped[lifted[0]]
     with pytest.raises(AssertionError, match="comes too late"):

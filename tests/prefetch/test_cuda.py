@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ooc.errors import BudgetError
-from ooc.plan.program.staging import Way
+from ooc.plan.program.staging import CopyTo
 from ooc.prefetch import cuda
 from ooc.prefetch.cuda import Cuda, CudaEvent
 
@@ -111,9 +111,9 @@ def test_copies_go_behind_their_events_in_the_stream_of_their_way(notes: Notes) 
     device, arena, host = opened()
     notes.taken.clear()
     kernels = device.record()
-    came = device.copy(arena, torch.from_numpy(host), Way.TO_DEVICE, [kernels])
+    came = device.copy(arena, torch.from_numpy(host), CopyTo.DEVICE, [kernels])
     device.hold(came)
-    left = device.copy(torch.from_numpy(host), arena, Way.TO_HOST, [kernels, came])
+    left = device.copy(torch.from_numpy(host), arena, CopyTo.HOST, [kernels, came])
     assert left.happened
     assert (arena.numpy() == np.arange(64)).all()
     assert notes.taken == [

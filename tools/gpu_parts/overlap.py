@@ -21,14 +21,14 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from ooc.events import Event as Told
 from ooc.events import TaskAdvanced
-from ooc.plan.program.staging import Way
+from ooc.plan.program.staging import CopyTo
 from ooc.plan.simulate.timeline import Event, PassTime, Resource, Timeline, trace
 from ooc.prefetch import device
 from ooc.prefetch.arena import Bytes
 
 SecondsBetween = Callable[[Any, Any], float]
 """Of two events of a device that have happened, the earlier one first."""
-_COPIES = {Way.TO_DEVICE: Resource.TO_DEVICE, Way.TO_HOST: Resource.TO_HOST}
+_COPIES = {CopyTo.DEVICE: Resource.TO_DEVICE, CopyTo.HOST: Resource.TO_HOST}
 
 
 class _Stretch(NamedTuple):
@@ -81,12 +81,14 @@ class Watch(device.Device):
     def begin(self) -> None:
         self._inner.begin()
 
-    def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[device.Event]) -> device.Event:
+    def copy(self, target: Tensor, source: Tensor, direction: CopyTo, after: Sequence[device.Event]) -> device.Event:
         if not self._watching:
-            return self._inner.copy(target, source, way, after)
-        begun = self._inner.copy(target[:0], source[:0], way, after)  # of nothing: the stream waits as it would have
-        ended = self._inner.copy(target, source, way, (begun,))
-        self._found.append(_Stretch(_COPIES[way], begun, ended, self._at, target.nbytes))
+            return self._inner.copy(target, source, direction, after)
+        begun = self._inner.copy(
+            target[:0], source[:0], direction, after
+        )  # of nothing: the stream waits as it would have
+        ended = self._inner.copy(target, source, direction, (begun,))
+        self._found.append(_Stretch(_COPIES[direction], begun, ended, self._at, target.nbytes))
         return ended
 
     def record(self) -> device.Event:

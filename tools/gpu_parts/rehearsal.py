@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ooc.plan.program.staging import Way
+from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device
 from ooc.prefetch.engine import Event
@@ -46,7 +46,7 @@ class HostDevice(Device):
     def begin(self) -> None:
         """There are no streams."""
 
-    def copy(self, target: Tensor, source: Tensor, way: Way, after: Sequence[Event]) -> Event:
+    def copy(self, target: Tensor, source: Tensor, direction: CopyTo, after: Sequence[Event]) -> Event:
         target.copy_(source)
         return Moment()
 

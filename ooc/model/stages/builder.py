@@ -58,7 +58,7 @@ class StageBuilder(StageContext):
                 waiting.setdefault(schedule.stage[value], []).append(value)
         recomputed = {*recomputable(schedule), *({0} if schedule.of_constants.issuperset(waiting.get(0, ())) else ())}
         return tuple(
-            Kept(stage, program.names.forward(stage), tuple(map(program.names.value, values)), stage in recomputed)
+            Kept(stage, tuple(map(program.names.value, values)), stage in recomputed)
             for stage, values in sorted(waiting.items())
         )
 

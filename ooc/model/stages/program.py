@@ -116,7 +116,7 @@ class Program:
         itemsize = self.context.network.dtype.itemsize
         found = aggregate.per_edge(columns, own, itemsize, on_device=self.context.on_device)
         if apart and not self.context.on_device:
-            found = replace(found, apart=apart)
+            found = replace(found, copied_columns=apart)
         if not isinstance(aggregate, Opaque):
             return found
         return replace(found, edges_at_once=max(found.edges_at_once, self._most_edges))

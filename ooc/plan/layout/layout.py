@@ -150,10 +150,10 @@ def _taller_pulls(
     for item in passes:
         if isinstance(item, ColumnPass):
             found.append(taller_pull(item, matrices, workload, frame_bytes, most_bytes))
-        elif item.rest is not None:
-            rest = found[-1]
-            assert isinstance(rest, ColumnPass)
-            found.append(replace(item, rest=rest))
+        elif item.sweeps is not None:
+            last = found[-1]
+            assert isinstance(last, ColumnPass)
+            found.append(replace(item, sweeps=last))
         else:
             found.append(item)
     return tuple(found)
@@ -222,18 +222,18 @@ def _passes(
         return [*shuffling, RowPass(index + len(shuffling), stage, loads, stage.pull, spills, name)]
     cut, grid = choice.cuts[stage.pull.source], source.grid
     buffers = min(cut.buffers, grid.slabs)
-    beside = cut.overlap_last and grid.slabs > 1
+    overlap_last = cut.overlap_last and grid.slabs > 1
     if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
-        beside = False
-    pulled = _pulled_matrix(stage, stage.pull, source, matrices, workload, beside=beside)
+        overlap_last = False
+    pulled = _pulled_matrix(stage, stage.pull, source, matrices, workload, overlap_last=overlap_last)
     width = stage.pull.output_columns(grid.slab_columns, grid.columns)
     matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
     block_rows, on_device = matrices[pulled.name].grid.block_rows, workload.parts is not None
     at_once = rows_pulled_at_once(stage.pull, workload.tile_rows, block_rows, on_device=on_device)
-    slabs = grid.slabs - beside
+    slabs = grid.slabs - overlap_last
     sweeps = ColumnPass(index, stage.rows, stage.pull, pulled.name, at_once, slabs, buffers, cut.direct, spills)
-    if beside:
-        return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, rest=sweeps)]
+    if overlap_last:
+        return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, sweeps=sweeps)]
     return [sweeps, RowPass(index + 1, stage, (*stage.loads, pulled.name), None)]
 
 
@@ -244,9 +244,9 @@ def _pulled_matrix(
     matrices: Mapping[str, MatrixPlan],
     workload: Workload,
     *,
-    beside: bool,
+    overlap_last: bool,
 ) -> Matrix:
-    """What a column pass pulls into. With ``beside`` the last slab is left to the stage."""
+    """What a column pass pulls into. With ``overlap_last`` the last slab is left to the stage."""
     grid = source.grid
     into = _pulled_into(pull, grid.itemsize, workload.matrices)
     planned = matrices.get(into)
@@ -257,7 +257,7 @@ def _pulled_matrix(
         source.matrix,
         name=into,
         rows=rows,
-        columns=pull.output_columns(grid.columns - grid.width(grid.slabs - 1) * beside, grid.columns),
+        columns=pull.output_columns(grid.columns - grid.width(grid.slabs - 1) * overlap_last, grid.columns),
         kind=Kind.SCRATCH,
     )
 

@@ -64,7 +64,7 @@ def shuffles_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dic
 @dataclass(frozen=True)
 class RowPass:
     """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed; or
-    its rows come of ``bucketed``; or, with ``rest``, its last slab alone is in memory and pulled so.
+    its rows come of ``bucketed``; or, with ``sweeps``, its last slab alone is in memory and pulled so.
 
     ``loads`` are the stage's, and what the pull or the pass before it adds.
     """
@@ -77,7 +77,7 @@ class RowPass:
     """Whether what it scatters to is spilled as partial sums."""
     bucketed: str | None = None
     """The matrix that holds the source's rows by the buckets of those who gather them."""
-    rest: "ColumnPass | None" = None
+    sweeps: "ColumnPass | None" = None
     """The pass right before it, which pulls all slabs but the last. What is pulled of the last one is put beside these,
     row by row, and never stored but where the stage keeps what it pulls."""
 
@@ -113,7 +113,7 @@ class RowPass:
     @cached_property
     def stores(self) -> tuple[str, ...]:
         names = self.stage.stores
-        if self.rest is None:  # what the pass before has stored, all of it, is not stored again
+        if self.sweeps is None:  # what the pass before has stored, all of it, is not stored again
             names = tuple(name for name in names if name not in self.loads)
         return names if self.pull is None else (*names, *self.pull.added_to)
 
@@ -127,7 +127,7 @@ class ShufflePass(RowPass):
 @dataclass(frozen=True)
 class ColumnPass:
     """Pull the first ``slabs`` slabs of ``pull.source`` into the ``rows`` rows of ``output``, one after the other: all
-    of them, or all but the last, which is then left to the row pass behind (``RowPass.rest``). ``output`` is that of
+    of them, or all but the last, which is then left to the row pass behind (``RowPass.sweeps``). ``output`` is that of
     the pull, or the matrix that its stage keeps what is pulled in.
 
     A thread pulls ``rows_at_once``. ``slab_buffers`` slabs of the source are in memory at a time; if ``direct``, the
@@ -145,7 +145,7 @@ class ColumnPass:
     spills_sums: bool = False
     """Whether what it scatters to is spilled as partial sums."""
     reverse: ClassVar[bool] = False
-    rest: ClassVar[None] = None
+    sweeps: ClassVar[None] = None
     bucketed: ClassVar[None] = None
 
     @property
@@ -169,7 +169,7 @@ Pass = RowPass | ColumnPass
 
 def sweeps_of(item: Pass) -> ColumnPass | None:
     """The column pass one of whose slabs ``item`` pulls: itself, or the one before it that has left the last slab."""
-    return item if isinstance(item, ColumnPass) else item.rest
+    return item if isinstance(item, ColumnPass) else item.sweeps
 
 
 def streamed_read_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
@@ -206,7 +206,7 @@ def pulled_slabs(item: Pass, source: Grid) -> range:
     """The slabs of its source, cut like ``source``, that a pass pulls."""
     if isinstance(item, ColumnPass):
         return range(item.slabs)
-    return range(item.rest.slabs if item.rest else 0, source.slabs)
+    return range(item.sweeps.slabs if item.sweeps else 0, source.slabs)
 
 
 def pulled_columns(item: Pass, source: Grid) -> int:
@@ -218,10 +218,10 @@ def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], pass
     """The slabs of matrix ``name`` that row pass ``index`` computes into frames: those only a column pass reads need
     none if they are computed right into its slab buffers, and of what is pulled there is only the last one left."""
     grid, writer = matrices[name].grid, passes[index]
-    if isinstance(writer, RowPass) and writer.rest is not None and name == writer.pulled:
-        return range(writer.rest.slabs, grid.slabs)
+    if isinstance(writer, RowPass) and writer.sweeps is not None and name == writer.pulled:
+        return range(writer.sweeps.slabs, grid.slabs)
     users = [passes[p] for p in passes_using(passes, name) if p > index]
-    readers = [item for item in users if isinstance(item, ColumnPass) or item.rest not in users or name in item.loads]
+    readers = [item for item in users if isinstance(item, ColumnPass) or item.sweeps not in users or name in item.loads]
     if len(readers) == 1 and isinstance(readers[0], ColumnPass) and readers[0].pull.source == name:
         return range(direct_slabs(passes, readers[0]), grid.slabs)
     return range(grid.slabs)
@@ -230,7 +230,7 @@ def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], pass
 def loaded_slabs(name: str, item: RowPass, grid: Grid) -> range:
     """The slabs of matrix ``name``, cut like ``grid``, that a row pass reads: of what is pulled, those that the pass
     before has pulled."""
-    return range(item.rest.slabs if item.rest is not None and name == item.pulled else grid.slabs)
+    return range(item.sweeps.slabs if item.sweeps is not None and name == item.pulled else grid.slabs)
 
 
 def blocks_of(

@@ -30,8 +30,8 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
     else:
         tile = workload.tile_rows
         nbytes = min(item.rows, tile) * item.stage.scratch_bytes_per_row
-        if item.rest is not None:  # what is pulled of the last slab, and all that is pulled put together
-            pull, grid = item.rest.pull, matrices[item.rest.pull.source].grid
+        if item.sweeps is not None:  # what is pulled of the last slab, and all that is pulled put together
+            pull, grid = item.sweeps.pull, matrices[item.sweeps.pull.source].grid
             width = grid.columns + pulled_columns(item, grid)
             nbytes += min(item.rows, tile) * pull.output_columns(width, grid.columns) * workload.pulled_itemsize
             nbytes += frame_bytes
@@ -45,9 +45,9 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         share = min(grid.slab_columns, pulled_columns(item, grid))
         kind = item.pull.per_edge
         if kind is not None:
-            copied = grid.rows * (kind.groups * share // grid.columns) * len(kind.apart) * workload.pulled_itemsize
+            copied = grid.rows * (kind.groups * share // grid.columns) * len(kind.copied_columns)
             nbytes += _kernel_nbytes(kind, edges, min(item.rows, tile), share, grid.columns)
-            return workload.threads * nbytes + copied  # which all threads read
+            return workload.threads * nbytes + copied * workload.pulled_itemsize  # which all threads read
         if workload.parts is not None:
             nbytes += workload.parts.nbytes(edges=edges, columns=share)
     return workload.threads * nbytes

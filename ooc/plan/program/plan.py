@@ -55,9 +55,8 @@ class Plan(Layout):
     the arena and count like it.
 
     On the CPU both budgets are of the same memory, and no block is ever copied from one to the other: of the one arena
-    the first ``device_arena_bytes`` count as the device's, the rest as the host's; ``staged`` is empty. Where the
-    device has memory of its own, the arena is the device's, ``host_frames`` more lie in host memory, and ``staged``
-    holds the program of those under each of ``unrolled``.
+    the first ``device_arena_bytes`` count as the device's, the rest as the host's. Where the device has memory of its
+    own, ``staged`` holds the program of the ``host_frames`` under each of ``unrolled``; else it is empty.
     """
 
     rows: int
@@ -82,7 +81,7 @@ class Plan(Layout):
 
     @property
     def has_tiers(self) -> bool:
-        """Whether the device has memory of its own, so that blocks go over a wire."""
+        """Whether the device has memory of its own, so that blocks go over PCIe."""
         return bool(self.staged)
 
     @property
@@ -169,12 +168,12 @@ class Plan(Layout):
 
     @property
     def to_device_bytes(self) -> int:
-        """Bytes that go over the wire to the device in one training epoch."""
+        """Bytes that go over PCIe to the device in one training epoch."""
         return self.unrolled["train"].read_bytes if self.has_tiers else 0
 
     @property
     def to_host_bytes(self) -> int:
-        """Bytes that come back over the wire in one training epoch."""
+        """Bytes that come back over PCIe in one training epoch."""
         return self.unrolled["train"].write_bytes if self.has_tiers else 0
 
     @cached_property

@@ -182,7 +182,7 @@ def uses_of(
 def _row_uses(
     item: RowPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
-    slab = item.rest.slabs if item.rest else -1
+    slab = item.sweeps.slabs if item.sweeps else -1
     steps = [Step(item.index, slab, *bounds) for bounds in pairwise(_row_bounds(item.rows, layout.step_rows))]
     if item.reverse:
         steps.reverse()

@@ -5,7 +5,7 @@ Where the device has memory of its own, a program is two programs, one on top of
 ``ooc.plan.program.program`` makes for the frames of the device: it knows no host and no SSD, only a "below" that it
 loads from and stores to. What it loads and stores is, read in order, a sequence of uses of blocks: known before
 anything runs, like the one that it was made from. So the same replacement and the same unrolling make the lower
-program, whose steps are the *transfers* over the wire and whose frames lie in host memory. What that one loads and
+program, whose steps are the *transfers* over PCIe and whose frames lie in host memory. What that one loads and
 stores is what the SSD reads and writes.
 
 A block that the device keeps is not used below, and leaves its host frame to one that comes back sooner.
@@ -28,20 +28,20 @@ _STEP = Step(0, -1, 0, 1)
 """A transfer has no rows: its steps are all alike."""
 
 
-class Way(Enum):
-    """Where a transfer goes."""
+class CopyTo(Enum):
+    """Where a transfer over PCIe goes."""
 
-    TO_DEVICE = "to device"
-    TO_HOST = "to host"
+    DEVICE = "to device"
+    HOST = "to host"
 
 
 class Transfer(NamedTuple):
-    """``block`` goes ``way`` over the wire: to a frame or slab buffer of the device for ``step`` of the upper program,
-    or from its frame when that step has been computed."""
+    """``block`` goes over PCIe: to a frame or slab buffer of the device for ``step`` of the upper program, or from its
+    frame when that step has been computed."""
 
     step: int
     block: int
-    way: Way
+    direction: CopyTo
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ def _in_order(program: Program) -> Iterator[tuple[Transfer, bool]]:
         for t in range(first, stop):
             for block, _, load in program.acquire[t]:
                 if load:
-                    yield Transfer(t, block, Way.TO_DEVICE), True
+                    yield Transfer(t, block, CopyTo.DEVICE), True
             for block, in_frame in program.fill.get(t, ()):
                 if not in_frame:
-                    yield Transfer(t, block, Way.TO_DEVICE), False
+                    yield Transfer(t, block, CopyTo.DEVICE), False
             if t > first:
                 yield from _stores(program, t - 1)
         if stop > first:
@@ -90,7 +90,7 @@ def _in_order(program: Program) -> Iterator[tuple[Transfer, bool]]:
 
 def _stores(program: Program, t: int) -> Iterator[tuple[Transfer, bool]]:
     for block in program.store[t]:
-        yield Transfer(t, block, Way.TO_HOST), False
+        yield Transfer(t, block, CopyTo.HOST), False
 
 
 def room_between_uses(frames: int) -> int:
@@ -129,7 +129,7 @@ def passing_through(staging: Staging, upper: Program, slab_of: Callable[[int], i
         holder = held.get(frame_of.get(transfer.block, -1))
         if holder is not None and holder.block == transfer.block:
             holder.used_by.append(index)
-            if transfer.way is Way.TO_HOST:
+            if transfer.direction is CopyTo.HOST:
                 holder.passes = not holder.load and transfer.block in staging.program.store[index]
             else:
                 ahead = to_frame or slab_of(transfer.block) > upper.steps[transfer.step].slab
@@ -161,7 +161,8 @@ def stage_below(
     transfers = tuple(transfer for transfer, _ in _in_order(program))
     count, above = len(transfers), program.uses
     capacity = [room_between_uses(frames)] * count
-    spans = [Span(i, i, t.block, Use.READ if t.way is Way.TO_DEVICE else Use.WRITE) for i, t in enumerate(transfers)]
+    uses_of = {CopyTo.DEVICE: Use.READ, CopyTo.HOST: Use.WRITE}
+    spans = [Span(i, i, block, uses_of[direction]) for i, (_, block, direction) in enumerate(transfers)]
     uses = Uses(spans, count, capacity, above.lasting, above.cyclic, spare_writes)
     unrolling = Unrolling([_STEP] * count, [(0, count)], uses, [[range(frames)]], nbytes)
     return Staging(transfers, unrolling.run())

@@ -18,7 +18,7 @@ from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass, direct_slab
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import Program
 from ooc.plan.program.sequence import Use
-from ooc.plan.program.staging import Staging, Way
+from ooc.plan.program.staging import CopyTo, Staging
 from ooc.plan.workload import Kind
 
 
@@ -31,12 +31,12 @@ def verify_plan(plan: Plan) -> None:
     for name, program in plan.unrolled.items():
         _verify_regions(plan, name)
         _verify_slabs(plan, name)
-        _replay(plan, name, program, plan.frames, plan.regions[name])
+        _Replay(plan, name, program, plan.frames, plan.regions[name]).run()
     if plan.has_tiers:
         _claim(plan.staged.keys() == plan.unrolled.keys(), "not every program has its program of host frames")
     for name, staging in plan.staged.items():
         _verify_transfers(plan, name, staging)
-        _replay(plan, f"{name}, host", staging.program, plan.host_frames, ())
+        _Replay(plan, f"{name}, host", staging.program, plan.host_frames, ()).run()
 
 
 def _claim(true: bool, otherwise: str) -> None:
@@ -65,17 +65,17 @@ def _verify_order(plan: Plan) -> None:
             for name in sorted(reads - written):
                 raise AssertionError(f"{program}: pass {item.index} reads {name} before it is written")
             both = reads & writes
-            if item.rest is not None:  # it reads some slabs of this, and writes another
-                both.discard(item.rest.output)
+            if item.sweeps is not None:  # it reads some slabs of this, and writes another
+                both.discard(item.sweeps.output)
             _claim(not both, f"{program}: pass {item.index} reads and writes {both}")
             written |= writes
         for before, behind in pairwise((None, *passes, None)):
-            left = behind is not None and behind.rest is not None
+            left = behind is not None and behind.sweeps is not None
             if isinstance(before, ColumnPass):
                 every = before.slabs == plan.matrices[before.pull.source].grid.slabs
                 _claim(every != left, f"{program}: pass {before.index} leaves a slab to nobody, or none")
             if behind is not None and left:
-                _claim(behind.rest is before, f"{program}: pass {behind.index} pulls a slab that nobody has left")
+                _claim(behind.sweeps is before, f"{program}: pass {behind.index} pulls a slab that nobody has left")
         lasting |= {name for name in written if plan.matrices[name].matrix.kind is Kind.CONSTANT}
 
 
@@ -132,9 +132,9 @@ def _verify_regions(plan: Plan, program: str) -> None:
     for i, one in enumerate(regions):
         _claim(one.frame >= 0 and one.stop <= plan.frames, f"{program}: the region of {one.matrix} leaves the arena")
         for other in regions[i + 1 :]:
-            apart = one.stop <= other.frame or other.stop <= one.frame
-            apart = apart or one.last < other.first or other.last < one.first
-            _claim(apart, f"{program}: the regions of {one.matrix} and {other.matrix} overlap")
+            disjoint = one.stop <= other.frame or other.stop <= one.frame
+            disjoint = disjoint or one.last < other.first or other.last < one.first
+            _claim(disjoint, f"{program}: the regions of {one.matrix} and {other.matrix} overlap")
     for item in plan.programs[program]:
         needed = {n: plan.matrices[n].region_nbytes for n in (*item.reads, *item.stores) if plan.matrices[n].whole}
         needed |= streaming_memory(item, plan.matrices)
@@ -171,14 +171,14 @@ def _verify_slabs(plan: Plan, program: str) -> None:
 
 
 def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
-    """What goes over the wire is what the device's program asks for, no later and no earlier than it does."""
+    """What goes over PCIe is what the device's program asks for, no later and no earlier than it does."""
     program = plan.unrolled[name]
     last = {stop - 1 for _, stop in program.bounds}
     before = 0
     up: dict[int, list[int]] = {}
     down: dict[int, list[int]] = {}
-    for step, block, way in staging.transfers:
-        to_device = way is Way.TO_DEVICE
+    for step, block, direction in staging.transfers:
+        to_device = direction is CopyTo.DEVICE
         (up if to_device else down).setdefault(step, []).append(block)
         # Loads of step t, then stores of step t - 1, then loads of step t + 1; at a pass's end the stores come first.
         order = 2 * step if to_device else 2 * step + (1 if step in last else 3)
@@ -188,21 +188,16 @@ def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
     for t in range(len(program.steps)):
         asked = [block for block, _, load in program.acquire[t] if load]
         asked += [block for block, in_frame in program.fill.get(t, ()) if not in_frame]
-        for moved, way, blocks in ((up, Way.TO_DEVICE, asked), (down, Way.TO_HOST, list(program.store[t]))):
+        for moved, to, blocks in ((up, CopyTo.DEVICE, asked), (down, CopyTo.HOST, list(program.store[t]))):
             if moved.pop(t, []) != blocks:
-                raise AssertionError(f"{name}: step {t} does not get what it asks for {way.value}")
+                raise AssertionError(f"{name}: step {t} does not get what it asks for {to.value}")
     _claim(not up and not down, f"{name}: something is transferred that no step asks for")
     spans = staging.program.uses.spans
     as_used = len(spans) == len(staging.transfers) and all(
-        first == last == at and block == moved.block and (use is Use.WRITE) == (moved.way is Way.TO_HOST)
+        first == last == at and block == moved.block and (use is Use.WRITE) == (moved.direction is CopyTo.HOST)
         for at, ((first, last, block, use), moved) in enumerate(zip(spans, staging.transfers, strict=True))
     )
     _claim(as_used, f"{name}: its host frames are used otherwise than by its transfers")
-
-
-def _replay(plan: Plan, name: str, program: Program, frames: int, regions: Sequence[Region]) -> None:
-    read, written = _Replay(plan, name, program, frames, regions).run()
-    _claim((read, written) == (program.read_bytes, program.write_bytes), f"{name}: its bytes are not as stated")
 
 
 class _Replay:
@@ -222,8 +217,7 @@ class _Replay:
         self.busy: dict[int, int] = {}  # block → spans that it is in use by
         self.filled: set[int] = {block for block, _ in program.warm}
 
-    def run(self) -> tuple[int, int]:
-        """(bytes read, bytes written)."""
+    def run(self) -> None:
         read = written = 0
         nbytes = self.plan.blocks.nbytes
         for p, (first, stop) in enumerate(self.program.bounds):
@@ -260,7 +254,8 @@ class _Replay:
         for block, frame in self.program.warm:
             if self.content.get(frame) != block:
                 raise self._wrong(block, "is not where the next epoch looks for it")
-        return read, written
+        stated = self.program.read_bytes, self.program.write_bytes
+        _claim((read, written) == stated, f"{self.name}: its bytes are not as stated")
 
     def _wrong(self, block: int, how: str) -> AssertionError:
         """Made only where something is wrong: a plan has millions of claims."""

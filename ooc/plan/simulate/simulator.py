@@ -17,7 +17,7 @@ from ooc.plan.hardware import Hardware
 from ooc.plan.layout.passes import Pass
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.sequence import Span, Use
-from ooc.plan.program.staging import Staging, Way
+from ooc.plan.program.staging import CopyTo, Staging
 from ooc.plan.simulate.channels import READ, WRITE, Drive, Pcie
 from ooc.plan.simulate.replay import Replay
 from ooc.plan.simulate.timeline import Event, MemoryUse, Resource, Timeline
@@ -187,7 +187,7 @@ class HostTier:
         ticket of PCIe."""
         index, program = self._index, self._staging.program
         self._index += 1
-        _, block, way = self._staging.transfers[index]
+        _, block, direction = self._staging.transfers[index]
         self.now = max(self.now, now_s)
         self._write_what_has_come()
         for taken, frame, load in program.acquire[index]:
@@ -202,12 +202,12 @@ class HostTier:
             late = arrives > self.now
             self._wait(arrives, Resource.SSD_READ)
         frame = self._where[block]
-        if way is Way.TO_HOST and frame in self._leaving:
+        if direction is CopyTo.HOST and frame in self._leaving:
             self._wait_written(self._leaving.pop(frame))
         behind_s = max(behind_s, self.now)
         if frame in self._passing:
             behind_s = max(behind_s, self.pcie.served[self._passing[frame]])
-        ticket = self.pcie.send(0 if way is Way.TO_DEVICE else 1, self._plan.blocks.nbytes(block), at, behind_s)
+        ticket = self.pcie.send(0 if direction is CopyTo.DEVICE else 1, self._plan.blocks.nbytes(block), at, behind_s)
         if late:
             self.waited_for_disk.add(ticket)
         self._passing[frame] = ticket
