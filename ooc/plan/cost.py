@@ -136,22 +136,22 @@ def tasks_are_few(tasks: float, threads: int) -> bool:
     return _BUSY_BY_TASK * tasks < threads
 
 
-def computing_of(
-    item: Pass,
-    workload: Workload,
-    matrices: Mapping[str, MatrixPlan],
-    hardware: Hardware,
-    *,
-    rows: int,
-    edges: int,
-    columns: int,
-    slab_columns: int,
-    steps: int,
-) -> Computing:
-    """To compute ``rows`` rows of a pass in ``steps`` steps, the SSD aside.
+class Portion(NamedTuple):
+    """``rows`` rows of a pass, in ``steps`` steps. ``edges``: of these rows; ``columns`` are pulled over them,
+    ``slab_columns`` at a time."""
 
-    ``edges``: of these rows; ``columns`` are pulled over them, ``slab_columns`` at a time.
-    """
+    rows: int
+    edges: int
+    columns: int
+    slab_columns: int
+    steps: int
+
+
+def computing_of(
+    item: Pass, portion: Portion, workload: Workload, matrices: Mapping[str, MatrixPlan], hardware: Hardware
+) -> Computing:
+    """To compute a portion of a pass, the SSD aside."""
+    rows, edges, columns, slab_columns, steps = portion
     at_once = item.rows_at_once if isinstance(item, ColumnPass) else workload.tile_rows
     processor, tiles = hardware.processor, -(-rows // at_once)
     slabs = -(-columns // slab_columns) if item.pull is not None else 1

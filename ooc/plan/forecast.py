@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc.plan.cost import computing_of, pcie_seconds, ssd_seconds, together_seconds
+from ooc.plan.cost import Portion, computing_of, pcie_seconds, ssd_seconds, together_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.layout.passes import (
@@ -129,17 +129,8 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
         slab_columns = min(columns, source.grid.slab_columns)
     if isinstance(item, ColumnPass):
         steps = -(-item.rows // layout.matrices[item.output].grid.block_rows) * item.slabs
-    taken = computing_of(
-        item,
-        workload,
-        layout.matrices,
-        hardware,
-        rows=item.rows,
-        edges=edges,
-        columns=columns,
-        slab_columns=slab_columns,
-        steps=steps,
-    )
+    portion = Portion(item.rows, edges, columns, slab_columns, steps)
+    taken = computing_of(item, portion, workload, layout.matrices, hardware)
     return taken.in_short_steps_s(workload, hardware)
 
 

@@ -116,6 +116,5 @@ _ALIASES = {
 
 def known_graph(name: str) -> GraphStatistics | None:
     """The graph that is called ``name``, in whatever case; None where none is."""
-    lowered = name.lower()
-    by_name = {known.lower(): graph for known, graph in KNOWN.items()}
-    return by_name.get(_ALIASES.get(lowered, lowered).lower())
+    lowered = _ALIASES.get(name.lower(), name).lower()
+    return next((graph for graph in _KNOWN if graph.name.lower() == lowered), None)

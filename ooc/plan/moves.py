@@ -98,10 +98,6 @@ class Moves:
                 found.append(replace(choice, bucketed={**choice.bucketed, name: part}))
         return found
 
-    def step_heights(self, choice: Choice, layout: Layout) -> list[Choice]:
-        heights = self.heights(FEW_STEPS, layout.frame_bytes // layout.step_rows)
-        return [replace(choice, step_rows=height) for height in heights]
-
     # ---- where to begin ------------------------------------------------------------------------------------
 
     def of_one_width(self, like: Choice) -> Iterator[Choice]:

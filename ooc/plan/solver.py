@@ -123,10 +123,12 @@ class _Solver:
                 best = self._better(best, moves.direct(best.choice, group))
                 if self.on_device:
                     # Not on the CPU, which computes longer than it moves blocks: there epochs became no shorter.
-                    best = self._clearly_better(best, moves.overlap_last(best.choice, group))
+                    other = self._better(best, moves.overlap_last(best.choice, group))
+                    best = other if other.score < (best.score[0], (1 - TIE) * best.seconds) else best
             best = self._better(best, moves.spills(best.choice))
             best = self._better(best, moves.buckets(best.choice))
-            best = self._better(best, moves.step_heights(best.choice, best.layout))
+            heights = moves.heights(FEW_STEPS, best.layout.frame_bytes // best.layout.step_rows)
+            best = self._better(best, [replace(best.choice, step_rows=height) for height in heights])
             if self.on_device:
                 best = self._better(best, [replace(best.choice, spare_writes=True)])
             if best.score >= before:
@@ -146,11 +148,6 @@ class _Solver:
             if found is not None and found.score < best.score:
                 best = found
         return best
-
-    def _clearly_better(self, best: Candidate, choices: Sequence[Choice]) -> Candidate:
-        unwanted, seconds = best.score
-        other = self._better(best, choices)
-        return other if other.score < (unwanted, (1 - TIE) * seconds) else best
 
     # ---- beginnings ----------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits, make_plan
-from ooc.plan.cost import computing_of
+from ooc.plan.cost import Portion, computing_of
 from ooc.plan.layout.passes import ColumnPass, Pass, RowPass
 from ooc.plan.workload import PerEdge
 from tests.plan.workloads import workload
@@ -20,7 +20,7 @@ SIZES = {"rows": 4096, "edges": 40_000, "columns": 64, "slab_columns": 32, "step
 
 
 def seconds(item: Pass, hardware: Hardware = UNMEASURED, **changed: int) -> float:
-    return computing_of(item, WORK, PLAN.matrices, hardware, **{**SIZES, **changed}).together_s(WORK, hardware)
+    return computing_of(item, Portion(**{**SIZES, **changed}), WORK, PLAN.matrices, hardware).together_s(WORK, hardware)
 
 
 @pytest.mark.parametrize("more", [{"rows": 8192}, {"edges": 80_000}, {"slab_columns": 8}, {"steps": 2}])
@@ -82,7 +82,7 @@ def test_a_step_of_one_tile_does_not_keep_two_threads_busy() -> None:
     nothing = replace(UNMEASURED.processor, seconds_per_tile=0.0, seconds_per_operator=0.0, seconds_per_step=0.0)
     for threads, times in ((1, 1.0), (2, 1.2)):
         work, machine = replace(WORK, threads=threads), replace(UNMEASURED, threads=threads, processor=nothing)
-        taken = [computing_of(ROW_PASS, work, PLAN.matrices, machine, **{**SIZES, "steps": steps}) for steps in (4, 2)]
+        taken = [computing_of(ROW_PASS, Portion(**{**SIZES, "steps": n}), work, PLAN.matrices, machine) for n in (4, 2)]
         few, enough = (computing.in_short_steps_s(work, machine) for computing in taken)
         assert few == pytest.approx(times * enough)
 

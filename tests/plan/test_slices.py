@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED
-from ooc.plan.cost import computing_of
+from ooc.plan.cost import Portion, computing_of
 from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, pulled_sources
 from ooc.plan.layout.passes import ColumnPass
 from ooc.plan.layout.temporaries import most_edges, scratch_nbytes
@@ -63,8 +63,8 @@ def test_edges_take_their_time_in_every_slab_and_for_every_head_in_it(groups: in
     for edge_work in (EdgeWork(0), EdgeWork(1000, 100, bytes_per_row=10, operators=7)):
         work = sliced(work=edge_work)
         item, matrices, _ = pulling(work, groups * CHANNELS)
-        columns = dict(columns=WIDTH, slab_columns=groups * CHANNELS)
-        seconds.append(computing_of(item, work, matrices, UNMEASURED, rows=rows, edges=edges, steps=1, **columns))
+        portion = Portion(rows, edges, WIDTH, groups * CHANNELS, steps=1)
+        seconds.append(computing_of(item, portion, work, matrices, UNMEASURED))
     processor = UNMEASURED.processor
     shared = (edges * (slabs * 1000 + heads * 100) + rows * 10) / processor.stream_bytes_per_s
     alone = 7 * slabs * -(-rows // item.rows_at_once) * processor.seconds_per_operator

@@ -84,9 +84,8 @@ class Watch(device.Device):
     def copy(self, target: Tensor, source: Tensor, direction: CopyTo, after: Sequence[device.Event]) -> device.Event:
         if not self._watching:
             return self._inner.copy(target, source, direction, after)
-        begun = self._inner.copy(
-            target[:0], source[:0], direction, after
-        )  # of nothing: the stream waits as it would have
+        nothing = target[:0], source[:0]  # for which the stream waits as it would have
+        begun = self._inner.copy(*nothing, direction, after)
         ended = self._inner.copy(target, source, direction, (begun,))
         self._found.append(_Stretch(_COPIES[direction], begun, ended, self._at, target.nbytes))
         return ended

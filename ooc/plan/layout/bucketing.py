@@ -4,6 +4,7 @@ memory."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 
 from ooc.plan.layout.grid import Grid
 from ooc.plan.layout.passes import MatrixPlan, Pass, ShufflePass
@@ -90,9 +91,5 @@ def shuffle_scratch(shuffle: BucketedRows) -> tuple[int, int]:
 
 def _name(source: str, shuffle: BucketedRows, matrices: dict[str, MatrixPlan]) -> str:
     """Of a shuffled source: programs that shuffle it alike share it, others have one of their own."""
-    number = 1
-    while True:
-        name = f"{source} dealt" if number == 1 else f"{source} dealt {number}"
-        if name not in matrices or matrices[name].shuffle == shuffle:
-            return name
-        number += 1
+    names = (f"{source} dealt{f' {number}' if number > 1 else ''}" for number in count(1))
+    return next(name for name in names if name not in matrices or matrices[name].shuffle == shuffle)

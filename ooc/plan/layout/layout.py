@@ -225,7 +225,8 @@ def _passes(
     overlap_last = cut.overlap_last and grid.slabs > 1
     if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
         overlap_last = False
-    pulled = _pulled_matrix(stage, stage.pull, source, matrices, workload, overlap_last=overlap_last)
+    columns = grid.columns - grid.width(grid.slabs - 1) * overlap_last
+    pulled = _pulled_matrix(stage.rows, columns, stage.pull, source, matrices, workload)
     width = stage.pull.output_columns(grid.slab_columns, grid.columns)
     matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
     block_rows, on_device = matrices[pulled.name].grid.block_rows, workload.parts is not None
@@ -238,26 +239,20 @@ def _passes(
 
 
 def _pulled_matrix(
-    stage: Stage,
-    pull: Pull,
-    source: MatrixPlan,
-    matrices: Mapping[str, MatrixPlan],
-    workload: Workload,
-    *,
-    overlap_last: bool,
+    rows: int, columns: int, pull: Pull, source: MatrixPlan, matrices: Mapping[str, MatrixPlan], workload: Workload
 ) -> Matrix:
-    """What a column pass pulls into. With ``overlap_last`` the last slab is left to the stage."""
+    """What a column pass pulls ``columns`` of the source into, for ``rows`` rows."""
     grid = source.grid
     into = _pulled_into(pull, grid.itemsize, workload.matrices)
     planned = matrices.get(into)
-    rows = max(stage.rows, planned.matrix.rows if planned else 0)
+    rows = max(rows, planned.matrix.rows if planned else 0)
     if into == pull.kept:
         return replace(workload.matrices[into], rows=rows)
     return replace(
         source.matrix,
         name=into,
         rows=rows,
-        columns=pull.output_columns(grid.columns - grid.width(grid.slabs - 1) * overlap_last, grid.columns),
+        columns=pull.output_columns(columns, grid.columns),
         kind=Kind.SCRATCH,
     )
 

@@ -202,16 +202,11 @@ def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
     return column_pass.slab_buffers if written and len(users) == 1 else 0
 
 
-def pulled_slabs(item: Pass, source: Grid) -> range:
-    """The slabs of its source, cut like ``source``, that a pass pulls."""
-    if isinstance(item, ColumnPass):
-        return range(item.slabs)
-    return range(item.sweeps.slabs if item.sweeps else 0, source.slabs)
-
-
 def pulled_columns(item: Pass, source: Grid) -> int:
-    """Columns of its source that a pass pulls."""
-    return sum(map(source.width, pulled_slabs(item, source)))
+    """Columns of its source, cut like ``source``, that a pass pulls."""
+    first = item.sweeps.slabs if item.sweeps else 0
+    stop = item.slabs if isinstance(item, ColumnPass) else source.slabs
+    return sum(map(source.width, range(first, stop)))
 
 
 def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], passes: Sequence[Pass]) -> range:

@@ -115,10 +115,6 @@ class PartialSums(Shuffle):
     def filled_bytes(self) -> int:
         return self.chunk_bytes // self.entry_bytes * self.entry_bytes
 
-    @property
-    def buckets(self) -> int:
-        return -(-self.rows // self.bucket_rows)
-
     def rows_read(self, rows: int) -> int:
         return self.rows
 
@@ -172,7 +168,7 @@ def plan_partial_sums(
         heights.append(2 * heights[-1])
     for wanted in _CHUNK_BYTES:
         chunk = align_up(max(1, wanted // entry) * entry)
-        sums = (PartialSums(rows, columns, itemsize, height, chunk, ()) for height in heights)
+        sums = (PartialSums(rows, columns, itemsize, height, chunk, (0,) * -(-rows // height)) for height in heights)
         best = min(sums, key=lambda one: one.memory_nbytes)
         if _SHARE * best.memory_nbytes <= rows * columns * itemsize:
             break

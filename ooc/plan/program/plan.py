@@ -222,32 +222,25 @@ class Plan(Layout):
     def shares(self) -> dict[str, Shares]:
         """By matrix that is read: where what a training epoch reads of it waits, or that it is recomputed, in per
         cent."""
-        shares = self._waiting()
         used = self.unrolled["train"].bytes_used(self.blocks)
+        if self.has_tiers:
+            shares = {}
+            below, in_place = self.staged["train"].program.bytes_used(self.blocks), self._computed_in_place()
+            for name in (*used, *(in_place.keys() - used.keys())):
+                total, found = (nbytes + in_place.get(name, 0) for nbytes in used.get(name, (0, 0)))
+                if total:
+                    device = 100 * found // total
+                    read, in_host = below.get(name, (0, 0))
+                    ssd = 100 * (read - in_host) // total
+                    shares[name] = Shares(device, 100 - device - ssd, ssd)
+        else:
+            resident = {name: 100 * found // total for name, (total, found) in used.items() if total}
+            resident |= {name: 100 for name, planned in self.matrices.items() if planned.whole}
+            shares = {name: Shares(0, share, 100 - share) for name, share in resident.items()}
         for matrix in self.recomputed:
             if matrix.name in shares:
                 shares[matrix.name] = shares[matrix.name].with_recomputed(matrix.nbytes, of=used[matrix.name][0])
         return shares
-
-    def _waiting(self) -> dict[str, Shares]:
-        """The same of what is not recomputed."""
-        used = self.unrolled["train"].bytes_used(self.blocks)
-        if not self.has_tiers:
-            shares = {name: 100 * found // total for name, (total, found) in used.items() if total}
-            shares |= {name: 100 for name, planned in self.matrices.items() if planned.whole}
-            return {name: Shares(0, share, 100 - share) for name, share in shares.items()}
-        below = self.staged["train"].program.bytes_used(self.blocks)
-        shared = {}
-        for name, nbytes in self._computed_in_place().items():
-            total, found = used.get(name, (0, 0))
-            used[name] = total + nbytes, found + nbytes
-        for name, (total, found) in used.items():
-            if total:
-                device = 100 * found // total
-                on_ssd = below.get(name, (0, 0))
-                ssd = 100 * (on_ssd[0] - on_ssd[1]) // total
-                shared[name] = Shares(device, 100 - device - ssd, ssd)
-        return shared
 
     def _computed_in_place(self) -> dict[str, int]:
         """By pulled matrix: the bytes that passes of an epoch read of it in the region that it was computed into."""

@@ -26,6 +26,9 @@ def verify_plan(plan: Plan) -> None:
     """Raise AssertionError, saying what is wrong, if the plan cannot be trusted: a bug in the planner."""
     _verify_budgets(plan)
     _verify_order(plan)
+    for name, shuffle in plan.shuffles.items():
+        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be shuffled")
+        _claim(shuffle.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
     _verify_partial_sums(plan)
     _verify_bucketed_rows(plan)
     for name, program in plan.unrolled.items():
@@ -80,10 +83,8 @@ def _verify_order(plan: Plan) -> None:
 
 
 def _verify_partial_sums(plan: Plan) -> None:
-    """Partial sums are written by one pass that scatters, and read by a later one, in steps within buckets."""
-    for name, sums in plan.partial_sums.items():
-        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be partial sums")
-        _claim(sums.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
+    """Partial sums are written by one pass that scatters, and read by a later one."""
+    for name in plan.partial_sums:
         for program, passes in plan.programs.items():
             writers = [item for item in passes if name in item.stores]
             readers = [item for item in passes if name in item.reads]
@@ -95,11 +96,8 @@ def _verify_partial_sums(plan: Plan) -> None:
 
 
 def _verify_bucketed_rows(plan: Plan) -> None:
-    """Rows are shuffled when they have been written, all of them, and gathered in steps within buckets before their
-    source is written again."""
+    """Rows are shuffled when they have been written, all of them, and gathered before their source is written again."""
     for name, shuffle in plan.bucketed_rows.items():
-        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be shuffled")
-        _claim(shuffle.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
         _claim(shuffle.buckets * shuffle.bucket_rows >= shuffle.targets, f"{name}: some targets are in no bucket")
     for program, passes in plan.programs.items():
         shuffled: dict[str, str] = {}  # by source: how its rows lie now

@@ -6,7 +6,7 @@ step before it is done; a step begins when the last but one is done; writes leav
 with the reads; a pass ends when all its steps are done.
 """
 
-from ooc.plan.cost import Computing, computing_of
+from ooc.plan.cost import Computing, Portion, computing_of
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.passes import Pass, shuffles_in, streamed_write_bytes
 from ooc.plan.layout.shuffle import Shuffle
@@ -45,7 +45,7 @@ class Replay:
         self.where = dict(self.program.warm)
         self.samples: list[tuple[float, int]] = []
         self.begun = 0  # spans that have begun
-        self.computing: dict[tuple[int, int, int], Computing] = {}  # (rows, edges, columns) of this pass
+        self.computing: dict[Portion, Computing] = {}  # of this pass
         self.buckets: dict[tuple[str, int, int], int] = {}  # (matrix, pass, bucket) of what has no blocks → ticket
         self.streaming: list[int] = []  # tickets of what this pass has written of such
         self.issued = 0.0  # seconds of the drive sent off in this step
@@ -82,7 +82,6 @@ class Replay:
             if region.first == item.index:
                 for frame in range(region.frame, region.stop):
                     self._await(self.leaving.pop(frame, None))
-        self._entered()
         computing = sum(self._step(t, first, item) for t in range(first, stop))
         self._left(first, stop, item)
         ended = self._clock()
@@ -95,9 +94,6 @@ class Replay:
     def _clock(self) -> float:
         """When a pass ends, and the next one begins."""
         return self.now
-
-    def _entered(self) -> None:
-        """What is in the way of a pass's regions is gone."""
 
     def _step(self, t: int, first: int, item: Pass) -> float:
         """Step ``t`` of a pass that begins with step ``first``: the seconds that it computes."""
@@ -225,20 +221,11 @@ class Replay:
             topology, tile = self.workload.topologies[item.pull.direction], self.plan.tile_rows
             edges = topology.edges_of(step.stop, tile) - topology.edges_of(step.start, tile)
             width = source.matrix.columns if step.slab < 0 else source.grid.width(step.slab)
-        rows = step.stop - step.start
-        known = self.computing.get((rows, edges, width))
+        portion = Portion(step.stop - step.start, edges, width, width, 1)
+        known = self.computing.get(portion)
         if known is None:
-            known = self.computing[rows, edges, width] = computing_of(
-                item,
-                self.workload,
-                self.plan.matrices,
-                self.hardware,
-                rows=rows,
-                edges=edges,
-                columns=width,
-                slab_columns=width,
-                steps=1,
-            )
+            known = computing_of(item, portion, self.workload, self.plan.matrices, self.hardware)
+            self.computing[portion] = known
         return known
 
     # ---- what moves ---------------------------------------------------------------------------------------

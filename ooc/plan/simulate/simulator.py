@@ -66,14 +66,13 @@ class DeviceReplay(Replay):
     def _clock(self) -> float:
         return self.kernels_s
 
-    def _entered(self) -> None:
-        self._vacant_s = self._launched_s()
-
     def _launched_s(self) -> float:
         """When a copy may begin that is to wait for all kernels launched, and for what they are held for."""
         return max(self.kernels_s, self._held[0])
 
     def _step(self, t: int, first: int, item: Pass) -> float:
+        if t == first:
+            self._vacant_s = self._launched_s()
         if t - 2 >= first:
             self._end(t - 2, item.index)
             self._vacant_s = self.done.pop(t - 2)
@@ -214,7 +213,8 @@ class HostTier:
         for stored in program.store[index]:
             self._leaving[self._where[stored]] = stored
             self._unsaved.append((ticket, stored, at))
-        self._sample()
+        used = len(self._where) * self._plan.frame_bytes
+        self.samples.append((self.now, self._plan.fixed_host_bytes + used))
         if not program.kept.after[index]:
             del self._where[block]
         return ticket
@@ -255,7 +255,3 @@ class HostTier:
         self.issued_s += nbytes / self.disk.rates[direction]
         self.now += self._seconds_per_block
         return ticket
-
-    def _sample(self) -> None:
-        used = len(self._where) * self._plan.frame_bytes
-        self.samples.append((self.now, self._plan.fixed_host_bytes + used))
