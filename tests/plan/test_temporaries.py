@@ -18,7 +18,7 @@ ROWS, WIDTH, GROUPS = 40_000, 64, 4
 def attending(apart: tuple[int, ...], threads: int, *, bytes_per_row: int = 100) -> Workload:
     """The loss pulls by a kernel with four groups of 16 columns, of which some are set apart."""
     work = workload(ROWS, WIDTH, layers=2)
-    kernel = PerEdge(GROUPS, WIDTH, None, 16384, bytes_per_edge=100, bytes_per_row=bytes_per_row, apart=apart)
+    kernel = PerEdge(GROUPS, WIDTH, None, 16384, bytes_per_edge=100, bytes_per_row=bytes_per_row, copied_columns=apart)
     *before, loss, last = work.programs["train"]
     assert loss.pull is not None
     train = (*before, replace(loss, pull=replace(loss.pull, per_edge=kernel)), last)
