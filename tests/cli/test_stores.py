@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ooc.storage.store import open_store
-from ooc.storage.traversal import distances
+from ooc.storage.traversal import nearest
 from tests.cli.conftest import RunCommand
 
 SOURCE = "synthetic:nodes=3000,edges=20000,features=8,classes=4"
@@ -137,7 +137,7 @@ def test_what_each_layer_works_on(run: RunCommand, here: Path) -> None:
     layers = json.loads(run("info", "b.ooc", "--layers", "3", "--hidden", "16", "--json")[1])["layers"]
     for use, splits in (("train", ["train"]), ("evaluate", ["train", "valid", "test"])):
         seeds = np.logical_or.reduce([store.array(f"split/{split}").read() for split in splits])
-        hops = distances(store, seeds, 3)
+        hops = nearest(store, [seeds], 3)
         reached = [int(np.flatnonzero(hops <= hop)[-1]) + 1 for hop in range(4)]
         for layer in layers:
             nodes, sources = reached[3 - layer["layer"]], reached[4 - layer["layer"]]

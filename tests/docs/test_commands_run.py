@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of docs/, run on stand-ins for the reader's data, for an epoch."""
+
+import csv
+import gzip
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import ooc
+from ooc import cli
+from tests.docs.test_pages import DOCS_COMMANDS
+from tests.sources.fixtures import FIXTURES, random_graph
+
+NODES, EDGES = 120, 600
+DOWNLOADED = {"ogbn-papers100M", "igb-medium"}
+PLANNED_FOR_LONG = {"papers100M", "igb260m"}
+"""About ten seconds each; ``tests/plan/test_large_graphs.py`` plans such."""
+MEASURING = {"profile"}
+"""Takes its time: ``tests/profile`` measures."""
+STAND_INS = {"mydata": "csv", "cora": "planetoid", "cnr-2000": "webgraph", "minesweeper.npz": "heterophilous"}
+MADE_FIRST = {"synthetic:nodes=300,edges=2000,features=8,classes=4": ("my.ooc", "other.ooc")}
+
+
+def _runs(words: list[str]) -> bool:
+    return words[1] not in MEASURING and not (DOWNLOADED | PLANNED_FOR_LONG) & {*words}
+
+
+RUN = [words for words in DOCS_COMMANDS if _runs(words)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A current folder with all that the commands name."""
+    folder, before = tmp_path_factory.mktemp("docs"), Path.cwd()
+    rng = np.random.default_rng(0)
+    ends = rng.integers(0, NODES, (EDGES, 2))
+    features, labels = rng.standard_normal((NODES, 6)).astype(np.float32), rng.integers(0, 3, NODES)
+    os.chdir(folder)
+    for spec, stores in MADE_FIRST.items():
+        for store in stores:
+            ooc.convert(spec, store)
+    np.save("x.npy", features)
+    np.save("y.npy", labels)
+    with gzip.open("links.csv.gz", "wt") as file:
+        csv.writer(file).writerows([("src", "dst"), *ends.tolist()])
+    for name in "web-Google.txt.gz", "com-friendster.ungraph.txt.gz":
+        with gzip.open(name, "wt") as file:
+            file.writelines(f"{a}\t{b}\n" for a, b in ends.tolist())
+    pyarrow.parquet.write_table(pa.table({"src": ends[:, 0], "dst": ends[:, 1]}), "links.parquet")
+    with Path("people.csv").open("w") as file:
+        split = rng.choice(["train", "valid", "test"], NODES)
+        people = zip(range(NODES), labels.tolist(), split, *features.T.tolist(), strict=True)
+        csv.writer(file).writerows([("who", "job", "split", *(f"x{k}" for k in range(6))), *people])
+    Path("wanted.txt").write_text("5\n3\n17\n")
+    graph = random_graph(rng, nodes=NODES, edges=EDGES, labelled=0.8)
+    graph = replace(graph, y=np.where(graph.y < 0, -1, graph.y % 2))
+    for name, fixture in STAND_INS.items():
+        made_in = tmp_path_factory.mktemp(fixture)
+        source = FIXTURES[fixture](graph, made_in, rng).source
+        if source.is_dir():
+            shutil.copytree(source, name)
+        elif (source.parent / "labels.npy").exists():  # a file with others beside it
+            shutil.copytree(source.parent, name)
+        else:
+            shutil.copy(source, name)
+    for run in "big", "my-gcn-1":
+        assert cli.main(["train", "my.ooc", "--model", "sage", "--epochs", "2", "--out", f"runs/{run}"]) == 0
+    yield folder
+    os.chdir(before)
+
+
+@pytest.mark.parametrize("words", RUN, ids=" ".join)
+def test_it_runs(words: list[str], folder: Path) -> None:
+    arguments = [word.replace("nodes=50M,edges=800M", "nodes=50K,edges=800K") for word in words[1:]]
+    if "--epochs" in arguments:
+        arguments[arguments.index("--epochs") + 1] = "1"
+    if "--resume" in arguments:
+        arguments += ["--epochs", "3"]
+    if arguments[0] == "convert":  # two pages name a store alike
+        arguments.append("--force")
+    if arguments[0] == "export":
+        Path(arguments[-1]).unlink(missing_ok=True)
+    assert cli.main(arguments) == 0
+
+
+def test_most_of_them_are() -> None:
+    assert len(RUN) >= len(DOCS_COMMANDS) - 10
