@@ -58,8 +58,7 @@ def forecast_traffic(
     steps, bounds, spans = uses_of(passes, coarse, workload, blocks)
     available = free_frames(layout.regions["train"], len(passes), frames)
     capacity = capacity_of(passes, layout, workload, bounds, available, cyclic=True, coarseness=coarseness)
-    spare = layout.spare_writes
-    uses = Uses(spans, len(steps), capacity, blocks.lasts, cyclic=True, spare_writes=spare and host_frames is None)
+    uses = Uses(spans, len(steps), capacity, blocks.lasts, True, layout.spare_writes and host_frames is None)
     moved = list(_moved(uses))
     if host_frames is None:
         traffic = _by_pass([(steps[step].at, block, use) for step, block, use in moved], [], len(passes), blocks)
@@ -76,7 +75,7 @@ def forecast_traffic(
     if len({block for _, block, _ in moved}) <= room:  # the host keeps them all, epoch after epoch
         return _by_pass([], over_pcie, len(passes), blocks)
     used = [Span(i, i, block, use if use is Use.WRITE else Use.READ) for i, (_, block, use) in enumerate(moved)]
-    below = Uses(used, len(used), [room] * len(used), blocks.lasts, cyclic=True, spare_writes=spare)
+    below = Uses(used, len(used), [room] * len(used), blocks.lasts, cyclic=True, spare_writes=layout.spare_writes)
     over_disk = [(over_pcie[i][0], block, use) for i, block, use in _moved(below)]
     return _by_pass(over_disk, over_pcie, len(passes), blocks)
 

@@ -242,8 +242,7 @@ def _pulled_matrix(
     rows: int, columns: int, pull: Pull, source: MatrixPlan, matrices: Mapping[str, MatrixPlan], workload: Workload
 ) -> Matrix:
     """What a column pass pulls ``columns`` of the source into, for ``rows`` rows."""
-    grid = source.grid
-    into = _pulled_into(pull, grid.itemsize, workload.matrices)
+    into = _pulled_into(pull, source.grid.itemsize, workload.matrices)
     planned = matrices.get(into)
     rows = max(rows, planned.matrix.rows if planned else 0)
     if into == pull.kept:
@@ -252,7 +251,7 @@ def _pulled_matrix(
         source.matrix,
         name=into,
         rows=rows,
-        columns=pull.output_columns(columns, grid.columns),
+        columns=pull.output_columns(columns, source.grid.columns),
         kind=Kind.SCRATCH,
     )
 

@@ -269,10 +269,8 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
         cyclic = name == "train"
         available = free_frames(layout.regions[name], len(passes), frames)
         room = capacity_of(passes, layout, workload, bounds, available, cyclic=cyclic)
-        spare_writes = layout.spare_writes and host_frames is None
-        uses = Uses(spans, len(steps), room, blocks.lasts, cyclic, spare_writes)
-        paced = host_frames is not None
-        unrolled[name] = Unrolling(steps, bounds, uses, available, blocks.nbytes, paced=paced).run()
+        uses = Uses(spans, len(steps), room, blocks.lasts, cyclic, layout.spare_writes and host_frames is None)
+        unrolled[name] = Unrolling(steps, bounds, uses, available, blocks.nbytes, paced=host_frames is not None).run()
         if host_frames is not None:
             staged[name] = stage_below(
                 unrolled[name], frames=host_frames, spare_writes=layout.spare_writes, nbytes=blocks.nbytes
