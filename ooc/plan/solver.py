@@ -66,6 +66,11 @@ def solve(problem: Problem) -> PlannedLayout:
     return _Solver(problem).run()
 
 
+def refined(found: PlannedLayout) -> PlannedLayout:
+    """The same, or what comes of changing single sources of it."""
+    return _Solver(found.problem).run_alone(found.choice)
+
+
 def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
     """Where descent leads from slabs of one width, on a device; None if none fits. On the CPU it brought nothing."""
     problem = first.problem
@@ -86,7 +91,12 @@ class _Solver:
     def run(self) -> PlannedLayout:
         least = self._least_memory()
         ends = [self._descend(beginning) for beginning in (least, *self._taller(least))]
-        return self._planned(self._each_alone(min(ends, key=lambda one: one.score)))
+        return self._planned(min(ends, key=lambda one: one.score))
+
+    def run_alone(self, choice: Choice) -> PlannedLayout:
+        best = self.problem.candidate(choice)
+        assert best is not None, "it was found"
+        return self._planned(self._each_alone(best))
 
     def run_from_one_width(self, like: Choice) -> PlannedLayout | None:
         tried = [self.problem.candidate(choice) for choice in self.moves.of_one_width(like)]
