@@ -56,6 +56,7 @@ _HARDWARE = (
 _NO_SAVINGS = "Compute every row of every layer, everything every epoch."
 _NO_ADVICE = "Do not plan again with more memory and a faster disk."
 _SWEEP = "Plan for all pairs of these budgets: gpu=8G,16G,24G host=64G,128G."
+_FLOOR = "The least memory that training takes, part by part."
 _COMPARE = "Compare what was forecast for the run at RUN with what was measured."
 _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
 
@@ -69,6 +70,7 @@ _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
         Option(["--hardware"], metavar="NAME|FILE", help=_HARDWARE, group=_FOR),
         Option(["--no-savings"], is_flag=True, help=_NO_SAVINGS, group=_FOR),
         Option(["--sweep"], multiple=True, metavar="BUDGETS…", help=_SWEEP, group=_SHOWN),
+        Option(["--floor"], is_flag=True, help=_FLOOR, group=_SHOWN),
         Option(["--compare"], type=click.Path(path_type=Path), metavar="RUN", help=_COMPARE, group=_SHOWN),
         Option(["--gantt"], type=click.Path(path_type=Path), metavar="FILE", help=_GANTT, group=_SHOWN),
         Option(["--no-advice"], is_flag=True, help=_NO_ADVICE, group=_SHOWN),
@@ -83,6 +85,7 @@ def command(
     hardware: str | None,
     no_savings: bool,
     sweep: tuple[str, ...],
+    floor: bool,
     compare: Path | None,
     gantt: Path | None,
     no_advice: bool,
@@ -109,9 +112,13 @@ def command(
         axes = parse_axes([*sweep, *(text for text in given if text not in stores)])
         if axes:
             _without_part("--sweep", others={"gantt", *(f"{axis}_budget" for axis in axes)})
+        if floor:
+            _without_part("--floor", others={"sweep", "gantt", "gpu_budget", "host_budget", "max_ssd_writes"})
         planning = _planning(stores, graph, hardware, no_savings, options)
         with _rare_collections():
-            if axes:
+            if floor:
+                _floor(planning, console, as_json)
+            elif axes:
                 _sweep(planning, axes, console, as_json)
             else:
                 _plan(planning, console, gantt=gantt, advice=not no_advice, as_json=as_json)
@@ -187,6 +194,19 @@ def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advic
     print_report(report, console)
     if found:
         print_changes(found, console)
+    print_assumptions(planning.assumptions(), console)
+
+
+def _floor(planning: "Planning", console: "Console", as_json: bool) -> None:
+    from ooc.report.console import say
+    from ooc.report.tables import print_assumptions, print_floor
+
+    parts = planning.floor()
+    if as_json:
+        _print_json({"graph": planning.describe_graph(), "floor": parts, "assumptions": planning.assumptions()})
+        return
+    say(console, planning.describe_graph())
+    print_floor(parts, console)
     print_assumptions(planning.assumptions(), console)
 
 

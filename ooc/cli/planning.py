@@ -88,6 +88,10 @@ class Planning:
         workload, plan = job.plan(limits, hardware)
         return PlanReport.of_run(workload, plan, hardware, limits, eval_every=self.settings.eval_every)
 
+    def floor(self) -> dict[str, int]:
+        """The least memory that training takes, by what it is for."""
+        return self._job(self.settings.spill_dtype, self.limits).floor(self.hardware)
+
     def assumptions(self) -> list[str]:
         """What the plan takes for granted, a line each."""
         lines = []

@@ -59,6 +59,7 @@ class Runtime:
         *,
         spill_dtype: torch.dtype | None = None,
         threads: int,
+        tasks_ahead: int = 1,
         device: Device | None = None,
     ) -> None:
         assert plan.has_tiers == (device is not None), "the plan is made for another kind of machine"
@@ -74,7 +75,7 @@ class Runtime:
             opening.enter_context(store.held())
             self.engine, _ = choose_engine(spill_dir, store.path)
             opening.callback(self.engine.close)
-            self.workers = WorkerPool(threads)
+            self.workers = WorkerPool(threads, tasks_ahead)
             opening.callback(self.workers.close)
             self._arena = Arena(plan.arena_bytes if device is None else plan.host_frames * plan.frame_bytes)
             opening.callback(self._arena.close)

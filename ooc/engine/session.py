@@ -85,6 +85,7 @@ class Session:
             self._spill_dir,
             spill_dtype=prepared.spill_dtype,
             threads=prepared.threads,
+            tasks_ahead=prepared.workload.tasks_ahead,
             device=prepared.device,
         )
         try:

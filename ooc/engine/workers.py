@@ -22,17 +22,15 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 import torch
 
-from ooc.model.workload import TASKS_AHEAD
-
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class WorkerPool:
-    """``workers`` threads for tiles."""
+    """``workers`` threads for tiles, and for each ``ahead`` tiles under way or waiting at most."""
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
+    def __init__(self, workers: int, ahead: int = 1) -> None:
+        self.workers, self.ahead = workers, ahead
         self._busy_s = [0.0] * workers
         """By worker, which alone adds to it."""
         self.tasks: SimpleQueue[_Task[Any] | None] | None = SimpleQueue() if workers > 1 else None
@@ -75,8 +73,8 @@ class WorkerPool:
 class OrderedPipeline(Generic[T, R]):
     """Tasks put one after the other, computed on any thread of a pool, reduced on this one in order.
 
-    Every task belongs to a ``step``, and steps only grow. At most three results a worker wait for their turn. A
-    context manager: after an error it leaves when no task is being computed any more.
+    Every task belongs to a ``step``, and steps only grow. A context manager: after an error it leaves when no task is
+    being computed any more.
     """
 
     def __init__(self, pool: WorkerPool, compute: Callable[[T], R], reduce: Callable[[R], None]) -> None:
@@ -94,7 +92,7 @@ class OrderedPipeline(Generic[T, R]):
         handed = _Task(step, compute)
         self._pending.append(handed)
         self._pool.tasks.put(handed)
-        if len(self._pending) > TASKS_AHEAD * self._pool.workers:
+        if len(self._pending) > self._pool.ahead * self._pool.workers:
             self._reduce_first(self._pool.workers)
 
     def finish(self, step: int) -> None:

@@ -42,6 +42,8 @@ _OF_A_PARAMETER = 5
 
 TASKS_AHEAD = 3
 """Tiles under way or waiting, by worker: what keeps workers busy while one thread moves blocks for the next step."""
+_MOST_WAITING_BYTES = 8 << 20
+"""Of results that wait: where the gradients of a tile are large, it takes long to compute them, and one ahead does."""
 
 STORE_MATRICES = ("x", "y", "split/train", "split/valid", "split/test")
 
@@ -97,7 +99,9 @@ def describe_workload(
     gathers = any(s.pull is not None and s.pull.is_opaque for s in every) and not builder.on_device
     if gathers:
         pulled.setdefault(backward, set())
-    results_at_once = 1 if threads == 1 else TASKS_AHEAD * threads + 1
+    gradient_bytes = builder.most_gradients * itemsize
+    ahead = TASKS_AHEAD if TASKS_AHEAD * threads * gradient_bytes <= _MOST_WAITING_BYTES else 1
+    results_at_once = 1 if threads == 1 else ahead * threads + 1
     parameters = sum(p.numel() for p in network.parameters)
     idle = sum(p.numel() for p in network.idle)
     return Workload(
@@ -116,12 +120,14 @@ def describe_workload(
             if d in pulled
         },
         fixed_host_bytes=fixed_host_bytes,
-        fixed_device_bytes=(_OF_A_PARAMETER * parameters + results_at_once * builder.most_gradients + idle) * itemsize
+        fixed_device_bytes=(_OF_A_PARAMETER * parameters + idle) * itemsize
+        + results_at_once * gradient_bytes
         + network.rounded_nbytes
         + network.made_nbytes
         + network.statistics_nbytes,
         pulled_itemsize=itemsize,
         threads=threads,
+        tasks_ahead=ahead,
         sums_as_kept=sums_as_kept,
         dtype=str(network.dtype).removeprefix("torch."),
         recomputed=tuple(

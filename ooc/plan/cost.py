@@ -88,6 +88,17 @@ def aggregating_first_pays(
     return aggregate_first < transform_first
 
 
+def transforming_constants_pays(*, edges_per_row: float, in_columns: int, out_columns: int) -> bool:
+    """Whether A(X W) is to be computed in every epoch although X is constant and A(X) would do once.
+
+    A(X) spares an epoch its pulls, and has to be made, as wide as X, and kept. So the narrow side is pulled where that
+    takes a small part of what the product takes anyway.
+    """
+    pulled = PULLS_PER_EPOCH * MULTIPLIES_PER_PULL * edges_per_row
+    return out_columns <= _NARROW * in_columns and pulled <= _SMALL * PRODUCTS_PER_EPOCH * in_columns
+
+
+_NARROW, _SMALL = 1 / 8, 1 / 8
 _TIMES_STREAMED = 8
 """How often a stage whose work has not been counted reads or writes a value for each that it loads or stores: what the
 counted stages of GCN and GraphSAGE come to."""

@@ -29,7 +29,7 @@ from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
 NOTHING: Recomputed = frozenset()
-_MARGIN = 0.2
+_MARGIN = 0.1
 """What a set may gain by a choice of its own over the one that was best without recomputing."""
 _FEW_STAGES = 3
 """Of so many stages every set is tried where nothing else keeps a limit on what is written."""

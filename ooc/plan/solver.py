@@ -66,6 +66,14 @@ def solve(problem: Problem) -> PlannedLayout:
     return _Solver(problem).run()
 
 
+def minimum_memory(problem: Problem) -> Layout:
+    """The layout that takes the least memory, whatever the limits."""
+    solver, tried = _Solver(problem), list[Layout]()
+    for bucketed in dict.fromkeys((frozenset[str](), solver.moves.bucketable)):
+        tried += [layout for _, layout in solver.fitting(tried, bucketed)]
+    return min(tried, key=problem.capacity.needed_bytes)
+
+
 def refined(found: PlannedLayout) -> PlannedLayout:
     """The same, or what comes of changing single sources of it."""
     return _Solver(found.problem).run_alone(found.choice)
@@ -164,9 +172,9 @@ class _Solver:
     def _least_memory(self) -> Candidate:
         """What takes the least memory, with the tallest blocks that leave three quarters of it for other things."""
         too_large: list[Layout] = []
-        fitting = self._fitting(too_large, frozenset())
+        fitting = self.fitting(too_large, frozenset())
         if not fitting and self.moves.bucketable:  # what goes to buckets has to be counted first
-            fitting = self._fitting(too_large, self.moves.bucketable)
+            fitting = self.fitting(too_large, self.moves.bucketable)
         if not fitting:
             raise BudgetError(self.problem.capacity.shortage(too_large))
         capacity = self.problem.capacity
@@ -176,7 +184,7 @@ class _Solver:
         assert found is not None, "it fits"
         return found
 
-    def _fitting(self, too_large: list[Layout], bucketed: frozenset[str]) -> list[tuple[Choice, Layout]]:
+    def fitting(self, too_large: list[Layout], bucketed: frozenset[str]) -> list[tuple[Choice, Layout]]:
         """Choices of the least memory, of some heights, that fit; those that do not are added to ``too_large``."""
         for most_steps, direct in _BEGINNINGS:
             heights = self.moves.heights(most_steps)

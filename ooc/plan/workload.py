@@ -262,13 +262,13 @@ class Workload:
 
     ``programs`` are the stage sequences, in the order they may run: ``prepare`` once, then ``train`` and ``evaluate``
     any number of times. ``fixed_host_bytes`` and ``fixed_device_bytes`` are always there (row offsets and scalings;
-    parameters, their gradients and the optimizer's moments). ``threads`` tiles are computed at once, in ``dtype``.
-    ``kept`` says what waits for the backward pass, in the order of the forward stages; ``recomputed`` matrices do not:
-    it computes them again. Kernels take values of ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values
-    as they are kept, however narrow. ``scatter_counts``: by matrix that a pull scatters to, how often something is
-    added to a row of its tiles 0…i-1; without that, it can only be in memory whole. ``parts``: how plain sums are made
-    where that takes memory. ``bucketing``: how what opaque layers gather from can be shuffled; without that, it can
-    only be in memory whole.
+    parameters, their gradients and the optimizer's moments). ``threads`` tiles are computed at once, in ``dtype``, and
+    for each ``tasks_ahead`` are under way or wait. ``kept`` says what waits for the backward pass, in the order of the
+    forward stages; ``recomputed`` matrices do not: it computes them again. Kernels take values of ``pulled_itemsize``
+    bytes; plain sums, with ``sums_as_kept``, values as they are kept, however narrow. ``scatter_counts``: by matrix
+    that a pull scatters to, how often something is added to a row of its tiles 0…i-1; without that, it can only be in
+    memory whole. ``parts``: how plain sums are made where that takes memory. ``bucketing``: how what opaque layers
+    gather from can be shuffled; without that, it can only be in memory whole.
     """
 
     rows: int
@@ -280,6 +280,7 @@ class Workload:
     fixed_device_bytes: int
     pulled_itemsize: int
     threads: int
+    tasks_ahead: int = 1
     sums_as_kept: bool = False
     dtype: str = "float32"
     recomputed: tuple[Matrix, ...] = ()

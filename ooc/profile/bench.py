@@ -21,6 +21,7 @@ from typing import NamedTuple, Self
 import torch
 
 from ooc.engine.workers import OrderedPipeline, WorkerPool
+from ooc.model.workload import TASKS_AHEAD
 
 _ROUNDS, _MOST_ROUNDS = 5, 15
 _ALIKE = 0.03
@@ -60,7 +61,7 @@ class Bench:
         self.device = device
         self.threads = threads
         self.cores = max(1, min(threads, len(os.sched_getaffinity(0))))
-        self._pool = WorkerPool(threads)
+        self._pool = WorkerPool(threads, TASKS_AHEAD)
 
     def seconds(self, compute: Task, tasks: int) -> float:
         """Of ``compute(0)`` to ``compute(tasks - 1)``: the median of a few rounds, after one that warms up."""

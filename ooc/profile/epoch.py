@@ -21,6 +21,7 @@ from ooc.engine.executor import run_program
 from ooc.engine.runtime import Runtime
 from ooc.model.graph import GraphRows
 from ooc.model.stages import Step, Tile
+from ooc.model.workload import TASKS_AHEAD
 from ooc.plan import Kind, Limits, Matrix, Stage, Workload, make_plan
 from ooc.profile.bench import Round, settled
 
@@ -132,7 +133,9 @@ class _Epoch:
         self._steps = [Step(stage, compute(stage.stores)) for stage in stages]
         # Without edges and matrices of a store, the store is asked for nothing but its folder.
         store: Any = SimpleNamespace(path=folder, held=nullcontext)
-        self._runtime = Runtime(plan, store, {}, GraphRows(), torch.float32, folder, threads=threads)
+        self._runtime = Runtime(
+            plan, store, {}, GraphRows(), torch.float32, folder, threads=threads, tasks_ahead=TASKS_AHEAD
+        )
 
     @property
     def least(self) -> Round:

@@ -131,6 +131,12 @@ def _shown(cell: dict[str, Any]) -> str:
     return f"{format_duration(cell['epoch_s'])}\n{moved}"
 
 
+def print_floor(parts: dict[str, int], console: Console) -> None:
+    """The least memory, part by part."""
+    rows = [(what, format_size(nbytes)) for what, nbytes in parts.items()]
+    print_table(("least memory", "bytes"), [*rows, ("in all", format_size(sum(parts.values())))], console)
+
+
 def print_machines(machines: Sequence[Hardware], console: Console) -> None:
     """A table of machines, and where their figures are from."""
     rows = []

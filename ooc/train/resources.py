@@ -8,6 +8,7 @@ import os
 import warnings
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Self
@@ -19,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.memory import budgets_within, default_budgets
-from ooc.model.lowering.network import Network
+from ooc.model.lowering.network import Network, has_opaque_layers
 from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.prefetch.cuda import Cuda
 from ooc.prefetch.device import Device
@@ -41,6 +42,13 @@ TILE_ROWS = 1024
 keeps a stage's temporaries in the core's cache, and its products take several times as long as launching them; it is
 also the unit in which gradients are summed, which makes results independent of block rows."""
 _NARROW_COLUMNS = 128
+_MOST_VALUES, _MOST_VALUES_ON_A_GPU = 1 << 20, 1 << 23
+"""Of the widest tile: with more columns than 1,024 (on a large graph on a GPU 128) there are fewer rows. A block holds
+whole tiles of all columns of a matrix that is read by rows, so this decides the least memory for wide features."""
+_FEWEST_ROWS = 16
+_MOST_EDGE_BYTES = 1 << 20
+"""Of a matrix of a usual tile's edges, as wide as the widest of nodes. A layer that is run as it is makes up to some
+dozens of them, on every thread."""
 _MORE_ON_A_GPU = 16
 """Times so many rows on a GPU, where a tile of 1,024 is computed in less time than it takes to launch its operators, as
 long as there are so many tiles; on large graphs once more twice as many."""
@@ -86,6 +94,10 @@ class Resources:
         widths = (max(p.shape, default=1) for p in model.parameters() if not is_lazy(p))
         columns = max([store.num_features, *widths])
         tile_rows = self.tile_rows or usual_tile_rows(columns, store.num_nodes, on_device=self.on_device)
+        if not self.tile_rows and not self.on_device and has_opaque_layers(model):
+            edge_bytes = max(p.dtype.itemsize for p in model.parameters()) * columns
+            edges_per_row = max(1.0, store.num_edges / store.num_nodes)
+            tile_rows = min(tile_rows, _height_of(_MOST_EDGE_BYTES, ceil(edges_per_row * edge_bytes)))
         block_rows = self.limits.block_rows
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
             raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
@@ -172,10 +184,15 @@ def usual_tile_rows(columns: int, nodes: int, *, on_device: bool) -> int:
     a device with memory of its own."""
     rows = TILE_ROWS if columns > _NARROW_COLUMNS else 2 * TILE_ROWS
     if not on_device:
-        return rows
+        return min(rows, _height_of(_MOST_VALUES, columns))
     most = min(nodes // _MORE_ON_A_GPU, _MORE_ON_A_GPU * rows)
     most = max(most, min(nodes // _TILES_OF_LARGE_GRAPHS, 2 * _MORE_ON_A_GPU * rows))
-    return rows << max(0, (most // rows).bit_length() - 1)
+    return min(rows << max(0, (most // rows).bit_length() - 1), _height_of(_MOST_VALUES_ON_A_GPU, columns))
+
+
+def _height_of(values: int, columns: int) -> int:
+    """The power of two of rows that have so many values at most, but no fewer rows than are worth a tile."""
+    return max(_FEWEST_ROWS, 1 << (values // columns).bit_length() - 1) if columns <= values else _FEWEST_ROWS
 
 
 def spill_dtype(resources: Resources, network: Network) -> torch.dtype:

@@ -30,7 +30,9 @@ from ooc.model.workload import STORE_MATRICES, EdgeCounts, TileEdges, counted, d
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.plan.planner import choose_workload
+from ooc.plan.problem import Problem
 from ooc.plan.program.verifier import verify_plan
+from ooc.plan.solver import minimum_memory
 from ooc.plan.workload import Direction, EdgeData
 from ooc.sizes import format_size
 from ooc.storage.array import Array, chunk_rows
@@ -188,6 +190,11 @@ class Job:
         self._admit_rows(limits)
         candidate, plan = self._choose(limits, hardware)
         return candidate.workload, plan
+
+    def floor(self, hardware: Hardware) -> dict[str, int]:
+        """The least memory that training takes, part by part; bytes. Where nothing is recomputed."""
+        problem = Problem(self.workload, Limits(0, 0), hardware)
+        return problem.capacity.parts(minimum_memory(problem))
 
     def ready(self) -> Prepared:
         """All that a session runs on this machine: what is known of every row is admitted and read, then the rest is

@@ -99,6 +99,19 @@ def test_more_memory_than_there_is_is_planned_for_and_said(run: RunCommand, monk
     assert code == 0 and "more memory" not in out
 
 
+def test_the_floor_is_the_least_that_does(run: RunCommand) -> None:
+    """Its parts add up to budgets that do; a per cent less is refused."""
+    parts = planned(run, "--graph", GRAPH, "--floor")["floor"]
+    host = parts["row offsets, scalings and scores, on the host"]
+    device = sum(parts.values()) - host
+    assert host > 0 and all(nbytes >= 0 for nbytes in parts.values())
+    planned(run, "--graph", GRAPH, "--no-advice", "--gpu-budget", str(device), "--host-budget", str(host))
+    less = ("--gpu-budget", str(device * 99 // 100), "--host-budget", str(host))
+    assert run("plan", "--graph", GRAPH, *SMALL, *less)[0] == 2
+    assert "in all" in run("plan", "--graph", GRAPH, *SMALL, "--floor")[1]
+    assert run("plan", "--graph", GRAPH, "--floor", "--gpu-budget", "1G")[0] == 2
+
+
 def test_the_json_has_what_is_documented(run: RunCommand) -> None:
     found = planned(run, "--graph", GRAPH, *BUDGETS)
     page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()

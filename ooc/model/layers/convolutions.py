@@ -21,7 +21,7 @@ there are others.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,7 @@ from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
 
 _SUMS = ("add", "sum")
+_ALL_KNOWN = (*_SUMS, "mean", "max")
 
 
 def lower_convolution(
@@ -78,8 +79,8 @@ def lower_convolution(
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments
-    known = _SUMS if arguments.get("edge_weight") is not None else (*_SUMS, "mean", "max")
-    if type(conv) in _OF_ANY_AGGREGATION and conv.aggr not in known:
+    known = _SUMS if arguments.get("edge_weight") is not None else _ALL_KNOWN
+    if _aggregates_in_another_way(conv, known):
         return lower_opaque(conv, where, args, kwargs, assembly)
     if not isinstance(arguments["edge_index"], Graph):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
@@ -90,6 +91,15 @@ def lower_convolution(
     call = Call(where, arguments, assembly, trace)
     assembly.convolved.append(call.matrix("x"))
     return lower(conv, call)
+
+
+def is_opaque(conv: MessagePassing) -> bool:
+    """Whether ``conv`` is run as it is, on the edges of some rows at a time, for what it is itself."""
+    return type(conv) not in _LOWERINGS or bool(_replaced(conv)) or _aggregates_in_another_way(conv, _ALL_KNOWN)
+
+
+def _aggregates_in_another_way(conv: MessagePassing, known: Collection[str]) -> bool:
+    return type(conv) in _OF_ANY_AGGREGATION and conv.aggr not in known
 
 
 def _replaced(conv: Any) -> str:

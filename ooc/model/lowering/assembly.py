@@ -34,11 +34,12 @@ _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a network is made for. ``sum_first(i, hops, weight)``: whether the i-th product with a weight comes after
-    its aggregation; ``edge_data``: what edges carry for the model, so many features; ``training``: with dropout and
-    the statistics of these rows; ``product``: how rows and weights are multiplied; ``probed``: what has been asked
-    about opaque layers, and was found by trying them; ``traced``: what a module was found to call, by the module, what
-    it was called for, and ``training``. The settings of one model share both."""
+    """What a network is made for. ``sum_first(i, hops, weight, once)``: whether the i-th product with a weight comes
+    after its aggregation, which could be computed once; ``edge_data``: what edges carry for the model, so many
+    features; ``training``: with dropout and the statistics of these rows; ``product``: how rows and weights are
+    multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them; ``traced``: what a
+    module was found to call, by the module, what it was called for, and ``training``. The settings of one model share
+    both."""
 
     num_nodes: int
     num_features: int
@@ -47,7 +48,7 @@ class Setting:
     input_dropout: float
     edge_data: frozenset[EdgeData]
     num_edge_features: int
-    sum_first: Callable[[int, int, nn.Parameter], bool]
+    sum_first: Callable[[int, int, nn.Parameter, bool], bool]
     training: bool
     probed: list[tuple[Any, Any]]
     traced: dict[Hashable, Any]
@@ -90,7 +91,7 @@ class Assembly:
         """A^hops(source) Wᵀ, in whichever order is cheaper: A(HW) = A(H)W."""
         check_matrix(source)
         place = len(self.products)
-        sum_first = self._sums_once(source, scaling) or self.setting.sum_first(place, hops, weight)
+        sum_first = self.setting.sum_first(place, hops, weight, self._sums_once(source, scaling))
         value = source if sum_first else self.linear(source, weight)
         for _ in range(hops):
             value = self.aggregate(value, scaling)

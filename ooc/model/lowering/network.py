@@ -22,7 +22,7 @@ from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import Projection
 from ooc.model.lowering.values import Aggregate, Moments, Multiplied, Value
-from ooc.plan.cost import aggregating_first_pays
+from ooc.plan.cost import aggregating_first_pays, transforming_constants_pays
 from ooc.plan.workload import EdgeData
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
@@ -172,7 +172,7 @@ def lower(
         input_dropout=input_dropout,
         edge_data=edge_data,
         num_edge_features=num_edge_features,
-        sum_first=lambda place, hops, weight: True,
+        sum_first=lambda place, hops, weight, once: True,
         training=True,
         product=product,
         probed=[],
@@ -184,14 +184,19 @@ def lower(
     longest = max((h for h in distances.values() if h < EVERYWHERE), default=0)
     rows = active(longest)
 
-    def sum_first(place: int, hops: int, weight: nn.Parameter) -> bool:
+    def sum_first(place: int, hops: int, weight: nn.Parameter, once: bool) -> bool:
+        out_columns, in_columns = weight.shape
+        if once:
+            return not transforming_constants_pays(
+                edges_per_row=edges_per_row * hops, in_columns=in_columns, out_columns=out_columns
+            )
         after = distances.get(draft.products[place], 0)
         return aggregating_first_pays(
             rows_before=rows.training_rows(min(EVERYWHERE, after + hops)),
             rows_after=rows.training_rows(after),
             edges_per_row=edges_per_row * hops,
-            in_columns=int(weight.shape[1]),
-            out_columns=int(weight.shape[0]),
+            in_columns=in_columns,
+            out_columns=out_columns,
         )
 
     setting = replace(setting, sum_first=sum_first)
@@ -235,6 +240,17 @@ def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
     from ooc.model.lowering.tracing import trace  # imports PyG, which is there if the model is of it
 
     return assembly, trace(model, assembly)
+
+
+def has_opaque_layers(model: nn.Module) -> bool:
+    """Whether some layer of ``model`` is run as it is, and makes matrices with a row for each edge."""
+    if isinstance(model, ModelShape):
+        return False
+    from torch_geometric.nn import MessagePassing
+
+    from ooc.model.layers.convolutions import is_opaque
+
+    return any(isinstance(part, MessagePassing) and is_opaque(part) for part in model.modules())
 
 
 def values_of(output: Value) -> list[Value]:

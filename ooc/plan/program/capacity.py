@@ -79,6 +79,27 @@ class Capacity:
         """The least that a run of ``layout`` takes where it is computed, temporaries and parameters included."""
         return self._beside_device(layout) + frames_needed(layout, self.workload) * layout.frame_bytes
 
+    def parts(self, layout: Layout) -> dict[str, int]:
+        """What a run of ``layout`` cannot do without, by what it is for; bytes. The slabs and blocks of the pass that
+        needs most; on a machine with device memory the host's part comes on top, elsewhere all is of one memory."""
+        work, most, slabs, working = self.workload, -1, 0, ""
+        for name, passes in layout.programs.items():
+            for item in passes:
+                taken = max((r.stop for r in layout.regions[name] if r.first <= item.index <= r.last), default=0)
+                blocks = blocks_at_once(item, layout, work, passes)
+                if taken + blocks > most:
+                    most, slabs, working = taken + blocks, taken, item.title
+        held = {
+            "parameters, gradients and optimizer": work.fixed_device_bytes,
+            f"temporaries of tiles{f' ({layout.heaviest.title})' if layout.heaviest else ''}": layout.scratch_bytes,
+            f"slabs that are gathered from ({working})": slabs * layout.frame_bytes,
+            f"blocks of two steps ({working})": (most - slabs) * layout.frame_bytes,
+            "row offsets, scalings and scores, on the host": work.fixed_host_bytes,
+        }
+        if self.has_tiers:
+            held["blocks on their way, on the host"] = IN_TRANSFER * layout.frame_bytes
+        return held
+
     def _beside_device(self, layout: Layout) -> int:
         return self.workload.fixed_device_bytes + layout.scratch_bytes
 

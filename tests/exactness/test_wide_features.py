@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features far wider than the layers: the narrow side is gathered, tiles have fewer rows, and results are PyG's."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import FiLMConv, LEConv
+
+import ooc
+from ooc.train.resources import usual_tile_rows
+from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
+from tests.exactness.reference import CustomCase, ModelCase
+from tests.graphs import GraphCase, random_data
+
+GRAPH = GraphCase(nodes=150, edges=200, features=1200, undirected=True, self_loops=3, isolated=4)
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gin", "gat"])
+@pytest.mark.parametrize("share", [1.0, 100.0])
+def test_epochs_are_pygs(kind: str, share: float, tmp_path: Path) -> None:
+    """With the least budgets and with plenty."""
+    case, data = ModelCase(kind=kind, layers=2, hidden=6, dropout=0.2), random_data(GRAPH)
+    store = store_of(data, tmp_path)
+    gpu, host = least_budgets(
+        lambda gpu, host: make_trainer(case, store, tmp_path, tile_rows=16, gpu_budget=gpu, host_budget=host)
+    )
+    budgets = {"gpu_budget": int(share * gpu), "host_budget": int(share * host)}
+    assert_agrees(case, data, tmp_path, epochs=3, store=store, tile_rows=16, **budgets)
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage"])
+def test_what_is_wide_is_neither_gathered_nor_kept(kind: str, tmp_path: Path) -> None:
+    case = ModelCase(kind=kind, layers=2, hidden=6)
+    with make_trainer(case, store_of(random_data(GRAPH), tmp_path), tmp_path) as trainer:
+        widths = {name: planned.matrix.columns for name, planned in trainer.plan.matrices.items()}
+    assert {name for name, columns in widths.items() if columns > 100} == {"x"}
+
+
+def test_narrow_features_are_aggregated_once_as_ever(tmp_path: Path) -> None:
+    data = random_data(GraphCase(nodes=150, edges=200, features=12))
+    with make_trainer(ModelCase(kind="gcn", layers=2, hidden=6), store_of(data, tmp_path), tmp_path) as trainer:
+        assert any(name.startswith("ax") for name in trainer.plan.matrices)
+
+
+def test_tiles_hold_no_more_than_a_million_numbers() -> None:
+    """And as many rows as ever where features are as wide as usual, on either kind of machine."""
+    heights = {columns: usual_tile_rows(columns, 10**8, on_device=False) for columns in (128, 1024, 1025, 8415, 10**6)}
+    assert heights == {128: 2048, 1024: 1024, 1025: 512, 8415: 64, 10**6: 16}
+    on_device = {columns: usual_tile_rows(columns, 10**8, on_device=True) for columns in (128, 256, 1024, 8192)}
+    assert on_device == {128: 65536, 256: 32768, 1024: 8192, 8192: 1024}
+
+
+class Opaque(nn.Module):
+    """Two layers that are run as they are."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = FiLMConv(features, 24), LEConv(24, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x, edge_index).relu(), edge_index)
+        return out
+
+
+def test_an_opaque_layer_s_tiles_have_few_edges(tmp_path: Path) -> None:
+    """A mebibyte of numbers at most on average, as wide as the widest parameter: 48 columns of float64."""
+    data = random_data(GraphCase(nodes=1500, edges=24_000, features=24, classes=24))
+    with ooc.Trainer(
+        Opaque(24, 24).double(), store_of(data, tmp_path), gpu_budget="48M", host_budget="10M", spill_dir=tmp_path
+    ) as trainer:
+        assert trainer.plan.tile_rows == 128
+    assert_agrees(CustomCase(make=Opaque), data, tmp_path, epochs=2, gpu_budget="48M", host_budget="10M", tile_rows=128)
+
+
+def test_the_same_model_in_float32_has_twice_the_rows(tmp_path: Path) -> None:
+    data = random_data(GraphCase(nodes=1500, edges=24_000, features=24, classes=24), dtype=torch.float32)
+    with ooc.Trainer(Opaque(24, 24), store_of(data, tmp_path), spill_dir=tmp_path) as trainer:
+        assert trainer.plan.tile_rows == 256
