@@ -24,12 +24,12 @@ from ooc.plan.problem import Candidate, Goal, Problem, Recomputed, Variants
 from ooc.plan.program.capacity import Limits, budget_of
 from ooc.plan.program.plan import Plan
 from ooc.plan.simulate.simulator import simulate
-from ooc.plan.solver import PlannedLayout, refined, solve, solve_from_one_width
+from ooc.plan.solver import PlannedLayout, solve, solve_from_one_width
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
 NOTHING: Recomputed = frozenset()
-_MARGIN = 0.1
+_MARGIN = 0.2
 """What a set may gain by a choice of its own over the one that was best without recomputing."""
 _FEW_STAGES = 3
 """Of so many stages every set is tried where nothing else keeps a limit on what is written."""
@@ -53,13 +53,13 @@ def make_plan(workload: Workload, limits: Limits, hardware: Hardware = UNMEASURE
 def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> Chosen:
     """The fastest of ``variants`` within ``limits``, planned; BudgetError, with the least budgets, where none is."""
     try:
-        kept = _plan(variants(NOTHING), limits, hardware)
+        kept = plan_layout(variants(NOTHING), limits, hardware)
     except BudgetError:
         if limits.ssd_write_bytes is None or not Problem(variants(NOTHING), limits, hardware).kept_bytes:
             raise
         return _writing_less(variants, limits, hardware)
     recomputed, best = _descend(kept, variants)
-    return Chosen(recomputed, simulated_best(best if limits.ssd_write_bytes is not None else refined(best)))
+    return Chosen(recomputed, simulated_best(best))
 
 
 # ---- one workload ----------------------------------------------------------------------------------------------
@@ -67,12 +67,6 @@ def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> C
 
 def plan_layout(workload: Workload, limits: Limits, hardware: Hardware) -> PlannedLayout:
     """The fastest way to run ``workload`` that keeps ``limits``; raises BudgetError as ``make_plan`` does."""
-    best = _plan(workload, limits, hardware)
-    return best if limits.ssd_write_bytes is not None else refined(best)
-
-
-def _plan(workload: Workload, limits: Limits, hardware: Hardware) -> PlannedLayout:
-    """The same with sources of one shape held alike."""
     fastest = solve(Problem(workload, limits, hardware))
     limit = limits.ssd_write_bytes
     if limit is None or fastest.plan.ssd_write_bytes <= limit:
@@ -156,7 +150,7 @@ def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, Plann
 def _within(problem: Problem) -> PlannedLayout | None:
     """None where that takes more memory than there is, or writes more than it may."""
     try:
-        return _plan(problem.workload, problem.limits, problem.hardware)
+        return plan_layout(problem.workload, problem.limits, problem.hardware)
     except BudgetError:
         return None
 

@@ -20,7 +20,7 @@ from ooc.plan.cost import tasks_are_few
 from ooc.plan.forecast import TIE
 from ooc.plan.layout.layout import Choice, Layout
 from ooc.plan.moves import FEW_STEPS, Moves
-from ooc.plan.problem import Candidate, Problem
+from ooc.plan.problem import WHOLE, Candidate, Problem
 from ooc.plan.program.capacity import frames_needed
 from ooc.plan.program.plan import Plan, build_plan
 
@@ -74,11 +74,6 @@ def minimum_memory(problem: Problem) -> Layout:
     return min(tried, key=problem.capacity.needed_bytes)
 
 
-def refined(found: PlannedLayout) -> PlannedLayout:
-    """The same, or what comes of changing single sources of it."""
-    return _Solver(found.problem).run_alone(found.choice)
-
-
 def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
     """Where descent leads from slabs of one width, on a device; None if none fits. On the CPU it brought nothing."""
     problem = first.problem
@@ -99,12 +94,7 @@ class _Solver:
     def run(self) -> PlannedLayout:
         least = self._least_memory()
         ends = [self._descend(beginning) for beginning in (least, *self._taller(least))]
-        return self._planned(min(ends, key=lambda one: one.score))
-
-    def run_alone(self, choice: Choice) -> PlannedLayout:
-        best = self.problem.candidate(choice)
-        assert best is not None, "it was found"
-        return self._planned(self._each_alone(best))
+        return self._planned(self._each_whole(min(ends, key=lambda one: one.score)))
 
     def run_from_one_width(self, like: Choice) -> PlannedLayout | None:
         tried = [self.problem.candidate(choice) for choice in self.moves.of_one_width(like)]
@@ -153,11 +143,13 @@ class _Solver:
                 break
         return best
 
-    def _each_alone(self, best: Candidate) -> Candidate:
-        """The best that comes of changing single sources: those of one shape need not be held alike, where memory does
-        for one of them."""
-        for name in self.problem.sources:
-            best = self._better(best, self.moves.cuts(best.choice, [name]))
+    def _each_whole(self, best: Candidate) -> Candidate:
+        """The best that comes of holding single sources whole: those of one shape need not be held alike, where memory
+        does for one of them."""
+        if self.problem.limits.slab_columns is None:
+            for name in self.problem.sources:
+                choice = best.choice
+                best = self._better(best, [replace(choice, cuts={**choice.cuts, name: WHOLE})])
         return best
 
     def _better(self, best: Candidate, choices: Sequence[Choice]) -> Candidate:

@@ -424,14 +424,12 @@ def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(
         records = trainer.fit(epochs=1, eval_every=0)
     print_outcome(
         records,
+        report,
+        console,
         metric=trainer.metric,
-        gpu_budget=gpu,
-        host_budget=host,
         process_peak_bytes=1,
         store_bytes=store.nbytes,
-        spill_bytes=trainer.plan.spill_bytes,
         run=tmp_path,
-        console=console,
     )
     there, back = format_size(trainer.plan.to_device_bytes), format_size(trainer.plan.to_host_bytes)
     assert f"over the wire: {there} to the device and {back} back an epoch" in said.getvalue()

@@ -207,7 +207,7 @@ def featured(draw: st.DrawFn) -> ModelCase:
     share=st.sampled_from([1.0, 1.2, 100.0]),
 )
 @settings(
-    max_examples=examples(8),
+    max_examples=examples(5),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
