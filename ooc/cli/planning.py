@@ -90,7 +90,7 @@ class Planning:
 
     def floor(self) -> dict[str, int]:
         """The least memory that training takes, by what it is for."""
-        return self._job(self.settings.spill_dtype, self.limits).floor(self.hardware)
+        return self._job(self.settings.spill_dtype, self.limits).floor(self.limits, self.hardware)
 
     def assumptions(self) -> list[str]:
         """What the plan takes for granted, a line each."""

@@ -43,7 +43,8 @@ _OF_A_PARAMETER = 5
 TASKS_AHEAD = 3
 """Tiles under way or waiting, by worker: what keeps workers busy while one thread moves blocks for the next step."""
 _MOST_WAITING_BYTES = 8 << 20
-"""Of results that wait: where the gradients of a tile are large, it takes long to compute them, and one ahead does."""
+"""Of results that wait. Where the gradients of a tile are so large that they would be more, one a worker waits; what
+that costs in time was not measured."""
 
 STORE_MATRICES = ("x", "y", "split/train", "split/valid", "split/test")
 

@@ -99,6 +99,8 @@ def transforming_constants_pays(*, edges_per_row: float, in_columns: int, out_co
 
 
 _NARROW, _SMALL = 1 / 8, 1 / 8
+"""How narrow the result is beside X, and how short the pulls beside the products, at most. Chosen to spare memory where
+it costs little time, not measured."""
 _TIMES_STREAMED = 8
 """How often a stage whose work has not been counted reads or writes a value for each that it loads or stores: what the
 counted stages of GCN and GraphSAGE come to."""

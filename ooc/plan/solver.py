@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The solver of the planner's problem for one set of recomputed stages: descent by single steps, begun several times.
 
-A descent goes, source by source, to whatever makes the cost smaller, until no change of one source helps. It begins
-with the least memory (narrow slabs, one buffer each), with the tallest blocks that leave room for other things; on the
-CPU once more with taller steps, as long as steps have too few tiles for all threads; and on a device, where it is asked
-for, with slabs of one width.
+A descent goes to whatever makes the cost smaller, sources of one shape together, until no change helps; at the end of
+the best one, single sources are tried whole. It begins with the least memory (narrow slabs, one buffer each), with the
+tallest blocks that leave room for other things; on the CPU once more with taller steps, as long as steps have too few
+tiles for all threads; and on a device, where it is asked for, with slabs of one width.
 
 How long a plan takes to make goes by the number of blocks, so blocks are as tall as memory allows: where it does not,
 the first slabs of what is gathered go by way of blocks like the others (``SlabChoice.direct``) before blocks

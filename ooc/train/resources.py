@@ -192,7 +192,7 @@ def usual_tile_rows(columns: int, nodes: int, *, on_device: bool) -> int:
 
 def _height_of(values: int, columns: int) -> int:
     """The power of two of rows that have so many values at most, but no fewer rows than are worth a tile."""
-    return max(_FEWEST_ROWS, 1 << (values // columns).bit_length() - 1) if columns <= values else _FEWEST_ROWS
+    return max(_FEWEST_ROWS, 1 << max(0, (values // columns).bit_length() - 1))
 
 
 def spill_dtype(resources: Resources, network: Network) -> torch.dtype:

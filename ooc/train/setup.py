@@ -191,9 +191,11 @@ class Job:
         candidate, plan = self._choose(limits, hardware)
         return candidate.workload, plan
 
-    def floor(self, hardware: Hardware) -> dict[str, int]:
-        """The least memory that training takes, part by part; bytes. Where nothing is recomputed."""
-        problem = Problem(self.workload, Limits(0, 0), hardware)
+    def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
+        """The least memory that training takes, part by part; bytes. Where nothing is recomputed. Of ``limits`` only
+        what is fixed by hand counts, no budget."""
+        limits = replace(limits, device_bytes=0, host_bytes=0, ssd_write_bytes=None)
+        problem = Problem(self.workload, limits, hardware)
         return problem.capacity.parts(minimum_memory(problem))
 
     def ready(self) -> Prepared:

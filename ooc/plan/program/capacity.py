@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What budgets leave for arenas and what passes need of them: whether a layout fits, and what to say when none does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ooc.plan.hardware import Hardware
@@ -82,18 +82,13 @@ class Capacity:
     def parts(self, layout: Layout) -> dict[str, int]:
         """What a run of ``layout`` cannot do without, by what it is for; bytes. The slabs and blocks of the pass that
         needs most; on a machine with device memory the host's part comes on top, elsewhere all is of one memory."""
-        work, most, slabs, working = self.workload, -1, 0, ""
-        for name, passes in layout.programs.items():
-            for item in passes:
-                taken = max((r.stop for r in layout.regions[name] if r.first <= item.index <= r.last), default=0)
-                blocks = blocks_at_once(item, layout, work, passes)
-                if taken + blocks > most:
-                    most, slabs, working = taken + blocks, taken, item.title
+        work = self.workload
+        slabs, blocks, item = max(_frames_by_pass(layout, work), key=lambda needed: needed[0] + needed[1])
         held = {
             "parameters, gradients and optimizer": work.fixed_device_bytes,
             f"temporaries of tiles{f' ({layout.heaviest.title})' if layout.heaviest else ''}": layout.scratch_bytes,
-            f"slabs that are gathered from ({working})": slabs * layout.frame_bytes,
-            f"blocks of two steps ({working})": (most - slabs) * layout.frame_bytes,
+            f"slabs that are gathered from ({item.title})": slabs * layout.frame_bytes,
+            f"blocks of two steps ({item.title})": blocks * layout.frame_bytes,
             "row offsets, scalings and scores, on the host": work.fixed_host_bytes,
         }
         if self.has_tiers:
@@ -228,12 +223,15 @@ def ahead_frames(at_once: int) -> int:
 
 def frames_needed(layout: Layout, workload: Workload) -> int:
     """The fewest frames that every pass can run in, reading nothing ahead."""
-    most = 0
+    return max((taken + blocks for taken, blocks, _ in _frames_by_pass(layout, workload)), default=0)
+
+
+def _frames_by_pass(layout: Layout, workload: Workload) -> Iterator[tuple[int, int, Pass]]:
+    """Of every pass: frames up to the last that a region takes, and those that it works in."""
     for name, passes in layout.programs.items():
         for item in passes:
             taken = max((r.stop for r in layout.regions[name] if r.first <= item.index <= r.last), default=0)
-            most = max(most, taken + blocks_at_once(item, layout, workload, passes))
-    return most
+            yield taken, blocks_at_once(item, layout, workload, passes), item
 
 
 def capacity_of(
