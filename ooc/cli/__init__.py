@@ -15,16 +15,21 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
+from click.core import ParameterSource
 
 from ooc import __version__
-from ooc.errors import OocError
+from ooc.cli.options import option_name
+from ooc.errors import OocError, OptionError
 from ooc.interruption import interruptible
+from ooc.suggestions import did_you_mean
 
 COMMANDS = ("convert", "reorder", "info", "verify", "plan", "train", "predict", "export", "profile", "doctor")
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 _ARGUMENT = re.compile(r"\b([a-z]+(?:_[a-z]+)*)=('[^']*'|[\w.]+)?")
 _OF_ANOTHER_NAME = {"download=True": "--yes", "drop_duplicates=False": "--duplicates keep"}
+_VARIABLES = "OOC"
+"""What the names of environment variables begin with."""
 _STANDARD = (0, 1, 2)
 """Descriptors of the standard streams."""
 
@@ -36,11 +41,17 @@ class _Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        command = importlib.import_module(f"ooc.cli.{name}").command
-        assert isinstance(command, click.Command)
-        return command
+        return load_command(name) if name in COMMANDS else None
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = arguments[0]
+        command = self.get_command(context, name)
+        if command is None:
+            raise click.UsageError(f"there is no command {name}{did_you_mean(name, COMMANDS)}", context)
+        _check_environment(name, command)
+        return name, command, arguments[1:]
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -57,10 +68,34 @@ class _Commands(click.Group):
 def cli(context: click.Context, /) -> None:
     """Train graph neural networks exactly, on the whole graph, beyond the size of memory.
 
-    Sizes are written as 800M, 40G (10⁶, 10⁹ bytes) or 512GiB (2³⁰).
+    Sizes are written as 800M, 40G (10⁶, 10⁹ bytes) or 512GiB (2³⁰). Options that are not on the command line come
+    from the environment (OOC_TRAIN_GPU_BUDGET=8G), then from the file that --config names.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+def load_command(name: str) -> click.Command:
+    """The command ``name``; the environment sets its options by ``OOC_NAME_OPTION``."""
+    command = importlib.import_module(f"ooc.cli.{name}").command
+    assert isinstance(command, click.Command)
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.envvar is None:
+            parameter.envvar = _variable(name, option_name(parameter))
+    return command
+
+
+def _variable(command: str, option: str) -> str:
+    return f"{_VARIABLES}_{command}_{option}".upper().replace("-", "_")
+
+
+def _check_environment(name: str, command: click.Command) -> None:
+    """Refuse variables that look as if they set an option of the command, and set none."""
+    known = {str(parameter.envvar) for parameter in command.params if parameter.envvar is not None}
+    for variable in sorted(os.environ.keys() - known):
+        if variable.startswith(_variable(name, "")):
+            hint = did_you_mean(variable, known)
+            raise OptionError(f"{variable} is set in the environment, but ooc {name} has no such option{hint}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = cli.main(args=arguments, prog_name="ooc", standalone_mode=False)
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "ooc"
-        return _fail(f"{error.format_message()} (see {where} --help)")
+        return _fail(f"{error.format_message()}{_origin(error)} (see {where} --help)")
     except click.ClickException as error:
         return _fail(error.format_message())
     except (click.Abort, KeyboardInterrupt):
@@ -86,6 +121,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _fail("out of memory; give smaller budgets")
     return code if isinstance(code, int) else 0
+
+
+def _origin(error: click.UsageError) -> str:
+    """Where the value that is wrong comes from, when that is not the command line."""
+    if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
+        return ""
+    source = error.ctx.get_parameter_source(str(error.param.name))
+    return f", as {error.param.envvar} in the environment says" if source is ParameterSource.ENVIRONMENT else ""
 
 
 def in_options(message: str, command: click.Command | None) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from ooc.cli.options import FORCE, HOST_BUDGET, ON_CANCEL, QUIET
+from ooc.cli.configuration import CONFIG
+from ooc.cli.options import FORCE, HOST_BUDGET, ON_CANCEL, QUIET, ChoiceType
 from ooc.report.progress import Reporter, format_count
 from ooc.sizes import format_size
 from ooc.sources.reading import READING_OPTIONS
@@ -47,7 +48,7 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
     return obtain(dataset, root, confirm=confirm, listener=listener), dataset.name
 
 
-@click.command(short_help="Convert a dataset to a store.")
+@click.command(short_help="Convert a dataset to a store.", params=[CONFIG])
 @click.argument("source")
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("--format", metavar="NAME", help="What SOURCE is; found out by default.")
@@ -59,7 +60,7 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
 @click.option(
     "--duplicates",
     "drop_duplicates",
-    type=click.Choice(["keep", "drop"]),
+    type=ChoiceType("keep", "drop"),
     callback=lambda _context, _option, value: None if value is None else value == "drop",
     help="Edges between the same two nodes. [default: usual for the format; drop with --symmetrize, keep with --as-is]",
 )
@@ -67,7 +68,7 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
 @click.option("--self-loops", is_flag=True, help="Add an edge to itself to every node that has none.")
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "float64", "float16"]),
+    type=ChoiceType("float32", "float64", "float16"),
     default="float32",
     show_default=True,
     help="How features are stored.",
@@ -80,7 +81,7 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
 )
 @click.option(
     "--order",
-    type=click.Choice(["hop", "none"]),
+    type=ChoiceType("hop", "none"),
     default="none",
     show_default=True,
     help="How rows lie in the store: by their distance from the scored nodes, or as in SOURCE. Ids stay as they are.",

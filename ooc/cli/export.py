@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from ooc.cli.options import FORCE, QUIET
+from ooc.cli.options import FORCE, QUIET, ChoiceType
 from ooc.sizes import format_size
 
 
 @click.command(short_help="Export a run's weights.", context_settings={"show_default": True})
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--weights", type=click.Choice(["best", "last"]), default="best", help="Which of the run's weights.")
+@click.option("--weights", type=ChoiceType("best", "last"), default="best", help="Which of the run's weights.")
 @FORCE
 @QUIET
 def command(run: Path, out: Path, weights: str, force: bool, quiet: bool) -> None:

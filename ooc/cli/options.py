@@ -8,11 +8,14 @@ import click
 
 from ooc.errors import OptionError
 from ooc.sizes import parse_size
+from ooc.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     _IntType = click.ParamType[int]
+    _TextChoice = click.Choice[str]
 else:  # generic only in newer versions of click
     _IntType = click.ParamType
+    _TextChoice = click.Choice
 
 
 class SizeType(_IntType):
@@ -28,7 +31,29 @@ class SizeType(_IntType):
         try:
             return parse_size(value, name=label, zero=self._zero)
         except OptionError as error:
-            raise click.UsageError(str(error), ctx) from error
+            raise _SizeError(str(error), ctx, param) from error
+
+
+class _SizeError(click.BadParameter):
+    """Its message names the option already."""
+
+    def format_message(self) -> str:
+        return self.message
+
+
+class ChoiceType(_TextChoice):
+    """One of several names, in whatever case it is written; of a name that is none of them, the one that is most like
+    it is proposed."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(names, case_sensitive=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return str(super().convert(value, param, ctx))
+        except click.BadParameter as error:
+            message = error.message.removesuffix(".") + did_you_mean(str(value), self.choices)
+            raise click.BadParameter(message, ctx, param) from error
 
 
 class RealType(click.FloatRange):
@@ -42,6 +67,11 @@ class RealType(click.FloatRange):
 
 
 _OTHER = "Other options"
+
+
+def option_name(option: click.Parameter) -> str:
+    """What an option is called, without its dashes: ``gpu-budget``."""
+    return next(name for name in option.opts if name.startswith("--")).removeprefix("--")
 
 
 class Option(click.Option):
@@ -81,7 +111,7 @@ HOST_BUDGET = click.option("--host-budget", type=SIZE, help="RAM to work in. [de
 FORCE = click.option("--force", is_flag=True, help="Replace OUT when it exists.")
 ON_CANCEL = click.option(
     "--on-cancel",
-    type=click.Choice(["keep", "remove"]),
+    type=ChoiceType("keep", "remove"),
     default="keep",
     show_default=True,
     help="What Ctrl-C does with the work so far. Kept, the same command goes on.",

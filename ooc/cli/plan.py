@@ -15,12 +15,14 @@ import click
 from click.core import ParameterSource
 
 from ooc.cli import in_options
+from ooc.cli.configuration import CONFIG
 from ooc.cli.options import GroupedCommand, Option
 from ooc.cli.settings import RUN, TrainSettings, only_store, train_options
 from ooc.errors import HardwareError, OptionError
 from ooc.plan import Hardware
 from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
 from ooc.sizes import format_size, parse_size
+from ooc.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +67,7 @@ _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
     cls=GroupedCommand,
     short_help="Show what training would take, here or elsewhere.",
     params=[
-        click.Argument(["given"], nargs=-1, metavar="[STORE]"),
+        click.Argument(["store"], nargs=-1, metavar="[STORE]"),
         Option(["--graph"], metavar="GRAPH", help=_GRAPH, group=_FOR),
         Option(["--hardware"], metavar="NAME|FILE", help=_HARDWARE, group=_FOR),
         Option(["--no-savings"], is_flag=True, help=_NO_SAVINGS, group=_FOR),
@@ -76,11 +78,12 @@ _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
         Option(["--no-advice"], is_flag=True, help=_NO_ADVICE, group=_SHOWN),
         Option(["--json", "as_json"], is_flag=True, help="One JSON object instead of tables.", group=_SHOWN),
         *(option for option in train_options() if option.group != RUN),
+        CONFIG,
     ],
     context_settings={"show_default": True},
 )
 def command(
-    given: tuple[str, ...],
+    store: tuple[str, ...],
     graph: str | None,
     hardware: str | None,
     no_savings: bool,
@@ -100,12 +103,13 @@ def command(
     from ooc.report.console import output
 
     console = output(_PLAIN_WIDTH)
+    given = () if graph is not None and not _on_command_line("store") else store  # a file's store is the default
     if hardware == _LIST:
         _list_machines(console, as_json)
     elif compare is not None:
         if graph is not None or len(given) > 1:
             raise OptionError("--compare takes what the run was trained on: give no graph besides, or its store")
-        _without_part("--compare", {"compare", "given", "as_json"})
+        _without_part("--compare", {"compare", "store", "as_json"})
         _compare(compare, given[0] if given else None, console, as_json)
     else:
         stores = [text for text in given if not (sweep and is_axis(text))]
@@ -140,12 +144,14 @@ def _rare_collections() -> Iterator[None]:
 
 def _without_part(option: str, allowed: Collection[str] = (), *, others: Collection[str] = ()) -> None:
     """Refuse what was given beside ``option`` and would count for nothing: ``others``, or all but ``allowed``."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
+    for parameter in click.get_current_context().command.params:
         name = str(parameter.name)
-        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and (name in others if others else name not in allowed):
+        if _on_command_line(name) and (name in others if others else name not in allowed):
             raise OptionError(f"{parameter.opts[0]} has no part in {option}; leave out one of the two")
+
+
+def _on_command_line(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _planning(
@@ -282,7 +288,7 @@ def parse_graph(text: str) -> GraphStatistics:
         if known is None:
             raise OptionError(
                 f"--graph {name}: no such graph; known are {', '.join(KNOWN)}; "
-                "or give nodes=…,edges=…,features=…,classes=…"
+                f"or give nodes=…,edges=…,features=…,classes=…{did_you_mean(name, KNOWN)}"
             )
     given: dict[str, str] = {}
     for part in parts:
@@ -382,8 +388,9 @@ def load_hardware(name: str) -> Hardware:
             return _described(file.read_text(encoding="utf-8"), file.name)
     path = Path(name)
     if not (path.suffix or path.exists()):
-        known = ", ".join(shipped_names())
-        raise OptionError(f"--hardware {name}: no such machine; there are {known}; or give a file, NAME.json")
+        known = shipped_names()
+        listed = f"there are {', '.join(known)}; or give a file, NAME.json"
+        raise OptionError(f"--hardware {name}: no such machine; {listed}{did_you_mean(name, known)}")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

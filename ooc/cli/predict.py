@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ooc.cli.options import COUNT, FORCE, QUIET, SIZE
+from ooc.cli.configuration import CONFIG
+from ooc.cli.options import COUNT, FORCE, QUIET, SIZE, ChoiceType
 from ooc.cli.settings import TrainSettings
 from ooc.errors import OptionError
 from ooc.report.progress import Reporter, format_count
@@ -17,12 +18,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-@click.command(short_help="Predict with a run's weights.", context_settings={"show_default": True})
+@click.command(short_help="Predict with a run's weights.", params=[CONFIG], context_settings={"show_default": True})
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("store", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--what", type=click.Choice(["logits", "labels", "embeddings"]), default="labels", help="What to predict."
-)
+@click.option("--what", type=ChoiceType("logits", "labels", "embeddings"), default="labels", help="What to predict.")
 @click.option("--layer", type=COUNT, help="For embeddings: which hidden layer's. [default: the last]")
 @click.option(
     "--nodes",
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     help="Only these, by the source's ids: .npy, or text with one a line. [default: all]",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="A file in .npy, .zarr, .parquet or .csv.")
-@click.option("--weights", type=click.Choice(["best", "last"]), default="best", help="Which of the run's weights.")
+@click.option("--weights", type=ChoiceType("best", "last"), default="best", help="Which of the run's weights.")
 @click.option("--gpu-budget", type=SIZE, help="As in ooc train. [default: the run's]")
 @click.option("--host-budget", type=SIZE, help="As in ooc train. [default: the run's]")
 @click.option("--threads", type=COUNT, help="Compute threads. [default: as torch chooses]")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ooc.cli.options import ChoiceType
 from ooc.errors import OptionError
 from ooc.report.progress import Reporter
 from ooc.sizes import format_size
@@ -27,7 +28,7 @@ _BUSY = 0.1
     help="Measure the disk of this folder, where training is to spill.  [default: here]",
 )
 @click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="What computes."
+    "--device", type=ChoiceType("auto", "cpu", "cuda"), default="auto", show_default=True, help="What computes."
 )
 @click.option("--refresh", is_flag=True, help="Measure again, though there is a profile.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")

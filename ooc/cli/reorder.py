@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ooc.cli.options import FORCE, HOST_BUDGET, ON_CANCEL, QUIET
+from ooc.cli.options import FORCE, HOST_BUDGET, ON_CANCEL, QUIET, ChoiceType
 from ooc.report.progress import Reporter, format_count
 from ooc.sizes import format_size
 
@@ -14,7 +14,7 @@ from ooc.sizes import format_size
 @click.command(short_help="Put a store's rows in hop order.")
 @click.argument("store", type=click.Path(path_type=Path))
 @click.argument("out", required=False, type=click.Path(path_type=Path))
-@click.option("--order", type=click.Choice(["hop"]), default="hop", show_default=True, help="The order.")
+@click.option("--order", type=ChoiceType("hop"), default="hop", show_default=True, help="The order.")
 @HOST_BUDGET
 @FORCE
 @ON_CANCEL

@@ -23,6 +23,7 @@ from ooc.cli.options import (
     SIZE,
     SIZE_OR_ZERO,
     WIDTH,
+    ChoiceType,
     Option,
 )
 from ooc.errors import OptionError, RunError
@@ -56,10 +57,6 @@ _RESOURCES = partial(_option, RESOURCES)
 _RUN = partial(_option, RUN)
 
 
-def _choice(*names: str) -> "click.Choice[str]":
-    return click.Choice(names)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
     """One field an option, by its name; None where the machine or the store decides. ``config.json`` holds them all."""
@@ -67,7 +64,7 @@ class TrainSettings:
     store: str = field(metadata={"type": click.Path()})
     model: str = _MODEL(
         "gcn",
-        _choice("gcn", "sage", "gin", "gat", "gatv2", "transformer"),
+        ChoiceType("gcn", "sage", "gin", "gat", "gatv2", "transformer"),
         "GCN, GraphSAGE, GIN, GAT, GATv2 or graph transformer.",
     )
     heads: int = _MODEL(
@@ -75,13 +72,13 @@ class TrainSettings:
     )
     aggr: str = _MODEL(
         "auto",
-        _choice("auto", "mean", "sum", "max"),
+        ChoiceType("auto", "mean", "sum", "max"),
         "How sage (auto: mean) and gin (auto: sum) take neighbours together.",
     )
     residual: bool = _MODEL(False, click.BOOL, "Layers add to their input, between two linear maps; norms go first.")
     ignore_edge_data: str = _MODEL(
         "none",
-        _choice("none", "weight", "features", "all"),
+        ChoiceType("none", "weight", "features", "all"),
         "What to leave out of what the store's edges carry; a model that takes none of it is refused.",
     )
     layers: int = _MODEL(3, COUNT, "Convolutions.")
@@ -90,34 +87,34 @@ class TrainSettings:
     input_dropout: float = _MODEL(0.0, PROBABILITY, "On the features.")
     norm: str = _MODEL(
         "none",
-        _choice("none", "layer", "batch", "graph"),
+        ChoiceType("none", "layer", "batch", "graph"),
         "After every convolution but the last (with --jk after that, too): LayerNorm of each node by itself, "
         "BatchNorm, GraphNorm. The latter two take statistics of all nodes: an epoch then computes all rows, and takes "
         "more passes.",
     )
-    jk: str = _MODEL("none", _choice("none", "last", "cat", "max"), "Jumping knowledge.")
+    jk: str = _MODEL("none", ChoiceType("none", "last", "cat", "max"), "Jumping knowledge.")
     dtype: str = _MODEL(
         "float32",
-        _choice("float32", "bfloat16"),
+        ChoiceType("float32", "bfloat16"),
         "What rows and weights are rounded to where they are multiplied; their sums and all else stay float32.",
     )
     spill_dtype: str = _MODEL(
         "float32",
-        _choice("float32", "bfloat16"),
+        ChoiceType("float32", "bfloat16"),
         "What intermediates are rounded to between passes; bfloat16 moves half the bytes. Sums stay float32.",
     )
     loss: str = _STEPS(
         "auto",
-        _choice(*LOSSES),
+        ChoiceType(*LOSSES),
         "By default cross-entropy for classes, bce (with logits) for several labels a node, mse for values.",
     )
     label_smoothing: float = _STEPS(0.0, FRACTION, "Of cross-entropy.")
     class_weights: str = _STEPS(
         "none",
-        _choice("none", "balanced"),
+        ChoiceType("none", "balanced"),
         "Let every class count alike in cross-entropy, however many training nodes it has.",
     )
-    optimizer: str = _STEPS("adam", _choice("adam", "adamw", "sgd"), "sgd is with momentum 0.9.")
+    optimizer: str = _STEPS("adam", ChoiceType("adam", "adamw", "sgd"), "sgd is with momentum 0.9.")
     lr: float = _STEPS(0.01, POSITIVE, "Learning rate.")
     weight_decay: float = _STEPS(0.0, NON_NEGATIVE, "On all parameters.")
     clip: float | None = _STEPS(None, POSITIVE, "Scale gradients down to this norm, all together.", metavar="NORM")
@@ -125,7 +122,7 @@ class TrainSettings:
     seed: int = _STEPS(0, click.IntRange(0, 2**63 - 1), "Of weights and dropout.")
     schedule: str = _RATE(
         "none",
-        _choice("none", "cosine", "step", "plateau"),
+        ChoiceType("none", "cosine", "step", "plateau"),
         "How the learning rate changes from epoch to epoch; plateau goes by the validation score.",
     )
     warmup: int = _RATE(0, COUNT_OR_ZERO, "Let it rise linearly first.", metavar="EPOCHS")
@@ -137,14 +134,14 @@ class TrainSettings:
     plateau_patience: int = _RATE(10, COUNT_OR_ZERO, "Evaluations without a better score that plateau waits for.")
     average: str = _AVERAGE(
         "none",
-        _choice("none", "ema", "swa"),
+        ChoiceType("none", "ema", "swa"),
         "Score and keep an average of the weights: exponential (ema) or of all epochs alike (swa).",
     )
     average_from: int = _AVERAGE(1, COUNT, "The first epoch that is averaged.", metavar="EPOCH")
     average_decay: float = _AVERAGE(0.99, PROPER_FRACTION, "What ema keeps of the average an epoch.")
     metric: str | None = _EVALUATION(
         None,
-        _choice(*METRICS),
+        ChoiceType(*METRICS),
         "What evaluation measures; roc-auc and average-precision for two classes or several labels a node. "
         "[default: accuracy, for several labels roc-auc, for values mae]",
     )
@@ -159,7 +156,7 @@ class TrainSettings:
         "[default: 9/10 of the free GPU memory; on the CPU a quarter of the free memory]",
     )
     host_budget: int | None = _RESOURCES(None, SIZE, "RAM to work in. [default: half of the free memory]")
-    device: str = _RESOURCES("auto", _choice("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.")
+    device: str = _RESOURCES("auto", ChoiceType("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.")
     threads: int | None = _RESOURCES(None, COUNT, "Compute threads. [default: as torch chooses]")
     spill_dir: str | None = _RESOURCES(None, click.Path(), "Where scratch files go. [default: the disk of RUN]")
     max_ssd_writes: int | None = _RESOURCES(
@@ -169,7 +166,7 @@ class TrainSettings:
     slab_columns: int | None = _RESOURCES(None, COUNT, "Columns of a slab; by default as the budgets allow.")
     log: list[str] = _RUN(  # noqa: RUF009  (it makes a field)
         [],
-        _choice("csv", "tensorboard"),
+        ChoiceType("csv", "tensorboard"),
         "Write every epoch to RUN/metrics.csv or for TensorBoard to RUN/tensorboard, too. May be given twice.",
     )
     allow_nonfinite: bool = _RUN(False, click.BOOL, "Go on when the loss or the weights are no finite numbers.")

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from ooc import __version__
 from ooc.cli import EXIT_INTERRUPTED
+from ooc.cli.configuration import CONFIG, as_toml
 from ooc.cli.options import GroupedCommand, Option
 from ooc.cli.settings import CHANGEABLE, RUN, TrainSettings, next_run, only_store, train_options
 from ooc.errors import OptionError
@@ -39,6 +40,7 @@ _OUT = "The run's folder. [default: a new one in runs/]"
             ["--resume"], is_flag=True, help="Go on with the run at --out; its options hold unless given.", group=RUN
         ),
         Option(["--quiet"], is_flag=True, help="Print the outcome and errors only.", group=RUN),
+        CONFIG,
     ],
     context_settings={"show_default": True},
 )
@@ -83,19 +85,38 @@ def _open_run(
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")
     if resume and out is not None:
-        source = context.get_parameter_source
-        given = {name: value for name, value in options.items() if source(name) is ParameterSource.COMMANDLINE}
+        given = {name: value for name, value in options.items() if _is_given(context, name)}
         if store is not None:
             given["store"] = store
         run = RunFolder.open(out, given=given, changeable=CHANGEABLE, defaults=TrainSettings.defaults())
-        return run, TrainSettings.from_config(run.config, run.path)
+        settings = TrainSettings.from_config(run.config, run.path)
+        run.repeated_by = _repeating(settings)
+        return run, settings
     if store is None:
         store = str(only_store(Path()).resolve())
     if options["schedule"] == "cosine":
         options["schedule_epochs"] = options["schedule_epochs"] or options["epochs"]  # more epochs later change nothing
     settings = TrainSettings(store=store, **options)
     path = Path(out) if out is not None else next_run(_RUNS, store, settings.model)
-    return RunFolder.create(path, {"ooc_version": __version__, **asdict(settings)}), settings
+    run = RunFolder.create(path, {"ooc_version": __version__, **asdict(settings)})
+    run.repeated_by = _repeating(settings)
+    return run, settings
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    """Whether a run that is gone on with is asked for this: of the environment only what changes no result counts."""
+    match context.get_parameter_source(name):
+        case ParameterSource.COMMANDLINE | ParameterSource.DEFAULT_MAP:
+            return True
+        case ParameterSource.ENVIRONMENT:
+            return name in CHANGEABLE
+        case _:
+            return False
+
+
+def _repeating(settings: TrainSettings) -> str:
+    heading = f"ooc {__version__}: ooc train --config THIS_FILE repeats the run"
+    return as_toml("train", asdict(settings), heading=heading)
 
 
 def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet: bool) -> None:

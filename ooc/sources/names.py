@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ooc.errors import BudgetError, OptionError, SourceError
 from ooc.events import Listener, ignore
 from ooc.sizes import format_size
+from ooc.suggestions import did_you_mean
 
 if TYPE_CHECKING:  # Names alone need no network.
     from ooc.sources.files.download import Served
@@ -159,7 +160,9 @@ def dataset(name: str, *, root: str | Path = "data", download: bool = False, lis
     """
     found = _by_name(name)
     if found is None:
-        raise OptionError(f"there is no dataset {name!r}; known are {', '.join(DATASETS)}")
+        raise OptionError(
+            f"there is no dataset {name!r}; known are {', '.join(DATASETS)}{did_you_mean(name, DATASETS)}"
+        )
     return obtain(found, Path(root), confirm=lambda question: download, listener=listener)
 
 

@@ -23,8 +23,10 @@ from ooc.sources.formats import (
     webgraph,
 )
 from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source, is_pyg_data, pyg_source
+from ooc.sources.names import DATASETS
 from ooc.sources.reading import READING_OPTIONS, Reader, Request
 from ooc.sources.source import Source
+from ooc.suggestions import did_you_mean, did_you_mean_path
 
 SYNTHETIC = "synthetic"
 FORMATS: dict[str, Reader] = {
@@ -91,4 +93,5 @@ def _recognised(path: Path) -> str:
 
 def _check_there(path: Path) -> None:
     if not path.exists():
-        raise SourceError(f"there is no file or folder {path}")
+        hint = did_you_mean(str(path), DATASETS) or did_you_mean_path(path)
+        raise SourceError(f"there is no file or folder {path}{hint}")

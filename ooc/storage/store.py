@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ooc.errors import StoreError
 from ooc.storage.array import METADATA_FILE, AnyArray, Array, damaged, open_array
+from ooc.suggestions import did_you_mean_path
 
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
@@ -276,7 +277,7 @@ def _attributes(path: Path) -> dict[str, Any]:
     if path.name.endswith(PARTIAL_SUFFIX) or (partial.exists() and not path.exists()):
         raise _interrupted(path)
     if not path.exists():
-        raise StoreError(f"there is no store at {path}")
+        raise StoreError(f"there is no store at {path}{did_you_mean_path(path)}")
     if not (path / METADATA_FILE).exists():
         raise StoreError(f"{path} is not a store: it has no {METADATA_FILE}")
     try:

@@ -2,6 +2,7 @@
 """A run's folder: what is needed to look at a training run afterwards, and to go on with it.
 
     RUN/config.json      every option that decides the results, and some that do not
+    RUN/config.toml      the same for ``ooc train --config``, which repeats the run (of runs that it began)
     RUN/plan.json        what the plan promised (``ooc plan --compare``)
     RUN/metrics.jsonl    one object an epoch (`EpochRecord`)
     RUN/checkpoint.pt    state after the last finished epoch, with the lines of metrics.jsonl before it
@@ -31,11 +32,13 @@ from typing import TYPE_CHECKING, Any, Self
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
 from ooc.storage.array import replace_file
+from ooc.suggestions import did_you_mean_path
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
 
 CONFIG = "config.json"
+REPEATED_BY = "config.toml"
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.pt"
 BEST = "best.pt"
@@ -61,6 +64,8 @@ class RunFolder:
         self.config = config
         self.resumed = resumed
         self._lock: int | None = None
+        self.repeated_by: str | None = None
+        """The content of ``config.toml``."""
         self.started = False
         """Whether this object has written to the folder."""
         self._history: dict[int, dict[str, Any]] = {}
@@ -93,7 +98,7 @@ class RunFolder:
         """
         path = Path(path)
         if not holds_run(path):
-            raise RunError(f"there is no run at {path} to go on with")
+            raise RunError(f"there is no run at {path}{did_you_mean_path(path)}")
         config = {**(defaults or {}), **_read_config(path / CONFIG)}
         for name, value in (given or {}).items():
             if name in config and config[name] != value and name not in changeable:
@@ -127,6 +132,8 @@ class RunFolder:
             text = json.dumps(self.config, indent=2, allow_nan=False) + "\n"
             self.started = True
             _replace(self.path / CONFIG, text.encode())
+            if self.repeated_by is not None:
+                _replace(self.path / REPEATED_BY, self.repeated_by.encode(errors="surrogateescape"))
         except BaseException:
             self.close()
             raise
@@ -145,7 +152,7 @@ class RunFolder:
         if self.resumed or self.has_checkpoint:
             return
         if self.started:
-            for name in (BEST, METRICS, FORECAST, CONFIG):
+            for name in (BEST, METRICS, FORECAST, REPEATED_BY, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
         for folder in reversed(self._made):
             with contextlib.suppress(OSError):  # not empty: something else lives there

@@ -26,7 +26,7 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "No such command 'trian'"),
+        (["trian"], "there is no command trian; did you mean train?"),
         (["info"], "Missing argument 'STORE'"),
         (["info", "nowhere.ooc"], "there is no store at nowhere.ooc"),
         (["train", "--gpu-budget", "40X"], "--gpu-budget: '40X' is no size"),
@@ -38,6 +38,10 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
         (["train", "--layers", "0"], "0 is not in the range x>=1"),
         (["train", "--hidden", "100000000"], "100000000 is not in the range 1<=x<=1048576"),
         (["train", "--model", "mlp"], "'mlp' is not one of 'gcn', 'sage'"),
+        (["train", "--model", "GNC"], "did you mean gcn?"),
+        (["convert", "ogbn-arxv"], "did you mean ogbn-arxiv?"),
+        (["plan", "--graph", "papers10M"], "did you mean ogbn-papers100M?"),
+        (["plan", "--graph", "reddit", "--hardware", "a500"], "did you mean a5000?"),
         (["train"], "STORE is not given and no *.ooc is in the current folder"),
         (["train", "nowhere.ooc"], "there is no store at"),
         (["train", "--resume"], "--resume needs --out RUN"),

@@ -65,6 +65,7 @@ def test_a_run_and_what_it_leaves(run: RunCommand, graph: Path, here: Path) -> N
         "best.pt",
         "checkpoint.pt",
         "config.json",
+        "config.toml",
         "metrics.jsonl",
         "plan.json",
     ]
@@ -163,7 +164,7 @@ def test_resuming_with_something_else_is_refused_by_name(run: RunCommand, graph:
 def test_where_there_is_no_run_there_is_nothing_to_resume(run: RunCommand, graph: Path, here: Path) -> None:
     """A wrong --out would train anew, for hours and by default options."""
     code, _, err = run("train", graph, "--resume", "--out", "r")
-    assert (code, err) == (2, "ooc: error: there is no run at r to go on with\n")
+    assert (code, err) == (2, "ooc: error: there is no run at r\n")
     assert not list(here.iterdir())
 
 

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--config FILE``: options of commands from a TOML file, a table a command.
+
+    [train]
+    store = "big.ooc"
+    model = "sage"
+    gpu-budget = "8G"
+
+Keys are the options' and arguments' names, values what one would write on the command line. They take the place of
+defaults: the command line and the environment go before them. Paths are relative to the file's folder.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ooc.cli import COMMANDS, load_command
+from ooc.cli.options import option_name
+from ooc.errors import OptionError
+from ooc.suggestions import did_you_mean, did_you_mean_path
+
+_SHARED = {"plan": "train"}
+"""Commands that take, beside their own table, what they know of another one's."""
+_NOT_IN_FILES = frozenset(("config", "help", "list", "resume"))
+
+
+def as_toml(command: str, values: Mapping[str, Any], *, heading: str) -> str:
+    """A configuration by which ``command`` takes these values of its parameters; None stands for what is left out."""
+    import tomli_w
+
+    table = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
+    return f"# {heading}\n{tomli_w.dumps({command: table})}"
+
+
+def read_configuration(path: Path, command: str) -> dict[str, Any]:
+    """What the file at ``path`` says for ``command``, by the names of its parameters, as ``click`` takes defaults.
+
+    OptionError names the file and what is wrong in it; of other commands' tables only their names are looked at.
+    """
+    tables = _tables(path)
+    names = {_key(parameter): str(parameter.name) for parameter in load_command(command).params}
+    found: dict[str, Any] = {}
+    for section in (_SHARED.get(command), command):
+        if section in tables:
+            entries = dict(_entries(path, section, tables[section]))
+            found |= {names[key]: value for key, value in entries.items() if key in names}
+    return found
+
+
+def _tables(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"--config {path}: {error.strerror or error}{did_you_mean_path(path)}") from error
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise OptionError(f"--config {path}: {error}") from error
+    for name, table in tables.items():
+        if name not in COMMANDS:
+            if not isinstance(table, dict):
+                raise OptionError(f"{path}: {name} stands in no table; write it below the command's, such as [train]")
+            raise OptionError(f"{path}: there is no command {name}{did_you_mean(name, COMMANDS)}")
+        if not isinstance(table, dict):
+            raise OptionError(f"{path}: {name} is a command, whose options stand below [{name}]")
+    return tables
+
+
+def _entries(path: Path, section: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The table's entries by option, checked."""
+    parameters = {_key(parameter): parameter for parameter in load_command(section).params}
+    known = [key for key in parameters if key not in _NOT_IN_FILES]
+    for written, value in table.items():
+        key = written.replace("_", "-")
+        if key not in known:
+            raise OptionError(f"{path}, [{section}]: there is no option {written}{did_you_mean(key, known)}")
+        yield key, _checked(parameters[key], value, path, f"{path}, [{section}]: {written}")
+
+
+def _checked(parameter: click.Parameter, value: Any, path: Path, where: str) -> Any:
+    """``value`` as the command line would have it: text, so that 2.7 is no count, and true none either."""
+    if isinstance(value, bool) and parameter.type is click.BOOL:
+        return value
+    several = parameter.multiple or parameter.nargs != 1
+    if isinstance(value, list) != several and not (several and isinstance(value, str)):
+        raise OptionError(f"{where} is {'a list of values' if several else 'one value'}, not {value!r}")
+    texts = [_text(parameter, item, path, where) for item in (value if isinstance(value, list) else [value])]
+    try:
+        for text in texts:
+            parameter.type.convert(text, parameter, None)
+    except click.UsageError as error:
+        raise OptionError(f"{where}: {error.message}") from error
+    return texts if several else texts[0]
+
+
+def _text(parameter: click.Parameter, value: Any, path: Path, where: str) -> str:
+    if isinstance(value, dict | list):
+        raise OptionError(f"{where} cannot be {value!r}")
+    text = str(value)
+    is_path = isinstance(parameter.type, click.Path)
+    may_be_path = parameter.name == "source" or (isinstance(parameter.metavar, str) and "FILE" in parameter.metavar)
+    beside = path.parent / Path(text).expanduser()
+    return str(beside) if is_path or (may_be_path and beside.exists()) else text
+
+
+def _key(parameter: click.Parameter) -> str:
+    return option_name(parameter) if isinstance(parameter, click.Option) else str(parameter.name)
+
+
+def _take(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
+    if path is not None and not context.resilient_parsing:
+        context.default_map = read_configuration(path, str(context.info_name))
+
+
+CONFIG = click.Option(
+    ["--config"],
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=_take,
+    help="Take options from this TOML file; a run's config.toml repeats the run.",
+)
+"""``--config`` of every command that has it."""
