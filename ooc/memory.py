@@ -33,6 +33,13 @@ def default_budgets(device_free_bytes: int | None) -> tuple[int, int]:
     return int(device), int(HOST_SHARE_OF_FREE * free)
 
 
+def divide_memory(memory_bytes: int) -> tuple[int, int]:
+    """Device and host budget of one memory that the CPU computes in: as what is free is divided where none are given,
+    a third and two thirds. The planner moves the border where one of the two would be too small."""
+    device = int(memory_bytes * CPU_DEVICE_SHARE_OF_FREE / (CPU_DEVICE_SHARE_OF_FREE + HOST_SHARE_OF_FREE))
+    return device, memory_bytes - device
+
+
 def budgets_within(device_bytes: int, host_bytes: int, *, device_free_bytes: int | None) -> tuple[int, int]:
     """The two budgets cut to the memory that is there.
 

@@ -69,7 +69,7 @@ def cli(context: click.Context, /) -> None:
     """Train graph neural networks exactly, on the whole graph, beyond the size of memory.
 
     Sizes are written as 800M, 40G (10⁶, 10⁹ bytes) or 512GiB (2³⁰). Options that are not on the command line come
-    from the environment (OOC_TRAIN_GPU_BUDGET=8G), then from the file that --config names.
+    from the environment (OOC_TRAIN_MEMORY=8G), then from the file that --config names.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -133,7 +133,10 @@ def _origin(error: click.UsageError) -> str:
 
 def in_options(message: str, command: click.Command | None) -> str:
     """An error's message with Python's arguments as the options of ``command``, where it has such."""
-    names = set() if command is None else {parameter.name for parameter in command.params}
+    parameters = [] if command is None else command.params
+    names = {one.name: one.opts[0] for one in parameters if isinstance(one, click.Option)}
+    if names.get("host_budget") == "--memory":  # the only one there is
+        message = message.replace("host budget", "memory")
 
     def option(found: re.Match[str]) -> str:
         if found[0] in _OF_ANOTHER_NAME:
@@ -141,7 +144,7 @@ def in_options(message: str, command: click.Command | None) -> str:
         name, value = found[1], found[2]
         if name not in names:
             return found[0]
-        return "--" + name.replace("_", "-") + ("" if value in (None, "True") else " " + value.strip("'"))
+        return names[name] + ("" if value in (None, "True") else " " + value.strip("'"))
 
     return _ARGUMENT.sub(option, message)
 

@@ -107,7 +107,14 @@ COUNT = click.IntRange(min=1)
 WIDTH = click.IntRange(min=1, max=2**20)
 COUNT_OR_ZERO = click.IntRange(min=0)
 
-HOST_BUDGET = click.option("--host-budget", type=SIZE, help="RAM to work in. [default: half of what is free]")
+HOST_BUDGET = click.option(
+    "--memory",
+    "--host-budget",
+    "host_budget",
+    type=SIZE,
+    metavar="SIZE",
+    help="RAM to work in. [default: half of what is free]",
+)
 FORCE = click.option("--force", is_flag=True, help="Replace OUT when it exists.")
 ON_CANCEL = click.option(
     "--on-cancel",

@@ -17,11 +17,11 @@ from click.core import ParameterSource
 from ooc.cli import in_options
 from ooc.cli.configuration import CONFIG
 from ooc.cli.options import GroupedCommand, Option
-from ooc.cli.settings import RUN, TrainSettings, only_store, train_options
+from ooc.cli.settings import RUN, TrainSettings, only_store, settle_memory, train_options
 from ooc.errors import HardwareError, OptionError
 from ooc.plan import Hardware
 from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
-from ooc.sizes import format_size, parse_size
+from ooc.sizes import parse_size
 from ooc.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ooc.cli.planning import Planning
     from ooc.storage.store import Store
 
-_PLAIN_WIDTH = 160
-"""Columns of a table that goes to a file; a terminal has its own."""
 _LIST = "list"
 _FOR, _SHOWN = "What to plan for", "What to show"
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
@@ -42,7 +40,7 @@ _DTYPES = ("float16", "float32", "float64")
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 _MOST = 2**40
 """Nodes, edges, features or classes: beyond all graphs there are."""
-_AXES = ("gpu", "host")
+_AXES = ("memory", "gpu", "host")
 _SUFFIX = ".json"
 
 _GRAPH = (
@@ -57,7 +55,7 @@ _HARDWARE = (
 )
 _NO_SAVINGS = "Compute every row of every layer, everything every epoch."
 _NO_ADVICE = "Do not plan again with more memory and a faster disk."
-_SWEEP = "Plan for all pairs of these budgets: gpu=8G,16G,24G host=64G,128G."
+_SWEEP = "Plan for each of these: memory=8G,16G,32G; for a GPU all pairs of gpu=8G,16G,24G host=64G,128G."
 _FLOOR = "The least memory that training takes, part by part."
 _COMPARE = "Compare what was forecast for the run at RUN with what was measured."
 _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
@@ -102,7 +100,7 @@ def command(
     """
     from ooc.report.console import output
 
-    console = output(_PLAIN_WIDTH)
+    console = output()
     given = () if graph is not None and not _on_command_line("store") else store  # a file's store is the default
     if hardware == _LIST:
         _list_machines(console, as_json)
@@ -115,9 +113,9 @@ def command(
         stores = [text for text in given if not (sweep and is_axis(text))]
         axes = parse_axes([*sweep, *(text for text in given if text not in stores)])
         if axes:
-            _without_part("--sweep", others={"gantt", *(f"{axis}_budget" for axis in axes)})
+            _without_part("--sweep", others={"gantt", "memory", *(f"{axis}_budget" for axis in axes)})
         if floor:
-            _without_part("--floor", others={"sweep", "gantt", "gpu_budget", "host_budget", "max_ssd_writes"})
+            _without_part("--floor", others={"sweep", "gantt", "memory", "gpu_budget", "host_budget", "max_ssd_writes"})
         planning = _planning(stores, graph, hardware, no_savings, options)
         with _rare_collections():
             if floor:
@@ -170,6 +168,7 @@ def _planning(
     from ooc.cli.planning import Planning
     from ooc.train.setup import Saving
 
+    settle_memory(click.get_current_context(), options)
     settings = TrainSettings(store=graph or str(getattr(found, "path", "")), **options)
     machine = None if hardware is None else load_hardware(hardware)
     return Planning(settings, found, machine, () if no_savings else tuple(Saving))
@@ -180,7 +179,7 @@ def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advic
     from ooc.report.alternatives import changes
     from ooc.report.console import say
     from ooc.report.gantt import write_gantt
-    from ooc.report.tables import print_assumptions, print_changes, print_report
+    from ooc.report.tables import describe_budgets, print_assumptions, print_changes, print_report
 
     report = planning.report()
     narrow = planning.settings.spill_dtype == NARROW
@@ -194,9 +193,7 @@ def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advic
         _print_json({"graph": planning.describe_graph(), **report.as_dict(), **more})
         return
     say(console, planning.describe_graph())
-    limits = planning.limits
-    sizes = f"{format_size(limits.device_bytes)} for the device, {format_size(limits.host_bytes)} for the host"
-    say(console, f"{planning.hardware.name}: budgets {sizes}")
+    say(console, f"{planning.hardware.name}: {describe_budgets(report)}")
     print_report(report, console)
     if found:
         print_changes(found, console)
@@ -222,12 +219,9 @@ def _sweep(planning: "Planning", axes: dict[str, list[int]], console: "Console",
     from ooc.report.tables import print_assumptions, print_sweep
 
     limits = planning.limits
-    cells = sweep(
-        axes,
-        gpu=limits.device_bytes,
-        host=limits.host_bytes,
-        plan=lambda gpu, host: planning.report(replace(limits, device_bytes=gpu, host_bytes=host)),
-    )
+    if "memory" in axes and planning.hardware.has_device_memory:
+        raise OptionError(f"--sweep: {planning.hardware.name} has a GPU; give gpu= and host=")
+    cells = sweep(axes, limits, planning.report)
     command = click.get_current_context().command
     for cell in cells:
         if not cell["feasible"]:
@@ -353,20 +347,23 @@ def _number(text: str) -> float | None:
 
 
 def is_axis(text: str) -> bool:
-    """Whether ``text`` is budgets to go through, as in ``host=64G,128G``."""
+    """Whether ``text`` is memory to go through, as in ``host=64G,128G``."""
     return text.partition("=")[0] in _AXES and "=" in text
 
 
 def parse_axes(texts: Iterable[str]) -> dict[str, list[int]]:
-    """The budgets of ``gpu=8G,16G`` and ``host=64G,…``, in bytes, ascending; OptionError for anything else."""
+    """The budgets of ``memory=8G,16G`` or of ``gpu=8G,16G`` and ``host=64G,…``, in bytes, ascending; OptionError for
+    anything else. They may stand in one text or in several."""
     axes: dict[str, list[int]] = {}
-    for text in texts:
+    for text in " ".join(texts).split():
         if not is_axis(text):
-            raise OptionError(f"--sweep {text}: give gpu=8G,16G,… or host=64G,128G,…")
+            raise OptionError(f"--sweep {text}: give memory=8G,16G,…, or gpu=8G,16G,… and host=64G,128G,…")
         axis, _, budgets = text.partition("=")
         if axis in axes:
             raise OptionError(f"--sweep: {axis}= is given twice")
         axes[axis] = sorted({parse_size(budget, name=f"--sweep {axis}") for budget in budgets.split(",")})
+    if "memory" in axes and len(axes) > 1:
+        raise OptionError("--sweep: memory= is both budgets together; give either it or gpu= and host=")
     return axes
 
 

@@ -12,7 +12,7 @@ import torch
 from ooc.cli.recipe import admit_parameters, build_average, build_loss, planned_model
 from ooc.cli.settings import TrainSettings
 from ooc.events import ignore
-from ooc.memory import budgets_within, default_budgets
+from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
@@ -20,7 +20,14 @@ from ooc.report.plan_report import PlanReport
 from ooc.sizes import format_size
 from ooc.train.averaging import Averaging
 from ooc.train.metrics import resolve_metric
-from ooc.train.resources import SPILL_DTYPES, Resources, find_device, free_device_bytes, hardware_for
+from ooc.train.resources import (
+    SPILL_DTYPES,
+    Resources,
+    check_memory_alone,
+    find_device,
+    free_device_bytes,
+    hardware_for,
+)
 from ooc.train.setup import Job, Saving, prepare, store_of_statistics
 
 if TYPE_CHECKING:
@@ -28,8 +35,6 @@ if TYPE_CHECKING:
 
 SHARE_OF_MEMORY = 0.9
 """Of the memory of a machine that is only described; the rest is the system's and the process's own."""
-_DEVICE_PART_ON_CPU = 1 / 3
-"""Of that, where both budgets are of the same memory: as ``ooc train`` divides what is free."""
 
 NARROW = "bfloat16"
 
@@ -65,14 +70,18 @@ class Planning:
             whole = int(SHARE_OF_MEMORY * machine.host_memory_bytes)
             on_device = int(SHARE_OF_MEMORY * machine.device_memory_bytes)
             if not machine.has_device_memory:
-                on_device = int(_DEVICE_PART_ON_CPU * whole)
-                whole -= on_device
+                on_device, whole = divide_memory(whole)
+        if settings.memory is not None:
+            check_memory_alone(settings.gpu_budget, settings.host_budget, on_device=machine.has_device_memory)
+            on_device, whole = divide_memory(settings.memory)
+        one_memory = settings.gpu_budget is None and settings.host_budget is None and not machine.has_device_memory
         return Limits(
             on_device if settings.gpu_budget is None else settings.gpu_budget,
             whole if settings.host_budget is None else settings.host_budget,
             block_rows=settings.block_rows,
             slab_columns=settings.slab_columns,
             ssd_write_bytes=settings.max_ssd_writes,
+            one_memory=one_memory,
         )
 
     def report(
@@ -118,7 +127,10 @@ class Planning:
         there = budgets_within(*asked, device_free_bytes=free_device_bytes(self._device))
         if there == asked:
             return []
-        sizes = f"{format_size(there[0])} for the device and {format_size(there[1])} for the host"
+        if self.hardware.has_device_memory:
+            sizes = f"{format_size(there[0])} for the device and {format_size(there[1])} for the host"
+        else:
+            sizes = format_size(sum(there))
         return [f"more memory than is free: training here would be planned for {sizes}"]
 
     def _job(self, spill_dtype: str, limits: Limits) -> Job:

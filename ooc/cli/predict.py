@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc predict``: a run's weights on a store, exactly and within two memory budgets."""
+"""``ooc predict``: a run's weights on a store, exactly and within the memory it is given."""
 
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +9,7 @@ import click
 
 from ooc.cli.configuration import CONFIG
 from ooc.cli.options import COUNT, FORCE, QUIET, SIZE, ChoiceType
-from ooc.cli.settings import TrainSettings
+from ooc.cli.settings import TrainSettings, settle_memory, with_one_memory
 from ooc.errors import OptionError
 from ooc.report.progress import Reporter, format_count
 
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="A file in .npy, .zarr, .parquet or .csv.")
 @click.option("--weights", type=ChoiceType("best", "last"), default="best", help="Which of the run's weights.")
-@click.option("--gpu-budget", type=SIZE, help="As in ooc train. [default: the run's]")
-@click.option("--host-budget", type=SIZE, help="As in ooc train. [default: the run's]")
+@click.option("--memory", type=SIZE, help="RAM to work in. [default: the run's]")
+@click.option("--gpu-budget", type=SIZE, help="As in ooc train, of which --memory is the sum. [default: the run's]")
+@click.option("--host-budget", type=SIZE, help="As in ooc train, of which --memory is the sum. [default: the run's]")
 @click.option("--threads", type=COUNT, help="Compute threads. [default: as torch chooses]")
 @click.option("--spill-dir", type=click.Path(path_type=Path), help="Where scratch files go. [default: OUT's folder]")
 @FORCE
@@ -45,6 +46,7 @@ def command(
     nodes: Path | None,
     out: Path,
     weights: str,
+    memory: int | None,
     gpu_budget: int | None,
     host_budget: int | None,
     threads: int | None,
@@ -68,7 +70,10 @@ def command(
 
     check_target(out, force=force)
     folder = RunFolder.open(run)
-    settings = TrainSettings.from_config(folder.config, run)
+    sizes = {"memory": memory, "gpu_budget": gpu_budget, "host_budget": host_budget}
+    settle_memory(click.get_current_context(), sizes)
+    given = with_one_memory({name: size for name, size in sizes.items() if size is not None})
+    settings = TrainSettings.from_config({**folder.config, **given}, run)
     opened = open_store(store if store is not None else settings.store)
     model = rebuild_model(settings, load_weights(folder, weights), folder)
     with (
@@ -78,8 +83,9 @@ def command(
                 model,
                 opened,
                 Resources.parse(
-                    settings.gpu_budget if gpu_budget is None else gpu_budget,
-                    settings.host_budget if host_budget is None else host_budget,
+                    settings.gpu_budget,
+                    settings.host_budget,
+                    memory=settings.memory,
                     spill_dir=spill_dir if spill_dir is not None else out.absolute().parent,
                     threads=threads,
                     listener=reporter,

@@ -15,7 +15,6 @@ from ooc.sizes import format_size
 if TYPE_CHECKING:
     from ooc.profile import Profile, Reading
 
-_PLAIN_WIDTH = 100
 _BUSY = 0.1
 """Of the processors: others that take more make a profile doubtful."""
 
@@ -75,7 +74,7 @@ def _print(profile: "Profile", *, measured: bool) -> None:
     for reading in profile.readings:
         rows.append((reading.what if reading.what != before else "", reading.setting, _readable(reading)))
         before = reading.what
-    hardware, console = profile.hardware, output(_PLAIN_WIDTH)
+    hardware, console = profile.hardware, output()
     print_table(("what", "setting", "measured"), rows, console)
     when = f"measured {profile.date}" if measured else f"measured {profile.date}; --refresh measures again"
     memory = f"{format_size(hardware.host_memory_bytes)} of memory"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import click
+from click.core import ParameterSource
 
 from ooc.cli.options import (
     COUNT,
@@ -28,7 +29,7 @@ from ooc.cli.options import (
 )
 from ooc.errors import OptionError, RunError
 
-RESOURCES, RUN = "Resources, which never change results", "The run"
+RESOURCES, GPU, RUN = "Resources, which never change results", "With a GPU", "The run"
 
 METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "r2")
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "l1", "smooth-l1")
@@ -54,7 +55,16 @@ _RATE = partial(_option, "Learning rate")
 _AVERAGE = partial(_option, "Averaged weights")
 _EVALUATION = partial(_option, "Evaluation")
 _RESOURCES = partial(_option, RESOURCES)
+_GPU = partial(_option, GPU)
 _RUN = partial(_option, RUN)
+
+
+class _ModelName(ChoiceType):
+    """A model's name, GraphSAGE's also in full."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        in_full = isinstance(value, str) and value.lower() == "graphsage"
+        return super().convert("sage" if in_full else value, param, ctx)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +74,7 @@ class TrainSettings:
     store: str = field(metadata={"type": click.Path()})
     model: str = _MODEL(
         "gcn",
-        ChoiceType("gcn", "sage", "gin", "gat", "gatv2", "transformer"),
+        _ModelName("gcn", "sage", "gin", "gat", "gatv2", "transformer"),
         "GCN, GraphSAGE, GIN, GAT, GATv2 or graph transformer.",
     )
     heads: int = _MODEL(
@@ -149,14 +159,9 @@ class TrainSettings:
     patience: int = _EVALUATION(
         0, COUNT_OR_ZERO, "Stop when the validation score has not improved in this many evaluations; 0: never."
     )
-    gpu_budget: int | None = _RESOURCES(
-        None,
-        SIZE,
-        "Memory of the device to work in; on the CPU its compute memory, beside --host-budget. "
-        "[default: 9/10 of the free GPU memory; on the CPU a quarter of the free memory]",
+    memory: int | None = _RESOURCES(
+        None, SIZE, "RAM to work in; what does not fit waits on the disk. [default: 3/4 of what is free]"
     )
-    host_budget: int | None = _RESOURCES(None, SIZE, "RAM to work in. [default: half of the free memory]")
-    device: str = _RESOURCES("auto", ChoiceType("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.")
     threads: int | None = _RESOURCES(None, COUNT, "Compute threads. [default: as torch chooses]")
     spill_dir: str | None = _RESOURCES(None, click.Path(), "Where scratch files go. [default: the disk of RUN]")
     max_ssd_writes: int | None = _RESOURCES(
@@ -164,6 +169,16 @@ class TrainSettings:
     )
     block_rows: int | None = _RESOURCES(None, COUNT, "Rows of a block; by default as the budgets allow.")
     slab_columns: int | None = _RESOURCES(None, COUNT, "Columns of a slab; by default as the budgets allow.")
+    device: str = _GPU("auto", ChoiceType("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.")
+    gpu_budget: int | None = _GPU(
+        None,
+        SIZE,
+        "Memory of the GPU to work in; on the CPU the part of --memory that is computed in. "
+        "[default: 9/10 of the free GPU memory]",
+    )
+    host_budget: int | None = _GPU(
+        None, SIZE, "RAM to work in beside it; on the CPU the rest of --memory. [default: half of the free memory]"
+    )
     log: list[str] = _RUN(  # noqa: RUF009  (it makes a field)
         [],
         ChoiceType("csv", "tensorboard"),
@@ -191,7 +206,7 @@ class TrainSettings:
 CHANGEABLE = frozenset(
     one.name
     for one in fields(TrainSettings)
-    if one.name in ("store", "epochs") or one.metadata["group"] in (RESOURCES, RUN)
+    if one.name in ("store", "epochs") or one.metadata["group"] in (RESOURCES, GPU, RUN)
 )
 """What a resumed run may be given anew: none of it changes what an epoch computes."""
 
@@ -210,6 +225,31 @@ def train_options() -> list[Option]:
         for one in fields(TrainSettings)
         if "group" in one.metadata
     ]
+
+
+def with_one_memory(given: dict[str, Any]) -> dict[str, Any]:
+    """Options given anew for a run: ``memory`` takes the place of its two budgets, and one of these that of memory."""
+    two = ("gpu_budget", "host_budget")
+    if given.get("memory") is not None:
+        return dict.fromkeys(two) | given
+    return {"memory": None, **given} if any(given.get(name) is not None for name in two) else given
+
+
+_NEAREST = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+
+
+def settle_memory(context: click.Context, options: dict[str, Any]) -> None:
+    """Of ``memory`` and the two budgets leave those that were said nearest: the command line goes before the
+    environment, that before a file. Said in one place, all stay, and are refused where they are used."""
+    kinds = (("memory",), ("gpu_budget", "host_budget"))
+
+    def distance(names: tuple[str, ...]) -> int:
+        sources = [context.get_parameter_source(name) for name in names if options[name] is not None]
+        return min((_NEAREST.index(source) for source in sources if source in _NEAREST), default=len(_NEAREST))
+
+    one, two = map(distance, kinds)
+    if one != two:
+        options.update(dict.fromkeys(kinds[one < two]))
 
 
 def _default(one: "Field[Any]") -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc train``: a store and two budgets become a trained model."""
+"""``ooc train``: a store and a size of memory become a trained model."""
 
 import resource
 import shlex
@@ -14,7 +14,16 @@ from ooc import __version__
 from ooc.cli import EXIT_INTERRUPTED
 from ooc.cli.configuration import CONFIG, as_toml
 from ooc.cli.options import GroupedCommand, Option
-from ooc.cli.settings import CHANGEABLE, RUN, TrainSettings, next_run, only_store, train_options
+from ooc.cli.settings import (
+    CHANGEABLE,
+    RUN,
+    TrainSettings,
+    next_run,
+    only_store,
+    settle_memory,
+    train_options,
+    with_one_memory,
+)
 from ooc.errors import OptionError
 from ooc.report.progress import Reporter
 from ooc.sizes import format_size
@@ -24,8 +33,6 @@ if TYPE_CHECKING:
     from ooc.train.run import RunFolder
 
 _RUNS = Path("runs")
-_PLAIN_WIDTH = 120
-"""Columns of a table that goes to a file; a terminal has its own."""
 _OUT = "The run's folder. [default: a new one in runs/]"
 
 
@@ -48,9 +55,9 @@ _OUT = "The run's folder. [default: a new one in runs/]"
 def command(
     context: click.Context, /, store: str | None, out: str | None, resume: bool, quiet: bool, **options: Any
 ) -> None:
-    """Train on the whole graph in STORE, exactly, within two memory budgets.
+    """Train on the whole graph in STORE, exactly, within the memory that --memory allows.
 
-    STORE may be left out where the current folder holds exactly one *.ooc. Budgets never change
+    STORE may be left out where the current folder holds exactly one *.ooc. Memory never changes
     results, only how long they take.
     """
     run, settings = _open_run(context, store, out, resume, options)
@@ -82,13 +89,16 @@ def _open_run(
     if options["spill_dir"] is not None:
         options["spill_dir"] = str(Path(options["spill_dir"]).resolve())
     options["log"] = list(options["log"])
+    settle_memory(context, options)
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")
     if resume and out is not None:
         given = {name: value for name, value in options.items() if _is_given(context, name)}
         if store is not None:
             given["store"] = store
-        run = RunFolder.open(out, given=given, changeable=CHANGEABLE, defaults=TrainSettings.defaults())
+        run = RunFolder.open(
+            out, given=with_one_memory(given), changeable=CHANGEABLE, defaults=TrainSettings.defaults()
+        )
         settings = TrainSettings.from_config(run.config, run.path)
         run.repeated_by = _repeating(settings)
         return run, settings
@@ -132,7 +142,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     from ooc.report.console import output
     from ooc.report.logs import several
     from ooc.report.plan_report import PlanReport
-    from ooc.report.tables import print_outcome, print_plan
+    from ooc.report.tables import describe_budgets, print_outcome, print_plan
     from ooc.train.metrics import resolve_metric
     from ooc.train.trainer import Trainer
 
@@ -143,10 +153,11 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     model = build_model(settings, store)
     optimizer = build_optimizer(settings, model)
     logs = _logs(settings, run)
-    console = output(_PLAIN_WIDTH)
+    console = output()
     with Trainer(
         model,
         store,
+        memory=settings.memory,
         gpu_budget=settings.gpu_budget,
         host_budget=settings.host_budget,
         device=settings.device,
@@ -173,10 +184,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
             trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=settings.eval_every
         )
         if not quiet:
-            on = "device" if settings.device == "cuda" else "CPU"
-            device_bytes, host_bytes = trainer.limits.device_bytes, trainer.limits.host_bytes
-            sizes = f"{format_size(device_bytes)} for the {on}, {format_size(host_bytes)} for the host"
-            click.echo(f"{store.path} ({format_size(store.nbytes)}), budgets {sizes}")
+            click.echo(f"{store.path} ({format_size(store.nbytes)}), {describe_budgets(report)}")
             print_plan(report, console)
             if trainer.hardware in (UNMEASURED, UNMEASURED_DEVICE):
                 spill = shlex.quote(str(trainer.spill_dir))

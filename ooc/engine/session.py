@@ -114,7 +114,7 @@ class Session:
         if needed > free:
             raise BudgetError(
                 f"the plan spills {format_size(needed)} to {self._spill_dir}, where {format_size(free)} are free; "
-                "give another spill_dir= or larger budgets"
+                "give another spill_dir= or more memory"
             )
         try:
             self._spill_dir.mkdir(parents=True, exist_ok=True)

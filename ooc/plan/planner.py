@@ -74,7 +74,7 @@ def plan_layout(workload: Workload, limits: Limits, hardware: Hardware) -> Plann
     fewest = solve(Problem(workload, limits, hardware, Goal.WRITES))
     if fewest.plan.ssd_write_bytes > limit:
         least = min(fewest.plan, fastest.plan, key=lambda plan: plan.ssd_write_bytes)
-        raise BudgetError(_excess(least, limit))
+        raise BudgetError(_excess(least, limits))
     within = solve(Problem(workload, limits, hardware, Goal.EXCESS_WRITES))
     return within if within.plan.ssd_write_bytes <= limit else fewest
 
@@ -101,8 +101,9 @@ def simulated_best(best: PlannedLayout) -> Plan:
     return min(chain([best.plan], others), key=lambda plan: simulate(plan, problem.workload, problem.hardware).epoch_s)
 
 
-def _excess(plan: Plan, limit: int) -> str:
+def _excess(plan: Plan, limits: Limits) -> str:
     """Who writes how much, what may be written, and what would do."""
+    larger = "memory=" if limits.one_memory else "host_budget="
     lowest = plan.lowest("train")
     written: dict[str, int] = {}
     for blocks in lowest.store:
@@ -114,8 +115,8 @@ def _excess(plan: Plan, limit: int) -> str:
     most = max(written, key=lambda name: written[name])
     return (
         f"the plan that writes least writes {format_size(plan.ssd_write_bytes)} an epoch to the SSD, of which "
-        f"{format_size(written[most])} are {most}, and the limit is {format_size(limit)}; "
-        f"give max_ssd_writes='{budget_of(plan.ssd_write_bytes)}', or a larger host_budget="
+        f"{format_size(written[most])} are {most}, and the limit is {format_size(limits.ssd_write_bytes or 0)}; "
+        f"give max_ssd_writes='{budget_of(plan.ssd_write_bytes)}', or a larger {larger}"
     )
 
 

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from ooc.errors import BudgetError, OptionError
+from ooc.memory import divide_memory
 from ooc.plan import Hardware, Limits
 from ooc.plan.hardware import Curve
 from ooc.report.plan_report import PlanReport
@@ -44,8 +45,12 @@ def _alternatives(
         write_bytes_per_s=_scaled(hardware.disk.write_bytes_per_s),
         both_ways_bytes_per_s=_TIMES * hardware.disk.both_ways_bytes_per_s,
     )
-    yield "twice the host budget", lambda: plans(host, hardware, spilled_narrow)
-    yield "twice the gpu budget", lambda: plans(device, hardware, spilled_narrow)
+    if hardware.has_device_memory:
+        yield "twice the host budget", lambda: plans(host, hardware, spilled_narrow)
+        yield "twice the gpu budget", lambda: plans(device, hardware, spilled_narrow)
+    else:
+        both = replace(host, device_bytes=device.device_bytes)
+        yield "twice the memory", lambda: plans(both, hardware, spilled_narrow)
     yield "a disk twice as fast", lambda: plans(limits, replace(hardware, disk=disk), spilled_narrow)
     if not spilled_narrow:
         yield "--spill-dtype bfloat16", lambda: plans(limits, hardware, True)
@@ -55,15 +60,20 @@ def _scaled(curve: Curve) -> Curve:
     return replace(curve, points=tuple((x, _TIMES * y) for x, y in curve.points))
 
 
-def sweep(
-    axes: dict[str, list[int]], *, gpu: int, host: int, plan: Callable[[int, int], PlanReport]
-) -> list[dict[str, Any]]:
-    """What an epoch would take with every pair of budgets, row by row, or the ``reason`` why there is no plan. ``gpu``
-    and ``host`` hold where there is no axis."""
+def sweep(axes: dict[str, list[int]], limits: Limits, plan: Callable[[Limits], PlanReport]) -> list[dict[str, Any]]:
+    """What an epoch would take with every pair of budgets, row by row, or every size of memory, or the ``reason`` why
+    there is no plan. ``limits`` hold where there is no axis."""
+    if "memory" in axes:
+        pairs = [divide_memory(memory_bytes) for memory_bytes in axes["memory"]]
+    else:
+        pairs = list(product(axes.get("gpu", [limits.device_bytes]), axes.get("host", [limits.host_bytes])))
     cells = []
-    for gpu_bytes, host_bytes in product(axes.get("gpu", [gpu]), axes.get("host", [host])):
-        outcome = _outcome(partial(plan, gpu_bytes, host_bytes))
+    for gpu_bytes, host_bytes in pairs:
+        tried = replace(limits, device_bytes=gpu_bytes, host_bytes=host_bytes, one_memory="memory" in axes)
+        outcome = _outcome(partial(plan, tried))
         budgets = {"gpu_budget_bytes": gpu_bytes, "host_budget_bytes": host_bytes}
+        if tried.one_memory:
+            budgets = {"memory_bytes": tried.memory_bytes} | budgets
         cells.append({**budgets, **outcome, "feasible": outcome["reason"] is None})
     return cells
 

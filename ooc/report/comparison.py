@@ -61,17 +61,26 @@ def _quantities(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> 
     def median(name: str) -> float:
         return float(statistics.median(getattr(record, name) for record in records))
 
-    def peak(name: str) -> float:
-        return float(max(getattr(record, name) for record in records))
-
     return [
         _quantity("time an epoch", "s", forecast["epoch_s"], median("time_s")),
         _quantity("computing has to wait", "s", forecast["wait_s"], median("io_wait_s")),
         _quantity("SSD busy", "s", forecast["ssd_busy_s"], median("io_busy_s")),
         _quantity("SSD read", "bytes", forecast["ssd_read_bytes"], median("ssd_read_bytes")),
         _quantity("SSD written", "bytes", forecast["ssd_write_bytes"], median("ssd_write_bytes")),
-        _quantity("peak device memory", "bytes", forecast["gpu_peak_bytes"], peak("device_peak_bytes")),
-        _quantity("peak host memory", "bytes", forecast["host_peak_bytes"], peak("host_peak_bytes")),
+        *_peaks(forecast, records),
+    ]
+
+
+def _peaks(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
+    """The most memory in use; of both tiers together where they are of one memory."""
+    if forecast.get("memory_bytes") is not None:
+        used = max(record.device_peak_bytes + record.host_peak_bytes for record in records)
+        return [_quantity("peak memory", "bytes", forecast["gpu_peak_bytes"] + forecast["host_peak_bytes"], used)]
+    device = max(record.device_peak_bytes for record in records)
+    host = max(record.host_peak_bytes for record in records)
+    return [
+        _quantity("peak device memory", "bytes", forecast["gpu_peak_bytes"], device),
+        _quantity("peak host memory", "bytes", forecast["host_peak_bytes"], host),
     ]
 
 

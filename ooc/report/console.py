@@ -2,6 +2,7 @@
 """Lines and tables for people, on a terminal or in a file."""
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,6 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+PLAIN_WIDTH = 80
+"""Columns of what goes to a file; a terminal has its own."""
 _WRAPPED = frozenset(("backward use", "what SOURCE is", "where it lies under --root"))
 _WRAPPED_WIDTH = 24
 """Columns that are as wide as there is room, and what they need."""
@@ -17,14 +20,15 @@ _WORDS = _WRAPPED | {"fate", "bound by", "produced", "last forward use", "settin
 _BETWEEN = 2
 
 
-def output(plain_width: int) -> Console:
-    """Standard output: as wide as the terminal, ``plain_width`` columns where it goes to a file."""
-    return Console(width=None if sys.stdout.isatty() else plain_width)
+def output() -> Console:
+    """Standard output: as wide as the terminal, and where it goes to a file as wide as most are."""
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
 
 
 def say(console: Console, line: str) -> None:
-    """Print ``line`` as it is."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    """Print ``line``, broken between words where it is too long. A word, which may be a path, is never broken."""
+    text = textwrap.fill(line, console.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:

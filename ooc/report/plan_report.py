@@ -80,6 +80,7 @@ class PlanReport:
             "hardware": {"name": self.hardware.name, "source": self.hardware.source},
             "gpu_budget_bytes": self.limits.device_bytes,
             "host_budget_bytes": self.limits.host_bytes,
+            "memory_bytes": None if self.hardware.has_device_memory else self.limits.memory_bytes,
             "epoch_s": timeline.epoch_s,
             "ssd_read_bytes": self.ssd_read_bytes,
             "ssd_write_bytes": self.ssd_write_bytes,

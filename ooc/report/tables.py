@@ -36,16 +36,35 @@ def print_report(report: PlanReport, console: Console) -> None:
     _print_passes(report, console)
     _print_stages(report, console)
     _print_lifetimes(report, console)
-    plan, limits = report.plan, report.limits
-    device = f"{format_size(plan.device_peak_bytes)} of {format_size(limits.device_bytes)} on the device"
-    host = f"{format_size(plan.host_peak_bytes)} of {format_size(limits.host_bytes)} on the host"
-    say(console, f"memory: {device}, {host}, at most")
+    plan = report.plan
+    peaks = (f"{used} of {limit}{f' {where}' if where else ''}" for where, used, limit in _planned_peaks(report))
+    say(console, f"memory: {', '.join(peaks)}, at most")
     if plan.spill_bytes:
         say(console, f"disk: {format_size(plan.spill_bytes)} of scratch")
     read, written = describe_reading(report), format_size(report.ssd_write_bytes)
     passes, bottleneck = len(report.timeline.passes), report.timeline.bottleneck.value
     seconds = format_duration(report.epoch_s)
     say(console, f"epoch: {seconds} in {passes} passes, {read} read and {written} written; busiest: {bottleneck}")
+
+
+def describe_budgets(report: PlanReport) -> str:
+    """The memory that may be taken, in words: one where the CPU computes."""
+    limits = report.limits
+    if not report.hardware.has_device_memory:
+        return f"memory {format_size(limits.memory_bytes)}"
+    return f"budgets {format_size(limits.device_bytes)} for the device, {format_size(limits.host_bytes)} for the host"
+
+
+def _planned_peaks(report: PlanReport) -> list[tuple[str, str, str]]:
+    """By memory: where it is, how much is taken of it at most, and how much may be."""
+    plan, limits = report.plan, report.limits
+    if not report.hardware.has_device_memory:
+        peak = plan.device_peak_bytes + plan.host_peak_bytes
+        return [("", format_size(peak), format_size(limits.memory_bytes))]
+    return [
+        ("on the device", format_size(plan.device_peak_bytes), format_size(limits.device_bytes)),
+        ("on the host", format_size(plan.host_peak_bytes), format_size(limits.host_bytes)),
+    ]
 
 
 def print_changes(changes: Sequence[dict[str, Any]], console: Console) -> None:
@@ -70,11 +89,14 @@ def print_assumptions(lines: Sequence[str], console: Console) -> None:
 
 def _print_fates(report: PlanReport, console: Console) -> None:
     rows = []
+    tiers = report.hardware.has_device_memory
     for fate in report.plan.fates():
         shares = (f"{fate[share]} %" if fate[share] else "" for share in _SHARES)
         shape = f"{fate['rows']:,}", f"{fate['columns']:,}", format_size(fate["bytes"])
-        rows.append((fate["matrix"], *shape, fate["fate"], *shares, str(fate["slabs"])))
-    print_table(("matrix", "rows", "columns", "bytes", "fate", *_SHARES, "slabs"), rows, console)
+        where = fate["fate"] if tiers else fate["fate"].replace("host", "memory")
+        rows.append((fate["matrix"], *shape, where, *shares, str(fate["slabs"])))
+    shown = _SHARES if tiers else tuple("memory" if share == "host" else share for share in _SHARES)
+    print_table(("matrix", "rows", "columns", "bytes", "fate", *shown, "slabs"), rows, console)
 
 
 def _print_resources(report: PlanReport, console: Console) -> None:
@@ -116,6 +138,18 @@ def _print_lifetimes(report: PlanReport, console: Console) -> None:
 
 def print_sweep(cells: Sequence[dict[str, Any]], console: Console) -> None:
     """Device budgets down, host budgets across: seconds an epoch, and bytes read and written."""
+    if cells and "memory_bytes" in cells[0]:
+        moved = (("SSD read", "ssd_read_bytes"), ("SSD written", "ssd_write_bytes"))
+        lines = [
+            (
+                format_size(cell["memory_bytes"]),
+                "too small" if cell["epoch_s"] is None else format_duration(cell["epoch_s"]),
+                *("" if cell[name] is None else format_size(cell[name]) for _, name in moved),
+            )
+            for cell in cells
+        ]
+        print_table(("memory", "epoch", *(title for title, _ in moved)), lines, console)
+        return
     hosts = list(dict.fromkeys(cell["host_budget_bytes"] for cell in cells))
     rows = [
         (format_size(cells[start]["gpu_budget_bytes"]), *map(_shown, cells[start : start + len(hosts)]))
@@ -193,8 +227,6 @@ def print_outcome(
         return title, f"{format_size(total)} ({format_size(total / len(records))} an epoch)"
 
     last = records[-1]
-    device_peak = max(record.device_peak_bytes for record in records)
-    host_peak = max(record.host_peak_bytes for record in records)
     rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores(last))]
     best = best_record(records, rising=metric.higher_is_better)
     if best is not None and best.epoch != last.epoch:
@@ -206,8 +238,7 @@ def print_outcome(
         moved("SSD written", "ssd_write_bytes"),
         *(moved(title, field) for title, field in _OVER_PCIE if any(getattr(r, field) for r in records)),
         ("data on disk", f"{format_size(store_bytes)} store + {format_size(report.plan.spill_bytes)} scratch"),
-        ("peak device memory", f"{format_size(device_peak)} of {format_size(report.limits.device_bytes)}"),
-        ("peak host memory", f"{format_size(host_peak)} of {format_size(report.limits.host_bytes)}"),
+        *_peaks(records, report),
         ("peak of the process", f"{format_size(process_peak_bytes)}, Python and torch included"),
         ("run", str(run)),
     ]
@@ -215,6 +246,19 @@ def print_outcome(
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def _peaks(records: Sequence[EpochRecord], report: PlanReport) -> list[tuple[str, str]]:
+    limits = report.limits
+    if not report.hardware.has_device_memory:
+        peak = max(record.device_peak_bytes + record.host_peak_bytes for record in records)
+        return [("peak memory", f"{format_size(peak)} of {format_size(limits.memory_bytes)}")]
+    device_peak = max(record.device_peak_bytes for record in records)
+    host_peak = max(record.host_peak_bytes for record in records)
+    return [
+        ("peak device memory", f"{format_size(device_peak)} of {format_size(limits.device_bytes)}"),
+        ("peak host memory", f"{format_size(host_peak)} of {format_size(limits.host_bytes)}"),
+    ]
 
 
 def best_record(records: Sequence[EpochRecord], *, rising: bool = True) -> EpochRecord | None:

@@ -209,7 +209,12 @@ def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
         raise OptionError(f"nodes must be a list of node ids, not {ids.dtype}{list(ids.shape)}")
     needed = _SEARCH_BYTES_PER_NODE * store.num_nodes + _SEARCH_BYTES_PER_WANTED * len(ids)
     needed += min(_SEARCH_BYTES, 32 * store.num_edges)
-    if needed > limits.host_bytes:
+    if limits.one_memory and needed > limits.memory_bytes:
+        raise BudgetError(
+            f"finding what reaches {len(ids):,} nodes needs {format_size(needed)} of memory; it may take "
+            f"{format_size(limits.memory_bytes)}; give memory='{-(-needed // 1000)}K'"
+        )
+    if not limits.one_memory and needed > limits.host_bytes:
         raise BudgetError(
             f"finding what reaches {len(ids):,} nodes needs {format_size(needed)} on the host, the host budget is "
             f"{format_size(limits.host_bytes)}; give host_budget='{-(-needed // 1000)}K'"

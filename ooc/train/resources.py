@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
-from ooc.memory import budgets_within, default_budgets
+from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.lowering.network import Network, has_opaque_layers
 from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.prefetch.cuda import Cuda
@@ -112,8 +112,13 @@ class Resources:
         device, host = budgets_within(limits.device_bytes, limits.host_bytes, device_free_bytes=free)
         if (device, host) == (limits.device_bytes, limits.host_bytes):
             return self
-        asked = f"{format_size(limits.device_bytes)} and {format_size(limits.host_bytes)}"
-        text = f"budgets of {asked} are more than is free; planned for {format_size(device)} and {format_size(host)}"
+        if limits.one_memory:
+            asked, there = format_size(limits.memory_bytes), format_size(device + host)
+            text = f"memory of {asked} is more than is free; planned for {there}"
+        else:
+            asked = f"{format_size(limits.device_bytes)} and {format_size(limits.host_bytes)}"
+            there = f"{format_size(device)} and {format_size(host)}"
+            text = f"budgets of {asked} are more than is free; planned for {there}"
         if self.listener is ignore:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
         self.listener(Note(text))
@@ -130,6 +135,7 @@ class Resources:
         gpu_budget: str | int | None = None,
         host_budget: str | int | None = None,
         *,
+        memory: str | int | None = None,
         spill_dir: str | Path | None = None,
         block_rows: int | None = None,
         slab_columns: int | None = None,
@@ -142,6 +148,7 @@ class Resources:
         device: str | Device = "cpu",
     ) -> Self:
         """As users give them; OptionError for what makes no sense. Budgets left out are shares of what is free.
+        ``memory`` is both together, where the CPU computes.
 
         Without ``hardware``: this machine as ``ooc profile`` has measured it with this spill folder, or estimates.
         """
@@ -155,14 +162,13 @@ class Resources:
             )
         if computing is not None and not hardware.has_device_memory:
             raise OptionError(f"hardware {hardware.name} has no wire to a device, and {computing.name} is to compute")
-        if gpu_budget is None or host_budget is None:
-            device_bytes, host_bytes = default_budgets(free_device_bytes(computing))
-            gpu_budget = device_bytes if gpu_budget is None else gpu_budget
-            host_budget = host_bytes if host_budget is None else host_budget
+        one_memory = computing is None and gpu_budget is None and host_budget is None
+        device_bytes, host_bytes = _budgets(gpu_budget, host_budget, memory, computing)
         return cls(
             limits=Limits(
-                device_bytes=parse_size(gpu_budget, name="gpu budget"),
-                host_bytes=parse_size(host_budget, name="host budget"),
+                device_bytes=device_bytes,
+                host_bytes=host_bytes,
+                one_memory=one_memory,
                 block_rows=block_rows,
                 slab_columns=_checked_positive(slab_columns, "slab columns"),
                 ssd_write_bytes=(
@@ -255,6 +261,31 @@ def spill_folder(given: str | Path | None, run: str | Path | None, graph: object
         path = graph.path if isinstance(graph, Store) else Path(graph if isinstance(graph, str | Path) else ".")
         folder = path.absolute().parent
     return folder if os.access(folder, os.W_OK) else Path(gettempdir())
+
+
+# ---- budgets -----------------------------------------------------------------------------------------------
+
+
+def _budgets(
+    gpu_budget: str | int | None, host_budget: str | int | None, memory: str | int | None, computing: Device | None
+) -> tuple[int, int]:
+    """The budgets of device and host, those left out by what is free. OptionError for ``memory`` beside them."""
+    if memory is not None:
+        check_memory_alone(gpu_budget, host_budget, on_device=computing is not None)
+        return divide_memory(parse_size(memory, name="memory"))
+    device_bytes, host_bytes = default_budgets(free_device_bytes(computing))
+    return (
+        device_bytes if gpu_budget is None else parse_size(gpu_budget, name="gpu budget"),
+        host_bytes if host_budget is None else parse_size(host_budget, name="host budget"),
+    )
+
+
+def check_memory_alone(gpu_budget: str | int | None, host_budget: str | int | None, *, on_device: bool) -> None:
+    """OptionError where one memory makes no sense: on a device that has its own, or beside one of the two budgets."""
+    if on_device:
+        raise OptionError("memory is one where the CPU computes; for a GPU give gpu_budget= and host_budget=")
+    if gpu_budget is not None or host_budget is not None:
+        raise OptionError("memory= is both budgets together; give either it or gpu_budget= and host_budget=")
 
 
 # ---- checks ------------------------------------------------------------------------------------------------

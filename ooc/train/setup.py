@@ -31,6 +31,7 @@ from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.plan.planner import choose_workload
 from ooc.plan.problem import Problem
+from ooc.plan.program.capacity import budget_of
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import minimum_memory
 from ooc.plan.workload import Direction, EdgeData
@@ -187,7 +188,7 @@ class Job:
     def plan(self, limits: Limits, hardware: Hardware) -> tuple[Workload, Plan]:
         """What is to be done, and the verified plan for a machine within ``limits``; BudgetError where there is none,
         with the least budgets that would do."""
-        self._admit_rows(limits)
+        self._admit_rows(limits, hardware)
         candidate, plan = self._choose(limits, hardware)
         return candidate.workload, plan
 
@@ -202,7 +203,7 @@ class Job:
         """All that a session runs on this machine: what is known of every row is admitted and read, then the rest is
         planned around it. Raises BudgetError with the least budgets that would do."""
         resources, network = self.resources, self._network
-        self._admit_rows(resources.limits)
+        self._admit_rows(resources.limits, resources.hardware)
         self._rows = load_rows(self._store, network.scalings, network.dtype, on_device=resources.on_device)
         self._counts = replace(self._counts, tile_edges=counted(self._rows))
         self._candidates.clear()
@@ -222,10 +223,17 @@ class Job:
             listener=resources.listener,
         )
 
-    def _admit_rows(self, limits: Limits) -> None:
+    def _admit_rows(self, limits: Limits, hardware: Hardware) -> None:
         """BudgetError where the host budget is smaller than what is known of every row and what is needed besides."""
         fixed = self._fixed_host_bytes
-        if fixed > limits.host_bytes:
+        if limits.one_memory and fixed > limits.memory_bytes:
+            least = sum(self.floor(limits, hardware).values())
+            raise BudgetError(
+                f"row offsets, scalings and scores of {self._store.num_nodes:,} nodes need {format_size(fixed)} of "
+                f"memory, and all together {format_size(least)}; it may take {format_size(limits.memory_bytes)}; "
+                f"give memory='{budget_of(least)}'"
+            )
+        if not limits.one_memory and fixed > limits.host_bytes:
             raise BudgetError(
                 f"row offsets, scalings and scores of {self._store.num_nodes:,} nodes need {format_size(fixed)} on the "
                 f"host, the host budget is {format_size(limits.host_bytes)}; give host_budget='{-(-fixed // 1000)}K'"

@@ -47,7 +47,7 @@ Scores = dict[str, float | None]
 
 
 class Trainer:
-    """Trains ``model`` in place, exactly, on the whole graph in ``graph``, within two memory budgets.
+    """Trains ``model`` in place, exactly, on the whole graph in ``graph``, within the memory it is given.
 
     A context manager; ``close`` frees arenas, threads and spill files.
     """
@@ -231,6 +231,7 @@ class Trainer:
         spill_dir: str | Path | None = None,
         out: str | Path | RunFolder | None = None,
         *,
+        memory: str | int | None = None,
         input_dropout: float = 0.0,
         metric: str | None = None,
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
@@ -253,14 +254,14 @@ class Trainer:
         ``graph`` is an open store, its path, or PyG's ``Data``, which is converted beside the scratch data into a store
         that ``close`` removes.
 
-        ``gpu_budget`` bounds the device arena (on the CPU: slabs, blocks and temporaries of the computation),
-        ``host_budget`` what is kept besides; both are sizes like ``"4G"`` or bytes, by default a quarter (of a GPU's
-        memory nine tenths) and half of what is free. ``spill_dir`` takes scratch data (default: the disk of ``out``,
-        else of the store); ``out`` is the folder of a run, new or to be resumed. ``block_rows`` and ``slab_columns``
-        override the planner; neither they nor the budgets change any result. ``max_ssd_writes`` bounds what a training
-        epoch may write to the SSD (scoring comes on top). ``spill_dtype="bfloat16"`` keeps intermediates in half the
-        bytes; sums are still taken in the model's own type, and results again do not depend on the budgets.
-        ``compute_dtype="bfloat16"`` rounds the factors of dense products, as autocast does.
+        ``memory`` bounds what the CPU works in, a size like ``"4G"`` or bytes, by default three quarters of what is
+        free. For a GPU ``gpu_budget`` bounds its memory and ``host_budget`` the host's, by default nine tenths and half
+        of what is free (on the CPU they are two parts of ``memory``). ``spill_dir`` takes scratch data (default: the
+        disk of ``out``, else of the store); ``out`` is the folder of a run, new or to be resumed. ``block_rows`` and
+        ``slab_columns`` override the planner; neither they nor the budgets change any result. ``max_ssd_writes`` bounds
+        what a training epoch may write to the SSD (scoring comes on top). ``spill_dtype="bfloat16"`` keeps
+        intermediates in half the bytes; sums are still taken in the model's own type, and results again do not depend
+        on the budgets. ``compute_dtype="bfloat16"`` rounds the factors of dense products, as autocast does.
 
         Modules that are in eval mode, in a model that is in training mode when it is given here, train in eval mode (a
         frozen ``BatchNorm``); otherwise all of it trains as ``model.train()`` leaves it. Modes set later have no part.
@@ -284,6 +285,7 @@ class Trainer:
         resources = Resources.parse(
             gpu_budget,
             host_budget,
+            memory=memory,
             spill_dir=scratch,
             block_rows=block_rows,
             slab_columns=slab_columns,
@@ -366,7 +368,7 @@ def _converted(graph: Any, folder: Path, resources: Resources) -> tuple["Tempora
             graph,
             Path(temporary.name) / "graph.ooc",
             dtype=dtype if dtype in ("float16", "float32", "float64") else "float32",
-            host_budget=resources.limits.device_bytes + resources.limits.host_bytes,
+            host_budget=resources.limits.memory_bytes,
             listener=resources.listener,
         )
     except BaseException:

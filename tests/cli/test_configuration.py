@@ -77,6 +77,28 @@ def test_the_command_line_goes_before_the_environment_and_that_before_the_file(
     assert (found["epochs"], found["gpu_budget"]) == (9, 10**9)
 
 
+def test_memory_said_nearer_takes_the_place_of_budgets_said_further(
+    run: RunCommand, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the other way round; in one place they are refused."""
+
+    def asked(*arguments: str) -> dict[str, Any]:
+        plan = ("plan", "--config", str(file), "--graph", "nodes=2000,edges=9000,features=4,classes=2", "--json")
+        code, out, err = run(*plan, *arguments)
+        assert code == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    file.write_text('[train]\ngpu-budget = "40M"\n')
+    assert asked("--memory", "60M")["memory_bytes"] == 60_000_000
+    assert asked("--host-budget", "20M")["memory_bytes"] == 60_000_000
+    file.write_text('[train]\nmemory = "60M"\n')
+    assert asked()["memory_bytes"] == 60_000_000
+    assert asked("--gpu-budget", "40M", "--host-budget", "30M")["memory_bytes"] == 70_000_000
+    monkeypatch.setenv("OOC_PLAN_MEMORY", "80M")
+    assert asked()["memory_bytes"] == 80_000_000
+
+
 def test_paths_are_relative_to_the_file(file: Path) -> None:
     assert given("train", "--config", str(file))["store"] == str(file.parent / "a.ooc")
     assert given("convert", "--config", str(file))["source"] == "graph"

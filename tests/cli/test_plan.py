@@ -13,6 +13,7 @@ from ooc.cli.plan import load_hardware, parse_axes, parse_graph, shipped_names
 from ooc.cli.settings import RUN, train_options
 from ooc.errors import HardwareError, OptionError
 from ooc.plan.graphs import KNOWN
+from ooc.sizes import parse_size
 from tests.cli.conftest import RunCommand
 from tests.cli.test_run import record
 
@@ -93,8 +94,8 @@ def test_more_memory_than_there_is_is_planned_for_and_said(run: RunCommand, monk
     monkeypatch.setattr("ooc.memory.available_memory_bytes", lambda: 1_000_000_000)
     asked = ("--graph", GRAPH, *SMALL, "--no-advice", "--gpu-budget", "900M", "--host-budget", "900G")
     code, out, _ = run("plan", *asked)
-    assert code == 0 and "of 900 GB on the host" in out
-    assert "assumed: more memory than is free: training here would be planned for 500 MB for the device" in out
+    assert code == 0 and "of 901 GB, at most" in out
+    assert "assumed: more memory than is free: training here would be planned for 1.00 GB" in out
     code, out, _ = run("plan", *asked, "--hardware", "laptop")
     assert code == 0 and "more memory" not in out
 
@@ -122,8 +123,7 @@ def test_the_json_has_what_is_documented(run: RunCommand) -> None:
     for fate in found["fates"]:
         assert sum(fate[way] for way in ("device", "host", "ssd", "recompute")) == 100
     assert {change["name"] for change in found["changes"]} == {
-        "twice the host budget",
-        "twice the gpu budget",
+        "twice the memory",
         "a disk twice as fast",
         "--spill-dtype bfloat16",
     }
@@ -135,13 +135,12 @@ def test_the_json_has_what_is_documented(run: RunCommand) -> None:
 def test_tables_name_every_matrix_and_pass(here: Path, run: RunCommand) -> None:
     code, out, _ = run("plan", "--graph", GRAPH, *BUDGETS, *SMALL)
     assert code == 0
-    for text in ("in-edges", "backward use", "twice the host budget", "busiest:", "assumed: counts of given", "loss"):
+    for text in ("in-edges", "backward use", "twice the memory", "busiest:", "assumed: counts of given", "loss"):
         assert text in out
     assert list(here.iterdir()) == []
 
 
-def test_tables_are_not_cut_on_80_columns(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ooc.cli.plan._PLAIN_WIDTH", 80)
+def test_tables_are_not_cut_on_80_columns(run: RunCommand) -> None:
     budgets = ("--gpu-budget", "8G", "--host-budget", "16G")
     code, out, _ = run("plan", "--graph", "ogbn-papers100M", "--layers", "2", "--no-advice", *budgets)
     tables = out[out.index("matrix ") : out.index("memory: ")]
@@ -170,6 +169,31 @@ def test_a_budget_that_does_not_do_is_one_line_and_what_it_names_does(run: RunCo
     assert (code, out, err.count("\n")) == (2, "", 1)
     least = err.split("--gpu-budget ")[1].split()[0].rstrip(";,")
     assert run("plan", *tight, "--gpu-budget", least)[0] == 0
+
+
+def test_one_memory_is_both_budgets(run: RunCommand) -> None:
+    """The least that is named does, however little of it either budget would be; a sweep goes through sizes of it."""
+    small = ("--graph", GRAPH, *SMALL, "--no-advice")
+    for too_little in ("10K", "1M"):
+        code, out, err = run("plan", *small, "--memory", too_little)
+        assert (code, out, err.count("\n")) == (2, "", 1) and "budget" not in err and "device" not in err
+        least = err.split("give --memory ")[1].strip()
+    assert run("plan", *small, "--memory", least)[0] == 0
+    nearly = str(parse_size(least) * 99 // 100)
+    assert run("plan", *small, "--memory", nearly)[0] == 2
+    code, out, _ = run("plan", *small, "--memory", "64M")
+    assert code == 0 and "memory 64.0 MB" in out and not re.search("device|host (memory|budget)", out)
+    found = planned(run, *small, "--memory", "60M")
+    assert (found["memory_bytes"], found["gpu_budget_bytes"], found["host_budget_bytes"]) == (60e6, 20e6, 40e6)
+    code, out, _ = run("plan", *small, "--sweep", "memory=1K,64M")
+    assert code == 0 and re.search(r"1\.00 KB +too small", out) and re.search(r"64\.0 MB +0\.\d+ s", out)
+    for arguments, line in (
+        (("--memory", "1G", "--gpu-budget", "1G"), "give either it or --gpu-budget and --host-budget"),
+        (("--memory", "1G", "--hardware", "a5000"), "for a GPU give --gpu-budget and --host-budget"),
+        (("--sweep", "memory=1G", "--hardware", "a5000"), "a5000 has a GPU; give gpu= and host="),
+    ):
+        code, out, err = run("plan", *small, *arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1) and line in err
 
 
 def test_a_gpu_budget_too_small_beside_ample_host_memory_is_named_alone(run: RunCommand) -> None:
@@ -252,12 +276,18 @@ def test_labelled_is_a_fraction_up_to_one_and_a_count_above() -> None:
 
 @pytest.mark.parametrize(
     ("texts", "line"),
-    [(["disk=1G"], "give gpu=8G"), (["gpu=1G", "gpu=2G"], "gpu= is given twice"), (["gpu=big"], "'big' is no size")],
+    [
+        (["disk=1G"], "give memory=8G"),
+        (["memory=1G", "gpu=1G"], "both budgets"),
+        (["gpu=1G", "gpu=2G"], "gpu= is given twice"),
+        (["gpu=big"], "'big' is no size"),
+    ],
 )
 def test_a_sweep_that_makes_no_sense_is_refused(texts: list[str], line: str) -> None:
     with pytest.raises(OptionError, match=line):
         parse_axes(texts)
-    assert parse_axes(["host=2G,1G", "gpu=1G"]) == {"host": [10**9, 2 * 10**9], "gpu": [10**9]}
+    both = {"host": [10**9, 2 * 10**9], "gpu": [10**9]}
+    assert parse_axes(["host=2G,1G", "gpu=1G"]) == parse_axes(["host=2G,1G  gpu=1G"]) == both
 
 
 def test_what_cannot_be_planned_is_one_line(graph: Path, here: Path, run: RunCommand) -> None:

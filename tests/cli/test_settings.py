@@ -86,6 +86,13 @@ def test_budgets_are_shares_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> 
     assert memory.default_budgets(2000) == (1800, 500)
 
 
+def test_models_go_by_any_case() -> None:
+    from ooc.cli.train import command
+
+    for name, model in (("GCN", "gcn"), ("GATv2", "gatv2"), ("GraphSAGE", "sage"), ("Sage", "sage")):
+        assert command.make_context("train", ["a.ooc", "--model", name]).params["model"] == model
+
+
 def test_budgets_keep_to_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU both are of the same RAM; the smaller one is kept where it takes no more than half."""
     monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1000)

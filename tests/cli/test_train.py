@@ -74,7 +74,7 @@ def test_a_run_and_what_it_leaves(run: RunCommand, graph: Path, here: Path) -> N
     assert all(list(line) == list(EpochRecord.__dataclass_fields__) for line in lines)
     assert [line["valid_acc"] is None for line in lines] == [True, False, True, False]
     assert len(re.findall(r"^epoch \d/4  loss \d\.\d+", out, re.MULTILINE)) == 4
-    for word in ("matrix", "plan: reads", "accuracy", "SSD read", "SSD written", "peak device", "peak host"):
+    for word in ("matrix", "plan: reads", "accuracy", "SSD read", "SSD written", "peak memory"):
         assert word in out
     assert re.search(r"run +r\b", out)
 
@@ -100,7 +100,7 @@ def test_a_device_that_is_not_there_is_one_line(
 def test_quiet_prints_the_outcome_only(run: RunCommand, graph: Path, here: Path) -> None:
     code, out, err = run("train", graph, *SMALL, "--epochs", "1", "--quiet", "--out", "r")
     assert (code, err) == (0, "")
-    assert "peak host" in out and "epoch 1" not in out and "matrix" not in out
+    assert "peak memory" in out and "epoch 1" not in out and "matrix" not in out
 
 
 def test_budgets_blocks_and_threads_change_nothing(run: RunCommand, graph: Path, here: Path) -> None:
@@ -199,11 +199,16 @@ def test_budgets_are_cut_to_the_memory_there_is(
     monkeypatch.setattr("ooc.memory.available_memory_bytes", lambda: 100_000_000)
     small = ["--hidden", "16", "--layers", "2", "--epochs", "1", "--eval-every", "0"]
     code, out, err = run("train", graph, *small, "--gpu-budget", "900G", "--host-budget", "20M", "--out", "r")
-    assert code == 0 and "budgets 80.0 MB for the CPU, 20.0 MB for the host" in out
+    assert code == 0 and "memory 100 MB" in " ".join(out.split())
     said = "budgets of 900 GB and 20.0 MB are more than is free; planned for 80.0 MB and 20.0 MB\n"
-    assert said in err and "of 80.0 MB" in out
+    assert said in err and "of 100 MB" in out
     code, _, err = run("predict", "r", "--gpu-budget", "900G", "--host-budget", "900G", "--out", "labels.npy")
     assert code == 0 and "planned for 50.0 MB and 50.0 MB" in err
+    code, _, err = run("predict", "r", "--memory", "900G", "--out", "labels.npy", "--force")
+    assert code == 0 and "memory of 900 GB is more than is free; planned for 100 MB" in err
+    assert run("train", "--resume", "--out", "r", "--epochs", "2", "--memory", "64M", "--quiet")[0] == 0
+    config = json.loads((here / "r" / "config.json").read_text())
+    assert [config[name] for name in ("memory", "gpu_budget", "host_budget")] == [64_000_000, None, None]
 
 
 def test_folders_that_are_missing_are_made(run: RunCommand, graph: Path, here: Path) -> None:
@@ -288,6 +293,7 @@ def test_models_and_norms_resume_exactly(run: RunCommand, graph: Path, here: Pat
         (["--gpu-budget", "10K"], r"give --gpu-budget \d+[KM]"),
         (["--host-budget", "10K"], r"give --host-budget \d+[KM]"),
         (["--spill-dir", "/proc/nowhere"], "spill folder /proc/nowhere: "),
+        (["--memory", "1G"], "give either it or --gpu-budget and --host-budget"),
         (["--block-rows", "7"], "multiple of 2048"),
         (["--patience", "3", "--eval-every", "0"], "patience counts evaluations; give --eval-every"),
         (["--out", "/proc/run"], "/proc/run: "),

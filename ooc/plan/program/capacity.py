@@ -19,7 +19,8 @@ from ooc.sizes import format_size
 class Limits:
     """What the plan may use, and what the user has fixed by hand (``None``: the planner's choice).
 
-    ``ssd_write_bytes``: the most that a training epoch may write to the SSD (drives wear out).
+    ``ssd_write_bytes``: the most that a training epoch may write to the SSD (drives wear out). ``one_memory``: both
+    budgets are of one memory, of which the user gave the sum; either takes of the other what it cannot do without.
     """
 
     device_bytes: int
@@ -27,6 +28,19 @@ class Limits:
     block_rows: int | None = None
     slab_columns: int | None = None
     ssd_write_bytes: int | None = None
+    one_memory: bool = False
+
+    @property
+    def memory_bytes(self) -> int:
+        """Both budgets together, which only mean something together where they are of one memory."""
+        return self.device_bytes + self.host_bytes
+
+    def divided(self, least_device_bytes: int, least_host_bytes: int) -> tuple[int, int]:
+        """The two budgets, each with what it cannot do without where they are of one memory that has room for both."""
+        if not self.one_memory:
+            return self.device_bytes, self.host_bytes
+        host = max(least_host_bytes, min(self.host_bytes, self.memory_bytes - least_device_bytes))
+        return self.memory_bytes - host, host
 
 
 class Capacity:
@@ -44,11 +58,16 @@ class Capacity:
 
     def arena_bytes(self, layout: Layout) -> int:
         """For the arena that is computed in; negative where not even the rest fits."""
-        device = self.limits.device_bytes - self._beside_device(layout)
-        host = self.limits.host_bytes - self.workload.fixed_host_bytes
+        device, host = self.budgets(layout)
+        device -= self._beside_device(layout)
+        host -= self.workload.fixed_host_bytes
         if device < 0 or host < 0:
             return -1
         return device if self.has_tiers else device + host
+
+    def budgets(self, layout: Layout) -> tuple[int, int]:
+        """The budgets of device and host as ``layout`` needs them."""
+        return self.limits.divided(self._beside_device(layout), self.workload.fixed_host_bytes)
 
     def frames(self, layout: Layout) -> int:
         """Frames of that arena: all that the budgets allow, but no more than there can ever be blocks for."""
@@ -102,6 +121,8 @@ class Capacity:
         """Why none of ``smallest``, the layouts of least memory of every block height, fits: who needs how much, what
         there is, and the least budgets that would do."""
         work, limits = self.workload, self.limits
+        if limits.one_memory:
+            return self._shortage_of_memory(min(smallest, key=self.needed_bytes))
         spare = 0 if self.has_tiers else max(0, limits.host_bytes - work.fixed_host_bytes)
 
         def least_device(one: Layout) -> int:
@@ -137,6 +158,13 @@ class Capacity:
             lines.append(line)
             remedies.append(f"gpu_budget='{budget_of(device)}'")
         return f"{'; '.join(lines)}; give {' and '.join(remedies)}"
+
+    def _shortage_of_memory(self, layout: Layout) -> str:
+        need = self.needed_bytes(layout) + self.workload.fixed_host_bytes
+        return (
+            f"the smallest plan needs {format_size(need)} of memory{_largest(layout, self.workload)}; it may take "
+            f"{format_size(self.limits.memory_bytes)}; give memory='{budget_of(need)}'"
+        )
 
 
 def _blocks(layout: Layout, workload: Workload) -> int:

@@ -262,6 +262,7 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
     """Everything that follows from ``layout`` in arenas of what ``capacity`` leaves."""
     workload, frames, host_frames = capacity.workload, capacity.frames(layout), capacity.host_frames(layout)
     blocks = block_table(layout, workload)
+    device_limit_bytes, host_limit_bytes = capacity.budgets(layout)
     unrolled: dict[str, Program] = {}
     staged: dict[str, Staging] = {}
     for name, passes in layout.programs.items():
@@ -287,8 +288,8 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
         unrolled=unrolled,
         fixed_device_bytes=workload.fixed_device_bytes,
         fixed_host_bytes=workload.fixed_host_bytes,
-        device_limit_bytes=capacity.limits.device_bytes,
-        host_limit_bytes=capacity.limits.host_bytes,
+        device_limit_bytes=device_limit_bytes,
+        host_limit_bytes=host_limit_bytes,
         host_frames=max([IN_TRANSFER, *(s.frames for s in staged.values())]) if staged else 0,
         staged=staged,
     )
