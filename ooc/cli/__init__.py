@@ -9,6 +9,7 @@ import importlib
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ COMMANDS = ("convert", "reorder", "info", "verify", "plan", "train", "predict", 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 _ARGUMENT = re.compile(r"\b([a-z]+(?:_[a-z]+)*)=('[^']*'|[\w.]+)?")
+_COLUMN = re.compile(r"columns=\{(['\"])(.+?)\1: '(.+?)'\}")
 _OF_ANOTHER_NAME = {"download=True": "--yes", "drop_duplicates=False": "--duplicates keep"}
 _VARIABLES = "OOC"
 """What the names of environment variables begin with."""
@@ -146,6 +148,7 @@ def in_options(message: str, command: click.Command | None) -> str:
             return found[0]
         return names[name] + ("" if value in (None, "True") else " " + value.strip("'"))
 
+    message = _COLUMN.sub(lambda found: f"--column {shlex.quote(f'{found[2]}={found[3]}')}", message)
     return _ARGUMENT.sub(option, message)
 
 

@@ -25,6 +25,17 @@ def _reading_options(function: FunctionOfOptions) -> FunctionOfOptions:
     return function
 
 
+def _columns(values: tuple[str, ...]) -> dict[str, str]:
+    """The role of each column that has one, by its name."""
+    found = {}
+    for value in values:
+        name, equals, role = value.rpartition("=")
+        if not (name and equals and role):
+            raise click.BadParameter(f"{value!r} is not NAME=ROLE, such as age=ignore")
+        found[name] = role
+    return found
+
+
 def _print_list(context: click.Context, option: click.Parameter, wanted: bool) -> None:
     if wanted:
         from rich.console import Console
@@ -87,6 +98,15 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
     help="How rows lie in the store: by their distance from the scored nodes, or as in SOURCE. Ids stay as they are.",
 )
 @click.option("--drop-edge-data", is_flag=True, help="Convert without the weights or features that edges have.")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME=ROLE",
+    callback=lambda _context, _option, values: _columns(values),
+    help="What a column of a table is, where it is taken for something else: id, feature, label, split, train, val, "
+    "test, src, dst, weight or ignore. May be given several times.",
+)
 @_reading_options
 @click.option(
     "--root",

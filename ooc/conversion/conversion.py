@@ -4,6 +4,7 @@
 Stages leave marks in a journal: killed or cancelled, the same conversion goes on (see ``journal`` and ``output``).
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def convert(
     order: str = "none",
     host_budget: int | str | None = None,
     drop_edge_data: bool = False,
+    columns: Mapping[str, str] | None = None,
     force: bool = False,
     on_cancel: str = "keep",
     listener: Listener = ignore,
@@ -69,7 +71,9 @@ def convert(
     ``self_loops``: add one to each node that has none. ``dtype`` of the features. ``split``: the column of
     two-dimensional masks, or ``"random[:SEED]"``. ``order`` of the rows: ``"none"`` (as in the source) or
     ``"hop"`` (see ``ooc.conversion.order``). ``host_budget``: bytes to work in (default: half of what is
-    available). ``drop_edge_data``: convert without the weights or features that edges have.
+    available). ``drop_edge_data``: convert without the weights or features that edges have. ``columns``: what a
+    column of a table is, by its name, where it would be taken for something else: id, feature, label, split, train,
+    val, test, src, dst, weight or ignore.
     ``force``: replace an existing store. ``on_cancel``: whether Ctrl-C keeps the work so far
     (``"keep"``) or removes it (``"remove"``). ``reading``: options of single formats (``READING_OPTIONS``).
 
@@ -86,6 +90,7 @@ def convert(
         budget_bytes=budget,
         drop_edge_data=drop_edge_data,
         options={name: str(value) for name, value in reading.items() if value is not None},
+        columns=columns or {},
     )
     listener = stopping_if_asked(listener)
     graph = open_source(source, format=format, request=request)
@@ -110,7 +115,7 @@ def convert(
         "format": [FORMAT_VERSION, graph.format],
         "input": graph.fingerprint,
         "options": {**asdict(options), "order": order, "split": split, "drop_edge_data": drop_edge_data},
-        "reading": dict(request.options),
+        "reading": dict(request.options) | ({"columns": dict(request.columns)} if request.columns else {}),
     }
     with workplace(target, key=key, force=force, on_cancel=on_cancel, listener=listener) as work:
         if not work.written:
@@ -165,6 +170,7 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
         "num_classes": labels["num_classes"],
         "task": graph.task.value,
         "has_ids": graph.ids is not None,
+        **({"class_names": list(graph.class_names)} if graph.class_names else {}),
         **edge_data,
         "undirected": topology["undirected"],
         "num_self_loops": topology["num_self_loops"],

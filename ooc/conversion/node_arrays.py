@@ -19,6 +19,7 @@ from ooc.conversion.output import Workplace
 from ooc.errors import SourceError
 from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched
+from ooc.sources.labels import MOST_CLASSES
 from ooc.sources.source import LabelBlock, Source
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
@@ -28,8 +29,6 @@ _FEATURES = "features"
 _LEAST = "least feature"
 _LABELS = "labels"
 _WRITTEN = ("y", "perm", "split")
-_COUNTED_CLASSES = 65_536
-"""Classes that a graph may have of fewer nodes, where nobody says how many there are."""
 
 
 def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journal) -> dict[str, Any]:
@@ -78,7 +77,7 @@ def _label_blocks(source: Source, block_rows: int) -> Iterator[tuple[int, LabelB
     # Where nobody says how many classes there are, a number past any model's width is damage. (A part of a graph may
     # well have labels past the number of its nodes.)
     counted = source.num_classes is None
-    most = max(source.num_nodes, _COUNTED_CLASSES) if source.num_classes is None else source.num_classes
+    most = max(source.num_nodes, MOST_CLASSES) if source.num_classes is None else source.num_classes
     for block in source.labels(block_rows):
         if row + len(block.y) > source.num_nodes:
             raise SourceError(f"{source.name} has labels of more than its {source.num_nodes} nodes")

@@ -2,6 +2,7 @@
 """Tables about conversions: what one would take (``--dry-run``), and what can be converted (``--list``)."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def print_forecast(
     order: str,
     host_budget: int | None,
     drop_edge_data: bool,
+    columns: Mapping[str, str],
     force: bool,
     console: Console,
     **options: Any,
@@ -49,7 +51,9 @@ def print_forecast(
         wanted |= {name: False for name, value in wanted.items() if value is None}
         chosen = Options(**wanted)
     else:
-        request = Request(split=split, budget_bytes=budget, drop_edge_data=drop_edge_data, options=given)
+        request = Request(
+            split=split, budget_bytes=budget, drop_edge_data=drop_edge_data, options=given, columns=columns
+        )
         opened = open_source(source if dataset is None else place, format=format, request=request)
         sizes, where = Sizes.of(opened), str(place)
         chosen = chosen_options(opened, **wanted)

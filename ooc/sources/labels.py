@@ -16,6 +16,10 @@ from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
 
 TASK_OPTION = "task"
+MOST_CLASSES = 65_536
+"""Classes that a graph may have of fewer nodes, where nobody says how many there are; and the most that have names."""
+USUAL_SPLIT = "random"
+"""What is done where nothing says what the splits are."""
 _RANDOM_TRAIN, _RANDOM_VALID = 0.6, 0.2
 _WORDS = {
     **{word: "train" for word in ("train", "training")},
@@ -127,6 +131,30 @@ def label_blocks(form: LabelForm, found: FoundLabels, split: Split | None = None
         row += len(y)
 
 
+ClassNames = tuple[str, ...]
+"""What the classes are called, by their numbers; none where they are numbers in the source."""
+
+
+def names_of_classes(texts: Iterable[AnyArray], where: str) -> ClassNames:
+    """The different ``texts``, but for empty ones, in alphabetical order. SourceError, saying ``where`` they are, for
+    more than classes can be."""
+    found: set[str] = set()
+    for block in texts:
+        found.update(block.tolist())
+        if len(found) > MOST_CLASSES + 1:
+            raise SourceError(
+                f"{where} holds more than {MOST_CLASSES:,} different texts, such as {block[-1][:40]!r}: these are no "
+                "classes"
+            )
+    return tuple(sorted(found - {""}))
+
+
+def classes_of_names(texts: AnyArray, names: ClassNames) -> Ids:
+    """The class of each of the ``texts`` [n] by its place in ``names``; -1 for an empty one."""
+    place = {"": -1, **{name: at for at, name in enumerate(names)}}
+    return np.fromiter(map(place.__getitem__, texts.tolist()), dtype=np.int64, count=len(texts))
+
+
 class NodeList:
     """Who is on a list of node ``ids``, asked for a range of nodes at a time. Holds ``nbytes`` of ids."""
 
@@ -173,14 +201,19 @@ class IndexSplits:
 def masks_of_words(words: AnyArray, row: int, name: str) -> list[Mask]:
     """Who is in ``train``, ``valid`` and ``test`` by a word [n] for each node from ``row`` on. SourceError for another
     word than a split's, empty or ``none``."""
-    different, which = np.unique(words, return_inverse=True)
-    meant = []
-    for word in different.tolist():
+    meant: dict[str, int] = {}
+    for word in dict.fromkeys(words.tolist()):
         if (meaning := _WORDS.get(word.strip().lower())) is None:
             at = row + int((words == word).argmax())
             raise SourceError(f"{name}: node {at} is in the split {word[:40]!r}; splits are train, valid and test")
-        meant.append(meaning)
-    return [np.array([meaning == split for meaning in meant], dtype=np.bool_)[which] for split in SPLITS]
+        meant[word] = SPLITS.index(meaning) if meaning else len(SPLITS)
+    which = np.fromiter(map(meant.__getitem__, words.tolist()), dtype=np.int8, count=len(words))
+    return [which == at for at in range(len(SPLITS))]
+
+
+def unsaid_split_note(where: str) -> str:
+    """What to tell of the random split that is made because ``where`` says nothing of splits."""
+    return f"{where} says nothing of splits: it is random 60/20/20, seed 0 (--split random:SEED for another)"
 
 
 def random_split(nodes: int, text: str) -> tuple[Split, str]:

@@ -5,7 +5,7 @@ N nodes, F features, L columns of labels.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,19 @@ import numpy as np
 from ooc.errors import OptionError, SourceError
 from ooc.sources.files.npy import NpyFile
 from ooc.sources.files.tables import Block, Cells, Table, is_table, side_by_side, width
-from ooc.sources.labels import FoundLabels, LabelForm, label_blocks, label_form, only_answers, random_split
+from ooc.sources.labels import (
+    USUAL_SPLIT,
+    ClassNames,
+    FoundLabels,
+    LabelForm,
+    classes_of_names,
+    label_blocks,
+    label_form,
+    names_of_classes,
+    only_answers,
+    random_split,
+    unsaid_split_note,
+)
 from ooc.sources.node_tables import NodeTables
 from ooc.sources.reading import Request
 from ooc.sources.source import LabelBlock, ranges
@@ -95,18 +107,20 @@ def _made_up_features(text: str) -> NodeFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLabels:
-    """``blocks(nodes, size)``, as a source's; SourceError where there are not those of ``nodes``.
+    """``blocks(nodes, size, names)``, as a source's; SourceError where there are not those of ``nodes``.
 
-    ``num_classes`` None: one more than the largest. ``split``: how a random one was made.
+    ``num_classes`` None: one more than the largest. ``split``: how a random one was made. ``class_names()``: where
+    labels are texts, the classes' names, for which all of them are read; ``blocks`` wants them.
     """
 
     task: Task
     num_classes: int | None
-    blocks: Callable[[int, int], Iterator[LabelBlock]]
+    blocks: Callable[[int, int, ClassNames], Iterator[LabelBlock]]
     rows: int | None
     table: Table | None
     split: str | None
     notes: tuple[str, ...]
+    class_names: Callable[[], ClassNames] | None = None
 
 
 def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> NodeLabels:
@@ -118,7 +132,7 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
         return _with_split(
             name,
             form,
-            lambda nodes, size: _made_up_labels(classes, seed, nodes),
+            lambda nodes, size, names: _made_up_labels(classes, seed, nodes),
             str(request.split or "random"),
             num_classes=classes,
         )
@@ -128,10 +142,8 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
     array = _npy_of_nodes(path)
     if len(array.shape) > 2:
         raise SourceError(f"{path} has the shape {array.shape}, not one label or row of labels for each node")
-    if request.split is None:
-        raise SourceError(f"{path} says nothing of splits; give split='random', or a table with a column split")
 
-    def found(nodes: int, size: int) -> FoundLabels:
+    def found(nodes: int, size: int, names: ClassNames = ()) -> FoundLabels:
         _check_rows(path, array.shape[0], nodes)
         for start, stop in ranges(nodes, size):
             yield array.rows(start, stop), None
@@ -140,37 +152,41 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
         return only_answers(y for y, _ in found(array.shape[0], _BLOCK_ROWS))
 
     form = label_form(str(path), array.shape, array.dtype, asked=asked, scan=scan)
-    return _with_split(name, form, found, str(request.split), rows=array.shape[0])
+    split = USUAL_SPLIT if request.split is None else str(request.split)
+    labels = _with_split(name, form, found, split, rows=array.shape[0])
+    return labels if request.split is not None else replace(labels, notes=(unsaid_split_note(str(path)),))
 
 
 def _table_labels(name: str, table: Table, tables: NodeTables, request: Request) -> NodeLabels:
-    names = tables.labels(table)
-    columns = tables.split(table)
-    if columns is None and request.split is None:
-        raise SourceError(
-            f"{table.path} has no column split; name one with split_column=, or one each of true and false for train, "
-            f"valid and test, or give split='random'"
-        )
+    columns, named = tables.labels(table)
+    splits = tables.split(table)
     # Cells of a table are of no type: several columns are answers unless something else is asked for.
-    shape, answers = (0, len(names)), np.dtype(np.int8)
+    shape, answers = (0, len(columns)), np.dtype(np.int8)
     form = label_form(str(table.path), shape, answers, asked=request.option("task"), scan=lambda: True)
-    wanted = dict.fromkeys(names, Cells.REAL) | (columns.cells if columns is not None else {})
+    wanted = dict.fromkeys(columns, Cells.TEXT if named else Cells.REAL) | (splits.cells if splits is not None else {})
 
-    def found(nodes: int, size: int) -> FoundLabels:
+    def found(nodes: int, size: int, names: ClassNames) -> FoundLabels:
         row = 0
         for block in _table_blocks(table, wanted, nodes, size):
-            y = side_by_side(block, names)
-            yield y, columns.masks(block, row, name) if columns is not None else None
+            y = classes_of_names(block[columns[0]], names) if named else side_by_side(block, columns)
+            yield y, splits.masks(block, row, name) if splits is not None else None
             row += len(y)
 
-    split = None if request.split is None else str(request.split)
-    return _with_split(name, form, found, split, rows=table.rows, table=table)
+    def class_names() -> ClassNames:
+        texts = (block[columns[0]] for block in table.blocks({columns[0]: Cells.TEXT}, _BLOCK_ROWS))
+        return names_of_classes(texts, f"{table.path}: the column {columns[0]}")
+
+    unsaid = splits is None and request.split is None
+    split = USUAL_SPLIT if unsaid else None if request.split is None else str(request.split)
+    labels = _with_split(name, form, found, split, rows=table.rows, table=table)
+    notes = (unsaid_split_note(str(table.path)),) if unsaid else labels.notes
+    return replace(labels, notes=notes, class_names=class_names if named else None)
 
 
 def _with_split(
     name: str,
     form: LabelForm,
-    found: Callable[[int, int], FoundLabels],
+    found: Callable[[int, int, ClassNames], FoundLabels],
     split: str | None,
     *,
     num_classes: int | None = None,
@@ -180,8 +196,9 @@ def _with_split(
     """``split``: a random one of the labelled nodes; None where columns beside the labels say it."""
     note = random_split(1, split)[1] if split is not None else None
 
-    def blocks(nodes: int, size: int) -> Iterator[LabelBlock]:
-        return label_blocks(form, found(nodes, size), random_split(nodes, split)[0] if split is not None else None)
+    def blocks(nodes: int, size: int, names: ClassNames) -> Iterator[LabelBlock]:
+        members = random_split(nodes, split)[0] if split is not None else None
+        return label_blocks(form, found(nodes, size, names), members)
 
     said = (f"{name}: split is {note}",) if note else ()
     return NodeLabels(

@@ -2,13 +2,27 @@
 """Which columns of which tables hold the nodes' ids, features, labels and splits, and how the user is told."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
 from ooc.errors import OptionError, SourceError
+from ooc.sources.column_roles import (
+    FEATURE,
+    ID,
+    IGNORE,
+    LABEL,
+    NODES,
+    SPLIT_WORDS,
+    TEST,
+    TRAIN,
+    VALID,
+    as_argument,
+    asked_roles,
+    column_note,
+)
 from ooc.sources.files.tables import Block, Cells, ColumnKind, Table, open_table
 from ooc.sources.labels import masks_of_words
 from ooc.sources.reading import SPLIT, Request
@@ -19,6 +33,10 @@ ID_NAMES = ("id", "node", "node_id", "nid")
 _LABEL_NAMES = ("label", "y")
 _MEMBER_NAMES = re.compile(r"(?:is_|in_)?(?:(train(?:ing)?)|(val(?:id(?:ation)?)?)|(test(?:ing)?))(?:_mask)?")
 _NO_FEATURES = (ColumnKind.LARGE, ColumnKind.TIMES, ColumnKind.CATEGORIES, ColumnKind.TEXTS)
+_NAMES_OF_CLASSES = (ColumnKind.TEXTS, ColumnKind.CATEGORIES, ColumnKind.TRUTH)
+_WORDS = (ColumnKind.TEXTS, ColumnKind.CATEGORIES)
+_LIKE_AN_ID = re.compile(r"(?i:[_\- .]id|[_\- .]key)$|[a-z]I[dD]$")
+_SPLIT_ROLES = {SPLIT_WORDS: "", TRAIN: "train", VALID: "valid", TEST: "test"}
 _SHOWN = 20
 
 
@@ -57,6 +75,11 @@ class NodeTables:
             self._meanings[path] = {}
         return self._opened[path]
 
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Those that are open."""
+        return tuple(self._opened.values())
+
     def ids(self, name: str) -> tuple[Table, str] | None:
         """``(table, column)`` of the ids of the nodes of the source ``name``; None where rows are their numbers.
 
@@ -66,7 +89,7 @@ class NodeTables:
         if found and len(self._opened) > 1:
             raise SourceError(f"{name}: features and labels are in two tables with ids of their own; join them in one")
         for table, column in found:
-            self._take(table, (column,), "ids")
+            self._take(table, (column,), ID)
         return found[0] if found else None
 
     def split(self, table: Table) -> SplitColumns | None:
@@ -75,43 +98,57 @@ class NodeTables:
         if not names:
             return None
         if chosen is None:
-            self._take(table, names, "splits")
-            return _split_columns(table, names)
+            found = _split_columns(table, names, self._asked(table))
+            for split, name in found.members.items():
+                self._take(table, (name,), f"{split} split")
+            self._take(table, names, "split, in words")
+            return found
         if self._request.option("split_column") is not None:
             raise OptionError(f"{SPLIT}={chosen} and a split column contradict each other; give one of them")
-        self._take(table, names, f"splits, but not used: the split asked for is {chosen}")
+        self._take(table, names, f"split, but not used: the split asked for is {chosen}")
         return None
 
-    def labels(self, table: Table) -> tuple[str, ...]:
-        """The columns of labels; SourceError where there is none."""
+    def labels(self, table: Table) -> tuple[tuple[str, ...], bool]:
+        """The columns of labels, and whether they are names of classes; SourceError where there is none."""
         found = self._labels(table)
         if not found:
-            raise SourceError(f"{table.path} has no column label or y; name the one of labels with label_column=")
-        self._take(table, found, "labels")
-        return found
+            raise SourceError(
+                f"{table.path} has no column label or y; name the one of labels with label_column=: it has "
+                f"{', '.join(table.columns[:_SHOWN])}"
+            )
+        kind = table.kinds()[found[0]]
+        if kind is ColumnKind.TIMES:
+            what = f"the column {found[0]} holds {kind.value}, which make no label"
+            raise SourceError(f"{table.path}: {what}; {_remedy(found[0], kind)}")
+        numbers = self._request.option("task") not in (None, "classes") or len(found) > 1
+        named = not numbers and kind in _NAMES_OF_CLASSES
+        self._take(table, found, "label: its texts are the classes' names" if named else LABEL)
+        return found, named
 
     def features(self, table: Table) -> tuple[str, ...]:
         """The columns of features: those asked for, or all that are nothing else and hold numbers.
 
         SourceError, with the remedy, for a column that is nothing else and should hardly be a feature.
         """
-        asked = self._request.option("feature_columns")
-        if asked is not None:
-            found = listed_columns(table, asked)
+        listed, asked = self._request.option("feature_columns"), self._asked(table)
+        wanted = {name for name, role in asked.items() if role == FEATURE}
+        if listed is not None:
+            wanted |= set(listed_columns(table, listed))
+            found = tuple(name for name in table.columns if name in wanted and asked.get(name, FEATURE) == FEATURE)
         else:
             other = {self._id(table), *self._split_names(table), *self._labels(table)}
-            found = tuple(name for name in table.columns if name not in other)
+            found = tuple(name for name in table.columns if asked.get(name, FEATURE) == FEATURE and name not in other)
             kinds = table.kinds()
-            wrong = next((name for name in found if kinds[name] in _NO_FEATURES), None)
+            wrong = next((name for name in found if kinds[name] in _NO_FEATURES and name not in wanted), None)
             if wrong is not None:
                 raise SourceError(
-                    f"{table.path}: the column {wrong} holds {kinds[wrong].value}, which make no feature; name the "
-                    f"columns of features with feature_columns=, or what it is with "
-                    f"id_column=, label_column= or split_column="
+                    f"{table.path}: the column {wrong} holds {kinds[wrong].value}, which make no feature; "
+                    f"{_remedy(wrong, kinds[wrong])}"
                 )
         if not found:
             raise SourceError(f"{table.path} has no column of features, only {', '.join(table.columns[:_SHOWN])}")
-        self._take(table, found, "features")
+        self._take(table, tuple(name for name, role in asked.items() if role == IGNORE), "left out, as asked")
+        self._take(table, found, FEATURE)
         return found
 
     def notes(self) -> tuple[str, ...]:
@@ -122,26 +159,67 @@ class NodeTables:
         for column in columns:
             self._meanings[table.path].setdefault(column, meaning)
 
+    def _asked(self, table: Table) -> dict[str, str]:
+        return asked_roles(self._request, table, NODES)
+
     def _id(self, table: Table) -> str | None:
-        return chosen_column(table, self._request, "id_column", ID_NAMES)
+        asked = self._asked(table)
+        said = [name for name, role in asked.items() if role == ID]
+        if said:
+            return said[0]
+        if self._request.option("id_column") is not None:
+            return chosen_column(table, self._request, "id_column", ID_NAMES)
+        usual = chosen_column(table, self._request, "id_column", ID_NAMES, leaving=asked)
+        if usual is not None:
+            return usual
+        alike = [name for name in table.columns if name not in asked and _LIKE_AN_ID.search(name)]
+        return alike[0] if len(alike) == 1 else None
 
     def _split_names(self, table: Table) -> tuple[str, ...]:
         """All columns that are there to say what the splits are."""
-        asked = self._request.option("split_column")
-        if asked is not None:
-            return listed_columns(table, asked)
+        asked, roles = self._request.option("split_column"), self._asked(table)
+        said = tuple(name for name, role in roles.items() if role in _SPLIT_ROLES)
+        if asked is not None or said:
+            return tuple(dict.fromkeys((*(listed_columns(table, asked) if asked is not None else ()), *said)))
         features = self._request.option("feature_columns")
-        others = [name for name in table.columns if features is None or name not in listed_columns(table, features)]
+        others = [
+            name
+            for name in table.columns
+            if name not in roles and (features is None or name not in listed_columns(table, features))
+        ]
         # A column called val or test alone may be any number.
         members = "train" in map(_split_called, others)
         return tuple(name for name in others if name.lower() == "split" or (members and _split_called(name)))
 
     def _labels(self, table: Table) -> tuple[str, ...]:
-        asked = self._request.option("label_column")
-        if asked is not None:
-            return listed_columns(table, asked)
-        found = chosen_column(table, self._request, "label_column", _LABEL_NAMES)
-        return () if found is None else (found,)
+        asked, roles = self._request.option("label_column"), self._asked(table)
+        said = tuple(name for name, role in roles.items() if role == LABEL)
+        if asked is not None or said:
+            return tuple(dict.fromkeys((*(listed_columns(table, asked) if asked is not None else ()), *said)))
+        found = chosen_column(table, self._request, "label_column", _LABEL_NAMES, leaving=roles)
+        if found is not None:
+            return (found,)
+        # The one column of words that is nothing else.
+        features, kinds = self._request.option("feature_columns"), table.kinds()
+        other = {self._id(table), *self._split_names(table), *roles}
+        other |= set(listed_columns(table, features)) if features is not None else set()
+        words = [name for name in table.columns if name not in other and kinds[name] in _WORDS]
+        return tuple(words) if len(words) == 1 else ()
+
+
+def _remedy(name: str, kind: ColumnKind) -> str:
+    """What to do with the column ``name``, which makes no feature."""
+    ignore = f"leave it out with {as_argument(name, IGNORE)}"
+    match kind:
+        case ColumnKind.TIMES:
+            return f"make a number of it first, days since some date say, or {ignore}"
+        case ColumnKind.LARGE:
+            return f"{ignore}, or say what it is: {as_argument(name, ID)}, or {as_argument(name, FEATURE)}"
+        case _:
+            return (
+                f"{ignore}, say {as_argument(name, LABEL)} if it is the classes, or make numbers of it first: a column "
+                "of 0 and 1 for each category"
+            )
 
 
 def _split_called(name: str) -> str | None:
@@ -150,9 +228,13 @@ def _split_called(name: str) -> str | None:
     return SPLITS[(found.lastindex or 0) - 1] if found else None
 
 
-def _split_columns(table: Table, names: tuple[str, ...]) -> SplitColumns:
-    """What the columns ``names`` are to the splits, by what they are called, or else by their order."""
-    members = {split: name for name in names if (split := _split_called(name)) is not None}
+def _split_columns(table: Table, names: tuple[str, ...], asked: dict[str, str]) -> SplitColumns:
+    """What the columns ``names`` are to the splits, by what is ``asked``, what they are called, or by their order."""
+    told = {name: _SPLIT_ROLES[role] for name, role in asked.items() if role in _SPLIT_ROLES}
+    if [*told.values()] == [""]:
+        return SplitColumns(next(iter(told)), {})
+    called = {name: told.get(name) or _split_called(name) for name in names}
+    members = {split: name for name, split in called.items() if split}
     if not members and len(names) == 1:
         return SplitColumns(names[0], {})
     if not members and len(names) <= len(SPLITS):
@@ -165,12 +247,15 @@ def _split_columns(table: Table, names: tuple[str, ...]) -> SplitColumns:
     return SplitColumns(None, members)
 
 
-def chosen_column(table: Table, request: Request, option: str, usual: tuple[str, ...]) -> str | None:
-    """The column that the ``option`` names, else the one that is called as is ``usual``, else None."""
+def chosen_column(
+    table: Table, request: Request, option: str, usual: tuple[str, ...], *, leaving: Collection[str] = ()
+) -> str | None:
+    """The column that the ``option`` names, else the one that is called as is ``usual`` and not among those to be left
+    alone (``leaving``), else None."""
     asked = request.option(option)
     if asked is not None:
         return listed_columns(table, asked, most=1)[0]
-    found = [name for name in table.columns if name.lower() in usual]
+    found = [name for name in table.columns if name.lower() in usual and name not in leaving]
     if len(found) > 1:
         raise SourceError(f"{table.path} has the columns {' and '.join(found)}; say with {option}= which one is meant")
     return found[0] if found else None
@@ -186,13 +271,3 @@ def listed_columns(table: Table, text: str, most: int | None = None) -> tuple[st
     if len(set(names)) < len(names) or len(names) > (most or len(names)):
         raise OptionError(f"{text!r}: {'one column' if most else 'each column once'} is wanted")
     return names
-
-
-def column_note(table: Table, meanings: dict[str, str]) -> str:
-    """What each column of ``table`` was taken for, in a line; neighbours of one meaning together."""
-    parts = []
-    for meaning, group in groupby(table.columns, key=lambda name: meanings.get(name, "not used")):
-        names = list(group)
-        few = ", ".join(names) if len(names) <= _SHOWN // 2 else f"{names[0]} … {names[-1]} ({len(names)} columns)"
-        parts.append(f"{few}: {meaning}")
-    return f"columns of {table.path}: {'; '.join(parts)}"

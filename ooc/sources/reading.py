@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SPLIT = "split"
 DROP_EDGE_DATA = "drop_edge_data"
+COLUMNS = "columns"
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ class Request:
 
     ``split``: None (the format's own), a column of masks, or ``"random[:SEED]"``. ``drop_edge_data``: convert
     without the weights or features that edges have. ``options``: those of ``READING_OPTIONS`` that were given.
+    ``columns``: what columns of tables are, by their names, where they would be taken for something else.
     """
 
     split: int | str | None
     budget_bytes: int
     drop_edge_data: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def option(self, name: str) -> str | None:
         """The value given for the option ``name``; None where it was not."""
@@ -71,7 +74,7 @@ class Reader:
 
     ``folder``: whether it is a folder (True), a file (False), either (None). ``recognises`` may open what it
     is given but not read it all, and is only asked of what exists. ``takes``: the names of its options, of
-    ``READING_OPTIONS`` or ``SPLIT``.
+    ``READING_OPTIONS``, ``SPLIT`` or ``COLUMNS``.
     """
 
     needs: str
@@ -85,6 +88,8 @@ class Reader:
         given: dict[str, Any] = dict(request.options)
         if request.split is not None:
             given[SPLIT] = request.split
+        if request.columns:
+            given[COLUMNS] = "; ".join(f"{name}={role}" for name, role in request.columns.items())
         for name, value in given.items():
             if name in self.takes:
                 continue

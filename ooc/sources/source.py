@@ -63,7 +63,8 @@ class Source:
     ``symmetrize``, ``drop_duplicates`` (None: just when symmetrising): what is usual for the format; the caller
     may choose otherwise.
 
-    ``ids(n)``, where the source calls its nodes otherwise than 0 … N-1: what it calls them.
+    ``ids(n)``, where the source calls its nodes otherwise than 0 … N-1: what it calls them. ``class_names``: what it
+    calls the classes, by their numbers; none where they are numbers.
 
     ``features_from(n, row)``, where the source can: the rows from ``row`` on, without reading all before.
 
@@ -93,6 +94,7 @@ class Source:
     num_edge_features: int = 0
     weight_unless_ones: bool = False
     task: Task = Task.CLASSES
+    class_names: tuple[str, ...] = ()
     symmetrize: bool = False
     drop_duplicates: bool | None = None
     drop_self_loops: bool = False

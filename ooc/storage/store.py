@@ -71,7 +71,8 @@ class Store:
     Attributes: ``path``, ``name``, ``num_nodes``, ``num_edges`` (entries of ``in/indices``),
     ``num_features``, ``num_classes``, ``task`` (what its labels are), ``undirected``, ``num_self_loops``,
     ``has_edge_weight``, ``num_edge_features`` (0: none), ``source`` (what was converted and how), ``attributes``
-    (everything in the group's metadata). ``undirected``: each edge is there both ways, with the same data.
+    (everything in the group's metadata), ``ids`` and ``class_names`` (what the source calls nodes and classes).
+    ``undirected``: each edge is there both ways, with the same data.
     ``identity``: what tells the folder that was opened from another one of the same name; None: of no folder.
     """
 
@@ -166,6 +167,12 @@ class Store:
         for start, numbers in self.array("perm").blocks(_BLOCK_ROWS):
             ids[numbers] = self.array("ids").read(start, start + len(numbers))
         return ids
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """What the source calls each class, by its number in ``y``; None where it calls them by numbers."""
+        names = self.attributes.get("class_names")
+        return tuple(str(name) for name in names) if names else None
 
     @property
     def nbytes(self) -> int:

@@ -138,8 +138,10 @@ class Prediction:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the table's columns, for formats that have such."""
+        """Names of the table's columns, for formats that have such; those of logits by the classes' names."""
         name = {What.LOGITS: "logit", What.LABELS: "label", What.EMBEDDINGS: "embedding"}[self._what]
+        if self._what is What.LOGITS and self._store.class_names is not None:
+            return [f"{name}_{of_class}" for of_class in self._store.class_names]
         return [name] if len(self.shape) == 1 else [f"{name}_{k}" for k in range(self.shape[1])]
 
     def read(self) -> Tensor:
@@ -158,7 +160,8 @@ class Prediction:
             self._run(table.put)
             self.close()
             block_bytes = max(1, min(_MOST_BLOCK_BYTES, self._limits.host_bytes // _BLOCKS_IN_BUDGET))
-            table.finish(self.columns, block_bytes=block_bytes)
+            classes = self._what is What.LABELS and self._store.task is Task.CLASSES
+            table.finish(self.columns, block_bytes=block_bytes, values=self._store.class_names if classes else None)
 
     def _run(self, put: Callable[[Ids, AnyArray, Ids], None]) -> None:
         """Compute everything; rows are ``put`` to their places, with the ids of their nodes."""

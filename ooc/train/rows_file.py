@@ -49,18 +49,27 @@ def check_target(path: Path, *, force: bool) -> None:
 class RowsFile:
     """Rows ``put`` in any order, from any thread, each once; ``finish`` makes the file ``path`` of them.
 
-    ``shape`` is [n, columns], or [n] for one number a row. Use as a context manager: what was not finished
-    is removed. Raises OptionError before anything is written where the file cannot be or the disk has no room.
+    ``shape`` is [n, columns], or [n] for one number a row. ``id_type``: of the nodes' ids, int64 or bytes of UTF-8. Use
+    as a context manager: what was not finished is removed. Raises OptionError before anything is written where the
+    file cannot be or the disk has no room.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, *, force: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        *,
+        id_type: npt.DTypeLike = np.int64,
+        force: bool = False,
+    ) -> None:
         self.path = path
         check_target(path, force=force)
         self.shape = shape
         self.dtype = np.dtype(dtype)
         self._has_ids = path.suffix in (".csv", ".parquet")
         row = ("row", self.dtype, shape[1:])
-        self._record = np.dtype([("node", np.int64), row] if self._has_ids else [row])
+        self._record = np.dtype([("node", np.dtype(id_type)), row] if self._has_ids else [row])
         self._row_bytes = self._record.itemsize
         self._check_room()
         self._partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
@@ -79,7 +88,7 @@ class RowsFile:
                 f"{self.path} takes {format_size(needed)} while it is written, {format_size(free)} are free"
             )
 
-    def put(self, places: Ids, rows: AnyArray, ids: Ids) -> None:
+    def put(self, places: Ids, rows: AnyArray, ids: AnyArray) -> None:
         """Write ``rows`` [n, columns] (or [n]) of the nodes ``ids`` [n] to the ``places`` [n] of the table."""
         order = np.argsort(places, kind="stable")
         records = np.empty(len(places), dtype=self._record)
@@ -96,9 +105,9 @@ class RowsFile:
         while done < len(data):
             done += os.pwrite(self._file.fileno(), data[done:].data, offset + done)
 
-    def finish(self, names: list[str], *, block_bytes: int) -> None:
-        """Make the file of the rows. ``names`` are the columns', for the formats that have such; ``block_bytes`` of
-        rows are in memory at once."""
+    def finish(self, names: list[str], *, block_bytes: int, values: tuple[str, ...] | None = None) -> None:
+        """Make the file of the rows. ``names`` are the columns', for the formats that have such, and ``values`` what
+        is written there for the numbers 0, 1, …; ``block_bytes`` of rows are in memory at once."""
         match self.path.suffix:
             case ".npy":
                 self._file.truncate(self._start + self.shape[0] * self._row_bytes)
@@ -108,10 +117,10 @@ class RowsFile:
             case ".zarr":
                 self._write_zarr(block_bytes)
             case ".csv":
-                self._write_csv(names, block_bytes)
+                self._write_csv(names, block_bytes, values)
                 flush(self._partial)
             case ".parquet":
-                self._write_parquet(names, block_bytes)
+                self._write_parquet(names, block_bytes, values)
                 flush(self._partial)
         if self.path.is_dir() and not self.path.is_symlink():
             shutil.rmtree(self.path)
@@ -136,25 +145,33 @@ class RowsFile:
         except StoreError as error:
             raise OptionError(str(error)) from error
 
-    def _write_csv(self, names: list[str], block_bytes: int) -> None:
+    def _write_csv(self, names: list[str], block_bytes: int, values: tuple[str, ...] | None) -> None:
         digits = {4: "%.9g", 8: "%.17g"}[self.dtype.itemsize] if self.dtype.kind == "f" else "%d"
-        with self._partial.open("w", encoding="ascii") as file:
-            file.write(",".join(["node", *names]) + "\n")
-            line = ",".join(["%d", *[digits] * len(names)]) + "\n"
+        named = None if values is None else [*map(_cell, values)]
+        with self._partial.open("w", encoding="utf-8", newline="") as file:
+            file.write(",".join(map(_cell, ["node", *names])) + "\n")
+            line = ",".join([digits if named is None else "%s"] * len(names))
             for records in self._blocks(block_bytes):
-                rows = records["row"].reshape(len(records), -1)
-                for node, row in zip(records["node"].tolist(), rows.tolist(), strict=True):
-                    file.write(line % (node, *row))
+                ids, rows = records["node"].tolist(), records["row"].reshape(len(records), -1).tolist()
+                cells = [_cell(node.decode()) for node in ids] if records["node"].dtype.kind == "S" else ids
+                for node, row in zip(cells, rows, strict=True):
+                    numbers = row if named is None else [named[value] for value in row]
+                    file.write(f"{node},{line % tuple(numbers)}\n")
 
-    def _write_parquet(self, names: list[str], block_bytes: int) -> None:
+    def _write_parquet(self, names: list[str], block_bytes: int, values: tuple[str, ...] | None) -> None:
         pyarrow: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
-        kind = pyarrow.from_numpy_dtype(self.dtype)
-        schema = pyarrow.schema([("node", pyarrow.int64()), *((name, kind) for name in names)])
+        texts = self._record["node"].kind == "S"
+        kind = pyarrow.from_numpy_dtype(self.dtype) if values is None else pyarrow.string()
+        id_kind = pyarrow.string() if texts else pyarrow.int64()
+        named = None if values is None else pyarrow.array(values, pyarrow.string())
+        schema = pyarrow.schema([("node", id_kind), *((name, kind) for name in names)])
         with parquet.ParquetWriter(self._partial, schema) as writer:
             for records in self._blocks(block_bytes):
-                columns = (records["node"], *records["row"].reshape(len(records), -1).T)
-                writer.write_table(pyarrow.table([*map(np.ascontiguousarray, columns)], schema=schema))
+                ids = [node.decode() for node in records["node"].tolist()] if texts else records["node"]
+                rows = [np.ascontiguousarray(column) for column in records["row"].reshape(len(records), -1).T]
+                columns = rows if named is None else [named.take(pyarrow.array(column)) for column in rows]
+                writer.write_table(pyarrow.table([pyarrow.array(ids, id_kind), *columns], schema=schema))
 
     def close(self) -> None:
         """Remove what is not finished."""
@@ -171,3 +188,8 @@ class RowsFile:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+
+def _cell(text: str) -> str:
+    """``text`` as a cell of a CSV file."""
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text

@@ -57,7 +57,7 @@ _BAD: dict[str, tuple[Arrays, str]] = {
     "no classes": (_replaced(num_classes=np.array(0)), "num_classes is 0"),
     "overlap": (_replaced(val_mask=_MASK), r"the splits overlap: node \d+ is in train and valid"),
     "empty train split": (_replaced(train_mask=np.zeros(60, dtype=bool)), "empty train split"),
-    "no split": (_replaced(train_mask=None), "has no split"),
+    "no train split": (_replaced(train_mask=None), "has no train_mask or train_idx beside its .*test_mask"),
     "mask of a wrong length": (_replaced(test_mask=np.zeros(61, dtype=bool)), r"test_mask has the shape \(61,\)"),
     "mask of numbers": (_changed("train_mask", 3, 2), "other values than true and false"),
     "index out of range": (_replaced(train_mask=None, train_idx=np.array([1, 60])), "names the node 60 of 60"),

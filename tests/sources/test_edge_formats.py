@@ -131,8 +131,6 @@ def test_edges_must_stay_among_the_rows_of_the_files(tmp_path: Path) -> None:
     np.save(tmp_path / "y.npy", np.arange(6) % 2)
     with pytest.raises(SourceError, match=r"different numbers of nodes: \[5, 6\]"):
         ooc.convert(path, tmp_path / "g.ooc", **files)
-    with pytest.raises(SourceError, match="says nothing of splits; give split='random'"):
-        ooc.convert(path, tmp_path / "g.ooc", features="random:3", labels=tmp_path / "y.npy")
 
 
 def test_ids_too_many_for_the_budget_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,12 +194,6 @@ def test_several_columns_of_labels_are_answers_or_values(tmp_path: Path, values:
         (_EDGES, _NODES.replace("0.5", ""), {}, "feature 0 of node 0 is nan"),
         (_EDGES, _NODES.replace("0,train", "0.5,train"), {}, "node 0 has the label 0.5, which is no class"),
         (_EDGES, _NODES.replace("val", "later"), {}, "node 1 is in the split 'later'; splits are"),
-        (
-            _EDGES,
-            _NODES.replace(",split", ",part"),
-            {"feature_columns": "f"},
-            "no column split; name one",
-        ),
         (_EDGES, _NODES.replace("label", "kind"), {}, "no column label or y; name the one of labels"),
         (_EDGES, _NODES.replace("id,f", "id,id"), {}, "two columns of one name"),
         (_EDGES, _NODES, {"feature_columns": "f,g"}, "has no column 'g'; it has id, f, label, split"),

@@ -169,13 +169,15 @@ def test_a_pyg_data_object_with_masks_of_several_splits(tmp_path: Path) -> None:
 def test_random_splits_need_no_masks_and_leave_out_the_unlabelled(tmp_path: Path) -> None:
     arrays = {name: array for name, array in random_arrays(nodes=1000).items() if "mask" not in name}
     arrays["y"][:500] = -1
-    with pytest.raises(SourceError, match="no split"):
-        ooc.convert(arrays, tmp_path / "g.ooc")
-    stores = [ooc.convert(arrays, tmp_path / f"{n}.ooc", split=f"random:{n}") for n in (1, 2)]
+    events: list[Event] = []
+    stores = [ooc.convert(arrays, tmp_path / "0.ooc", listener=events.append)]
+    said = "arrays says nothing of splits: it is random 60/20/20, seed 0 (--split random:SEED for another)"
+    assert Note(said) in events
+    stores += [ooc.convert(arrays, tmp_path / f"{seed + 1}.ooc", split=f"random:{seed}") for seed in (0, 1)]
+    unsaid, same, other = (store.array("split/train").read() for store in stores)
+    assert (unsaid == same).all() and (same != other).any() and not same[:500].any()
     for store in stores:
         assert sum(store.split_sizes.values()) == 500 and 250 < store.split_sizes["train"] < 350
-    first, second = (store.array("split/train").read() for store in stores)
-    assert (first != second).any() and not first[:500].any()
 
 
 def test_features_are_normalised_by_the_least_of_all(tmp_path: Path) -> None:

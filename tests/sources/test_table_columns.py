@@ -2,6 +2,7 @@
 """What the columns of a table of nodes are taken for: ids, labels, splits, features, and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import ooc
+from ooc.cli import main
 from ooc.cli.convert import command
 from ooc.errors import OptionError, SourceError
 from ooc.events import Event, Note
@@ -59,12 +61,14 @@ def test_columns_of_splits_are_splits(tmp_path: Path, form: str, splits: dict[st
     store = ooc.convert(source, tmp_path / "g.ooc", listener=events.append)
     assert store.num_features == 1 and store.array("x").read()[:, 0].tolist() == _NODES["f"]
     assert _splits(store) == list(_MASKS.values())
-    notes = [event.text for event in events if isinstance(event, Note)]
-    assert (
-        f"columns of {source / 'nodes'}.{form}: id: ids; f: features; label: labels; {', '.join(splits)}: splits"
-        in notes
-    )
-    assert f"columns of {source / 'edges'}.{form}: source: where edges start; target: where they end" in notes
+    notes = [" ".join(event.text.split()) for event in events if isinstance(event, Note)]
+    said = [f"columns of {source / 'nodes'}.{form}: id id f feature label label"]
+    if len(splits) == 1:
+        said += [f"{name} split, in words" for name in splits]
+    else:
+        said += [f"{name} {split} split" for name, split in zip(splits, ("train", "valid", "test"), strict=True)]
+    assert " ".join(said) in notes
+    assert f"columns of {source / 'edges'}.{form}: source src: where edges start target dst: where they end" in notes
 
 
 def test_a_random_split_beside_ones_own_is_said_and_makes_no_feature_of_it(tmp_path: Path) -> None:
@@ -73,7 +77,7 @@ def test_a_random_split_beside_ones_own_is_said_and_makes_no_feature_of_it(tmp_p
     store = ooc.convert(source, tmp_path / "g.ooc", split="random:3", listener=events.append)
     assert store.num_features == 1
     notes = [event.text for event in events if isinstance(event, Note)]
-    assert any("train, val, test: splits, but not used: the split asked for is random:3" in note for note in notes)
+    assert any("train, val, test  split, but not used: the split asked for is random:3" in note for note in notes)
     assert any("split is random 60/20/20, seed 3" in note for note in notes)
     with pytest.raises(OptionError, match="contradict each other"):
         ooc.convert(source, tmp_path / "h.ooc", split="random", split_column="train")
@@ -115,11 +119,12 @@ def test_what_should_hardly_be_a_feature_is_refused(
     tmp_path: Path, form: str, name: str, cells: list, what: str
 ) -> None:
     source = _folder(tmp_path, form, _NODES | _WORDS | {name: cells})
-    with pytest.raises(SourceError, match=f"the column {name} holds ({what}), which make no feature; name the") as told:
+    with pytest.raises(SourceError, match=f"the column {name} holds ({what}), which make no feature; ") as told:
         ooc.convert(source, tmp_path / "g.ooc")
-    assert "feature_columns=" in str(told.value) and "\n" not in str(told.value)
-    store = ooc.convert(source, tmp_path / "g.ooc", feature_columns="f")
-    assert store.num_features == 1
+    assert f"leave it out with columns={{'{name}': 'ignore'}}" in str(told.value) and "\n" not in str(told.value)
+    for options in ({"feature_columns": "f"}, {"columns": {name: "ignore"}}):
+        store = ooc.convert(source, tmp_path / "g.ooc", force=True, **options)
+        assert store.num_features == 1
 
 
 @pytest.mark.parametrize(
@@ -184,6 +189,99 @@ def test_what_columns_are_taken_for_is_printed(tmp_path: Path, options: list[str
     source = _folder(tmp_path, "csv", _NODES | _MASKS)
     result = CliRunner().invoke(command, [str(source), str(tmp_path / "g.ooc"), *options])
     assert result.exit_code == 0, result.output
-    said = " ".join(result.output.split())
-    assert "nodes.csv: id: ids; f: features; label: labels; train, val, test: splits" in said
-    assert "edges.csv: source: where edges start; target: where they end" in said
+    lines = [line.rstrip() for line in result.output.splitlines()]
+    at = lines.index(f"columns of {source / 'nodes'}.csv:")
+    assert lines[at + 1 : at + 7] == [
+        "  id     id",
+        "  f      feature",
+        "  label  label",
+        "  train  train split",
+        "  val    valid split",
+        "  test   test split",
+    ]
+    assert "  source  src: where edges start" in lines and "  target  dst: where they end" in lines
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize(("called", "categories"), [("label", False), ("topic", False), ("topic", True)])
+def test_texts_of_labels_name_the_classes(tmp_path: Path, form: str, called: str, categories: bool) -> None:
+    """In alphabetical order; without a column ``label`` they are the only column of words."""
+    texts: Any = ["maths", "art, and so on", None if form == "parquet" else "", "maths"]
+    if categories and form == "parquet":
+        texts = pa.array(texts).dictionary_encode()
+    elif form == "csv":
+        texts[1] = f'"{texts[1]}"'
+    nodes = {"id": _NODES["id"], "f": _NODES["f"], called: texts, "train": [True, True, False, False]}
+    store = ooc.convert(_folder(tmp_path, form, nodes), tmp_path / "g.ooc")
+    assert store.class_names == ("art, and so on", "maths") and store.num_classes == 2 and store.num_features == 1
+    assert store.array("y").read().tolist() == [1, 0, -1, 1]
+    assert ooc.open(ooc.convert(store_of(tmp_path), tmp_path / "n.ooc").path).class_names is None
+
+
+def store_of(folder: Path) -> dict[str, Any]:
+    """Arrays whose classes have no names."""
+    return {"edge_index": np.array([[0], [1]]), "x": np.ones((2, 1)), "y": np.array([0, 1])}
+
+
+def test_too_many_texts_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ooc.sources.labels.MOST_CLASSES", 2)
+    nodes = _NODES | _WORDS | {"label": ["a", "b", "c", "d"]}
+    with pytest.raises(SourceError, match="column label holds more than 2 different texts, such as 'd': these are no"):
+        ooc.convert(_folder(tmp_path, "csv", nodes), tmp_path / "g.ooc")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_columns_are_given_roles(tmp_path: Path, form: str) -> None:
+    """Where they would be taken for something else, or where two tables have a column of one name."""
+    train, val, test = _MASKS.values()
+    nodes = {
+        "who": _NODES["id"],
+        "kind": [1, 0, 1, 0],
+        "f": _NODES["f"],
+        "label": [5.5] * 4,
+        "when": ["2020-01-01"] * 4,
+    }
+    nodes |= {"a": train, "b": val, "c": test, "weight": [1.0, 2.0, 3.0, 4.0]}
+    edges = {"head": _EDGES["source"], "tail": _EDGES["target"], "weight": [0.5, 1.5, 2.5], "time": [1, 2, 3]}
+    source = _folder(tmp_path, form, nodes, edges)
+    options = [
+        *("who=id", "kind=label", "label=feature", "when=ignore", "a=train", "b=val", "c=test", "nodes.weight=ignore"),
+        *("head=src", "tail=dst", "time=feature"),
+    ]
+    words = [word for option in options for word in ("--column", option)]
+    result = CliRunner().invoke(command, [str(source), str(tmp_path / "g.ooc"), *words])
+    assert result.exit_code == 0, result.output
+    store = ooc.open(tmp_path / "g.ooc")
+    assert store.array("ids").read().tolist() == _NODES["id"] and _splits(store) == [train, val, test]
+    assert store.array("x").read().tolist() == [[f, 5.5] for f in _NODES["f"]]
+    assert sorted(store.edge_weight("in").read().tolist()) == edges["weight"] and store.num_edge_features == 1
+    assert store.array("y").read().tolist() == nodes["kind"]
+
+
+def test_a_column_named_weight_is_the_edges_weight(tmp_path: Path) -> None:
+    source = _folder(tmp_path, "csv", _NODES | _MASKS, _EDGES | {"Weight": [0.5, 1.5, 2.5]})
+    assert ooc.convert(source, tmp_path / "g.ooc").has_edge_weight
+    assert not ooc.convert(source, tmp_path / "h.ooc", columns={"Weight": "ignore"}).has_edge_weight
+    assert not ooc.convert(source, tmp_path / "i.ooc", drop_edge_data=True).has_edge_weight
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "f=colour",
+            "--column f=colour: a column is id, feature, label, split, train, val, test, ignore, src, dst or w",
+        ),
+        ("labl=label", "--column labl=label: no table has a column 'labl'; did you mean label"),
+        ("f=weight", "--column f=weight: the column 'f' cannot be weight; the columns are id, f, label, train"),
+        ("f", "'f' is not NAME=ROLE, such as age=ignore"),
+    ],
+)
+def test_roles_that_do_not_fit_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, message: str
+) -> None:
+    source = _folder(tmp_path, "csv", _NODES | _MASKS)
+    assert main(["convert", str(source), str(tmp_path / "g.ooc"), "--column", option]) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "g.ooc").exists()
+    with pytest.raises(OptionError, match="the columns id and f cannot both be id"):
+        ooc.convert(source, tmp_path / "g.ooc", columns={"id": "id", "f": "id"})

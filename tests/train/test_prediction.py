@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
@@ -210,6 +211,27 @@ def test_ids_are_those_of_the_source(tmp_path: Path, order: str, ending: str) ->
         table, found = read_back(tmp_path / f"{name}{ending}")
         assert found is not None and found.tolist() == ids.tolist()
         np.testing.assert_array_equal(table.astype(np.float32), expected.numpy())
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_classes_go_by_their_names(tmp_path: Path, ending: str) -> None:
+    names = np.array(['a "b", c', "d", "ë"])
+    rows = {"id": np.arange(300), "x": np.linspace(0, 1, 300), "label": names[np.arange(300) % 3]}
+    (folder := tmp_path / "tables").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table(rows), folder / "nodes.parquet")
+    edges = dict(zip(("src", "dst"), DATA.edge_index.numpy(), strict=True))
+    pyarrow.parquet.write_table(pyarrow.table(edges), folder / "edges.parquet")
+    store = ooc.convert(folder, tmp_path / "tables.ooc")
+    model = ModelCase(kind="gcn", layers=2).build(store.num_features, store.num_classes, dtype=torch.float32)
+    options: dict[str, Any] = {"spill_dir": tmp_path, "tile_rows": 8, "threads": 1}
+    with tuned_trainer(model, store, gpu_budget="8M", host_budget="8M", **options) as trainer:
+        labels = trainer.predict("labels")
+        for what in ("labels", "logits"):
+            trainer.predict(what, out=tmp_path / f"{what}{ending}")
+    assert labels is not None and store.class_names == tuple(names)
+    read: Any = pyarrow.csv.read_csv if ending == ".csv" else pyarrow.parquet.read_table
+    assert read(tmp_path / f"labels{ending}")["label"].to_pylist() == names[labels.numpy()].tolist()
+    assert read(tmp_path / f"logits{ending}").column_names == ["node", *(f"logit_{name}" for name in names)]
 
 
 def test_without_ids_of_its_own_a_source_has_none(store: Store) -> None:

@@ -126,21 +126,25 @@ class CsvTable:
         if '"' in text or text.count(self._delimiter) != len(lines) * (len(self.columns) - 1) or not lines:
             return None
         found: Block = {}
+        rows: list[list[str]] = []
         try:
             for kind in Cells:
                 names = [name for name, cells in wanted.items() if cells is kind]
-                if names:
+                places = [self.columns.index(name) for name in names]
+                if names and kind in (Cells.WHOLE, Cells.REAL):
                     columns: AnyArray = np.loadtxt(
                         lines,
-                        dtype={Cells.WHOLE: np.int64, Cells.REAL: np.float64}.get(kind, str),
+                        dtype=np.int64 if kind is Cells.WHOLE else np.float64,
                         delimiter=self._delimiter,
                         comments=None,
-                        usecols=[self.columns.index(name) for name in names],
+                        usecols=places,
                         ndmin=2,
                     )
                     found |= {name: columns[:, at] for at, name in enumerate(names)}
-                    if kind is Cells.MEMBER:
-                        found |= {name: _members(found[name]) for name in names}
+                elif names:
+                    rows = rows or [line.split(self._delimiter) for line in lines]
+                    texts = {name: [row[at].strip() for row in rows] for name, at in zip(names, places, strict=True)}
+                    found |= {name: of_texts(cells, kind) for name, cells in texts.items()}
         except (ValueError, OverflowError):
             return None
         return {name: found[name] for name in wanted}
@@ -161,7 +165,7 @@ class CsvTable:
                     raise SourceError(
                         f"{self.path}, line {number}: the column {name} holds {cell[:60]!r}, not {cells.value}"
                     ) from None
-        types = {Cells.WHOLE: np.int64, Cells.REAL: np.float64, Cells.TEXT: np.str_, Cells.MEMBER: np.bool_}
+        types = {Cells.WHOLE: np.int64, Cells.REAL: np.float64, Cells.TEXT: np.object_, Cells.MEMBER: np.bool_}
         return {name: np.array(column, dtype=types[wanted[name]]) for name, column in found.items()}
 
     def kinds(self) -> dict[str, ColumnKind]:
@@ -195,10 +199,12 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _members(texts: AnyArray) -> AnyArray:
-    """Texts [n] as membership of a split [n]; ValueError where one says neither."""
-    different, which = np.unique(texts, return_inverse=True)
-    return np.array([_value(text.strip(), Cells.MEMBER) for text in different.tolist()], dtype=np.bool_)[which]
+def of_texts(texts: list[str], cells: Cells) -> AnyArray:
+    """``texts`` as they are, or as membership of a split, [n]; ValueError where one says neither true nor false."""
+    if cells is Cells.TEXT:
+        return np.array(texts, dtype=np.object_)
+    meaning = {text: _value(text, Cells.MEMBER) for text in dict.fromkeys(texts)}
+    return np.array([meaning[text] for text in texts], dtype=np.bool_)
 
 
 def _kind(cells: list[str]) -> ColumnKind:
@@ -266,19 +272,19 @@ class ParquetTable:
         lists = types.is_list(kind) or types.is_large_list(kind)
         if cells is Cells.REAL and (lists or types.is_fixed_size_list(kind)):
             return self._lists(column, name)
-        text = types.is_string(kind) or types.is_large_string(kind)
+        text = _is_text(types, kind)
         number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
         match cells:
-            case Cells.TEXT if text:
-                return np.array(["" if cell is None else cell for cell in column.to_pylist()], dtype=np.str_)
+            case Cells.TEXT if text or number:
+                texts = column if text else column.cast("string")
+                return of_texts(["" if cell is None else cell for cell in texts.to_pylist()], cells)
             case Cells.WHOLE if types.is_integer(kind) and not column.null_count:
                 return self._cast(column, name, "int64")
             case Cells.REAL if number:
                 return self._cast(column, name, kind if types.is_floating(kind) else "float64")
             case Cells.MEMBER if number or text:
-                texts = ["" if cell is None else str(cell) for cell in column.to_pylist()]
                 with contextlib.suppress(ValueError):
-                    return _members(np.array(texts, dtype=np.str_))
+                    return of_texts(["" if cell is None else str(cell) for cell in column.to_pylist()], cells)
         empty = " with empty cells" if column.null_count else ""
         raise SourceError(f"{self.path}: the column {name} holds {kind}{empty}, not {cells.value}")
 
@@ -297,7 +303,7 @@ class ParquetTable:
                 found[name] = ColumnKind.TIMES
             elif types.is_boolean(kind):
                 found[name] = ColumnKind.TRUTH
-            elif types.is_string(kind) or types.is_large_string(kind):
+            elif _is_text(types, kind):
                 found[name] = ColumnKind.TEXTS
             elif name in flat and head is not None:
                 found[name] = _kind(["" if cell is None else str(cell) for cell in head.column(name).to_pylist()])
@@ -343,6 +349,10 @@ class ParquetTable:
 
 
 Table = CsvTable | ParquetTable
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _one_line(error: BaseException) -> str:

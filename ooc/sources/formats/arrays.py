@@ -8,7 +8,7 @@ or CSR ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N] or [N, L]
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ooc.errors import SourceError
 from ooc.sources.files.streams import check_truth_values
 from ooc.sources.labels import (
     TASK_OPTION,
+    USUAL_SPLIT,
     FoundLabels,
     LabelForm,
     NodeList,
@@ -25,16 +26,18 @@ from ooc.sources.labels import (
     label_form,
     only_answers,
     random_split,
+    unsaid_split_note,
 )
 from ooc.sources.reading import Request
 from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges
 from ooc.storage.array import AnyArray
 
 EDGE_DATA_NAMES = ("edge_weight", "edge_attr")
-_OF_NODES = (
-    *("x", "y", "train_mask", "valid_mask", "val_mask", "test_mask"),
+_OF_SPLITS = (
+    *("train_mask", "valid_mask", "val_mask", "test_mask"),
     *("train_idx", "valid_idx", "val_idx", "test_idx"),
 )
+_OF_NODES = ("x", "y", *_OF_SPLITS)
 _OF_PYG = ("edge_index", *EDGE_DATA_NAMES, *_OF_NODES)
 ARRAY_NAMES = (*_OF_PYG, "edges", "x_data", "x_indices", "x_indptr", "x_shape", "num_nodes", "num_classes")
 _SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
@@ -69,6 +72,9 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     """A source of ``arrays``; SourceError where they are missing or do not fit one another."""
     if options.request.drop_edge_data:
         arrays = {name: array for name, array in arrays.items() if name not in EDGE_DATA_NAMES}
+    unsaid = options.split is None and not any(name in arrays for name in _OF_SPLITS)
+    if unsaid:
+        options = replace(options, usual_split=USUAL_SPLIT)
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise SourceError(f"{options.name}: {name} holds {array.dtype} values, not plain numbers")
@@ -118,8 +124,14 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         fingerprint=options.fingerprint,
         task=form.task,
         description={"split": note} if note else {},
-        notes=tuple(filter(None, (f"{options.name}: split is {note}" if note else None, form.note))),
+        notes=tuple(filter(None, (_split_note(options.name, note, unsaid=unsaid), form.note))),
     )
+
+
+def _split_note(name: str, note: str | None, *, unsaid: bool) -> str | None:
+    if unsaid:
+        return unsaid_split_note(name)
+    return f"{name}: split is {note}" if note else None
 
 
 def _scalar(arrays: Mapping[str, AnyArray], name: str, source: str) -> int:
@@ -224,8 +236,8 @@ def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -
         for split, names in _SPLIT_NAMES.items()
     }
     if not found["train"]:
-        remedy = "give train_mask or train_idx, or split='random'"
-        raise SourceError(f"{options.name} has no split: {remedy}")
+        told = ", ".join(name for names in found.values() for name in names)
+        raise SourceError(f"{options.name} has no train_mask or train_idx beside its {told}")
     columns = {
         split: _agreeing({name: _membership(arrays[name], name, nodes, options) for name in names}, options)
         for split, names in found.items()

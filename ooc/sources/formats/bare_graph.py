@@ -17,18 +17,20 @@ import numpy as np
 from ooc.errors import BudgetError, SourceError
 from ooc.events import Listener, reported
 from ooc.sizes import format_size
+from ooc.sources.column_roles import EDGES, NODES, check_all_found
 from ooc.sources.edge_options import EdgeFiles, asked_files
 from ooc.sources.files.npy import NpyFile
 from ooc.sources.files.tables import Cells, Table
+from ooc.sources.labels import ClassNames
 from ooc.sources.node_data import RANDOM, NodeFeatures, NodeLabels, node_features, node_labels
 from ooc.sources.node_ids import Numbering, Same, collect, numbering, sorted_with_rows, write_ids
 from ooc.sources.node_tables import ID_NAMES, NodeTables
-from ooc.sources.reading import SPLIT, Request
+from ooc.sources.reading import COLUMNS, SPLIT, Request
 from ooc.sources.source import EdgeBlock, Ids, Source, fingerprint_of
 from ooc.storage.array import AnyArray, flush
 
 NODE_OPTIONS = frozenset(
-    {"features", "labels", "task", "id_column", "feature_columns", "label_column", "split_column", SPLIT}
+    {"features", "labels", "task", "id_column", "feature_columns", "label_column", "split_column", SPLIT, COLUMNS}
 )
 """What any such graph takes of nodes; ``EDGE_OPTIONS`` are those of edges."""
 _BLOCK_ROWS = 1 << 18
@@ -44,7 +46,7 @@ class BareGraph:
     ``edges(n)``: blocks as a source's, of ids as in ``files``. ``num_edges`` may be an estimate where it is not
     ``counted``. ``num_nodes``: None where any ids may come. ``said``: the numbers of ``nodes`` and ``edges`` that
     the files claim, compared with what is found. ``features``, ``labels``: files of theirs beside the edges.
-    ``notes``: what the user is told.
+    ``table``: what the edges are in, where that is one. ``notes``: what the user is told.
 
     ``carrying(n)``: the same edges with what they carry, as ``has_edge_weight``, ``num_edge_features`` and
     ``weight_unless_ones`` say (see ``Source``); None where that is nothing.
@@ -65,6 +67,7 @@ class BareGraph:
     has_edge_weight: bool = False
     num_edge_features: int = 0
     weight_unless_ones: bool = False
+    table: Table | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -105,6 +108,8 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
     features = node_features(texts["features"], tables)
     labels = node_labels(graph.name, texts["labels"], tables, request)
     ids = tables.ids(graph.name)
+    edge_tables = ((EDGES, graph.table),) if graph.table is not None else ()
+    check_all_found(request, (*((NODES, table) for table in tables.tables), *edge_tables))
     joined = _Joined(graph, features, labels, ids, request.budget_bytes)
     files = [Path(text) for text in texts.values() if not text.startswith(RANDOM)]
     known = {count for count in (graph.num_nodes, features.rows, labels.rows) if count is not None}
@@ -126,14 +131,14 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         num_edge_features=graph.num_edge_features,
         weight_unless_ones=graph.weight_unless_ones,
         features=lambda size: features.blocks(0, size, 0),
-        labels=lambda size: labels.blocks(0, size),
+        labels=lambda size: labels.blocks(0, size, ()),
         symmetrize=graph.symmetrize,
         fingerprint=fingerprint_of(*graph.files, *files),
         description={"features": texts["features"], "labels": texts["labels"]}
         | ({"split": labels.split} if labels.split else {}),
-        notes=(*graph.notes, *tables.notes(), *labels.notes),
+        notes=(*tables.notes(), *graph.notes, *labels.notes),
     )
-    if graph.num_nodes is not None and ids is None and graph.counted:
+    if graph.num_nodes is not None and ids is None and graph.counted and labels.class_names is None:
         return joined.source(source, graph.num_nodes, graph.num_edges, None)
     return replace(
         source,
@@ -155,6 +160,8 @@ class _Joined:
         path = folder / _COUNTS
         if not path.exists():
             counts = self._counted(nodes, folder, listener)
+            read_names = self.node_labels.class_names
+            counts["class_names"] = list(read_names()) if read_names is not None else []
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps(counts))
             flush(partial)
@@ -164,10 +171,17 @@ class _Joined:
         numbers = self._numbering(folder, counts)
         # Ids that are the numbers need no keeping: a list of edges may well name all of 0 … N-1.
         kept = None if isinstance(numbers, Same) else folder / _IDS
-        return self.source(source, counts["nodes"], counts["edges"], numbers, kept)
+        names = tuple(counts["class_names"])
+        return self.source(source, counts["nodes"], counts["edges"], numbers, kept, names)
 
     def source(
-        self, source: Source, nodes: int, edges: int, numbers: Numbering | None, kept: Path | None = None
+        self,
+        source: Source,
+        nodes: int,
+        edges: int,
+        numbers: Numbering | None,
+        kept: Path | None = None,
+        names: ClassNames = (),
     ) -> Source:
         """``source`` of so many ``nodes`` and ``edges``; the ids in the file ``kept`` become nodes by ``numbers``."""
         if not _LEAST_NODES <= nodes <= _MOST_NODES:
@@ -181,7 +195,9 @@ class _Joined:
             edges=source.edges if numbers is None else lambda size: self._numbered(source.edges(size), numbers),
             features=lambda size: features.blocks(nodes, size, 0),
             features_from=(lambda size, row: features.blocks(nodes, size, row)) if features.seeks else None,
-            labels=lambda size: labels.blocks(nodes, size),
+            labels=lambda size: labels.blocks(nodes, size, names),
+            num_classes=len(names) or source.num_classes,
+            class_names=names,
             ids=ids,
             resident_bytes=numbers.nbytes if numbers is not None else 0,
             prepare=None,

@@ -5,6 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ooc.errors import SourceError
+from ooc.sources.column_roles import (
+    EDGES,
+    FEATURE,
+    IGNORE,
+    SOURCE_END,
+    TARGET_END,
+    WEIGHT,
+    as_argument,
+    asked_roles,
+    column_note,
+)
 from ooc.sources.edge_options import (
     EDGE_COLUMNS_REMEDY,
     EDGE_OPTIONS,
@@ -15,11 +26,12 @@ from ooc.sources.edge_options import (
 from ooc.sources.files.lines import whole_ids
 from ooc.sources.files.tables import TABLE_SUFFIXES, Cells, Table, is_table, open_table, side_by_side, width
 from ooc.sources.formats.bare_graph import NODE_OPTIONS, BareGraph, bare_source
-from ooc.sources.node_tables import chosen_column, column_note
+from ooc.sources.node_tables import chosen_column
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source
 
 _SOURCES, _TARGETS = ("source", "src"), ("target", "dst")
+_WEIGHTS = ("weight", "edge_weight")
 _COMPRESSIONS = ("", ".gz", ".zst")
 _LEAST_LINE_BYTES = 4
 _NOTHING = EdgeColumns()
@@ -39,23 +51,11 @@ def _open(path: Path, request: Request) -> Source:
 def _graph(
     table: Table, name: str, request: Request, *, features: Path | None = None, labels: Path | None = None
 ) -> BareGraph:
-    two = table.columns if len(table.columns) == 2 else ("", "")
-    source = chosen_column(table, request, "source_column", _SOURCES) or two[0]
-    target = chosen_column(table, request, "target_column", _TARGETS) or two[1]
-    if not source or not target or source == target:
-        columns = ", ".join(table.columns[:20])
-        raise SourceError(
-            f"{table.path} has the columns {columns}; say with source_column= and target_column= which edges are in"
-        )
-    other = tuple(column for column in table.columns if column not in (source, target))
-    carried = asked_columns(request, other, str(table.path))
-    if other and not (asks_for_edge_data(request) or request.drop_edge_data):
-        raise SourceError(f"{table.path} has edges with data ({', '.join(other[:20])}); {EDGE_COLUMNS_REMEDY}")
-    meanings = {source: "where edges start", target: "where they end"} | dict.fromkeys(
-        carried.features, "edge features"
-    )
-    if carried.weight is not None:
-        meanings[carried.weight] = "edge weights"
+    asked = asked_roles(request, table, EDGES)
+    source, target = _ends(table, request, asked)
+    carried, meanings = _carried(table, request, asked, (source, target))
+    meanings |= {source: "src: where edges start", target: "dst: where they end"}
+    meanings |= dict.fromkeys((name for name, role in asked.items() if role == IGNORE), "left out, as asked")
     return BareGraph(
         name=name,
         format="table",
@@ -68,8 +68,54 @@ def _graph(
         counted=table.rows is not None,
         features=features,
         labels=labels,
+        table=table,
         notes=(column_note(table, meanings),),
     )
+
+
+def _ends(table: Table, request: Request, asked: dict[str, str]) -> tuple[str, str]:
+    """The columns of the edges' sources and targets."""
+    given = {role: name for name, role in asked.items()}
+    rest = [name for name in table.columns if name not in asked]
+    source = given.get(SOURCE_END) or chosen_column(table, request, "source_column", _SOURCES, leaving=asked)
+    target = given.get(TARGET_END) or chosen_column(table, request, "target_column", _TARGETS, leaving=asked)
+    if len(rest) == 2 and not source and not target:
+        source, target = rest
+    if not source or not target or source == target:
+        columns = ", ".join(table.columns[:20])
+        raise SourceError(
+            f"{table.path} has the columns {columns}; say with source_column= and target_column= which edges are in"
+        )
+    return source, target
+
+
+def _carried(
+    table: Table, request: Request, asked: dict[str, str], ends: tuple[str, str]
+) -> tuple[EdgeColumns, dict[str, str]]:
+    """The columns of what edges carry, and what the others beside the ends were taken for.
+
+    SourceError for one of which nobody says what it is.
+    """
+    other = tuple(column for column in table.columns if column not in ends and asked.get(column) != IGNORE)
+    chosen = asked_columns(request, other, str(table.path))
+    if request.drop_edge_data:
+        return _NOTHING, dict.fromkeys(other, "left out: edges are to carry nothing")
+    if not asks_for_edge_data(request):
+        weight = next((name for name, role in asked.items() if role == WEIGHT), None)
+        usual = [name for name in other if name.lower() in _WEIGHTS and name not in asked]
+        if weight is None and len(usual) == 1:
+            weight = usual[0]
+        chosen = EdgeColumns(weight, tuple(name for name in other if asked.get(name) == FEATURE))
+        unknown = [name for name in other if name not in chosen.names]
+        if unknown:
+            raise SourceError(
+                f"{table.path} has edges with data ({', '.join(unknown[:20])}); {EDGE_COLUMNS_REMEDY}, or leave a "
+                f"column out with {as_argument(unknown[0], IGNORE)}"
+            )
+    meanings = dict.fromkeys(chosen.features, "feature of the edge")
+    if chosen.weight is not None:
+        meanings[chosen.weight] = "weight of the edge"
+    return chosen, meanings
 
 
 def column_edges(
