@@ -142,6 +142,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     from ooc.report.console import output
     from ooc.report.logs import several
     from ooc.report.plan_report import PlanReport
+    from ooc.report.starts import note_start
     from ooc.report.tables import describe_budgets, print_outcome, print_plan
     from ooc.train.metrics import resolve_metric
     from ooc.train.trainer import Trainer
@@ -191,8 +192,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
                 of_device = "--device cuda " if settings.device == "cuda" else ""
                 measuring = f"ooc profile {of_device}--spill-dir {spill}"
                 click.echo(f"planned by estimates; {measuring} measures this machine in 15 s")
-        last = run.last()
-        run.save_forecast({"first_epoch": 1 if last is None else last["epoch"] + 1, **report.as_dict()})
+        note_start(run, report, trainer.spill_dir)
         trainer.fit(
             epochs=settings.epochs,
             eval_every=settings.eval_every,

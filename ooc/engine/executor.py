@@ -12,6 +12,7 @@ from ooc.engine.operands import Input, Output
 from ooc.engine.program_run import PassRun, ProgramRun, TilePassRun
 from ooc.engine.pull_run import BucketedPull, EdgeSweep, PullRun, SlabBuffers, SlabPull, WholePull
 from ooc.engine.record import PassRecord
+from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import BucketsRows, RowsWriter
 from ooc.errors import BudgetError
@@ -30,16 +31,19 @@ def run_program(
     steps: list[StageStep],
     reduce: Callable[[Tile], None],
     progress: Callable[[int], None],
+    recorder: EpochRecorder | None = None,
 ) -> tuple[PassRecord, ...]:
     """Run ``program`` with the functions of ``steps``; ``reduce`` gets every tile, in order, ``progress`` how many
-    passes are done. What each pass has taken."""
-    run = ProgramRun(runtime, program, steps, reduce)
+    passes are done, and ``recorder`` watches. What each pass has taken."""
+    run = ProgramRun(runtime, program, steps, reduce, recorder)
     passes: list[PassRecord] = []
     slabs: SlabBuffers | None = None
     for checks in runtime.checks.values():
         checks.begin(program)
     try:
         run.warm_up()
+        if recorder is not None:
+            recorder.start(runtime)
         watch = _Stopwatch(runtime)
         for done, item in enumerate(runtime.plan.programs[program], start=1):
             run.enter(item.index)
@@ -56,11 +60,15 @@ def run_program(
             passes.append(watch.lap(program, item.title))
             progress(done)
         run.finish()
+        if recorder is not None:
+            recorder.finish(passes)
         runtime.refuse_faults()
     except BaseException as error:
         if slabs is not None:
             slabs.settle()
         runtime.settle()
+        if recorder is not None:
+            recorder.stop()
         if not isinstance(error, torch.OutOfMemoryError):
             raise
         raise BudgetError(

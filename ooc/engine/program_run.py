@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ooc.engine.operands import Sums, as_matrix
+from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import RowsReader, SummedRows, SumsWriter
 from ooc.engine.workers import OrderedPipeline
@@ -26,16 +27,25 @@ from ooc.plan.workload import Kind, Pull
 class ProgramRun:
     """One run of program ``name``, whose stages ``steps`` compute; ``reduce`` gets every tile, in order."""
 
-    def __init__(self, runtime: Runtime, name: str, steps: Sequence[StageStep], reduce: Callable[[Tile], None]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        name: str,
+        steps: Sequence[StageStep],
+        reduce: Callable[[Tile], None],
+        recorder: EpochRecorder | None = None,
+    ) -> None:
         self.functions = {step.spec.name: step.compute for step in steps}
         self.kernels = {step.spec.pull: step.kernel for step in steps if step.spec.pull is not None}
         self.reduce = reduce
+        self.recorder = recorder
         self.runtime = runtime
         self.workspace = runtime.workspace
         self.plan = runtime.plan
         self.name = name
         self.program: Program = self.plan.unrolled[name]
         self.passes = self.plan.programs[name]
+        self._index = 0
         self._arrivals: list[list[int]] = [[] for _ in self.program.steps]
         self._filled: list[list[int]] = [[] for _ in self.program.steps]
         for span in self.program.uses.spans:
@@ -50,6 +60,7 @@ class ProgramRun:
 
     def enter(self, index: int) -> None:
         """Before pass ``index``: blocks move out of the way of regions."""
+        self._index = index
         self._move(index)
         for region in self.plan.regions[self.name]:
             if region.first == index:
@@ -69,6 +80,8 @@ class ProgramRun:
         workspace.vacate(step - 2)
         for block, frame, load in self.program.acquire[step]:
             workspace.acquire(block, frame, load=load)
+        if self.recorder is not None:
+            self.recorder.begin(step, self._index)
         for block in self._arrivals[step]:
             workspace.await_read(block)
         for block in self._filled[step]:
@@ -78,6 +91,8 @@ class ProgramRun:
         """Send off the writes due after ``step``."""
         for block in self.program.store[step]:
             self.workspace.write(block, step)
+        if self.recorder is not None:
+            self.recorder.end(step)
 
     def region(self, name: str, index: int) -> Region:
         """The region of matrix ``name`` during pass ``index``."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ooc.engine.executor import run_program
 from ooc.engine.first_aggregation import keep_aggregation
 from ooc.engine.record import EpochRecord, PassRecord
+from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
 from ooc.errors import BudgetError, OocError, OptionError
 from ooc.events import Listener, Note, reported
@@ -133,8 +134,8 @@ class Session:
                 self._listener(Note(f"the first aggregation is kept in {self._store.path} for later runs"))
 
     @torch.no_grad()
-    def run(self, program: str, task: str) -> None:
-        """Run one of the programs; ``task`` is its name for people.
+    def run(self, program: str, task: str, recorder: EpochRecorder | None = None) -> None:
+        """Run one of the programs, watched by ``recorder``; ``task`` is its name for people.
 
         StoreError where the store was replaced before or meanwhile: files are opened by their names whenever they are
         read, and what was computed of two stores belongs to neither.
@@ -146,7 +147,8 @@ class Session:
         prepared.network.forget_weights()
         try:
             with reported(self._listener, task, len(prepared.plan.programs[program]), "passes") as advance:
-                self._passes = run_program(runtime, program, prepared.steps[program], prepared.builder.reduce, advance)
+                steps, reduce = prepared.steps[program], prepared.builder.reduce
+                self._passes = run_program(runtime, program, steps, reduce, advance, recorder)
         except OocError:
             self._store.check_unreplaced()  # then that is the reason
             raise

@@ -22,6 +22,8 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 import torch
 
+from ooc.plan.simulate.condensed import Lane
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -33,6 +35,8 @@ class WorkerPool:
         self.workers, self.ahead = workers, ahead
         self._busy_s = [0.0] * workers
         """By worker, which alone adds to it."""
+        self._lanes: list[Lane] | None = None
+        self._since_s = 0.0
         self.tasks: SimpleQueue[_Task[Any] | None] | None = SimpleQueue() if workers > 1 else None
         self._threads: list[Thread] = []
         if self.tasks is not None:
@@ -55,13 +59,21 @@ class WorkerPool:
             thread.join()
         self._threads.clear()
 
+    def watch(self, lanes: list[Lane] | None, since_s: float) -> None:
+        """From here on, note when each worker computes in a lane of its own, in seconds from ``since_s``; None: no
+        longer. Nothing is being computed."""
+        self._lanes, self._since_s = lanes, since_s
+
     def timed(self, compute: Callable[[], R], worker: int = 0) -> R:
         """``compute()``, its time added to ``busy_s``."""
         begun = perf_counter()
         try:
             return compute()
         finally:
-            self._busy_s[worker] += perf_counter() - begun
+            ended = perf_counter()
+            self._busy_s[worker] += ended - begun
+            if self._lanes is not None:
+                self._lanes[worker].add(begun - self._since_s, ended - self._since_s)
 
     def _work(self, tasks: "SimpleQueue[_Task[Any] | None]", worker: int) -> None:
         torch.set_grad_enabled(False)  # the mode belongs to the thread; a stage that records sets it for itself

@@ -149,15 +149,18 @@ class Event(ABC):
 class Ticket(Event):
     """A promise that ``parts`` pieces will be moved. Kept by the engine, waited for by its holder."""
 
-    __slots__ = ("_counters", "_error", "_gate", "_left", "_lock", "happened")
+    __slots__ = ("_counters", "_error", "_gate", "_left", "_lock", "ended_s", "happened")
     of_stream = False
     happened: bool
+    ended_s: float
+    """When it has ended, by ``time.perf_counter``; once it has ``happened``."""
 
     def __init__(self, counters: Counters, parts: int) -> None:
         self._counters = counters
         self._left = parts
         self._error: SpillError | None = None
         self.happened = not parts
+        self.ended_s = 0.0
         self._lock = threading.Lock()
         self._gate = threading.Lock()  # held until the last part has ended; an Event would cost as much as a request
         if parts:
@@ -172,6 +175,7 @@ class Ticket(Event):
             last = self._left == 0
         if last:
             self._counters.end()
+            self.ended_s = time.perf_counter()
             self.happened = True
             self._gate.release()
 

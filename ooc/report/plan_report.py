@@ -4,14 +4,20 @@
 ``as_dict`` is the documented form (docs/planning.md): keys are added, never renamed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
 from ooc.plan import Hardware, Limits, Plan, Stage, Workload
+from ooc.plan.program.program import found_in_memory
+from ooc.plan.program.replacement import Kept, belady, lru_hits
+from ooc.plan.program.sequence import Use
 from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.timeline import Resource, Timeline
 from ooc.sizes import format_size
+
+_MOST_SPANS = 200_000
+"""Uses of blocks for which other policies of replacement are tried: half a second."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,23 @@ class PlanReport:
         """Seconds in which nothing is computed."""
         return sum(item.waited_s for item in self.timeline.passes)
 
+    @cached_property
+    def cache(self) -> dict[str, int] | None:
+        """How many of an epoch's reads of blocks (``uses``) find them in the memory right above the SSD: as planned
+        (``found``), at best (``belady``: the fewest reads there can be, whatever it costs in writes), and with a cache
+        that gives up what was used least recently (``lru``). None for programs so long that it would take seconds."""
+        program = self.plan.lowest(self.program)
+        uses = program.uses
+        if len(uses.spans) > _MOST_SPANS:
+            return None
+        reads = [span.use is not Use.WRITE for span in uses.spans]
+
+        def found(kept: Kept) -> int:
+            return sum(hit and read for hit, read in zip(found_in_memory(uses, kept), reads, strict=True))
+
+        best = belady(replace(uses, spare_writes=False)) if uses.spare_writes else program.kept
+        return {"uses": sum(reads), "found": found(program.kept), "belady": found(best), "lru": lru_hits(uses)}
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, without the whole timeline."""
         timeline, plan = self.timeline, self.plan
@@ -96,6 +119,7 @@ class PlanReport:
                 for resource, busy_s in timeline.busy_s.items()
             ],
             "fates": plan.fates(),
+            "cache": self.cache,
             "passes": [
                 {"name": item.title, "time_s": item.end_s - item.start_s, "wait_s": item.waited_s}
                 | {"bound": item.bound.value}

@@ -4,6 +4,9 @@
     RUN/config.json      every option that decides the results, and some that do not
     RUN/config.toml      the same for ``ooc train --config``, which repeats the run (of runs that it began)
     RUN/plan.json        what the plan promised (``ooc plan --compare``)
+    RUN/planned.json     one epoch as the plan has it, in the form of timeline.json
+    RUN/timeline.json    one epoch as it was measured (``ooc report``)
+    RUN/starts.jsonl     one object a start: the command, the machine, the versions
     RUN/metrics.jsonl    one object an epoch (`EpochRecord`)
     RUN/checkpoint.pt    state after the last finished epoch, with the lines of metrics.jsonl before it
     RUN/best.pt          weights of the epoch with the best validation score
@@ -43,7 +46,11 @@ METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.pt"
 BEST = "best.pt"
 FORECAST = "plan.json"
+PLANNED = "planned.json"
+TIMELINE = "timeline.json"
+STARTS = "starts.jsonl"
 _TEMPORARY = ".tmp"
+_MOST_STARTS = 50
 _HISTORY = "history"
 """In a checkpoint: the records of the epochs before it, so that lost lines of the metrics can be written anew."""
 
@@ -152,7 +159,7 @@ class RunFolder:
         if self.resumed or self.has_checkpoint:
             return
         if self.started:
-            for name in (BEST, METRICS, FORECAST, REPEATED_BY, CONFIG):
+            for name in (BEST, METRICS, FORECAST, PLANNED, TIMELINE, STARTS, REPEATED_BY, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
         for folder in reversed(self._made):
             with contextlib.suppress(OSError):  # not empty: something else lives there
@@ -182,6 +189,43 @@ class RunFolder:
         """What was promised last; None for a run of a version that promised nothing."""
         path = self.path / FORECAST
         return _read_config(path) if path.exists() else None
+
+    @property
+    def has_timeline(self) -> bool:
+        """Whether an epoch of the run has been recorded."""
+        return (self.path / TIMELINE).exists()
+
+    def save_timeline(self, timeline: Mapping[str, Any], *, planned: bool = False) -> None:
+        """Replace what is known of how an epoch went, or is to go: plain data."""
+        self.start()
+        text = json.dumps(timeline, allow_nan=False, separators=(",", ":")) + "\n"
+        _replace(self.path / (PLANNED if planned else TIMELINE), text.encode())
+
+    def timeline(self, *, planned: bool = False) -> dict[str, Any] | None:
+        """How an epoch went, or was to go; None where that has not been recorded."""
+        path = self.path / (PLANNED if planned else TIMELINE)
+        return _read_config(path) if path.exists() else None
+
+    def add_start(self, start: Mapping[str, Any]) -> None:
+        """Note how the training was started or gone on with: plain data. The first, and the last of the others stay."""
+        self.start()
+        known = self.starts()
+        kept = [*known[:1], *known[1:][2 - _MOST_STARTS :], start]
+        text = "".join(json.dumps(one, allow_nan=False) + "\n" for one in kept)
+        _replace(self.path / STARTS, text.encode())
+
+    def starts(self) -> list[dict[str, Any]]:
+        """What `add_start` has noted; none for a run of an earlier version."""
+        path = self.path / STARTS
+        if not path.exists():
+            return []
+        with _named(path):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        try:
+            found = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise RunError(f"{path} is damaged: {error}") from error
+        return [one for one in found if isinstance(one, dict)]
 
     def append(self, record: EpochRecord) -> None:
         """Add an epoch's line to the metrics."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from ooc.engine.record import EpochRecord
+from ooc.engine.recording import EpochRecorder
 from ooc.engine.session import Session
 from ooc.errors import OptionError, RunError
 from ooc.events import EpochFinished, Listener, ignore
@@ -83,7 +84,8 @@ class Trainer:
         unscored: EpochRecord | None = None
         while state.epoch < last and not (patience and state.stale >= patience):
             started = self._session.io()
-            loss = self._loss_and_gradients(scored=unscored is not None)
+            recorder = self._recorder(len(records), scored=unscored is not None)
+            loss = self._loss_and_gradients(scored=unscored is not None, recorder=recorder)
             if not allow_nonfinite:
                 state.check_loss(loss)
             if unscored is not None:
@@ -97,6 +99,8 @@ class Trainer:
                 state.check_weights()
             state.epoch += 1
             record = self._session.record(started, epoch=state.epoch, loss=loss)
+            if recorder is not None and self._run is not None:
+                self._run.save_timeline(recorder.as_dict(state.epoch))
             due = bool(eval_every) and (state.epoch % eval_every == 0 or state.epoch == last)
             if due and state.epoch < last and "train_and_score" in self._prepared.steps:
                 unscored = record
@@ -106,13 +110,14 @@ class Trainer:
                 self._conclude(records, record)
         return records
 
-    def _loss_and_gradients(self, *, scored: bool) -> float:
+    def _loss_and_gradients(self, *, scored: bool, recorder: EpochRecorder | None = None) -> float:
         """Forward, loss, backward over the whole graph. Returns the mean loss; ``scored``: scores come with it."""
         self._prepared.builder.epoch = self.epoch
         self._objective.begin()
         zero_gradients(self._prepared.network)
         with self._prepared.network.summing_gradients():
-            self._session.run("train_and_score" if scored else "train", f"epoch {self.epoch + 1}")
+            program = "train_and_score" if scored else "train"
+            self._session.run(program, f"epoch {self.epoch + 1}", recorder)
         drop_gradients_cut_off(self._prepared.network)
         return self._objective.mean_loss()
 
@@ -177,6 +182,13 @@ class Trainer:
     def best(self) -> dict[str, Any] | None:
         """Epoch and scores of the best validation score so far."""
         return self._state.best
+
+    def _recorder(self, trained: int, *, scored: bool) -> EpochRecorder | None:
+        """What watches the epoch that comes when ``trained`` are behind it, for the run's folder: one later than the
+        first, which fills the memory; and that, in case that it is the only one."""
+        if self._run is None or trained > 1 or (trained == 0 and self._run.has_timeline):
+            return None
+        return EpochRecorder("train_and_score" if scored else "train")
 
     def _evaluated(self, record: EpochRecord) -> EpochRecord:
         """``record`` with the scores of an evaluation of its own."""

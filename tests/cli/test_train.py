@@ -68,6 +68,9 @@ def test_a_run_and_what_it_leaves(run: RunCommand, graph: Path, here: Path) -> N
         "config.toml",
         "metrics.jsonl",
         "plan.json",
+        "planned.json",
+        "starts.jsonl",
+        "timeline.json",
     ]
     lines = metrics(here / "r")
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4]

@@ -522,6 +522,10 @@ class WatchedTicket(Ticket):
     def happened(self) -> bool:
         return self.inner.happened
 
+    @property
+    def ended_s(self) -> float:
+        return self.inner.ended_s
+
     def wait(self) -> None:
         self.waited = True
         self.inner.wait()

@@ -99,6 +99,37 @@ def belady(uses: Uses) -> Kept:
     return _belady_epoch(uses, frozenset(), may_carry=frozenset())
 
 
+def lru_hits(uses: Uses) -> int:
+    """How many reads would find their block if the one given up were always the least recently used, in the steady
+    state: what a cache does that does not know the future. What is not needed again takes no room here either."""
+    spans, count, following = uses.spans, len(uses.spans), uses.following
+    held: dict[int, None] = {}  # in order of last use
+    hits = 0
+    for _ in range(2 if uses.cyclic else 1):
+        hits, position = 0, 0
+        unbroken: set[int] = set()
+        for step in range(uses.steps):
+            passed_by = set()
+            while position < count and (span := spans[position]).first == step:
+                found = span.block in held or position in unbroken
+                held.pop(span.block, None)
+                hits += found and span.use is not Use.WRITE
+                if span.use is Use.COPY and not found:
+                    passed_by.add(span.block)
+                position += 1
+            for i in uses.ending(step):
+                block, then = spans[i].block, following[i]
+                if then < 0 or block in passed_by:
+                    continue
+                if then < count and spans[then].first == step + 1:
+                    unbroken.add(then)
+                else:
+                    held[block] = None
+            while len(held) > uses.capacity[step]:
+                del held[next(iter(held))]
+    return hits
+
+
 def _belady_epoch(uses: Uses, carried: frozenset[int], *, may_carry: frozenset[int] | None) -> Kept:
     """One epoch that begins with ``carried`` in memory. Over its end only ``may_carry`` are kept (None: any)."""
     spans, steps, count = uses.spans, uses.steps, len(uses.spans)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One epoch watched as it runs: what each resource did when, what memory was in use, and which matrix moved how much.
+
+What is kept of it is bounded, however large the graph: times by at most 1,024 pieces
+(``ooc.plan.simulate.condensed``), bytes by matrix. Watching decides nothing and changes no result.
+"""
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from ooc.engine.record import PassRecord
+from ooc.engine.runtime import Runtime
+from ooc.plan.program.plan import Plan
+from ooc.plan.program.sequence import Use
+from ooc.plan.simulate.condensed import Condenser, Peaks
+from ooc.plan.simulate.timeline import Resource
+from ooc.prefetch.engine import Span, Ticket
+
+_STATM = Path("/proc/self/statm")
+_BETWEEN_LOOKS_S = 25e-3
+"""At least, between two looks at the process's memory: one takes ten microseconds, in a sandbox two hundred."""
+_WAITING_SHARE = 0.1
+"""Of a pass's time: one that waited longer than this was bound by what it waited for, as the simulator has it."""
+
+
+class EpochRecorder:
+    """Watches one run of ``program``: from ``start`` to ``finish``, or ``stop`` where it fails."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+        self._condenser = Condenser(program)
+        self._under_way: deque[tuple[Ticket, float, int, bool]] = deque()
+        self._busy_until = [0.0, 0.0]
+        self._moved: dict[str, list[int]] = {}
+        self._found: dict[str, Any] | None = None
+        self._runtime: Runtime | None = None
+
+    def start(self, runtime: Runtime) -> None:
+        """The program begins now."""
+        condenser, plan = self._condenser, runtime.plan
+        self._runtime = runtime
+        self._names = {m.array.name: name for name, m in runtime.matrices.items() if m.array is not None}
+        self._drive = condenser.lane(Resource.SSD_READ), condenser.lane(Resource.SSD_WRITE)
+        self._memory = _Memory(plan, self.program, condenser)
+        self._began_s = perf_counter()
+        if not plan.has_tiers:  # there a task is over when its kernels are launched
+            runtime.workers.watch(
+                [condenser.lane(Resource.COMPUTE) for _ in range(runtime.workers.workers)], self._began_s
+            )
+        runtime.engine.watch = self._sent
+
+    def begin(self, step: int, index: int) -> None:
+        """Step ``step``, of pass ``index``, has given frames to its blocks."""
+        self._memory.begin(step, index, perf_counter() - self._began_s)
+
+    def end(self, step: int) -> None:
+        """Nothing of the step is computed any more."""
+        self._memory.end(step)
+
+    def _sent(self, spans: Sequence[Span], writing: bool, ticket: Ticket) -> None:
+        now_s = perf_counter() - self._began_s
+        nbytes = sum(span.nbytes for span in spans)
+        moved = self._moved.setdefault(self._names.get(spans[0].label, spans[0].label), [0, 0, 0, 0])
+        moved[2 * writing] += 1
+        moved[2 * writing + 1] += nbytes
+        self._under_way.append((ticket, now_s, nbytes, writing))
+        while self._under_way and self._under_way[0][0].happened:
+            self._ended(self._under_way[0][0].ended_s - self._began_s)
+
+    def _ended(self, end_s: float) -> None:
+        """The first of those under way has. What overlaps counts once: the drive is busy or it is not."""
+        _, start_s, nbytes, writing = self._under_way.popleft()
+        end_s = max(end_s, start_s)
+        busy_until = self._busy_until[writing]
+        self._drive[writing].add(min(end_s, max(start_s, busy_until)), end_s, nbytes)
+        self._busy_until[writing] = max(busy_until, end_s)
+
+    def stop(self) -> None:
+        """Watch no longer. May be called twice, and before ``start``."""
+        if self._runtime is not None:
+            self._runtime.engine.watch = None
+            self._runtime.workers.watch(None, 0.0)
+
+    def finish(self, passes: Sequence[PassRecord]) -> None:
+        """The program has ended; ``passes`` are what its own have taken."""
+        assert self._runtime is not None, "the program has begun"
+        epoch_s = perf_counter() - self._began_s
+        while self._under_way:
+            ticket = self._under_way[0][0]
+            self._ended(min(epoch_s, ticket.ended_s - self._began_s) if ticket.happened else epoch_s)
+        self.stop()
+        at_s = 0.0
+        for item in passes:
+            bound = Resource.SSD_READ if item.wait_s > _WAITING_SHARE * item.time_s else Resource.COMPUTE
+            self._condenser.add_pass(item.name, at_s, at_s + item.time_s, item.wait_s, bound.value)
+            at_s += item.time_s
+        plan = self._runtime.plan
+        self._found = {
+            **self._condenser.as_dict(epoch_s),
+            "threads": self._runtime.workers.workers,
+            "matrices": self._matrices(plan),
+            "block_reads": self._block_reads(plan),
+        }
+
+    def as_dict(self, epoch: int) -> dict[str, Any]:
+        """What was seen of ``epoch``, which has finished, as plain data."""
+        assert self._found is not None, "the program has finished"
+        return {"epoch": epoch, **self._found}
+
+    def _matrices(self, plan: Plan) -> list[dict[str, Any]]:
+        """By matrix: what the SSD moved of it, as measured, and what an epoch reads of it and finds in memory."""
+        used = plan.lowest(self.program).bytes_used(plan.blocks)
+        found = []
+        for name in dict.fromkeys((*used, *self._moved)):
+            _, read_bytes, _, write_bytes = self._moved.get(name, (0, 0, 0, 0))
+            needed, in_memory = used.get(name, (read_bytes, 0))
+            moved = {"ssd_read_bytes": read_bytes, "ssd_write_bytes": write_bytes}
+            found.append({"matrix": name, "used_bytes": needed, "found_bytes": in_memory} | moved)
+        return found
+
+    def _block_reads(self, plan: Plan) -> dict[str, int]:
+        """How often a block was needed right above the SSD, and how often it was read from there."""
+        spans = plan.lowest(self.program).uses.spans
+        blocked = set(plan.blocks.names)
+        read = sum(moved[0] for name, moved in self._moved.items() if name in blocked)
+        return {"uses": sum(span.use is not Use.WRITE for span in spans), "read": read}
+
+
+class _Memory:
+    """What is in use, step after step, of the arena that is computed in, as the simulator counts it; and of the
+    process, as the system counts it."""
+
+    def __init__(self, plan: Plan, program: str, condenser: Condenser) -> None:
+        self._plan = plan
+        self._program = plan.unrolled[program]
+        self._regions = plan.regions[program]
+        self._held = {block for block, _ in self._program.warm}
+        self._beside_bytes = plan.scratch_bytes + plan.fixed_device_bytes
+        both = plan.device_limit_bytes + plan.host_limit_bytes
+        self._host: Peaks | None = None
+        if plan.has_tiers:
+            self._arena = condenser.memory("device", plan.device_limit_bytes)
+            self._host = condenser.memory("host", plan.host_limit_bytes)
+        else:
+            self._arena = condenser.memory("memory", both)
+            self._beside_bytes += plan.fixed_host_bytes
+        self._process = condenser.memory("process", 0)
+        self._looked_s = -_BETWEEN_LOOKS_S
+        self._page_bytes = os.sysconf("SC_PAGESIZE")
+
+    def begin(self, step: int, index: int, now_s: float) -> None:
+        self._held.update(block for block, _, _ in self._program.acquire[step])
+        frames = len(self._held) + sum(r.count for r in self._regions if r.first <= index <= r.last)
+        self._arena.add(now_s, self._beside_bytes + frames * self._plan.frame_bytes)
+        if now_s - self._looked_s < _BETWEEN_LOOKS_S:
+            return
+        self._looked_s = now_s
+        self._process.add(now_s, int(_STATM.read_text().split()[1]) * self._page_bytes)
+        if self._host is not None:
+            self._host.add(now_s, self._plan.host_peak_bytes)  # taken whole
+
+    def end(self, step: int) -> None:
+        kept, spans = self._program.kept.after, self._program.uses.spans
+        self._held.difference_update(spans[i].block for i in self._program.uses.ending(step) if not kept[i])

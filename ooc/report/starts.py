@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's folder is told when training starts: what is promised of an epoch, and by which command it runs where.
+
+Reports (``ooc report``) are made from it afterwards, on any machine.
+"""
+
+import os
+import platform
+import shlex
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ooc.plan.simulate.condensed import condense
+from ooc.prefetch.engines.choice import filesystem_of
+from ooc.profile.profile import processor_name
+from ooc.report.plan_report import PlanReport
+from ooc.train.run import RunFolder
+
+_PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "zarr")
+
+
+def note_start(run: RunFolder, report: PlanReport, spill_dir: Path) -> None:
+    """Put the forecast, the planned epoch, the command, the machine and the versions into the folder of ``run``, for
+    the epochs from here on."""
+    last = run.last()
+    first_epoch = 1 if last is None else last["epoch"] + 1
+    run.save_forecast({"first_epoch": first_epoch, **report.as_dict()})
+    run.save_timeline(condense(report.timeline), planned=True)
+    run.add_start(
+        {
+            "first_epoch": first_epoch,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "machine": _machine(spill_dir),
+            "versions": _versions(),
+        }
+    )
+
+
+def _machine(spill_dir: Path) -> dict[str, Any]:
+    folder = next(path for path in (spill_dir, *spill_dir.absolute().parents) if path.exists())
+    return {
+        "processor": processor_name(),
+        "processors": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "scratch": f"{folder} ({filesystem_of(folder)})",
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
