@@ -19,12 +19,25 @@ import click
 from click.core import ParameterSource
 
 from ooc import __version__
-from ooc.cli.options import option_name
+from ooc.cli.options import option_names
 from ooc.errors import OocError, OptionError
 from ooc.interruption import interruptible
 from ooc.suggestions import did_you_mean
 
-COMMANDS = ("convert", "reorder", "info", "verify", "plan", "train", "predict", "export", "profile", "doctor")
+COMMANDS = (
+    "convert",
+    "reorder",
+    "info",
+    "verify",
+    "plan",
+    "train",
+    "predict",
+    "export",
+    "runs",
+    "profile",
+    "doctor",
+    "completion",
+)
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 _ARGUMENT = re.compile(r"\b([a-z]+(?:_[a-z]+)*)=('[^']*'|[\w.]+)?")
@@ -83,7 +96,7 @@ def load_command(name: str) -> click.Command:
     assert isinstance(command, click.Command)
     for parameter in command.params:
         if isinstance(parameter, click.Option) and parameter.envvar is None:
-            parameter.envvar = _variable(name, option_name(parameter))
+            parameter.envvar = [_variable(name, option) for option in option_names(parameter)]
     return command
 
 
@@ -93,7 +106,7 @@ def _variable(command: str, option: str) -> str:
 
 def _check_environment(name: str, command: click.Command) -> None:
     """Refuse variables that look as if they set an option of the command, and set none."""
-    known = {str(parameter.envvar) for parameter in command.params if parameter.envvar is not None}
+    known = {variable for parameter in command.params for variable in parameter.envvar or ()}
     for variable in sorted(os.environ.keys() - known):
         if variable.startswith(_variable(name, "")):
             hint = did_you_mean(variable, known)
@@ -129,8 +142,10 @@ def _origin(error: click.UsageError) -> str:
     """Where the value that is wrong comes from, when that is not the command line."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
         return ""
-    source = error.ctx.get_parameter_source(str(error.param.name))
-    return f", as {error.param.envvar} in the environment says" if source is ParameterSource.ENVIRONMENT else ""
+    if error.ctx.get_parameter_source(str(error.param.name)) is not ParameterSource.ENVIRONMENT:
+        return ""
+    variable = next(name for name in error.param.envvar or () if os.environ.get(name))
+    return f", as {variable} in the environment says"
 
 
 def in_options(message: str, command: click.Command | None) -> str:

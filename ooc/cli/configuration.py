@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from ooc.cli import COMMANDS, load_command
-from ooc.cli.options import option_name
+from ooc.cli.options import option_names
 from ooc.errors import OptionError
 from ooc.suggestions import did_you_mean, did_you_mean_path
 
@@ -41,7 +41,7 @@ def read_configuration(path: Path, command: str) -> dict[str, Any]:
     OptionError names the file and what is wrong in it; of other commands' tables only their names are looked at.
     """
     tables = _tables(path)
-    names = {_key(parameter): str(parameter.name) for parameter in load_command(command).params}
+    names = {key: str(parameter.name) for key, parameter in _parameters(command).items()}
     found: dict[str, Any] = {}
     for section in (_SHARED.get(command), command):
         if section in tables:
@@ -69,7 +69,7 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
 
 def _entries(path: Path, section: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The table's entries by option, checked."""
-    parameters = {_key(parameter): parameter for parameter in load_command(section).params}
+    parameters = _parameters(section)
     known = [key for key in parameters if key not in _NOT_IN_FILES]
     for written, value in table.items():
         key = written.replace("_", "-")
@@ -104,8 +104,13 @@ def _text(parameter: click.Parameter, value: Any, path: Path, where: str) -> str
     return str(beside) if is_path or (may_be_path and beside.exists()) else text
 
 
-def _key(parameter: click.Parameter) -> str:
-    return option_name(parameter) if isinstance(parameter, click.Option) else str(parameter.name)
+def _parameters(command: str) -> dict[str, click.Parameter]:
+    """The command's options by all of their names, and its arguments."""
+    found: dict[str, click.Parameter] = {}
+    for parameter in load_command(command).params:
+        names = option_names(parameter) if isinstance(parameter, click.Option) else [str(parameter.name)]
+        found |= dict.fromkeys(names, parameter)
+    return found
 
 
 def _take(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc convert``: a source becomes a store."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import click
 
 from ooc.cli.configuration import CONFIG
-from ooc.cli.options import FORCE, HOST_BUDGET, ON_CANCEL, QUIET, ChoiceType
+from ooc.cli.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, QUIET, ChoiceType
 from ooc.report.progress import Reporter, format_count
 from ooc.sizes import format_size
 from ooc.sources.reading import READING_OPTIONS
@@ -121,6 +122,7 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
 @ON_CANCEL
 @click.option("--dry-run", is_flag=True, help="Only say what it would take: time, disk, memory.")
 @QUIET
+@JSON
 @click.option(
     "--list",
     is_flag=True,
@@ -130,7 +132,15 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
     help="Show what can be SOURCE: formats, names, and what each needs.",
 )
 def command(
-    source: str, out: Path | None, root: Path, yes: bool, on_cancel: str, dry_run: bool, quiet: bool, **options: Any
+    source: str,
+    out: Path | None,
+    root: Path,
+    yes: bool,
+    on_cancel: str,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Convert SOURCE to the store OUT (NAME.ooc in the current folder by default).
 
@@ -150,6 +160,10 @@ def command(
         place, name = _obtained(source, root, yes, reporter)
         target = out if out is not None or name is None else Path(f"{name}.ooc")
         store = convert(place, target, on_cancel=on_cancel, listener=reporter, **options)
-    if not quiet:
+    if as_json:
+        from ooc.cli.info import describe
+
+        click.echo(json.dumps(describe(store), indent=2))
+    elif not quiet:
         counts = [format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")]
         click.echo(f"{store.path}: {', '.join(counts)}, {format_size(store.nbytes)}")

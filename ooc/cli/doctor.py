@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
+from ooc.cli.options import JSON
 from ooc.sizes import format_size
 
 
 @click.command(short_help="Show how this machine would run, and what would help.")
 @click.argument("path", type=click.Path(path_type=Path), default=Path())
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@JSON
 def command(path: Path, as_json: bool) -> None:
     """Show how scratch files in PATH (here, when left out) would be read and written, the budgets that
     would be taken, and the versions of what is installed. Each problem comes with one remedy.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ooc.cli.options import FORCE, QUIET, ChoiceType
+from ooc.cli.options import FORCE, JSON, QUIET, ChoiceType
 from ooc.sizes import format_size
 
 
@@ -16,7 +16,8 @@ from ooc.sizes import format_size
 @click.option("--weights", type=ChoiceType("best", "last"), default="best", help="Which of the run's weights.")
 @FORCE
 @QUIET
-def command(run: Path, out: Path, weights: str, force: bool, quiet: bool) -> None:
+@JSON
+def command(run: Path, out: Path, weights: str, force: bool, quiet: bool, as_json: bool) -> None:
     """Write the weights of RUN to OUT, a .safetensors file or a .pt file for torch.load.
 
     They are the state_dict of the PyG model that the run's options describe, under PyG's own names.
@@ -32,6 +33,9 @@ def command(run: Path, out: Path, weights: str, force: bool, quiet: bool) -> Non
     rebuild_model(settings, state, folder)  # which refuses those of another model
     described = {name: getattr(settings, name) for name in ("model", "layers", "hidden", "dropout", "norm", "jk")}
     export_weights(state, out, metadata={"format": "pt", "ooc": json.dumps(described)}, force=force)
-    if not quiet:
-        nbytes = sum(tensor.nbytes for tensor in state.values())
+    nbytes = sum(tensor.nbytes for tensor in state.values())
+    if as_json:
+        facts = {"out": str(out), "tensors": len(state), "bytes": nbytes, "model": settings.model}
+        click.echo(json.dumps(facts, indent=2))
+    elif not quiet:
         click.echo(f"{out}: {len(state)} tensors, {format_size(nbytes)}, of {settings.model}")

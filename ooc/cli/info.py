@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ooc.cli.options import COUNT, WIDTH
+from ooc.cli.options import COUNT, JSON, WIDTH
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _MOST_SHOWN = 12
 @click.argument("store", type=click.Path(path_type=Path))
 @click.option("--layers", type=COUNT, metavar="K", help="Show what each layer of a model of K layers works on.")
 @click.option("--hidden", type=WIDTH, default=128, show_default=True, help="With --layers: width of hidden layers.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@JSON
 def command(store: Path, layers: int | None, hidden: int, as_json: bool) -> None:
     """Show what STORE holds: nodes, edges, features, classes, splits, size, where it came from.
 

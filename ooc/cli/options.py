@@ -69,9 +69,9 @@ class RealType(click.FloatRange):
 _OTHER = "Other options"
 
 
-def option_name(option: click.Parameter) -> str:
+def option_names(option: click.Option) -> list[str]:
     """What an option is called, without its dashes: ``gpu-budget``."""
-    return next(name for name in option.opts if name.startswith("--")).removeprefix("--")
+    return [name.removeprefix("--") for name in option.opts if name.startswith("--")]
 
 
 class Option(click.Option):
@@ -123,4 +123,5 @@ ON_CANCEL = click.option(
     show_default=True,
     help="What Ctrl-C does with the work so far. Kept, the same command goes on.",
 )
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines for people.")
 QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")

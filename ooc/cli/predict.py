@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc predict``: a run's weights on a store, exactly and within the memory it is given."""
 
+import json
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ooc.cli.configuration import CONFIG
-from ooc.cli.options import COUNT, FORCE, QUIET, SIZE, ChoiceType
+from ooc.cli.options import COUNT, FORCE, JSON, QUIET, SIZE, ChoiceType
 from ooc.cli.settings import TrainSettings, settle_memory, with_one_memory
 from ooc.errors import OptionError
 from ooc.report.progress import Reporter, format_count
+from ooc.sizes import format_size
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from ooc.train.prediction import Prediction
 
 
 @click.command(short_help="Predict with a run's weights.", params=[CONFIG], context_settings={"show_default": True})
@@ -37,7 +41,9 @@ if TYPE_CHECKING:
 @click.option("--threads", type=COUNT, help="Compute threads. [default: as torch chooses]")
 @click.option("--spill-dir", type=click.Path(path_type=Path), help="Where scratch files go. [default: OUT's folder]")
 @FORCE
+@click.option("--dry-run", is_flag=True, help="Only say what would be written and what it would take.")
 @QUIET
+@JSON
 def command(
     run: Path,
     store: Path | None,
@@ -52,7 +58,9 @@ def command(
     threads: int | None,
     spill_dir: Path | None,
     force: bool,
+    dry_run: bool,
     quiet: bool,
+    as_json: bool,
 ) -> None:
     """Predict for the nodes of STORE (that of the run, when left out) with the model trained in RUN.
 
@@ -97,10 +105,31 @@ def command(
             )
         ) as prediction,
     ):
-        prediction.write(out, force=force)
-    if not quiet:
+        if not dry_run:
+            prediction.write(out, force=force)
+    if as_json:
+        click.echo(json.dumps(_facts(prediction, out, what, dry_run=dry_run), indent=2))
+    elif dry_run or not quiet:
         rows, *columns = prediction.shape
         click.echo(f"{out}: {what} of {format_count(rows, 'nodes')}" + "".join(f", {n} columns" for n in columns))
+    if dry_run and not as_json:
+        plan = prediction.plan
+        taken = format_size(plan.device_peak_bytes + plan.host_peak_bytes)
+        click.echo(f"not written: it would take {taken} of memory and {format_size(plan.spill_bytes)} of scratch")
+
+
+def _facts(prediction: "Prediction", out: Path, what: str, *, dry_run: bool) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    return {
+        "out": str(out),
+        "what": what,
+        "shape": list(prediction.shape),
+        "dtype": str(prediction.dtype),
+        "device_peak_bytes": prediction.plan.device_peak_bytes,
+        "host_peak_bytes": prediction.plan.host_peak_bytes,
+        "scratch_bytes": prediction.plan.spill_bytes,
+        "written": not dry_run,
+    }
 
 
 def read_nodes(path: Path) -> "npt.NDArray[np.integer]":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ooc.cli.options import ChoiceType
+from ooc.cli.options import JSON, ChoiceType
 from ooc.errors import OptionError
 from ooc.report.progress import Reporter
 from ooc.sizes import format_size
@@ -30,7 +30,7 @@ _BUSY = 0.1
     "--device", type=ChoiceType("auto", "cpu", "cuda"), default="auto", show_default=True, help="What computes."
 )
 @click.option("--refresh", is_flag=True, help="Measure again, though there is a profile.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@JSON
 def command(spill_dir: Path, device: str, refresh: bool, as_json: bool) -> None:
     """Measure the disk, memory and processors of this machine, in about fifteen seconds.
 

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc reorder``: a store's rows in another order."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ooc.cli.options import FORCE, HOST_BUDGET, ON_CANCEL, QUIET, ChoiceType
+from ooc.cli.info import describe
+from ooc.cli.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, QUIET, ChoiceType
 from ooc.report.progress import Reporter, format_count
 from ooc.sizes import format_size
 
@@ -18,8 +21,12 @@ from ooc.sizes import format_size
 @HOST_BUDGET
 @FORCE
 @ON_CANCEL
+@click.option("--dry-run", is_flag=True, help="Only say what it would take: disk and memory.")
 @QUIET
-def command(store: Path, out: Path | None, quiet: bool, **options: Any) -> None:
+@JSON
+def command(
+    store: Path, out: Path | None, dry_run: bool, quiet: bool, as_json: bool, on_cancel: str, **options: Any
+) -> None:
     """Write STORE to OUT, or anew in its place, with the rows sorted by their distance from the scored nodes.
 
     Training then touches only the first rows of each array where few nodes can reach the loss. The graph and the ids
@@ -27,11 +34,17 @@ def command(store: Path, out: Path | None, quiet: bool, **options: Any) -> None:
     whose masks go by row: training takes other random numbers. A run on STORE cannot be resumed on what is written, so
     reorder in place only when there is none to go on with.
     """
-    from ooc.conversion.reorder import reorder
+    from ooc.conversion.reorder import Demand, reorder
 
+    if dry_run:
+        demand = Demand.of(store, out, **options)
+        click.echo(json.dumps(asdict(demand) | {"target": str(demand.target)}, indent=2) if as_json else str(demand))
+        return
     with Reporter(quiet=quiet) as reporter:
-        written = reorder(store, out, listener=reporter, **options)
-    if not quiet:
+        written = reorder(store, out, listener=reporter, on_cancel=on_cancel, **options)
+    if as_json:
+        click.echo(json.dumps(describe(written), indent=2))
+    elif not quiet:
         shares = [f"{rows / written.num_nodes:.3g}" for rows in written.attributes["hops"][:4]]
         counts = [format_count(written.num_nodes, "nodes"), format_count(written.num_edges, "edges")]
         click.echo(f"{written.path}: {', '.join(counts)}, {format_size(written.nbytes)}")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc train``: a store and a size of memory become a trained model."""
 
+import json
 import resource
 import shlex
 from dataclasses import asdict
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ooc.train.run import RunFolder
 
 _RUNS = Path("runs")
+_JSON = "One JSON object a line: the start, every epoch, the end."
 _OUT = "The run's folder. [default: a new one in runs/]"
 
 
@@ -46,14 +48,24 @@ _OUT = "The run's folder. [default: a new one in runs/]"
         Option(
             ["--resume"], is_flag=True, help="Go on with the run at --out; its options hold unless given.", group=RUN
         ),
+        Option(["--dry-run"], is_flag=True, help="Plan, show the plan and write nothing.", group=RUN),
         Option(["--quiet"], is_flag=True, help="Print the outcome and errors only.", group=RUN),
+        Option(["--json", "as_json"], is_flag=True, help=_JSON, group=RUN),
         CONFIG,
     ],
     context_settings={"show_default": True},
 )
 @click.pass_context
 def command(
-    context: click.Context, /, store: str | None, out: str | None, resume: bool, quiet: bool, **options: Any
+    context: click.Context,
+    /,
+    store: str | None,
+    out: str | None,
+    resume: bool,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Train on the whole graph in STORE, exactly, within the memory that --memory allows.
 
@@ -61,11 +73,12 @@ def command(
     results, only how long they take.
     """
     run, settings = _open_run(context, store, out, resume, options)
+    quiet = quiet or as_json
     with Reporter(quiet=quiet, epochs=settings.epochs) as reporter, run:
         if resume and not quiet and not run.has_checkpoint:
             click.echo(f"{run.path} has finished no epoch: its first is the first", err=True)
         try:
-            _train(run, settings, reporter, quiet)
+            _train(run, settings, reporter, quiet=quiet, as_json=as_json, dry_run=dry_run)
         except KeyboardInterrupt:
             reporter.close()
             done = run.records()
@@ -129,7 +142,9 @@ def _repeating(settings: TrainSettings) -> str:
     return as_toml("train", asdict(settings), heading=heading)
 
 
-def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet: bool) -> None:
+def _train(
+    run: "RunFolder", settings: TrainSettings, reporter: Reporter, *, quiet: bool, as_json: bool, dry_run: bool
+) -> None:
     from ooc.storage.store import open_store
 
     store = open_store(settings.store)
@@ -140,8 +155,9 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     from ooc.cli.recipe import admit_parameters, build_average, build_loss, build_model, build_optimizer, build_schedule
     from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
     from ooc.report.console import output
-    from ooc.report.logs import several
+    from ooc.report.logs import epoch_as_json, several
     from ooc.report.plan_report import PlanReport
+    from ooc.report.runs import describe_run
     from ooc.report.starts import note_start
     from ooc.report.tables import describe_budgets, print_outcome, print_plan
     from ooc.train.metrics import resolve_metric
@@ -154,6 +170,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
     model = build_model(settings, store)
     optimizer = build_optimizer(settings, model)
     logs = _logs(settings, run)
+    lines = [epoch_as_json] if as_json else []
     console = output()
     with Trainer(
         model,
@@ -173,7 +190,7 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         clip_norm=settings.clip,
         average=build_average(settings, model),
         average_from=settings.average_from,
-        listener=several(reporter, *logs),
+        listener=several(reporter, *logs, *lines),
         block_rows=settings.block_rows,
         slab_columns=settings.slab_columns,
         max_ssd_writes=settings.max_ssd_writes,
@@ -192,6 +209,13 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
                 of_device = "--device cuda " if settings.device == "cuda" else ""
                 measuring = f"ooc profile {of_device}--spill-dir {spill}"
                 click.echo(f"planned by estimates; {measuring} measures this machine in 15 s")
+        if as_json:
+            begun = {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
+            _say_as_json("start", {"run": str(run.path), "store": settings.store, **begun, "plan": report.as_dict()})
+        if dry_run:
+            if not as_json:
+                click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
+            return
         note_start(run, report, trainer.spill_dir)
         trainer.fit(
             epochs=settings.epochs,
@@ -203,6 +227,9 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         for log in logs:
             log.complete()
     reporter.close()
+    if as_json:
+        _say_as_json("end", describe_run(run.path, held=True))
+        return
     print_outcome(
         run.records(),
         report,
@@ -212,6 +239,10 @@ def _train(run: "RunFolder", settings: TrainSettings, reporter: Reporter, quiet:
         store_bytes=store.nbytes,
         run=run.path,
     )
+
+
+def _say_as_json(event: str, facts: dict[str, Any]) -> None:
+    click.echo(json.dumps({"event": event, **facts}, allow_nan=False))
 
 
 def _logs(settings: TrainSettings, run: "RunFolder") -> "list[EpochLog]":

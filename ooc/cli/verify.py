@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc verify``: does a store hold what it says?"""
 
+import json
 from pathlib import Path
 
 import click
 
+from ooc.cli.options import JSON
 from ooc.errors import StoreError
 from ooc.report.progress import Reporter
 
@@ -12,7 +14,8 @@ from ooc.report.progress import Reporter
 @click.command(short_help="Check a store.")
 @click.argument("store", type=click.Path(path_type=Path))
 @click.option("--quiet", is_flag=True, help="No progress, no word when all is well.")
-def command(store: Path, quiet: bool) -> None:
+@JSON
+def command(store: Path, quiet: bool, as_json: bool) -> None:
     """Check STORE: counts, indices sorted and in range, both directions alike, labels, splits, checksums.
 
     Prints what is wrong, a line each; the exit code is 2 then.
@@ -23,11 +26,13 @@ def command(store: Path, quiet: bool) -> None:
     opened = open_store(store)
     with Reporter(quiet=quiet) as reporter:
         problems = verify(opened, reporter)
+    if as_json:
+        click.echo(json.dumps({"store": str(store), "problems": problems}, indent=2))
     if len(problems) == 1:
         raise StoreError(f"{store}: {problems[0]}")
     if problems:
-        for problem in problems:
+        for problem in [] if as_json else problems:
             click.echo(problem)
         raise StoreError(f"{store}: {len(problems)} problems found")
-    if not quiet:
+    if not (quiet or as_json):
         click.echo(f"{store}: all is well")

@@ -5,11 +5,12 @@ A new place a node (4 bytes) is held in memory. Arrays of rows are read once in 
 one sequence a hop, since rows of a hop keep their order; edges are sorted anew on disk.
 """
 
+import shutil
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shutil import rmtree
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,16 +22,17 @@ from ooc.conversion.budget import (
     default_budget_bytes,
     disk_bytes_for_order,
     divide,
+    least_budget_bytes,
 )
 from ooc.conversion.edge_sort import parts_for
 from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
 from ooc.conversion.journal import flush_all
 from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
-from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, digest, resolved, workplace
+from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, check_target, digest, resolved, workplace
 from ooc.conversion.topology import spread, write_direction
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
-from ooc.sizes import parse_size
+from ooc.sizes import format_size, parse_size
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
 from ooc.storage.array import Array
@@ -62,24 +64,11 @@ def reorder(
     Raises StoreError, SourceError, BudgetError or OptionError, each with one line. Until the end everything
     is in ``out`` + ``.partial``, which goes away with any error; killed or cancelled, the same call goes on there.
     """
-    check_choice("order", order, ORDERS)
     check_choice("on_cancel", on_cancel, ON_CANCEL)
-    if order != "hop":
-        raise OptionError(f"rows cannot be put in the order {order!r}; give 'hop', or convert again for the source's")
     opened = store if isinstance(store, Store) else open_store(store)
-    budget = default_budget_bytes() if host_budget is None else parse_size(host_budget, name="host budget")
-    sizes = Sizes(
-        name=opened.name,
-        num_nodes=opened.num_nodes,
-        num_edges=opened.num_edges,
-        num_features=opened.num_features,
-        edge_numbers=opened.has_edge_weight + opened.num_edge_features,
-    )
-    shares = divide(sizes, budget, ordering=True)
-    # Where the store's path is a link, what it leads to is replaced.
-    target = opened.path.resolve() if out is None else resolved(Path(out))
+    target, budget = _checked(opened, out, order, host_budget)
+    shares = divide(_sizes(opened), budget, ordering=True)
     force = force or out is None
-    check_folder(target.parent)
     key = {
         "ooc": __version__,
         "input": {"store": str(opened.path.resolve()), "metadata": digest(opened.path)},
@@ -92,6 +81,74 @@ def reorder(
             name = opened.name if out is None else target.name.removesuffix(".ooc")
             write_in_order(opened, work, name=name, shares=shares)
     return open_store(target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What `reorder` would take, before it begins: bytes on the disk of ``target``, besides the store, and memory."""
+
+    target: Path
+    disk_bytes: int
+    disk_free_bytes: int
+    least_memory_bytes: int
+    memory_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        store: str | Path,
+        out: str | Path | None = None,
+        *,
+        order: str = "hop",
+        host_budget: int | str | None = None,
+        force: bool = False,
+    ) -> Self:
+        """Of ``reorder`` with these arguments; raises as that would, but where the disk or the budget is too small."""
+        opened = open_store(store)
+        target, budget = _checked(opened, out, order, host_budget)
+        if out is not None:
+            check_target(target, force=force)
+        return cls(
+            target=target,
+            disk_bytes=disk_bytes_for_order(opened),
+            disk_free_bytes=shutil.disk_usage(target.parent).free,
+            least_memory_bytes=least_budget_bytes(_sizes(opened), ordering=True),
+            memory_bytes=budget,
+        )
+
+    def __str__(self) -> str:
+        least, memory = format_size(self.least_memory_bytes), format_size(self.memory_bytes)
+        short = "" if self.memory_bytes >= self.least_memory_bytes else ": too little"
+        missing = self.disk_bytes - self.disk_free_bytes
+        room = f", {format_size(missing)} too little" if missing > 0 else ""
+        disk, free = format_size(self.disk_bytes), format_size(self.disk_free_bytes)
+        return (
+            f"{self.target} would be written; nothing has been\n"
+            f"disk: {disk} at most, {free} are free{room}\n"
+            f"memory: at least {least}; it would keep to {memory}{short}"
+        )
+
+
+def _checked(store: Store, out: str | Path | None, order: str, host_budget: int | str | None) -> tuple[Path, int]:
+    """Where to, and the bytes to work in; raises for what cannot be."""
+    check_choice("order", order, ORDERS)
+    if order != "hop":
+        raise OptionError(f"rows cannot be put in the order {order!r}; give 'hop', or convert again for the source's")
+    # Where the store's path is a link, what it leads to is replaced.
+    target = store.path.resolve() if out is None else resolved(Path(out))
+    check_folder(target.parent)
+    budget = default_budget_bytes() if host_budget is None else parse_size(host_budget, name="host budget")
+    return target, budget
+
+
+def _sizes(store: Store) -> Sizes:
+    return Sizes(
+        name=store.name,
+        num_nodes=store.num_nodes,
+        num_edges=store.num_edges,
+        num_features=store.num_features,
+        edge_numbers=store.has_edge_weight + store.num_edge_features,
+    )
 
 
 def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) -> None:
@@ -167,7 +224,7 @@ def _write_edges(store: Store, direction: str, places: Places, work: Workplace, 
         stage=stage,
     )
     if direction == "out" or not work.journal.result(stage)["self_loops"]:
-        rmtree(work.store / direction / "self_loops", ignore_errors=True)
+        shutil.rmtree(work.store / direction / "self_loops", ignore_errors=True)
 
 
 def _counted(runs: Iterator[Run]) -> Generator[tuple[int, list[tuple[str, Run]]]]:
@@ -216,7 +273,7 @@ def _write_rows(array: Array, places: Places, work: Workplace, *, block_rows: in
         return
     progress = journal.progress(stage)
     if progress is None:
-        rmtree(folder / array.name, ignore_errors=True)
+        shutil.rmtree(folder / array.name, ignore_errors=True)
     scatter = RowScatter(folder, array.name, array.shape, array.dtype, progress=progress and progress["scatter"])
     first = progress["rows"] if progress else 0
     with reported(work.listener, task, array.shape[0], "nodes") as advance:

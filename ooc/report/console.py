@@ -15,7 +15,7 @@ PLAIN_WIDTH = 80
 _WRAPPED = frozenset(("backward use", "what SOURCE is", "where it lies under --root"))
 _WRAPPED_WIDTH = 24
 """Columns that are as wide as there is room, and what they need."""
-_WORDS = _WRAPPED | {"fate", "bound by", "produced", "last forward use", "setting"}
+_WORDS = _WRAPPED | {"fate", "bound by", "produced", "last forward use", "setting", "state", "model", "graph", "metric"}
 """Columns of words, like every first one; all others hold numbers."""
 _BETWEEN = 2
 

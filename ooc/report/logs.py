@@ -4,6 +4,7 @@
 import csv
 import importlib
 import io
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -24,6 +25,14 @@ def several(*listeners: Listener) -> Listener:
             listener(event)
 
     return listen
+
+
+def epoch_as_json(event: Event) -> None:
+    """A listener that prints every epoch as a JSON object in a line: its record, but for its passes."""
+    if isinstance(event, EpochFinished):
+        record = json.loads(event.record.to_line())
+        del record["passes"]
+        print(json.dumps({"event": "epoch", **record}), flush=True)
 
 
 Earlier = Callable[[], Sequence[EpochRecord]]

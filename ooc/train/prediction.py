@@ -109,7 +109,9 @@ class Prediction:
             extra_host_bytes=0 if self._wanted is None else self._wanted.nbytes,
         )
         self._network = network
-        self._session = Session(job.ready(), [model])
+        prepared = job.ready()
+        self.plan = prepared.plan
+        self._session = Session(prepared, [model])
 
     def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
         # The planner weighs the program of this name most.

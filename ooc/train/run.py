@@ -120,6 +120,26 @@ class RunFolder:
         """Whether an epoch of the run was finished."""
         return (self.path / CHECKPOINT).exists()
 
+    @property
+    def changed_s(self) -> float:
+        """When something was written to it last: seconds since 1970."""
+        files = (self.path / name for name in (CONFIG, METRICS, CHECKPOINT))
+        return max(file.stat().st_mtime for file in files if file.exists())
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether another process is writing to it."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return False
+        finally:
+            os.close(descriptor)
+        return False
+
     def start(self) -> None:
         """Make the folder, lock it and write its configuration. Does nothing while it is locked.
 

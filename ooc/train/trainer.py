@@ -346,6 +346,9 @@ class Trainer:
         models = [model] if average is None else [model, average]
         self._session = Session(self._prepared, models, self.optimizer)
         self._run = _run_folder(out, seed)
+        if self._run is not None:  # what lists of runs show (ooc runs)
+            facts = {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
+            self._run.config |= facts
         self._snapshot = ModelSnapshot(model)
         self._state = TrainingState(
             model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed

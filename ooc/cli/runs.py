@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc runs``: runs side by side."""
+
+import json
+from pathlib import Path
+
+import click
+
+from ooc.cli.options import JSON, ChoiceType
+from ooc.errors import RunError
+from ooc.suggestions import did_you_mean_path
+
+_USUAL = Path("runs")
+
+
+@click.command(short_help="List runs with their results.")
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--sort",
+    type=ChoiceType("name", "score", "time", "memory", "date"),
+    default="name",
+    show_default=True,
+    help="The best validation score, the least seconds an epoch, the least memory or the newest first.",
+)
+@JSON
+def command(folder: Path | None, sort: str, as_json: bool) -> None:
+    """List the runs in FOLDER and below it (in runs/, when left out, or here): how far they are, their best and last
+    validation score, seconds an epoch (the median) and the most memory that they took.
+    """
+    from ooc.report.console import output
+    from ooc.report.runs import Order, find_runs, ordered, print_runs
+
+    folder = folder if folder is not None else _USUAL if _USUAL.is_dir() else Path()
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {folder}{did_you_mean_path(folder)}")
+    found = ordered(find_runs(folder), Order(sort))
+    if as_json:
+        click.echo(json.dumps({"runs": found}, indent=2, allow_nan=False))
+    elif found:
+        print_runs(found, output())
+    else:
+        click.echo(f"there are no runs in {folder}; ooc train makes one")

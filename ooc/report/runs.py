@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc runs``: what the runs below a folder have come to, side by side."""
+
+import os
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ooc.engine.record import EpochRecord
+from ooc.errors import RunError
+from ooc.report.console import print_table, say
+from ooc.report.progress import format_duration
+from ooc.sizes import format_size
+from ooc.train.run import RunFolder, holds_run
+
+_DEPTH = 3
+"""Folders below the one that is looked through."""
+_LOWER_IS_BETTER = ("mae",)
+_STORE_SUFFIX = ".ooc"
+
+
+class State(Enum):
+    """How far a run is."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    GOING_ON = "going on"
+    DAMAGED = "damaged"
+
+
+class Order(Enum):
+    """What runs are listed by."""
+
+    NAME = "name"
+    SCORE = "score"
+    TIME = "time"
+    MEMORY = "memory"
+    DATE = "date"
+
+
+def find_runs(folder: Path) -> list[dict[str, Any]]:
+    """What `describe_run` says of every run at ``folder`` or below it, by their paths."""
+    return [describe_run(path) for path in sorted(_folders(folder, _DEPTH), key=_natural)]
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    if holds_run(folder):
+        yield folder
+    elif depth >= 0 and folder.suffix != _STORE_SUFFIX:
+        try:
+            entries = [Path(entry) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+        except PermissionError:
+            return
+        for entry in entries:
+            yield from _folders(entry, depth - 1)
+
+
+def describe_run(path: Path, *, held: bool = False) -> dict[str, Any]:
+    """The run at ``path`` as plain data. Of a damaged one ``problem`` says what is wrong, and most else is None.
+
+    Scores are None where nothing was evaluated, what the options say where the run was begun from Python. ``held``:
+    whether it is this process that holds the run, which is over.
+    """
+    empty = dict.fromkeys(_KEYS) | {"run": str(path)}
+    try:
+        run = RunFolder.open(path)
+        records = run.records()
+        config = run.config
+        found = {
+            "graph": _text(config.get("store") or config.get("graph")),
+            "model": _text(config.get("model") or config.get("model_class")),
+            "epochs": records[-1].epoch if records else 0,
+            "epochs_asked": _count(config.get("epochs")),
+            "metric": _text(config.get("scored_by")),
+            "date": datetime.fromtimestamp(run.changed_s, UTC).isoformat(timespec="seconds"),
+        }
+        found |= _measured(records) | _scores(records, lower=found["metric"] in _LOWER_IS_BETTER)
+        state = (
+            State.GOING_ON
+            if not held and run.is_going_on
+            else _state(records, found, _count(config.get("patience")) or 0)
+        )
+    except (RunError, OSError) as error:
+        return empty | {"state": State.DAMAGED.value, "problem": str(error)}
+    return empty | found | {"state": state.value}
+
+
+_KEYS = (
+    *("run", "state", "graph", "model", "epochs", "epochs_asked", "metric", "best_epoch", "best_valid", "best_test"),
+    *(
+        "last_valid",
+        "last_test",
+        "evaluations_since",
+        "loss",
+        "epoch_s",
+        "host_peak_bytes",
+        "device_peak_bytes",
+        "date",
+        "problem",
+    ),
+)
+
+
+def _measured(records: Sequence[EpochRecord]) -> dict[str, Any]:
+    if not records:
+        return {}
+    loss = records[-1].loss
+    return {
+        "loss": loss if abs(loss) < float("inf") else None,
+        "epoch_s": statistics.median(record.time_s for record in records),
+        "host_peak_bytes": max(record.host_peak_bytes for record in records),
+        "device_peak_bytes": max(record.device_peak_bytes for record in records),
+    }
+
+
+def _scores(records: Sequence[EpochRecord], *, lower: bool) -> dict[str, Any]:
+    scored = [record for record in records if record.valid_acc is not None]
+    if not scored:
+        return {}
+    sign = -1 if lower else 1
+    best = max(scored, key=lambda record: sign * (record.valid_acc or 0.0))  # the first of those that are alike
+    last = scored[-1]
+    return {
+        "best_epoch": best.epoch,
+        "best_valid": best.valid_acc,
+        "best_test": best.test_acc,
+        "last_valid": last.valid_acc,
+        "last_test": last.test_acc,
+        "evaluations_since": len(scored) - 1 - scored.index(best),
+    }
+
+
+def _state(records: Sequence[EpochRecord], found: dict[str, Any], patience: int) -> State:
+    if not records:
+        return State.STOPPED
+    if found["epochs_asked"] is None:  # begun from Python, where more epochs may follow at any time
+        return State.FINISHED
+    patient = not patience or found.get("evaluations_since", 0) < patience
+    return State.STOPPED if found["epochs"] < found["epochs_asked"] and patient else State.FINISHED
+
+
+def ordered(runs: Sequence[dict[str, Any]], order: Order) -> list[dict[str, Any]]:
+    """The best first: the highest scores, the least time and memory, the newest; those without such last."""
+    match order:
+        case Order.NAME:
+            return list(runs)
+        case Order.SCORE:
+            return _by(runs, _loss_of_score)
+        case Order.TIME:
+            return _by(runs, lambda run: run["epoch_s"])
+        case Order.MEMORY:
+            return _by(runs, _peak)
+        case Order.DATE:
+            return sorted(runs, key=lambda run: run["date"] or "", reverse=True)
+
+
+def _by(runs: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float | None]) -> list[dict[str, Any]]:
+    return sorted(runs, key=lambda run: (value(run) is None, value(run) or 0.0))
+
+
+def _loss_of_score(run: dict[str, Any]) -> float | None:
+    """What is the lower, the better the run."""
+    score: float | None = run["best_valid"]
+    return score if score is None or run["metric"] in _LOWER_IS_BETTER else -score
+
+
+def _peak(run: dict[str, Any]) -> int | None:
+    if run["host_peak_bytes"] is None:
+        return None
+    return int(run["host_peak_bytes"] + run["device_peak_bytes"])
+
+
+def print_runs(runs: Sequence[dict[str, Any]], console: Console) -> None:
+    """A table, one line a run. Graph and metric stand below it where they are the same for all."""
+    rows = [_row(run) for run in runs]
+    shared = []
+    for name in ("graph", "metric"):
+        values = {row[name] for row in rows if row[name]}
+        if len(values) == 1:
+            shared.append(f"{name} {values.pop()}")
+            rows = [row | {name: ""} for row in rows]
+    print_table(list(rows[0]), [tuple(row.values()) for row in rows], console)
+    if shared:
+        say(console, f"all: {', '.join(shared)}")
+    for run in runs:
+        if run["problem"]:
+            say(console, f"{run['run']}: {run['problem']}")
+
+
+def _row(run: dict[str, Any]) -> dict[str, str]:
+    """Cells by their headings; empty where nothing is known, and columns without content are left out."""
+    damaged = run["state"] == State.DAMAGED.value
+    asked = "" if run["epochs_asked"] is None else f"/{run['epochs_asked']}"
+    best, last = ("" if run[name] is None else f"{run[name]:.4f}" for name in ("best_valid", "last_valid"))
+    peak = _peak(run)
+    return {
+        "run": run["run"],
+        "model": run["model"] or "",
+        "state": run["state"],
+        "epochs": "" if damaged else f"{run['epochs']}{asked}",
+        "best": best,
+        "at": str(run["best_epoch"] or ""),
+        "last": last,
+        "an epoch": "" if run["epoch_s"] is None else format_duration(run["epoch_s"]),
+        "memory": "" if peak is None else format_size(peak),
+        "graph": Path(run["graph"] or "").stem,
+        "metric": run["metric"] or "",
+    }
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """``run-10`` after ``run-9``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) else None
