@@ -57,6 +57,27 @@ def ignore(event: Event) -> None:
     """A listener that does nothing."""
 
 
+class Relay:
+    """A listener that passes every event on to whoever listens at the time."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def __call__(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    @contextmanager
+    def joined(self, listener: Listener) -> Iterator[None]:
+        """Within, ``listener`` is told of events, too."""
+        before = self._listeners
+        self._listeners = (*before, listener)
+        try:
+            yield
+        finally:
+            self._listeners = before
+
+
 @contextmanager
 def reported(listener: Listener, task: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """Tell ``listener`` of a piece of long work: of its beginning, of each call of what is given with how much of

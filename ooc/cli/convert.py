@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from ooc.cli.configuration import CONFIG
-from ooc.cli.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, QUIET, ChoiceType
-from ooc.report.progress import Reporter, format_count
+from ooc.cli.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
+from ooc.progress.figures import format_count
+from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sizes import format_size
 from ooc.sources.reading import READING_OPTIONS
 
@@ -121,7 +122,7 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
 @FORCE
 @ON_CANCEL
 @click.option("--dry-run", is_flag=True, help="Only say what it would take: time, disk, memory.")
-@QUIET
+@with_verbosity
 @JSON
 @click.option(
     "--list",
@@ -138,7 +139,7 @@ def command(
     yes: bool,
     on_cancel: str,
     dry_run: bool,
-    quiet: bool,
+    verbosity: Verbosity,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -156,7 +157,7 @@ def command(
 
         print_forecast(source, out, root=root, console=Console(), **options)
         return
-    with Reporter(quiet=quiet) as reporter:
+    with Reporter(verbosity=verbosity) as reporter:
         place, name = _obtained(source, root, yes, reporter)
         target = out if out is not None or name is None else Path(f"{name}.ooc")
         store = convert(place, target, on_cancel=on_cancel, listener=reporter, **options)
@@ -164,6 +165,6 @@ def command(
         from ooc.cli.info import describe
 
         click.echo(json.dumps(describe(store), indent=2))
-    elif not quiet:
+    elif verbosity > Verbosity.ERROR:
         counts = [format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")]
         click.echo(f"{store.path}: {', '.join(counts)}, {format_size(store.nbytes)}")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from ooc.cli.options import FORCE, JSON, QUIET, ChoiceType
+from ooc.cli.options import FORCE, JSON, ChoiceType, with_verbosity
+from ooc.progress.reporter import Verbosity
 from ooc.sizes import format_size
 
 
@@ -15,9 +16,9 @@ from ooc.sizes import format_size
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--weights", type=ChoiceType("best", "last"), default="best", help="Which of the run's weights.")
 @FORCE
-@QUIET
+@with_verbosity
 @JSON
-def command(run: Path, out: Path, weights: str, force: bool, quiet: bool, as_json: bool) -> None:
+def command(run: Path, out: Path, weights: str, force: bool, verbosity: Verbosity, as_json: bool) -> None:
     """Write the weights of RUN to OUT, a .safetensors file or a .pt file for torch.load.
 
     They are the state_dict of the PyG model that the run's options describe, under PyG's own names.
@@ -37,5 +38,5 @@ def command(run: Path, out: Path, weights: str, force: bool, quiet: bool, as_jso
     if as_json:
         facts = {"out": str(out), "tensors": len(state), "bytes": nbytes, "model": settings.model}
         click.echo(json.dumps(facts, indent=2))
-    elif not quiet:
+    elif verbosity > Verbosity.ERROR:
         click.echo(f"{out}: {len(state)} tensors, {format_size(nbytes)}, of {settings.model}")

@@ -2,11 +2,13 @@
 """Types of option values. Text becomes a number here and nowhere else."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ooc.errors import OptionError
+from ooc.progress.reporter import Verbosity
 from ooc.sizes import parse_size
 from ooc.suggestions import did_you_mean
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 else:  # generic only in newer versions of click
     _IntType = click.ParamType
     _TextChoice = click.Choice
+
+_Callback = TypeVar("_Callback", bound=Callable[..., Any])
 
 
 class SizeType(_IntType):
@@ -124,4 +128,49 @@ ON_CANCEL = click.option(
     help="What Ctrl-C does with the work so far. Kept, the same command goes on.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines for people.")
-QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+
+
+# ---- how much is shown -------------------------------------------------------------------------------------------
+
+
+def _note(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+    if given:
+        context.meta.setdefault(_SHORT, []).append(parameter)
+
+
+def _settle(context: click.Context, parameter: click.Parameter, level: str | None) -> Verbosity:
+    """The level that the three options ask for together; UsageError where they disagree."""
+    asked = [(_LEVEL_OF[str(one.name)], one.opts[0]) for one in context.meta.get(_SHORT, ())]
+    asked += [] if level is None else [(Verbosity[level.upper()], f"{parameter.opts[0]} {level}")]
+    if len({verbosity for verbosity, _ in asked}) > 1:
+        raise click.UsageError(f"{' and '.join(name for _, name in asked)}: give one of them", context)
+    return asked[0][0] if asked else Verbosity.INFO
+
+
+_SHORT = "ooc.verbosity"
+_LEVEL_OF = {"quiet": Verbosity.ERROR, "verbose": Verbosity.DEBUG}
+_FLAG: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True, "callback": _note}
+_VERBOSITY: tuple[tuple[list[str], dict[str, Any]], ...] = (
+    (["--quiet", "-q"], {"help": "Print results and errors only.", **_FLAG}),
+    (["--verbose", "-v"], {"help": "Print all there is to know.", **_FLAG}),
+    (
+        ["--log-level", "verbosity"],
+        {
+            "type": ChoiceType(*(level.name.lower() for level in Verbosity)),
+            "callback": _settle,
+            "help": "How much to print: as --quiet, notes too, progress too, as --verbose. [default: info]",
+        },
+    ),
+)
+
+
+def verbosity_options(group: str) -> list[Option]:
+    """``--quiet``, ``--verbose`` and ``--log-level``, which give the command one ``verbosity``."""
+    return [Option(names, group=group, **attributes) for names, attributes in _VERBOSITY]
+
+
+def with_verbosity(command: _Callback) -> _Callback:
+    """Give a command these options."""
+    for names, attributes in reversed(_VERBOSITY):
+        command = click.option(*names, **attributes)(command)
+    return command

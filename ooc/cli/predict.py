@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ooc.cli.configuration import CONFIG
-from ooc.cli.options import COUNT, FORCE, JSON, QUIET, SIZE, ChoiceType
+from ooc.cli.options import COUNT, FORCE, JSON, SIZE, ChoiceType, with_verbosity
 from ooc.cli.settings import TrainSettings, settle_memory, with_one_memory
 from ooc.errors import OptionError
-from ooc.report.progress import Reporter, format_count
+from ooc.progress.figures import format_count
+from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 @click.option("--spill-dir", type=click.Path(path_type=Path), help="Where scratch files go. [default: OUT's folder]")
 @FORCE
 @click.option("--dry-run", is_flag=True, help="Only say what would be written and what it would take.")
-@QUIET
+@with_verbosity
 @JSON
 def command(
     run: Path,
@@ -59,7 +60,7 @@ def command(
     spill_dir: Path | None,
     force: bool,
     dry_run: bool,
-    quiet: bool,
+    verbosity: Verbosity,
     as_json: bool,
 ) -> None:
     """Predict for the nodes of STORE (that of the run, when left out) with the model trained in RUN.
@@ -85,7 +86,7 @@ def command(
     opened = open_store(store if store is not None else settings.store)
     model = rebuild_model(settings, load_weights(folder, weights), folder)
     with (
-        Reporter(quiet=quiet) as reporter,
+        Reporter(verbosity=verbosity) as reporter,
         closing(
             Prediction(
                 model,
@@ -109,7 +110,7 @@ def command(
             prediction.write(out, force=force)
     if as_json:
         click.echo(json.dumps(_facts(prediction, out, what, dry_run=dry_run), indent=2))
-    elif dry_run or not quiet:
+    elif dry_run or verbosity > Verbosity.ERROR:
         rows, *columns = prediction.shape
         click.echo(f"{out}: {what} of {format_count(rows, 'nodes')}" + "".join(f", {n} columns" for n in columns))
     if dry_run and not as_json:

@@ -9,7 +9,7 @@ import click
 
 from ooc.cli.options import JSON, ChoiceType
 from ooc.errors import OptionError
-from ooc.report.progress import Reporter
+from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def command(spill_dir: Path, device: str, refresh: bool, as_json: bool) -> None:
     profile = None if refresh else cached(spill_dir, device=device)
     measured = profile is None
     if profile is None:
-        with Reporter(quiet=as_json) as reporter:
+        with Reporter(verbosity=Verbosity.ERROR if as_json else Verbosity.INFO) as reporter:
             profile = measure(spill_dir, reporter, device=device)
         keep(profile, spill_dir, device=device)
     if as_json:

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from ooc.cli.info import describe
-from ooc.cli.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, QUIET, ChoiceType
-from ooc.report.progress import Reporter, format_count
+from ooc.cli.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
+from ooc.progress.figures import format_count
+from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sizes import format_size
 
 
@@ -22,10 +23,10 @@ from ooc.sizes import format_size
 @FORCE
 @ON_CANCEL
 @click.option("--dry-run", is_flag=True, help="Only say what it would take: disk and memory.")
-@QUIET
+@with_verbosity
 @JSON
 def command(
-    store: Path, out: Path | None, dry_run: bool, quiet: bool, as_json: bool, on_cancel: str, **options: Any
+    store: Path, out: Path | None, dry_run: bool, verbosity: Verbosity, as_json: bool, on_cancel: str, **options: Any
 ) -> None:
     """Write STORE to OUT, or anew in its place, with the rows sorted by their distance from the scored nodes.
 
@@ -40,11 +41,11 @@ def command(
         demand = Demand.of(store, out, **options)
         click.echo(json.dumps(asdict(demand) | {"target": str(demand.target)}, indent=2) if as_json else str(demand))
         return
-    with Reporter(quiet=quiet) as reporter:
+    with Reporter(verbosity=verbosity) as reporter:
         written = reorder(store, out, listener=reporter, on_cancel=on_cancel, **options)
     if as_json:
         click.echo(json.dumps(describe(written), indent=2))
-    elif not quiet:
+    elif verbosity > Verbosity.ERROR:
         shares = [f"{rows / written.num_nodes:.3g}" for rows in written.attributes["hops"][:4]]
         counts = [format_count(written.num_nodes, "nodes"), format_count(written.num_edges, "edges")]
         click.echo(f"{written.path}: {', '.join(counts)}, {format_size(written.nbytes)}")

@@ -31,6 +31,15 @@ from ooc.errors import OptionError, RunError
 
 RESOURCES, GPU, RUN = "Resources, which never change results", "With a GPU", "The run"
 
+MODEL_NAMES = {
+    "gcn": "GCN",
+    "sage": "GraphSAGE",
+    "gin": "GIN",
+    "gat": "GAT",
+    "gatv2": "GATv2",
+    "transformer": "graph transformer",
+}
+"""What people call the models."""
 METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "r2")
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "l1", "smooth-l1")
 _FIRST = (
@@ -74,7 +83,7 @@ class TrainSettings:
     store: str = field(metadata={"type": click.Path()})
     model: str = _MODEL(
         "gcn",
-        _ModelName("gcn", "sage", "gin", "gat", "gatv2", "transformer"),
+        _ModelName(*MODEL_NAMES),
         "GCN, GraphSAGE, GIN, GAT, GATv2 or graph transformer.",
     )
     heads: int = _MODEL(

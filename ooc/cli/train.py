@@ -14,9 +14,10 @@ from click.core import ParameterSource
 from ooc import __version__
 from ooc.cli import EXIT_INTERRUPTED
 from ooc.cli.configuration import CONFIG, as_toml
-from ooc.cli.options import GroupedCommand, Option
+from ooc.cli.options import GroupedCommand, Option, verbosity_options
 from ooc.cli.settings import (
     CHANGEABLE,
+    MODEL_NAMES,
     RUN,
     TrainSettings,
     next_run,
@@ -26,12 +27,16 @@ from ooc.cli.settings import (
     with_one_memory,
 )
 from ooc.errors import OptionError
-from ooc.report.progress import Reporter
-from ooc.sizes import format_size
+from ooc.progress.reporter import Reporter, Verbosity
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import nn
+
     from ooc.report.logs import EpochLog
+    from ooc.report.plan_report import PlanReport
     from ooc.train.run import RunFolder
+    from ooc.train.trainer import Trainer
 
 _RUNS = Path("runs")
 _JSON = "One JSON object a line: the start, every epoch, the end."
@@ -49,7 +54,7 @@ _OUT = "The run's folder. [default: a new one in runs/]"
             ["--resume"], is_flag=True, help="Go on with the run at --out; its options hold unless given.", group=RUN
         ),
         Option(["--dry-run"], is_flag=True, help="Plan, show the plan and write nothing.", group=RUN),
-        Option(["--quiet"], is_flag=True, help="Print the outcome and errors only.", group=RUN),
+        *verbosity_options(RUN),
         Option(["--json", "as_json"], is_flag=True, help=_JSON, group=RUN),
         CONFIG,
     ],
@@ -63,7 +68,7 @@ def command(
     out: str | None,
     resume: bool,
     dry_run: bool,
-    quiet: bool,
+    verbosity: Verbosity,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -73,12 +78,12 @@ def command(
     results, only how long they take.
     """
     run, settings = _open_run(context, store, out, resume, options)
-    quiet = quiet or as_json
-    with Reporter(quiet=quiet, epochs=settings.epochs) as reporter, run:
-        if resume and not quiet and not run.has_checkpoint:
+    verbosity = Verbosity.ERROR if as_json else verbosity
+    with Reporter(verbosity=verbosity, epochs=settings.epochs) as reporter, run:
+        if resume and verbosity > Verbosity.ERROR and not run.has_checkpoint:
             click.echo(f"{run.path} has finished no epoch: its first is the first", err=True)
         try:
-            _train(run, settings, reporter, quiet=quiet, as_json=as_json, dry_run=dry_run)
+            _train(run, settings, reporter, verbosity, as_json=as_json, dry_run=dry_run)
         except KeyboardInterrupt:
             reporter.close()
             done = run.records()
@@ -143,7 +148,13 @@ def _repeating(settings: TrainSettings) -> str:
 
 
 def _train(
-    run: "RunFolder", settings: TrainSettings, reporter: Reporter, *, quiet: bool, as_json: bool, dry_run: bool
+    run: "RunFolder",
+    settings: TrainSettings,
+    reporter: Reporter,
+    verbosity: Verbosity,
+    *,
+    as_json: bool,
+    dry_run: bool,
 ) -> None:
     from ooc.storage.store import open_store
 
@@ -153,13 +164,15 @@ def _train(
     import torch
 
     from ooc.cli.recipe import admit_parameters, build_average, build_loss, build_model, build_optimizer, build_schedule
-    from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
+    from ooc.progress.live import TrainingView
+    from ooc.progress.promise import promise_of
+    from ooc.report.briefing import describe_forecast
     from ooc.report.console import output
     from ooc.report.logs import epoch_as_json, several
     from ooc.report.plan_report import PlanReport
     from ooc.report.runs import describe_run
     from ooc.report.starts import note_start
-    from ooc.report.tables import describe_budgets, print_outcome, print_plan
+    from ooc.report.tables import print_outcome
     from ooc.train.metrics import resolve_metric
     from ooc.train.trainer import Trainer
 
@@ -201,14 +214,19 @@ def _train(
         report = PlanReport.of_run(
             trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=settings.eval_every
         )
-        if not quiet:
-            click.echo(f"{store.path} ({format_size(store.nbytes)}), {describe_budgets(report)}")
-            print_plan(report, console)
-            if trainer.hardware in (UNMEASURED, UNMEASURED_DEVICE):
-                spill = shlex.quote(str(trainer.spill_dir))
-                of_device = "--device cuda " if settings.device == "cuda" else ""
-                measuring = f"ooc profile {of_device}--spill-dir {spill}"
-                click.echo(f"planned by estimates; {measuring} measures this machine in 15 s")
+        last = run.last()
+        first = 1 if last is None else last["epoch"] + 1
+        promise = promise_of(
+            trainer.plan,
+            trainer.workload,
+            trainer.hardware,
+            trainer.limits,
+            eval_every=settings.eval_every,
+            timeline=report.timeline,
+        )
+        if verbosity >= Verbosity.INFO:
+            forecast = describe_forecast(promise, settings.epochs - first + 1)
+            _brief(trainer, settings, report, forecast, console, verbosity)
         if as_json:
             begun = {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
             _say_as_json("start", {"run": str(run.path), "store": settings.store, **begun, "plan": report.as_dict()})
@@ -217,12 +235,23 @@ def _train(
                 click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
             return
         note_start(run, report, trainer.spill_dir)
+        reporter.show(
+            TrainingView(
+                title=f"{MODEL_NAMES[settings.model]} on {store.path.name}, {run.path}",
+                first=first,
+                last=settings.epochs,
+                metric=metric.value,
+                rising=metric.higher_is_better,
+                promise=promise,
+            )
+        )
         trainer.fit(
             epochs=settings.epochs,
             eval_every=settings.eval_every,
             patience=settings.patience,
             resume=run.resumed,
             allow_nonfinite=settings.allow_nonfinite,
+            progress=False,
         )
         for log in logs:
             log.complete()
@@ -243,6 +272,51 @@ def _train(
 
 def _say_as_json(event: str, facts: dict[str, Any]) -> None:
     click.echo(json.dumps({"event": event, **facts}, allow_nan=False))
+
+
+def _brief(
+    trainer: "Trainer",
+    settings: TrainSettings,
+    report: "PlanReport",
+    forecast: str,
+    console: "Console",
+    verbosity: Verbosity,
+) -> None:
+    """Say what will be trained within what, and what is expected of it; ``verbosity`` DEBUG: the whole plan."""
+    from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
+    from ooc.report.briefing import (
+        describe_memory,
+        describe_store,
+        describe_waiting,
+        print_briefing,
+    )
+    from ooc.report.console import say
+    from ooc.report.tables import print_plan
+
+    spill = shlex.quote(str(trainer.spill_dir))
+    print_briefing(
+        [
+            ("graph", describe_store(trainer.store)),
+            ("model", _describe_model(settings, trainer.model)),
+            ("memory", describe_memory(report, spill)),
+            ("in memory", describe_waiting(report)),
+            ("forecast", forecast),
+        ],
+        console,
+    )
+    if verbosity >= Verbosity.DEBUG:
+        print_plan(report, console)
+    if trainer.hardware in (UNMEASURED, UNMEASURED_DEVICE):
+        of_device = " --device cuda" if settings.device == "cuda" else ""
+        of_disk = "" if trainer.spill_dir.resolve() == Path.cwd() else f" --spill-dir {spill}"
+        say(console, f"(estimates; ooc profile{of_device}{of_disk} measures this machine in 15 s)")
+
+
+def _describe_model(settings: TrainSettings, model: "nn.Module") -> str:
+    heads = f", {settings.heads} heads" if settings.heads > 1 else ""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    shape = f"{settings.layers} layer{'s' * (settings.layers > 1)}, {settings.hidden} wide{heads}"
+    return f"{MODEL_NAMES[settings.model]}: {shape}, {parameters:,} parameters"
 
 
 def _logs(settings: TrainSettings, run: "RunFolder") -> "list[EpochLog]":

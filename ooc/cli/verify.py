@@ -6,16 +6,16 @@ from pathlib import Path
 
 import click
 
-from ooc.cli.options import JSON
+from ooc.cli.options import JSON, with_verbosity
 from ooc.errors import StoreError
-from ooc.report.progress import Reporter
+from ooc.progress.reporter import Reporter, Verbosity
 
 
 @click.command(short_help="Check a store.")
 @click.argument("store", type=click.Path(path_type=Path))
-@click.option("--quiet", is_flag=True, help="No progress, no word when all is well.")
+@with_verbosity
 @JSON
-def command(store: Path, quiet: bool, as_json: bool) -> None:
+def command(store: Path, verbosity: Verbosity, as_json: bool) -> None:
     """Check STORE: counts, indices sorted and in range, both directions alike, labels, splits, checksums.
 
     Prints what is wrong, a line each; the exit code is 2 then.
@@ -24,7 +24,7 @@ def command(store: Path, quiet: bool, as_json: bool) -> None:
     from ooc.storage.verification import verify
 
     opened = open_store(store)
-    with Reporter(quiet=quiet) as reporter:
+    with Reporter(verbosity=verbosity) as reporter:
         problems = verify(opened, reporter)
     if as_json:
         click.echo(json.dumps({"store": str(store), "problems": problems}, indent=2))
@@ -34,5 +34,5 @@ def command(store: Path, quiet: bool, as_json: bool) -> None:
         for problem in [] if as_json else problems:
             click.echo(problem)
         raise StoreError(f"{store}: {len(problems)} problems found")
-    if not (quiet or as_json):
+    if verbosity > Verbosity.ERROR and not as_json:
         click.echo(f"{store}: all is well")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines and tables for people, on a terminal or in a file."""
 
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ _WRAPPED_WIDTH = 24
 _WORDS = _WRAPPED | {"fate", "bound by", "produced", "last forward use", "setting", "state", "model", "graph", "metric"}
 """Columns of words, like every first one; all others hold numbers."""
 _BETWEEN = 2
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|s|min|h|[KMGT]?B)(?![\w/]))")
+"""The space before a unit."""
 
 
 def output() -> Console:
@@ -27,8 +30,14 @@ def output() -> Console:
 
 def say(console: Console, line: str) -> None:
     """Print ``line``, broken between words where it is too long. A word, which may be a path, is never broken."""
-    text = textwrap.fill(line, console.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print("\n  ".join(wrapped(line, console.width - 2)), highlight=False, markup=False, soft_wrap=True)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """``text`` in lines, broken between words, but never between a number and its unit."""
+    joined = _UNIT.sub("\N{NO-BREAK SPACE}", text)
+    lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False) or [""]
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:

@@ -13,8 +13,8 @@ from ooc.conversion.budget import Options, Sizes, check_folder, default_budget_b
 from ooc.conversion.conversion import chosen_options
 from ooc.conversion.forecast import Forecast, Stage, forecast, measure, sizes_of_dataset
 from ooc.conversion.output import check_target, resolved
+from ooc.progress.figures import format_duration
 from ooc.report.console import print_table, say
-from ooc.report.progress import format_duration
 from ooc.sizes import format_size
 from ooc.sources.names import DATASETS, Dataset, named
 from ooc.sources.reading import Request

@@ -13,7 +13,8 @@ from ooc.plan.program.program import found_in_memory
 from ooc.plan.program.replacement import Kept, belady, lru_hits
 from ooc.plan.program.sequence import Use
 from ooc.plan.simulate.simulator import simulate
-from ooc.plan.simulate.timeline import Resource, Timeline
+from ooc.plan.simulate.timeline import Timeline
+from ooc.progress.promise import usual_program
 from ooc.sizes import format_size
 
 _MOST_SPANS = 200_000
@@ -35,7 +36,7 @@ class PlanReport:
     @classmethod
     def of_run(cls, workload: Workload, plan: Plan, hardware: Hardware, limits: Limits, *, eval_every: int) -> Self:
         """Of the program that most epochs of a run are: where every one is scored, a forward pass that does both."""
-        program = "train_and_score" if eval_every == 1 and "train_and_score" in plan.programs else "train"
+        program = usual_program(plan, eval_every)
         return cls(workload, plan, hardware, limits, program, evaluated=eval_every == 1 and program == "train")
 
     @cached_property
@@ -61,21 +62,6 @@ class PlanReport:
     def ssd_write_bytes(self) -> int:
         """Bytes written to the SSD in one run of the program."""
         return self.plan.bytes_written(self.program)
-
-    @property
-    def ssd_busy_s(self) -> float:
-        """Seconds in which the SSD has something to do."""
-        moving = [e for e in self.timeline.events if e.resource in (Resource.SSD_READ, Resource.SSD_WRITE)]
-        busy_s, until = 0.0, 0.0
-        for event in sorted(moving, key=lambda event: event.start_s):
-            busy_s += max(0.0, event.end_s - max(until, event.start_s))
-            until = max(until, event.end_s)
-        return busy_s
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds in which nothing is computed."""
-        return sum(item.waited_s for item in self.timeline.passes)
 
     @cached_property
     def cache(self) -> dict[str, int] | None:
@@ -108,8 +94,8 @@ class PlanReport:
             "ssd_read_bytes": self.ssd_read_bytes,
             "ssd_write_bytes": self.ssd_write_bytes,
             "first_epoch_read_bytes": self.first_epoch_read_bytes,
-            "ssd_busy_s": self.ssd_busy_s,
-            "wait_s": self.wait_s,
+            "ssd_busy_s": timeline.ssd_busy_s,
+            "wait_s": timeline.wait_s,
             "gpu_peak_bytes": plan.device_peak_bytes,
             "host_peak_bytes": plan.host_peak_bytes,
             "spill_bytes": plan.spill_bytes,

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
+from ooc.progress.figures import format_duration
 from ooc.report.console import print_table, say
-from ooc.report.progress import format_duration
 from ooc.sizes import format_size
 from ooc.train.run import RunFolder, holds_run
 

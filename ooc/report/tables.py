@@ -13,9 +13,9 @@ from rich.table import Table
 from ooc.engine.record import EpochRecord
 from ooc.plan import Hardware
 from ooc.plan.simulate.timeline import Resource
+from ooc.progress.figures import format_duration, format_scores
 from ooc.report.console import print_table, say
 from ooc.report.plan_report import PlanReport, describe_reading, lifetimes, stage_statistics
-from ooc.report.progress import format_duration, format_scores
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
@@ -201,9 +201,8 @@ def print_plan(report: PlanReport, console: Console) -> None:
     plan = report.plan
     _print_fates(report, console)
     read, write = describe_reading(report), format_size(report.ssd_write_bytes)
-    device, host = format_size(plan.device_peak_bytes), format_size(plan.host_peak_bytes)
-    spill = format_size(plan.spill_bytes)
-    needed = f"{spill} of scratch on disk, at most {device} of device and {host} of host memory"
+    peaks = " and ".join(f"{used}{f' {where}' if where else ''}" for where, used, _ in _planned_peaks(report))
+    needed = f"{format_size(plan.spill_bytes)} of scratch on disk, at most {peaks} of memory"
     say(console, f"plan: reads {read} and writes {write} an epoch, {needed}")
     if plan.has_tiers:
         there, back = format_size(plan.to_device_bytes), format_size(plan.to_host_bytes)
@@ -222,9 +221,14 @@ def print_outcome(
 ) -> None:
     """Loss, accuracies, time, bytes moved, peak memory, and where the run's files are."""
 
-    def moved(title: str, field: str) -> tuple[str, str]:
+    def moved(title: str, field: str, promised: int | None = None) -> tuple[str, str]:
         total = sum(getattr(record, field) for record in records)
-        return title, f"{format_size(total)} ({format_size(total / len(records))} an epoch)"
+        forecast = "" if promised is None else f"; forecast {format_size(promised)}"
+        return title, f"{format_size(total)} ({format_size(total / len(records))} an epoch{forecast})"
+
+    def median(field: str, promised: float) -> str:
+        seconds = statistics.median(getattr(record, field) for record in records)
+        return f"{format_duration(seconds)} (median; forecast {format_duration(promised)})"
 
     last = records[-1]
     rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores(last))]
@@ -232,10 +236,10 @@ def print_outcome(
     if best is not None and best.epoch != last.epoch:
         rows.append((f"best {metric.value}", f"{_scores(best)} (epoch {best.epoch})"))
     rows += [
-        ("time an epoch", f"{format_duration(statistics.median(r.time_s for r in records))} (median)"),
-        ("waiting for SSD", f"{format_duration(statistics.median(r.io_wait_s for r in records))} (median)"),
-        moved("SSD read", "ssd_read_bytes"),
-        moved("SSD written", "ssd_write_bytes"),
+        ("time an epoch", median("time_s", report.timeline.epoch_s)),
+        ("waiting for SSD", median("io_wait_s", report.timeline.wait_s)),
+        moved("SSD read", "ssd_read_bytes", report.ssd_read_bytes),
+        moved("SSD written", "ssd_write_bytes", report.ssd_write_bytes),
         *(moved(title, field) for title, field in _OVER_PCIE if any(getattr(r, field) for r in records)),
         ("data on disk", f"{format_size(store_bytes)} store + {format_size(report.plan.spill_bytes)} scratch"),
         *_peaks(records, report),

@@ -8,7 +8,8 @@ memory is admitted first: what cannot be planned raises BudgetError before a byt
 import warnings
 import weakref
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
@@ -22,11 +23,14 @@ from ooc.engine.record import EpochRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.session import Session
 from ooc.errors import OptionError, RunError
-from ooc.events import EpochFinished, Listener, ignore
+from ooc.events import EpochFinished, Listener, Relay, ignore
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.workload import drop_gradients_cut_off, zero_gradients
 from ooc.plan import Hardware
 from ooc.prefetch.device import Device
+from ooc.progress.display import displayed
+from ooc.progress.live import TrainingView
+from ooc.progress.promise import promise_of
 from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
 from ooc.train.loss import RowsLoss
@@ -62,6 +66,7 @@ class Trainer:
         patience: int = 0,
         resume: bool = False,
         allow_nonfinite: bool = False,
+        progress: bool = True,
     ) -> list[EpochRecord]:
         """Train for ``epochs`` more epochs (with ``resume``: up to that many in all, from the run's checkpoint).
 
@@ -71,6 +76,8 @@ class Trainer:
         Where scoring and the next epoch share a forward pass, an epoch's scores come with the next epoch's loss
         and gradients, before these are stepped; where the scores end the training, the gradients are dropped.
 
+        ``progress`` shows it: live on a terminal and in a notebook, elsewhere as a line an epoch on standard error.
+
         TrainingError where the loss or the weights are no finite numbers any more; the run keeps its last checkpoint.
         ``allow_nonfinite`` goes on.
 
@@ -78,8 +85,14 @@ class Trainer:
         lost, and the weights are those of the one before.
         """
         self._check_evaluated(eval_every, patience)
-        state, last = self._state, self._last_epoch(epochs, resume=resume)
+        last = self._last_epoch(epochs, resume=resume)
         self._start()
+        with self._shown(last, eval_every) if progress else nullcontext():
+            return self._train(last, eval_every, patience, allow_nonfinite)
+
+    def _train(self, last: int, eval_every: int, patience: int, allow_nonfinite: bool) -> list[EpochRecord]:
+        """Epochs until ``last`` is done; the algorithm."""
+        state = self._state
         records: list[EpochRecord] = []
         unscored: EpochRecord | None = None
         while state.epoch < last and not (patience and state.stale >= patience):
@@ -202,6 +215,21 @@ class Trainer:
         records.append(record)
         self._resources.listener(EpochFinished(record))
 
+    def _shown(self, last: int, eval_every: int) -> AbstractContextManager[None]:
+        """What shows the training up to epoch ``last`` to whoever has called from Python."""
+
+        def view() -> TrainingView:
+            return TrainingView(
+                title=f"{type(self.model).__name__} on {self.store.path.name}",
+                first=self.epoch + 1,
+                last=last,
+                metric=self.metric.value,
+                rising=self.metric.higher_is_better,
+                promise=promise_of(self.plan, self.workload, self.hardware, self.limits, eval_every=eval_every),
+            )
+
+        return displayed(self._relay, view, last)
+
     def _last_epoch(self, epochs: int, *, resume: bool) -> int:
         """The number of the last epoch to train, with the state that there is or that of the run's checkpoint."""
         if resume:
@@ -309,6 +337,8 @@ class Trainer:
             hardware=hardware,
             device=device,
         ).within_memory()
+        self._relay = Relay(listener)
+        resources = replace(resources, listener=self._relay)
         self._converted: TemporaryDirectory[str] | None = None
         if isinstance(graph, str | Path):
             graph = open_store(graph)

@@ -17,7 +17,7 @@ import pytest
 from ooc import cli, interruption
 from ooc.errors import StoreError
 from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted
-from ooc.report.progress import Reporter
+from ooc.progress.reporter import Reporter, Verbosity
 from tests.cli.conftest import RunCommand
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
@@ -114,7 +114,7 @@ def test_a_signal_ends_the_work_where_it_goes_on(interrupted: Interrupted, numbe
         os.kill(os.getpid(), number)
         for _ in range(1000):
             passed.append("unharmed")
-        reporter = Reporter(quiet=True)
+        reporter = Reporter(verbosity=Verbosity.ERROR)
         for other in (TaskFinished("work"), Note("over")):  # Also told while things are put in order.
             reporter(other)
         thread = threading.Thread(target=reporter, args=[event])
@@ -174,7 +174,7 @@ def test_ignored_signals_stay_ignored(run: RunCommand, monkeypatch: pytest.Monke
     @click.command()
     def unmoved() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        Reporter(quiet=True)(TaskStarted("work", 2, "parts"))
+        Reporter(verbosity=Verbosity.ERROR)(TaskStarted("work", 2, "parts"))
 
     monkeypatch.setattr(cli.cli, "get_command", lambda context, name: unmoved)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -77,8 +77,17 @@ def test_a_run_and_what_it_leaves(run: RunCommand, graph: Path, here: Path) -> N
     assert all(list(line) == list(EpochRecord.__dataclass_fields__) for line in lines)
     assert [line["valid_acc"] is None for line in lines] == [True, False, True, False]
     assert len(re.findall(r"^epoch \d/4  loss \d\.\d+", out, re.MULTILINE)) == 4
-    for word in ("matrix", "plan: reads", "accuracy", "SSD read", "SSD written", "peak memory"):
+    for line in (
+        "graph",
+        "model     GCN: 2 layers, 16 wide, 242 parameters",
+        "memory    64.0 MB",
+        "in memory",
+        "forecast",
+    ):
+        assert re.search(f"^{line}", out, re.MULTILINE)
+    for word in ("accuracy", "SSD read", "SSD written", "peak memory"):
         assert word in out
+    assert "matrix" not in out and all(len(line) <= 80 for line in out.splitlines())
     assert re.search(r"run +r\b", out)
 
 
@@ -104,6 +113,17 @@ def test_quiet_prints_the_outcome_only(run: RunCommand, graph: Path, here: Path)
     code, out, err = run("train", graph, *SMALL, "--epochs", "1", "--quiet", "--out", "r")
     assert (code, err) == (0, "")
     assert "peak memory" in out and "epoch 1" not in out and "matrix" not in out
+
+
+def test_the_whole_plan_is_there_for_who_asks(run: RunCommand, graph: Path, here: Path) -> None:
+    """And when what was done; a level may be asked for in one way."""
+    code, out, err = run("train", graph, *SMALL, "--epochs", "1", "-v", "--out", "r")
+    assert code == 0 and "matrix" in out and "plan: reads" in out and "device" not in out
+    assert "epoch 1: done in " in err
+    code, out, err = run("train", "--resume", "--out", "r", "--epochs", "2", "--log-level", "warning")
+    assert code == 0 and "graph " not in out and "epoch 2" not in out + err and "peak memory" in out
+    code, _, err = run("train", graph, "-q", "--log-level", "debug")
+    assert code == 2 and "--quiet and --log-level debug: give one of them" in err
 
 
 def test_budgets_blocks_and_threads_change_nothing(run: RunCommand, graph: Path, here: Path) -> None:

@@ -82,6 +82,21 @@ class Timeline:
         return {resource: moved[resource] for resource in Resource if resource in moved}
 
     @property
+    def ssd_busy_s(self) -> float:
+        """Seconds in which the SSD has something to do."""
+        moving = [e for e in self.events if e.resource in (Resource.SSD_READ, Resource.SSD_WRITE)]
+        busy_s, until = 0.0, 0.0
+        for event in sorted(moving, key=lambda event: event.start_s):
+            busy_s += max(0.0, event.end_s - max(until, event.start_s))
+            until = max(until, event.end_s)
+        return busy_s
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds in which nothing is computed."""
+        return sum(item.waited_s for item in self.passes)
+
+    @property
     def bottleneck(self) -> Resource:
         """What is busy longest."""
         return max(self.busy_s, key=lambda resource: self.busy_s[resource], default=Resource.COMPUTE)

@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from ooc.events import EpochFinished, Note, TaskAdvanced, TaskFinished, TaskStarted
-from ooc.report import progress
-from ooc.report.progress import Reporter, format_count, format_duration, format_epoch, format_rate
+from ooc.progress.figures import (
+    format_count,
+    format_duration,
+    format_epoch,
+    format_progress,
+    format_rate,
+    sparkline,
+)
+from ooc.progress.reporter import Reporter, Verbosity
 from tests.cli.test_run import record
 
 
@@ -46,7 +53,7 @@ def test_short_work_shows_nothing(stream: type[io.StringIO]) -> None:
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_quiet_shows_nothing(stream: type[io.StringIO]) -> None:
-    assert outputs(stream, 60, quiet=True) == ""
+    assert outputs(stream, 60, verbosity=Verbosity.ERROR) == ""
 
 
 def test_lines_come_every_five_seconds_with_rate_and_time_left() -> None:
@@ -67,7 +74,28 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_unknown_total_has_no_share_and_no_time_left() -> None:
-    assert progress.format_progress("reading", 5000, 0, "bytes", 2.0) == "reading: 5.00 KB, 2.50 KB/s"
+    assert format_progress("reading", 5000, 0, "bytes", 2.0) == "reading: 5.00 KB, 2.50 KB/s"
+
+
+def test_levels_show_less_and_more() -> None:
+    """Notes without progress; and when what was done."""
+    assert outputs(io.StringIO, 20, verbosity=Verbosity.WARNING) == ""
+    assert outputs(io.StringIO, 1, verbosity=Verbosity.DEBUG) == "sorting: done in 1.0 s\n"
+    errors = io.StringIO()
+    Reporter(errors=errors, verbosity=Verbosity.WARNING)(Note("less memory is free"))
+    assert errors.getvalue() == "less memory is free\n"
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in outputs(Terminal, 20) and outputs(Terminal, 20).count("\n") == 4
+
+
+def test_a_curve_is_a_row_of_blocks() -> None:
+    assert sparkline([0.0, 1.0, 7.0], 10) == "▁▂█"
+    assert sparkline([3.0, 3.0], 10) == "▅▅" and sparkline([], 10) == sparkline([float("nan")], 10) == ""
+    assert sparkline([0.0, float("inf"), 1.0], 10) == "▁ █"
+    assert sparkline(list(range(1000)), 8) == "▁▂▃▄▅▆▇█"
 
 
 def test_events_of_unknown_tasks_are_ignored() -> None:
@@ -84,17 +112,14 @@ def test_epochs_are_results_and_notes_are_not() -> None:
         reporter(Note("the folder is slow"))
         reporter(EpochFinished(record(3, valid_acc=0.75, eval_s=0.5)))
     assert errors.getvalue() == "the folder is slow\n"
-    assert results.getvalue() == (
-        "epoch  3/10  loss 0.16667  train 0.5000 valid 0.7500 test 0.2500  0.10+0.50 s\n      read 10 B  written 20 B\n"
-    )
+    assert results.getvalue() == "epoch  3/10  loss 0.16667  train 0.5000 valid 0.7500 test 0.2500  0.60 s\n"
 
 
 def test_an_epoch_fits_80_columns_and_a_wide_terminal_takes_it_in_one_line() -> None:
     last = record(1000, valid_acc=0.75, eval_s=3599.0, time_s=7199.0, ssd_read_bytes=10**12)
-    lines = format_epoch(last, 1000).split("\n")
-    assert all(len(line) <= 80 for line in lines) and lines[0].startswith("epoch 1000/1000  loss ")
-    assert lines[-1].endswith("read 1.00 TB  written 20 B")
-    assert "\n" not in format_epoch(last, 1000, width=160)
+    line = format_epoch(last, 1000)
+    assert len(line) <= 80 and line.startswith("epoch 1000/1000  loss ") and line.endswith("  2 h 59 min")
+    assert format_epoch(last, 1000, width=160).endswith("2 h 59 min  read 1.00 TB  written 20 B")
     assert "read" not in format_epoch(record(1, ssd_read_bytes=0, ssd_write_bytes=0), 1)
 
 

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The view of a training on a terminal: how far it is, loss and scores as curves, and what an epoch takes of the
+machine, each beside what the plan promised.
+"""
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ooc.progress.figures import format_duration, sparkline
+from ooc.sizes import format_size
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.text import Text
+
+    from ooc.engine.record import EpochRecord
+
+_LATEST = 10
+"""Epochs whose median an epoch is said to take."""
+_LABEL_WIDTH, _VALUE_WIDTH, _PROMISE_WIDTH = 14, 8, 18
+_LEAST_CURVE, _MOST_CURVE = 8, 60
+_SPLITS = (("valid", "valid_acc"), ("train", "train_acc"), ("test", "test_acc"))
+_BESIDE_THE_BAR = 54
+"""Columns of what stands in its line."""
+_TIMES = ("epoch", "computing", "SSD busy", "waiting", "scoring")
+_SHORT = {"average-precision": "AP"}
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+Row = tuple[str, str, str, str]
+"""What, how much of it, a picture of that, and what the plan promised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Memory by the name ``where``, of which ``limit_bytes`` may be taken; the plan takes ``promised_bytes``. Of a
+    record its peak is the sum of ``fields``."""
+
+    where: str
+    limit_bytes: int
+    promised_bytes: int
+    fields: tuple[str, ...]
+
+    def peak_bytes(self, record: "EpochRecord") -> int:
+        return sum(getattr(record, name) for name in self.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What the plan says of an epoch: seconds, bytes, and the memory that it takes. ``score_s``: of scoring it, where
+    that is a forward pass of its own."""
+
+    epoch_s: float
+    compute_s: float
+    ssd_busy_s: float
+    wait_s: float
+    score_s: float | None
+    ssd_read_bytes: int
+    ssd_write_bytes: int
+    tiers: tuple[Tier, ...]
+
+
+@dataclass(slots=True)
+class TrainingView:
+    """A renderable for ``rich``: the training ``title`` of epochs up to ``last``, of which ``first`` is the first here.
+
+    ``task_started`` and its like say what runs; ``epoch_finished`` is one of the run's. ``rising``: whether a higher
+    score is better.
+    """
+
+    title: str
+    first: int
+    last: int
+    metric: str
+    rising: bool
+    promise: Promise | None = None
+    clock: Callable[[], float] = time.monotonic
+    records: list["EpochRecord"] = field(default_factory=list)
+    _task: str = ""
+    _done: int = 0
+    _total: int = 0
+    _since_s: float = 0.0
+    _times: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+
+    def __post_init__(self) -> None:
+        self._since_s = self.clock()
+
+    # ---- what it is told -----------------------------------------------------------------------------------
+
+    def task_started(self, task: str, total: int) -> None:
+        self._task, self._done, self._total = task, 0, total
+
+    def task_advanced(self, done: int) -> None:
+        self._done = done
+
+    def epoch_finished(self, record: "EpochRecord") -> None:
+        now_s = self.clock()
+        self._times.append(now_s - self._since_s)
+        self._since_s = now_s
+        self.records.append(record)
+
+    # ---- what follows from it ------------------------------------------------------------------------------
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last epoch is over, by those that are; None before anybody can tell."""
+        if self._times:
+            epoch_s = statistics.median(self._times)
+        elif self.promise is not None and self.promise.epoch_s:
+            epoch_s = self.promise.epoch_s + (self.promise.score_s or 0.0)
+        else:
+            return None
+        epochs = self.last - (self.records[-1].epoch if self.records else self.first - 1)
+        return max(0.0, epochs * epoch_s - min(epoch_s, self.clock() - self._since_s))
+
+    @property
+    def best(self) -> "EpochRecord | None":
+        """The first epoch with the best validation score."""
+        scored = [record for record in self.records if record.valid_acc is not None]
+        sign = 1 if self.rising else -1
+        return max(scored, key=lambda record: sign * (record.valid_acc or 0.0), default=None)
+
+    # ---- how it looks --------------------------------------------------------------------------------------
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.text import Text
+
+        width = options.max_width
+        curve = max(_LEAST_CURVE, min(_MOST_CURVE, width - _LABEL_WIDTH - _VALUE_WIDTH - _PROMISE_WIDTH - 3))
+        yield Text(self.title, style="bold", no_wrap=True, overflow="ellipsis")
+        yield self._state(width)
+        for what, value, picture, promised in self._rows(curve):
+            # A table of rich's would take ten times as long to draw, several times a second.
+            parts = (f"{what:<{_LABEL_WIDTH}} ", "cyan"), f"{value:>{_VALUE_WIDTH}} ", f"{picture:<{curve}} "
+            yield Text.assemble(*parts, (promised, "dim"), no_wrap=True, overflow="ellipsis")
+
+    def _state(self, width: int) -> "Text":
+        """Which epoch it is, how far all of it is, how long it still takes, and what runs."""
+        from rich.text import Text
+
+        begun = self._done / self._total if self._total and self._of_an_epoch else 0.0
+        share = (len(self.records) + begun) / max(1, self.last - self.first + 1)
+        number = min(self.last, self.records[-1].epoch + 1 if self.records else self.first)
+        doing = [self._task] if self._task and not self._of_an_epoch else []
+        doing += [f"pass {self._done + 1} of {self._total}"] if self._done < self._total else []
+        columns = max(10, min(40, width - _BESIDE_THE_BAR))
+        full = round(columns * min(1.0, share))
+        left = self.left_s
+        return Text.assemble(
+            (f"epoch {number}/{self.last} ", "bold"),
+            ("━" * full, "green"),
+            ("─" * (columns - full), "dim"),
+            "" if left is None else f" {format_duration(left)} left",
+            (f"  {', '.join(doing)}", "dim"),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+
+    @property
+    def _of_an_epoch(self) -> bool:
+        return self._task.startswith("epoch ")
+
+    def _rows(self, width: int) -> Iterator[Row]:
+        if self.records:
+            losses = [record.loss for record in self.records]
+            lowest = min((loss for loss in losses if math.isfinite(loss)), default=math.nan)
+            yield "loss", f"{losses[-1]:.5f}", sparkline(losses, width), f"lowest {lowest:.5f}"
+            yield from self._scores(width)
+        if self.promise is not None:
+            yield "", "", "", "forecast"
+        last = self.records[-1] if self.records else None
+        yield from self._seconds(last, width)
+        for tier in self.promise.tiers if self.promise else ():
+            peak = max((tier.peak_bytes(record) for record in self.records), default=0)
+            of = f"of {format_size(tier.limit_bytes)}"
+            filled = bar(peak / tier.limit_bytes if tier.limit_bytes else 0.0, max(4, width - len(of) - 1))
+            yield tier.where, format_size(peak), f"{filled} {of}".strip(), format_size(tier.promised_bytes)
+        yield from self._traffic(last)
+
+    def _scores(self, width: int) -> Iterator[Row]:
+        best = self.best
+        for split, name in _SPLITS:
+            values = [value for record in self.records if (value := getattr(record, name)) is not None]
+            if values:
+                said = "" if split != "valid" or best is None else f"best {best.valid_acc:.4f} ({best.epoch})"
+                metric = _SHORT.get(self.metric, self.metric)
+                yield f"{split} {metric}", f"{values[-1]:.4f}", sparkline(values, width), said
+
+    def _seconds(self, last: "EpochRecord | None", width: int) -> Iterator[Row]:
+        """What an epoch's time went to, in bars of the epoch's length."""
+        taken: tuple[float | None, ...] = (None,) * 5
+        promised = taken
+        if last is not None:
+            waited = sum(item.wait_s for item in last.passes) if last.passes else last.io_wait_s
+            taken = (last.time_s, max(0.0, last.time_s - waited), last.io_busy_s, waited, last.eval_s or None)
+        if self.promise is not None:
+            one = self.promise
+            promised = (one.epoch_s, one.compute_s, one.ssd_busy_s, one.wait_s, one.score_s)
+        longest = max((seconds for seconds in taken if seconds is not None), default=0.0) or 1.0
+        for what, seconds, forecast in zip(_TIMES, taken, promised, strict=True):
+            if seconds is not None or forecast is not None:
+                filled = "" if seconds is None else bar(seconds / longest, width)
+                yield what, _shown(format_duration, seconds), filled, _shown(format_duration, forecast)
+
+    def _traffic(self, last: "EpochRecord | None") -> Iterator[Row]:
+        one = self.promise
+        read, written = (None, None) if one is None else (one.ssd_read_bytes, one.ssd_write_bytes)
+        moved = (None, None) if last is None else (last.ssd_read_bytes, last.ssd_write_bytes)
+        for what, nbytes, forecast in zip(("SSD read", "SSD written"), moved, (read, written), strict=True):
+            yield what, _shown(format_size, nbytes), "" if nbytes is None else "an epoch", _shown(format_size, forecast)
+        if last is not None and (last.to_device_bytes or last.to_host_bytes):
+            yield "to the GPU", format_size(last.to_device_bytes), f"and {format_size(last.to_host_bytes)} back", ""
+
+
+def _shown(form: Callable[[float], str], value: float | None) -> str:
+    return "" if value is None else form(value)
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of ``share`` of ``width`` columns, to an eighth of one."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")

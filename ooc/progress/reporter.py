@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user sees of the work: a listener that turns the core's events into a view, bars or lines.
+
+On a terminal a training is shown live, and any other task longer than two seconds gets a bar with rate and time left;
+elsewhere there is a line an epoch, and of long tasks one every few seconds. Progress goes to stderr, results and epochs
+to stdout. Events may come from any thread.
+"""
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+from ooc.events import EpochFinished, Event, Note, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.interruption import stop_if_asked
+from ooc.progress.figures import LINE_WIDTH, format_duration, format_epoch, format_progress, pace
+from ooc.progress.live import TrainingView
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.progress import Progress, TaskID
+
+SILENT_S = 2.0
+LINE_EVERY_S = 5.0
+_REFRESHES_PER_S = 2
+"""Of the live view: drawing it takes some milliseconds of a processor that has other work."""
+_DUMB = ("dumb", "unknown")
+
+
+class Verbosity(IntEnum):
+    """How much is shown; each level shows what those before it do."""
+
+    ERROR = 0
+    """Nothing but errors and results."""
+    WARNING = 1
+    """Notes: what was done otherwise than asked for."""
+    INFO = 2
+    """How far the work is."""
+    DEBUG = 3
+    """What is done when, and for how long."""
+
+
+@dataclass
+class _Task:
+    name: str
+    total: int
+    unit: str
+    started_s: float
+    done: int = 0
+    bar: "TaskID | None" = field(default=None)
+
+
+class Reporter:
+    """Shows events. Use as a context manager, so that no bar stays behind.
+
+    ``tasks``: whether tasks are shown where there is no terminal; epochs always are. Where work begins or goes on is
+    also where Ctrl-C ends it: KeyboardInterrupt.
+    """
+
+    def __init__(
+        self,
+        *,
+        verbosity: Verbosity = Verbosity.INFO,
+        errors: TextIO | None = None,
+        results: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        epochs: int = 0,
+        tasks: bool = True,
+    ) -> None:
+        self._verbosity = verbosity
+        self._errors = errors if errors is not None else sys.stderr
+        self._results = results if results is not None else sys.stdout
+        self._clock = clock
+        self._terminal = is_terminal(self._errors)
+        self._tasks: dict[str, _Task] = {}
+        self._shows_tasks = tasks or self._terminal
+        self._progress: Progress | None = None
+        self._view: TrainingView | None = None
+        self._live: Live | None = None
+        self._last_line_s = clock() - LINE_EVERY_S
+        self._lock = threading.Lock()
+        self.epochs = epochs
+
+    def __call__(self, event: Event) -> None:
+        if self._verbosity > Verbosity.ERROR:
+            self._tell(event)
+        if isinstance(event, TaskStarted | TaskAdvanced):
+            stop_if_asked()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a training could be shown live: on a terminal that all output goes to."""
+        return self._terminal and is_terminal(self._results) and self._verbosity >= Verbosity.INFO
+
+    def show(self, view: TrainingView) -> None:
+        """Show a training by ``view`` from here to the end, on a terminal; elsewhere epochs are lines."""
+        if not self.is_live:
+            return
+        with self._lock:
+            self._stop()
+            self._view, self._live = view, _live(view, self._errors)
+            self._live.start()
+
+    def _tell(self, event: Event) -> None:
+        informing, debugging = self._verbosity >= Verbosity.INFO, self._verbosity >= Verbosity.DEBUG
+        with self._lock:
+            match event:
+                case TaskStarted(task, total, unit) if informing:
+                    self._tasks[task] = _Task(task, total, unit, self._clock())
+                    if self._view is not None:
+                        self._view.task_started(task, total)
+                case TaskAdvanced(task, done) if task in self._tasks:
+                    self._advance(self._tasks[task], done)
+                case TaskFinished(task) if task in self._tasks:
+                    self._finish(self._tasks.pop(task), told=debugging)
+                case Note(text) if self._shows_tasks:
+                    self._print(text, self._errors)
+                case EpochFinished(record) if informing:
+                    if self._view is not None:
+                        self._view.epoch_finished(record)
+                    if self._view is None or debugging:
+                        self._print(format_epoch(record, self.epochs, width=self._width()), self._results)
+
+    def close(self) -> None:
+        """Remove the view and the bars."""
+        with self._lock:
+            self._tasks.clear()
+            self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _advance(self, task: _Task, done: int) -> None:
+        task.done = done
+        if self._view is not None:
+            self._view.task_advanced(done)
+            return
+        now_s = self._clock()
+        elapsed_s = now_s - task.started_s
+        if elapsed_s < SILENT_S or not self._shows_tasks:
+            return
+        if self._terminal:
+            self._show_bar(task)
+        elif now_s - self._last_line_s >= LINE_EVERY_S and done != task.total:
+            self._last_line_s = now_s
+            self._print(format_progress(task.name, done, task.total, task.unit, elapsed_s), self._errors)
+
+    def _finish(self, task: _Task, *, told: bool) -> None:
+        if task.bar is not None and self._progress is not None:
+            self._progress.remove_task(task.bar)
+            if not self._progress.tasks:
+                self._stop()
+        if told:
+            self._print(f"{task.name}: done in {format_duration(self._clock() - task.started_s)}", self._errors)
+
+    def _show_bar(self, task: _Task) -> None:
+        if self._progress is None:
+            self._progress = _bars(self._errors)
+            self._progress.start()
+        rate, left = pace(task.done, task.total, task.unit, self._clock() - task.started_s)
+        if task.bar is None:
+            total = float(task.total) if task.total else None
+            task.bar = self._progress.add_task(task.name, total=total, completed=task.done, rate=rate, left=left)
+        else:
+            self._progress.update(task.bar, completed=task.done, rate=rate, left=left)
+
+    def _width(self) -> int:
+        return max(LINE_WIDTH, shutil.get_terminal_size().columns) if self._results.isatty() else LINE_WIDTH
+
+    def _stop(self) -> None:
+        for shown in (self._progress, self._live):
+            if shown is not None:
+                shown.stop()
+        self._progress = self._view = self._live = None
+
+    def _print(self, text: str, stream: TextIO) -> None:
+        shown = self._live or self._progress
+        if shown is not None and stream.isatty():
+            shown.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=stream, flush=True)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether ``stream`` is a terminal on which lines can be written over."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
+
+
+def _live(view: TrainingView, stream: TextIO) -> "Live":
+    from rich.console import Console
+    from rich.live import Live
+
+    return Live(
+        view,
+        console=Console(file=stream),
+        refresh_per_second=_REFRESHES_PER_S,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+        redirect_stderr=sys.stderr.isatty(),
+    )
+
+
+def _bars(stream: TextIO) -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rate]}", markup=False),
+        TextColumn("{task.fields[left]}", markup=False),
+        console=Console(file=stream),
+        refresh_per_second=4,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )

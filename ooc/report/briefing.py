@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a training before it begins, for people who know graph neural networks and not how ooc plans: graph,
+model, memory, what waits in it, and how long an epoch will take. The plan itself is in ``ooc.report.tables``.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+
+from ooc.plan import Kind
+from ooc.plan.program.plan import Shares
+from ooc.progress.figures import format_count, format_duration
+from ooc.progress.live import Promise
+from ooc.report.console import wrapped
+from ooc.report.plan_report import PlanReport, lifetimes
+from ooc.sizes import format_size
+from ooc.storage.store import Store, Task
+
+_INDENT = 10
+"""Columns of what a line is about."""
+_WHOLE = 100
+
+
+def print_briefing(lines: Sequence[tuple[str, str]], console: Console) -> None:
+    """What each is about, and what is to say of it, wrapped below itself."""
+    for what, text in lines:
+        for number, line in enumerate(wrapped(text, console.width - _INDENT)):
+            console.print(f"{'' if number else what:<{_INDENT}}{line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def describe_store(store: Store) -> str:
+    """A graph in a line."""
+    outputs = {Task.CLASSES: "classes", Task.MULTILABEL: "labels", Task.VALUES: "values"}[store.task]
+    nodes, edges = format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")
+    trained = f"{100 * store.split_sizes['train'] / store.num_nodes:.2g} % of the nodes to train on"
+    width = f"{store.num_features} features, {store.num_classes} {outputs}"
+    return f"{store.path.name}: {nodes}, {edges}, {width}, {trained}; {format_size(store.nbytes)}"
+
+
+def describe_memory(report: PlanReport, spill_dir: str) -> str:
+    """How much memory may be taken, and how much disk will be."""
+    limits, spilled = report.limits, report.plan.spill_bytes
+    if report.hardware.has_device_memory:
+        sizes = f"{format_size(limits.device_bytes)} on the GPU and {format_size(limits.host_bytes)} beside it"
+    else:
+        sizes = format_size(limits.memory_bytes)
+    return sizes + (f"; {format_size(spilled)} of scratch on the disk of {spill_dir}" if spilled else "")
+
+
+def describe_waiting(report: PlanReport) -> str:
+    """What of an epoch's data waits in memory, in a sentence: shares of what is read, by what it is to the model."""
+    shares = {what: _mean(parts) for what, parts in _by_role(report) if parts}
+    again = [f"{share.recompute} % of the {what}" for what, share in shares.items() if share.recompute]
+    anew = f"; computed again: {_listed(again)}" if again else ""
+    if not any(share.ssd for share in shares.values()):
+        return f"everything that an epoch reads, once the first one has read it{anew}"
+    kept = {what: share.device + share.host for what, share in shares.items()}
+    held = [f"{'all' if share == _WHOLE else f'{share} %'} of the {what}" for what, share in kept.items() if share]
+    if not held:
+        return f"nothing that an epoch reads, all of which waits on the SSD{anew}"
+    on_device = [f"{share.device} % of the {what}" for what, share in shares.items() if share.device]
+    gpu = f"; on the GPU {_listed(on_device)}" if on_device and report.hardware.has_device_memory else ""
+    return f"{_listed(held)}{gpu}; the rest waits on the SSD{anew}"
+
+
+def describe_forecast(promise: Promise, epochs: int) -> str:
+    """Seconds and bytes of an epoch, and when so many are done."""
+    moved = [
+        f"{verb} {format_size(nbytes)}"
+        for verb, nbytes in (("reads", promise.ssd_read_bytes), ("writes", promise.ssd_write_bytes))
+        if nbytes
+    ]
+    traffic = f" (it {' and '.join(moved)})" if moved else ""
+    scored = "" if promise.score_s is None else f" and {format_duration(promise.score_s)} to score it"
+    total_s = epochs * (promise.epoch_s + (promise.score_s or 0.0))
+    total = f"; {epochs} epochs take about {format_duration(total_s)}" if epochs > 1 else ""
+    return f"{format_duration(promise.epoch_s)} an epoch{traffic}{scored}{total}"
+
+
+# ---- what waits where ---------------------------------------------------------------------------------------------
+
+
+def _by_role(report: PlanReport) -> Iterator[tuple[str, list[tuple[int, Shares]]]]:
+    """By what it is to the model, bytes of matrices that an epoch reads, and where these wait."""
+    workload = report.workload
+    stages = [stage.name for stage in workload.programs[report.program]]
+    loss = next((at for at, stage in enumerate(workload.programs[report.program]) if stage.reverse), len(stages))
+    produced = {life["matrix"]: life["produced"] for life in lifetimes(workload, report.program)}
+    nbytes = {fate["matrix"]: fate["bytes"] for fate in report.plan.fates()}
+    roles: dict[str, list[tuple[int, Shares]]] = {
+        role: [] for role in ("graph", "features", "activations", "gradients")
+    }
+    for name, share in report.plan.shares().items():
+        if name not in workload.matrices:
+            role = "graph"
+        elif workload.matrices[name].kind in (Kind.STORE, Kind.CONSTANT):
+            role = "features"
+        elif produced.get(name) is None or stages.index(produced[name]) < loss:
+            role = "activations"
+        else:
+            role = "gradients"
+        roles[role].append((nbytes[name], share))
+    yield from roles.items()
+
+
+def _mean(parts: Sequence[tuple[int, Shares]]) -> Shares:
+    """Where the parts wait, in per cent of all their bytes."""
+    whole = sum(nbytes for nbytes, _ in parts) or 1
+    means = (sum(nbytes * share[way] for nbytes, share in parts) / whole for way in range(len(Shares._fields)))
+    # A part, however small or large, is neither nothing nor all.
+    return Shares(*(min(max(round(x), 1), _WHOLE - 1) if 0 < x < _WHOLE else round(x) for x in means))
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
