@@ -17,7 +17,6 @@ from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from ooc.train.prediction import Prediction
@@ -101,7 +100,7 @@ def command(
                 ).within_memory(),
                 what,
                 layer=layer,
-                nodes=None if nodes is None else read_nodes(nodes),
+                nodes=None if nodes is None else read_nodes(nodes, texts=opened.id_type.kind == "S"),
                 ignore_edge_data=settings.ignore_edge_data,
             )
         ) as prediction,
@@ -133,22 +132,25 @@ def _facts(prediction: "Prediction", out: Path, what: str, *, dry_run: bool) -> 
     }
 
 
-def read_nodes(path: Path) -> "npt.NDArray[np.integer]":
-    """Node ids from an ``.npy`` file or from text, one a line. OptionError where it holds something else."""
+def read_nodes(path: Path, *, texts: bool = False) -> "npt.NDArray[Any]":
+    """Node ids, whole numbers or ``texts``, from an ``.npy`` file or from text, one a line. OptionError where it holds
+    something else."""
     import numpy as np
 
     try:
         if path.suffix == ".npy":
             found = np.load(path, allow_pickle=False)
-            if found.ndim != 1 or found.dtype.kind not in "iu":
+            if found.ndim != 1 or found.dtype.kind not in ("U" if texts else "iu"):
                 raise OptionError(f"{path} holds {found.dtype}{list(found.shape)}, not a list of node ids")
-            ids: npt.NDArray[np.integer] = found
+            ids: npt.NDArray[Any] = found
             return ids
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise OptionError(f"{path}: {error.strerror or error}") from error
     except (ValueError, EOFError) as error:
         raise OptionError(f"{path} cannot be read: {error}") from error
+    if texts:
+        return np.array(lines, dtype=np.object_)
     for number, line in enumerate(lines, start=1):
         if not line.strip().isascii() or not line.strip().isdigit():
             raise OptionError(f"{path}, line {number}: {line.strip()!r} is no node id")

@@ -32,7 +32,7 @@ from ooc.sizes import parse_size
 from ooc.sources.reading import Request
 from ooc.sources.registry import open_source
 from ooc.sources.source import Source
-from ooc.storage.store import FORMAT_VERSION, VERSION_WITHOUT_EDGE_DATA, Store, open_store, write_group
+from ooc.storage.store import FIRST_VERSION, FORMAT_VERSION, VERSION_WITH_EDGE_DATA, Store, open_store, write_group
 from ooc.version import __version__
 
 _DTYPES = ("float32", "float64", "float16")
@@ -162,7 +162,7 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
     write_groups(store, undirected=topology["undirected"])
     edge_data = {name: topology[name] for name in ("has_edge_weight", "num_edge_features") if topology[name]}
     attributes = {
-        "ooc_format": FORMAT_VERSION if edge_data else VERSION_WITHOUT_EDGE_DATA,
+        "ooc_format": FORMAT_VERSION if graph.id_bytes else VERSION_WITH_EDGE_DATA if edge_data else FIRST_VERSION,
         "name": name,
         "num_nodes": graph.num_nodes,
         "num_edges": topology["num_edges"],
@@ -170,6 +170,7 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
         "num_classes": labels["num_classes"],
         "task": graph.task.value,
         "has_ids": graph.ids is not None,
+        **({"id_bytes": graph.id_bytes} if graph.id_bytes else {}),
         **({"class_names": list(graph.class_names)} if graph.class_names else {}),
         **edge_data,
         "undirected": topology["undirected"],

@@ -64,7 +64,8 @@ def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journ
         if not sizes["train"]:
             raise SourceError(f"{source.name} has an empty train split: no node to train on")
     if source.ids is not None:
-        with ArrayWriter(store, "ids", (nodes,), np.int64) as writer:
+        wide = (nodes, source.id_bytes) if source.id_bytes else (nodes,)
+        with ArrayWriter(store, "ids", wide, np.uint8 if source.id_bytes else np.int64) as writer:
             for ids in source.ids(block_rows):
                 writer.append(ids)
     written = {"num_classes": source.num_classes or largest + 1, "split_sizes": sizes}

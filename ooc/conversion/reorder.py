@@ -42,6 +42,7 @@ from ooc.storage.writer import RowScatter
 from ooc.version import __version__
 
 _WINDOW_ROWS = 1 << 17
+_ID_BLOCK_BYTES = 1 << 20
 
 
 def reorder(
@@ -160,6 +161,8 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
     ids = ("ids",) if store.has("ids") else ()
     for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), "x"):
         rows = shares.feature_rows if array == "x" else shares.label_rows
+        if array == "ids":  # Texts may be long.
+            rows = max(1, min(rows, _ID_BLOCK_BYTES // store.array(array).row_bytes))
         _write_rows(store.array(array), order.places, work, block_rows=rows)
     write_groups(folder, undirected=store.undirected)
     attributes = {

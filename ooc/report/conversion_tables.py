@@ -58,7 +58,8 @@ def print_forecast(
         sizes, where = Sizes.of(opened), str(place)
         chosen = chosen_options(opened, **wanted)
         for note in opened.notes:
-            say(console, note)
+            console.print(note, highlight=False, markup=False, soft_wrap=True)  # It is broken into lines already.
+        where += "" if opened.prepare is None else "; estimated, the conversion counts"
     target = resolved(out if out is not None else Path(f"{sizes.name}.ooc"))
     check_folder(target.parent)
     check_target(target, force=force)

@@ -213,7 +213,7 @@ def masks_of_words(words: AnyArray, row: int, name: str) -> list[Mask]:
 
 def unsaid_split_note(where: str) -> str:
     """What to tell of the random split that is made because ``where`` says nothing of splits."""
-    return f"{where} says nothing of splits: it is random 60/20/20, seed 0 (--split random:SEED for another)"
+    return f"{where} says nothing of splits:\n  random 60/20/20, seed 0 (another one: --split random:SEED)"
 
 
 def random_split(nodes: int, text: str) -> tuple[Split, str]:

@@ -1,107 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ids that a source gives its nodes, sparse and of any size, and the node numbers 0 … N-1 they become.
 
-Two ways each, for one result: ids that are not far apart go through a table over their whole range, others
-through sorted arrays. ``span``: one more than the largest id.
+Several ways each, for one result: whole numbers that are not far apart go through a table over their whole range,
+others through sorted arrays, and those that memory cannot hold, and texts, through sorted runs in files and
+``id_join``.
+``span``: one more than the largest id.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ooc.errors import BudgetError, SourceError
-from ooc.sizes import format_size
+from ooc.errors import SourceError
+from ooc.sources.files.text_file import TextFile
+from ooc.sources.sorted_runs import MERGE_BYTES, TEXT_BYTES, NumberRuns, TextRuns, different, write_ids
 from ooc.sources.source import Ids, ranges
-from ooc.storage.array import flush
 
 _STEP = 1 << 20
 _WORD_BITS = 64
 _WORD_BYTES = 12  # Of a rank table: its bits and the count of those before it.
 
 
-def collect(blocks: Iterable[Ids], path: Path, *, name: str, limit_bytes: int) -> int:
+def collect(blocks: Iterable[Ids], path: Path, *, limit_bytes: int) -> int:
     """Write the different ids in ``blocks``, ascending, as int64 to the file ``path``; how many they are.
 
-    Takes about ``limit_bytes`` of memory; BudgetError, naming the source ``name``, where that is too little.
+    Takes about ``limit_bytes`` of memory, and beside ``path`` as much of the disk as the ids take twice.
     """
     seen = np.zeros(0, dtype=np.bool_)
     runs: list[Ids] | None = None
-    for ids in blocks:
-        if not len(ids):
-            continue
-        if runs is None:
-            span = int(ids.max()) + 1
-            # Growing by half holds the old table beside the new.
-            wanted = span + span // 2
-            if wanted + len(seen) > limit_bytes:
-                runs = [np.flatnonzero(seen)] if len(seen) else []
-                seen = seen[:0]
-            elif span > len(seen):
-                grown = np.zeros(wanted, dtype=np.bool_)
-                grown[: len(seen)] = seen
-                seen = grown
-        if runs is None:
-            seen[ids] = True
-        else:
-            runs.append(_different(ids))
+    with NumberRuns(path.with_name(path.name + ".runs"), limit_bytes) as spilled:
+        for ids in blocks:
+            if not len(ids):
+                continue
+            if runs is None:
+                span = int(ids.max()) + 1
+                # Growing by half holds the old table beside the new.
+                wanted = span + span // 2
+                if wanted + len(seen) > limit_bytes or ids.min() < 0:
+                    runs = [np.flatnonzero(seen)] if len(seen) else []
+                    seen = seen[:0]
+                elif span > len(seen):
+                    grown = np.zeros(wanted, dtype=np.bool_)
+                    grown[: len(seen)] = seen
+                    seen = grown
+            if runs is None:
+                seen[ids] = True
+                continue
+            runs.append(different(ids))
             # Each run is at least twice as long as the next: every id is merged few times, and there are few runs.
             while len(runs) > 1 and len(runs[-2]) < 2 * len(runs[-1]):
                 _merge_last(runs)
-            _check(len(runs[0]), name, limit_bytes)
-    if runs is None:
-        return write_ids(path, (np.flatnonzero(seen[a:b]) + a for a, b in ranges(len(seen), _STEP)))
-    while len(runs) > 1:
-        _merge_last(runs)
-    _check(len(runs[0]), name, limit_bytes)
-    return write_ids(path, runs)
+            if MERGE_BYTES * len(runs[0]) > limit_bytes:
+                while len(runs) > 1:
+                    _merge_last(runs)
+                spilled.add(runs)
+                runs.clear()
+        if runs is None:
+            return write_ids(path, (np.flatnonzero(seen[a:b]) + a for a, b in ranges(len(seen), _STEP)))
+        while len(runs) > 1:
+            _merge_last(runs)
+        if not spilled.count:
+            return write_ids(path, runs)
+        spilled.add(runs)
+        return write_ids(path, spilled.merged())
+
+
+def collect_texts(blocks: Iterable[list[bytes]], path: Path, *, limit_bytes: int) -> TextFile:
+    """Write the different texts in ``blocks``, by their bytes ascending, to the file ``path``; memory as above."""
+    seen: set[bytes] = set()
+    taken = 0
+    with TextRuns(path.with_name(path.name + ".runs"), limit_bytes) as spilled:
+        for texts in blocks:
+            new = set(texts) - seen
+            seen |= new
+            taken += sum(map(len, new)) + TEXT_BYTES * len(new)
+            if taken > limit_bytes:
+                spilled.add([sorted(seen)])
+                seen, taken = set(), 0
+        if not spilled.count:
+            return TextFile.write(path, [sorted(seen)])
+        spilled.add([sorted(seen)])
+        seen = set()
+        return TextFile.write(path, spilled.merged())
 
 
 def _merge_last(runs: list[Ids]) -> None:
-    runs[-2:] = [_different(np.concatenate(runs[-2:]), kind="stable")]
-
-
-def _different(ids: Ids, kind: Literal["quicksort", "stable"] = "quicksort") -> Ids:
-    """Ascending and each once; a ``stable`` sort of two ascending runs merges them.
-
-    (``np.unique`` hashes, which is many times slower for millions.)
-    """
-    ids = np.sort(ids, kind=kind)
-    keep = np.ones(len(ids), dtype=np.bool_)
-    np.not_equal(ids[1:], ids[:-1], out=keep[1:])
-    return ids[keep]
-
-
-def _check(count: int, name: str, limit_bytes: int) -> None:
-    # Merging holds the two runs, both in one, sorted, and what of it is distinct.
-    need = 4 * 8 * count
-    if need > limit_bytes:
-        raise BudgetError(
-            f"the ids of {name} are sparse: {count} of them or more take {format_size(need)} to number, "
-            f"{format_size(limit_bytes)} of the host budget are for that; give a budget {-(-need // limit_bytes)} "
-            f"times as large"
-        )
-
-
-def write_ids(path: Path, parts: Iterable[Ids]) -> int:
-    """Write the ``parts`` as int64 to the file ``path``, which appears when it is whole; how many ids they are."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        for part in parts:
-            file.write(part.astype("<i8", copy=False).tobytes())
-    flush(partial)
-    partial.rename(path)
-    return path.stat().st_size // 8
+    runs[-2:] = [different(np.concatenate(runs[-2:]), kind="stable")]
 
 
 def numbering(ids: Ids, *, rows: Ids | None = None) -> "Numbering":
     """By ascending, different ``ids`` [N]: the k-th is node k, or node ``rows[k]``."""
-    span = int(ids[-1]) + 1 if len(ids) else 0
-    if rows is None and span == len(ids):
+    span, negative = int(ids[-1]) + 1 if len(ids) else 0, bool(len(ids)) and ids[0] < 0
+    if rows is None and span == len(ids) and not negative:
         return Same(span)
-    if rows is None and _WORD_BYTES * -(-span // _WORD_BITS) <= 8 * len(ids):
+    if rows is None and not negative and _WORD_BYTES * -(-span // _WORD_BITS) <= 8 * len(ids):
         return RankTable(ids)
     return Sorted(ids, rows)
 
@@ -172,7 +166,7 @@ class RankTable:
 Numbering = Same | Sorted | RankTable
 
 
-def sorted_with_rows(ids: Ids, *, name: str) -> tuple[Ids, Ids | None]:
+def sorted_with_rows(ids: Ids, *, name: str, hint: str = "") -> tuple[Ids, Ids | None]:
     """The ids of rows 0 … N-1 ascending, and the row of each; None where they are ascending already.
 
     SourceError for an id that two rows have.
@@ -182,7 +176,5 @@ def sorted_with_rows(ids: Ids, *, name: str) -> tuple[Ids, Ids | None]:
     in_order = ids if rows is None else ids[rows]
     twice = np.flatnonzero(in_order[1:] == in_order[:-1])
     if len(twice):
-        raise SourceError(f"{name} has the id {in_order[twice[0]]} twice")
-    if len(in_order) and in_order[0] < 0:
-        raise SourceError(f"{name} has the id {in_order[0]}; ids are 0 or more")
+        raise SourceError(f"{name} has the id {in_order[twice[0]]} twice{hint}")
     return in_order, rows

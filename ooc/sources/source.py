@@ -29,10 +29,13 @@ class EdgeData(NamedTuple):
 
 
 class EdgeBlock(NamedTuple):
-    """Some edges: node ids ``sources`` and ``targets``, [n] each, and what they carry; not yet checked."""
+    """Some edges: node ids ``sources`` and ``targets``, [n] each, and what they carry; not yet checked.
 
-    sources: Ids
-    targets: Ids
+    Ids are int64, or texts (objects) before nodes are numbered.
+    """
+
+    sources: AnyArray
+    targets: AnyArray
     data: EdgeData | None = None
 
 
@@ -63,7 +66,8 @@ class Source:
     ``symmetrize``, ``drop_duplicates`` (None: just when symmetrising): what is usual for the format; the caller
     may choose otherwise.
 
-    ``ids(n)``, where the source calls its nodes otherwise than 0 … N-1: what it calls them. ``class_names``: what it
+    ``ids(n)``, where the source calls its nodes otherwise than 0 … N-1: what it calls them, whole numbers [n], or texts
+    as rows of UTF-8 with zeros after them [n, ``id_bytes``]. ``class_names``: what it
     calls the classes, by their numbers; none where they are numbers.
 
     ``features_from(n, row)``, where the source can: the rows from ``row`` on, without reading all before.
@@ -89,7 +93,8 @@ class Source:
     features: Callable[[int], Iterator[AnyArray]]
     labels: Callable[[int], Iterator[LabelBlock]]
     features_from: Callable[[int, int], Iterator[AnyArray]] | None = None
-    ids: Callable[[int], Iterator[Ids]] | None = None
+    ids: Callable[[int], Iterator[AnyArray]] | None = None
+    id_bytes: int = 0
     has_edge_weight: bool = False
     num_edge_features: int = 0
     weight_unless_ones: bool = False

@@ -33,7 +33,7 @@ GAP_BYTES = 1 << 16  # Rows nearer than this are read in one go: about what a di
 READ_BYTES = 4 << 20
 CHECKSUM_FILE = "checksums.bin"
 METADATA_FILE = "zarr.json"
-DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)

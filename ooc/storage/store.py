@@ -18,12 +18,13 @@ from ooc.suggestions import did_you_mean_path
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
-FORMAT_VERSION, VERSION_WITHOUT_EDGE_DATA = 2, 1
-"""The newest knows edge data. Stores without stay as they were, so that every ooc reads those it understands."""
+FORMAT_VERSION, VERSION_WITH_EDGE_DATA, FIRST_VERSION = 3, 2, 1
+"""The newest knows ids that are texts, the one before edge data. Stores without stay as they were, so that every ooc
+reads those it understands."""
 PARTIAL_SUFFIX = ".partial"
 SPLITS = ("train", "valid", "test")
 EDGE_WEIGHT, EDGE_FEATURES = "edge_weight", "edge_features"
-_BLOCK_ROWS = 1 << 16
+_BLOCK_ROWS, _BLOCK_BYTES = 1 << 16, 4 << 20
 _COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_self_loops")
 
 
@@ -159,13 +160,33 @@ class Store:
         return "in" if self.undirected else direction
 
     @property
-    def ids(self) -> npt.NDArray[np.int64] | None:
-        """What the source calls each node, [N] in the order of predictions, read anew; None where that is 0 … N-1."""
+    def id_type(self) -> np.dtype[Any]:
+        """Of what the source calls a node: int64, or bytes (``S``) of UTF-8 as long as the longest."""
+        width = int(self.attributes.get("id_bytes", 0))
+        return np.dtype(f"S{width}") if width else np.dtype(np.int64)
+
+    def ids_of_rows(self, rows: int = _BLOCK_ROWS) -> Iterator[tuple[int, AnyArray]]:
+        """``(first row, ids)``: what the source calls the nodes in the store's rows, at most ``rows`` at a time."""
+        size = max(1, min(rows, _BLOCK_BYTES // self.id_type.itemsize))
+        for start in range(0, self.num_nodes, size):
+            yield start, self.read_ids(start, min(start + size, self.num_nodes))
+
+    def read_ids(self, start: int, stop: int) -> AnyArray:
+        """What the source calls the nodes in the rows ``[start, stop)``, [n] of the :attr:`id_type`."""
+        ids = self.array("ids" if self.has("ids") else "perm").read(start, stop)
+        return ids if ids.ndim == 1 else ids.view(self.id_type).reshape(-1)
+
+    @property
+    def ids(self) -> AnyArray | None:
+        """What the source calls each node, [N] in the order of predictions, read anew: int64, or texts (``str``
+        objects). None where that is 0 … N-1."""
         if not self.has("ids"):
             return None
-        ids = np.empty(self.num_nodes, dtype=np.int64)
-        for start, numbers in self.array("perm").blocks(_BLOCK_ROWS):
-            ids[numbers] = self.array("ids").read(start, start + len(numbers))
+        texts = self.id_type.kind == "S"
+        ids: AnyArray = np.empty(self.num_nodes, dtype=np.object_ if texts else np.int64)
+        for start, called in self.ids_of_rows():
+            numbers = self.array("perm").read(start, start + len(called))
+            ids[numbers] = [text.decode() for text in called.tolist()] if texts else called
         return ids
 
     @property
@@ -230,7 +251,7 @@ def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if attributes["num_self_loops"]:
         shapes["in/self_loops"] = (nodes,)
     if attributes.get("has_ids", False):
-        shapes["ids"] = (nodes,)
+        shapes["ids"] = (nodes, width) if (width := int(attributes.get("id_bytes", 0))) else (nodes,)
     return shapes
 
 

@@ -26,7 +26,6 @@ from ooc.model.lowering.network import Network
 from ooc.model.stages import Sink, StageBuilder, Step
 from ooc.plan import Limits
 from ooc.sizes import format_size
-from ooc.storage.array import Array
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest
 from ooc.train.loss import Loss
@@ -60,7 +59,7 @@ class What(Enum):
 class Wanted:
     """Nodes that are wanted: ``ids`` of the source as given, ``rows`` of the store, ascending, and their ``places``."""
 
-    ids: Ids
+    ids: AnyArray
     rows: Ids
     places: Ids
 
@@ -150,7 +149,7 @@ class Prediction:
         """The predictions in memory, which is not counted: it is the caller's."""
         table: AnyArray = np.empty(self.shape, dtype=self.dtype)
 
-        def put(places: Ids, rows: AnyArray, ids: Ids) -> None:
+        def put(places: Ids, rows: AnyArray, ids: AnyArray) -> None:
             table[places] = rows
 
         self._run(put)
@@ -158,22 +157,22 @@ class Prediction:
 
     def write(self, path: str | Path, *, force: bool = False) -> None:
         """The predictions in a file, whose name says its format: ``.npy``, ``.zarr``, ``.parquet`` or ``.csv``."""
-        with RowsFile(Path(path), self.shape, self.dtype, force=force) as table:
+        with RowsFile(Path(path), self.shape, self.dtype, id_type=self._store.id_type, force=force) as table:
             self._run(table.put)
             self.close()
             block_bytes = max(1, min(_MOST_BLOCK_BYTES, self._limits.host_bytes // _BLOCKS_IN_BUDGET))
             classes = self._what is What.LABELS and self._store.task is Task.CLASSES
             table.finish(self.columns, block_bytes=block_bytes, values=self._store.class_names if classes else None)
 
-    def _run(self, put: Callable[[Ids, AnyArray, Ids], None]) -> None:
+    def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
         """Compute everything; rows are ``put`` to their places, with the ids of their nodes."""
-        perm, ids = self._store.array("perm"), _ids_of_rows(self._store)
+        perm = self._store.array("perm")
 
         def take(start: int, outputs_RC: Tensor) -> None:
             rows = self._finished(outputs_RC)
             if self._wanted is None:
                 stop = start + len(rows)
-                put(perm.read(start, stop), rows, ids.read(start, stop))
+                put(perm.read(start, stop), rows, self._store.read_ids(start, stop))
                 return
             first, last = np.searchsorted(self._wanted.rows, [start, start + len(rows)])
             if first < last:
@@ -207,12 +206,14 @@ class Prediction:
 
 def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
     """The rows of the wanted nodes. OptionError for ids that are none of the store's or are given twice."""
-    ids = np.asarray(nodes)
+    ids, texts = np.asarray(nodes), store.id_type.kind == "S"
     if ids.ndim == 1 and not len(ids):
         raise OptionError("nodes is an empty list; give at least one node id, or leave it out for all nodes")
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise OptionError(f"nodes must be a list of node ids, not {ids.dtype}{list(ids.shape)}")
-    needed = _SEARCH_BYTES_PER_NODE * store.num_nodes + _SEARCH_BYTES_PER_WANTED * len(ids)
+    if ids.ndim != 1 or ids.dtype.kind not in ("UTO" if texts else "iu"):
+        what = "node ids, which are texts in this store" if texts else "node ids"
+        raise OptionError(f"nodes must be a list of {what}, not {ids.dtype}{list(ids.shape)}")
+    wanted_bytes = _SEARCH_BYTES_PER_WANTED + 3 * (store.id_type.itemsize - 8)
+    needed = _SEARCH_BYTES_PER_NODE * store.num_nodes + wanted_bytes * len(ids)
     needed += min(_SEARCH_BYTES, 32 * store.num_edges)
     if limits.one_memory and needed > limits.memory_bytes:
         raise BudgetError(
@@ -224,15 +225,16 @@ def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
             f"finding what reaches {len(ids):,} nodes needs {format_size(needed)} on the host, the host budget is "
             f"{format_size(limits.host_bytes)}; give host_budget='{-(-needed // 1000)}K'"
         )
-    ids = ids.astype(np.int64)
+    ids = _as_stored(ids, store) if texts else ids.astype(np.int64)
     order = np.argsort(ids, kind="stable")
     ascending = ids[order]
     twice = np.flatnonzero(ascending[1:] == ascending[:-1])
     if len(twice):
-        raise OptionError(f"node {ascending[twice[0]]} is given twice")
-    rows, places, absent = np.empty_like(ids), np.empty_like(ids), np.ones(len(ids), dtype=np.bool_)
+        raise OptionError(f"node {_shown(ascending[twice[0]])} is given twice")
+    rows, places = np.empty(len(ids), dtype=np.int64), np.empty(len(ids), dtype=np.int64)
+    absent = np.ones(len(ids), dtype=np.bool_)
     found = 0
-    for start, originals in _ids_of_rows(store).blocks(1 << 16):
+    for start, originals in store.ids_of_rows():
         at = np.minimum(np.searchsorted(ascending, originals), len(ids) - 1)
         here = np.flatnonzero(ascending[at] == originals)
         rows[found : found + len(here)] = start + here
@@ -245,13 +247,22 @@ def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
             if store.has("ids")
             else f"nodes 0 to {store.num_nodes - 1}"
         )
-        raise OptionError(f"there is no node {ascending[absent][0]}; the store {store.path} has {there}")
+        raise OptionError(f"there is no node {_shown(ascending[absent][0])}; the store {store.path} has {there}")
     return Wanted(ids, rows, places)
 
 
-def _ids_of_rows(store: Store) -> Array:
-    """What the source calls the node in each row."""
-    return store.array("ids" if store.has("ids") else "perm")
+def _as_stored(ids: AnyArray, store: Store) -> AnyArray:
+    """Texts as the store has ids. OptionError for one that is longer than all of those."""
+    encoded = [str(text).encode() for text in ids.tolist()]
+    width = store.id_type.itemsize
+    long = next((text for text in encoded if len(text) > width), None)
+    if long is not None:
+        raise OptionError(f"there is no node {long[:60].decode(errors='replace')}: ids in {store.path} are shorter")
+    return np.array(encoded, dtype=store.id_type)
+
+
+def _shown(node: int | bytes) -> str:
+    return node.decode() if isinstance(node, bytes) else str(node)
 
 
 def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listener) -> ActiveRows:

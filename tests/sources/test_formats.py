@@ -171,7 +171,7 @@ def test_random_splits_need_no_masks_and_leave_out_the_unlabelled(tmp_path: Path
     arrays["y"][:500] = -1
     events: list[Event] = []
     stores = [ooc.convert(arrays, tmp_path / "0.ooc", listener=events.append)]
-    said = "arrays says nothing of splits: it is random 60/20/20, seed 0 (--split random:SEED for another)"
+    said = "arrays says nothing of splits:\n  random 60/20/20, seed 0 (another one: --split random:SEED)"
     assert Note(said) in events
     stores += [ooc.convert(arrays, tmp_path / f"{seed + 1}.ooc", split=f"random:{seed}") for seed in (0, 1)]
     unsaid, same, other = (store.array("split/train").read() for store in stores)

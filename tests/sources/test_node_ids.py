@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.errors import BudgetError, SourceError
-from ooc.sources.node_ids import RankTable, Same, Sorted, collect, numbering, sorted_with_rows, write_ids
+from ooc.errors import SourceError
+from ooc.sources.node_ids import RankTable, Same, Sorted, collect, collect_texts, numbering, sorted_with_rows
+from ooc.sources.sorted_runs import write_ids
 from tests.examples import examples
 
 _IDS = st.sets(st.one_of(st.integers(0, 300), st.integers(0, 100_000)), min_size=1, max_size=200)
@@ -39,7 +40,7 @@ def test_ids_of_rows_name_the_rows(ids: set[int], random: object, asked: list[in
 
 
 @settings(deadline=None, max_examples=examples(40))
-@given(st.lists(st.lists(st.one_of(st.integers(0, 50), st.integers(0, 2**40)), max_size=60), max_size=12))
+@given(st.lists(st.lists(st.one_of(st.integers(0, 50), st.integers(-9, 2**40)), max_size=60), max_size=12))
 def test_a_scarce_memory_collects_the_same_ids(
     tmp_path_factory: pytest.TempPathFactory, blocks: list[list[int]]
 ) -> None:
@@ -49,18 +50,31 @@ def test_a_scarce_memory_collects_the_same_ids(
     def arrays() -> Iterator[np.ndarray]:
         return (np.array(block, dtype=np.int64) for block in blocks)
 
-    # Less than the table takes, but for 32 bytes a different id and more.
-    for limit in (200 * 1000, 32 * max(1, len(wanted)), 1 << 20):
-        assert collect(arrays(), folder / "i", name="g", limit_bytes=limit) == len(wanted)
+    # The least of them has runs go to files, and be merged there.
+    for limit in (200 * 1000, 32 * max(1, len(wanted)), 32 * 20, 1 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ooc.sources.sorted_runs._MOST_RUNS", 3)
+            assert collect(arrays(), folder / "i", limit_bytes=limit) == len(wanted)
         assert np.fromfile(folder / "i", dtype=np.int64).tolist() == wanted
     assert [path.name for path in folder.iterdir()] == ["i"]
 
 
-def test_too_many_ids_are_refused_with_a_budget_that_does(tmp_path: Path) -> None:
-    blocks = [np.arange(1000) * 10**9]
-    with pytest.raises(BudgetError, match="ids of g are sparse: 1000 of them or more take 32"):
-        collect(iter(blocks), tmp_path / "i", name="g", limit_bytes=16_000)
-    assert list(tmp_path.iterdir()) == []
+@settings(deadline=None, max_examples=examples(25))
+@given(st.lists(st.lists(st.text("abc", max_size=6), max_size=60), max_size=40))
+def test_a_scarce_memory_collects_the_same_texts(
+    tmp_path_factory: pytest.TempPathFactory, blocks: list[list[str]]
+) -> None:
+    """In the order of their bytes, from one set or from many sorted runs, which are merged when they are too many."""
+    folder = tmp_path_factory.mktemp("texts")
+    given_blocks = [[text.encode() for text in block] for block in blocks]
+    wanted = sorted({text for block in given_blocks for text in block})
+    for limit in (1 << 20, 500):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ooc.sources.sorted_runs._MOST_RUNS", 3)
+            found = collect_texts(iter(given_blocks), folder / "i", limit_bytes=limit)
+        assert (found.rows, found.width) == (len(wanted), max(map(len, wanted), default=0))
+        assert [text for part in found.blocks(7) for text in part] == wanted
+    assert sorted(path.name for path in folder.iterdir()) == ["i", "i.lengths"]
 
 
 def test_dense_ids_are_their_numbers() -> None:
@@ -75,8 +89,12 @@ def test_ids_written_in_parts_are_one_npy(tmp_path: Path) -> None:
     assert np.fromfile(tmp_path / "i", dtype=np.int64).tolist() == [0, 1, 2, 3, 4, 2**62]
 
 
-def test_doubled_and_negative_ids_are_refused() -> None:
+def test_doubled_ids_are_refused() -> None:
     with pytest.raises(SourceError, match="g has the id 3 twice"):
         sorted_with_rows(np.array([3, 1, 3]), name="g")
-    with pytest.raises(SourceError, match="g has the id -1"):
-        sorted_with_rows(np.array([3, -1]), name="g")
+
+
+def test_negative_ids_are_ids() -> None:
+    in_order, rows = sorted_with_rows(np.array([3, -1]), name="g")
+    assert numbering(in_order, rows=rows).numbers(np.array([-1, 0, 3])).tolist() == [1, -1, 0]
+    assert numbering(np.array([-2, 0])).numbers(np.array([-2, -1, 0])).tolist() == [0, -1, 1]

@@ -154,7 +154,7 @@ def test_ids_of_another_name_are_asked_for(tmp_path: Path) -> None:
     source = _folder(tmp_path, "csv", nodes)
     with pytest.raises(SourceError, match=r"edge 0 \(70 → 10\) has an end that is no node: nodes are the row") as told:
         ooc.convert(source, tmp_path / "g.ooc")
-    assert "if one of who, f, label, split holds ids, name it with id_column=" in str(told.value)
+    assert "if one of who, f, label, split holds them, say columns={'NAME': 'id'}" in str(told.value)
     assert ooc.convert(source, tmp_path / "g.ooc", id_column="who").num_features == 1
     with pytest.raises(SourceError, match="has the columns node and nid; say with id_column= which one is meant"):
         ooc.convert(_folder(tmp_path, "csv", nodes | {"node": [0] * 4, "nid": [0] * 4}), tmp_path / "h.ooc")

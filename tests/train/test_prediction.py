@@ -214,23 +214,36 @@ def test_ids_are_those_of_the_source(tmp_path: Path, order: str, ending: str) ->
 
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
-def test_classes_go_by_their_names(tmp_path: Path, ending: str) -> None:
+def test_nodes_and_classes_go_by_their_names(tmp_path: Path, ending: str) -> None:
     names = np.array(['a "b", c', "d", "ë"])
-    rows = {"id": np.arange(300), "x": np.linspace(0, 1, 300), "label": names[np.arange(300) % 3]}
+    called = np.array([f"{'long ' * (k % 4)}nöde, {k}" for k in range(300)], dtype=object)
+    rows = {"id": called, "x": np.linspace(0, 1, 300), "label": names[np.arange(300) % 3]}
     (folder := tmp_path / "tables").mkdir()
     pyarrow.parquet.write_table(pyarrow.table(rows), folder / "nodes.parquet")
-    edges = dict(zip(("src", "dst"), DATA.edge_index.numpy(), strict=True))
+    edges = dict(zip(("src", "dst"), called[DATA.edge_index.numpy()], strict=True))
     pyarrow.parquet.write_table(pyarrow.table(edges), folder / "edges.parquet")
-    store = ooc.convert(folder, tmp_path / "tables.ooc")
+    store = ooc.convert(folder, tmp_path / "tables.ooc", order="hop")
     model = ModelCase(kind="gcn", layers=2).build(store.num_features, store.num_classes, dtype=torch.float32)
     options: dict[str, Any] = {"spill_dir": tmp_path, "tile_rows": 8, "threads": 1}
     with tuned_trainer(model, store, gpu_budget="8M", host_budget="8M", **options) as trainer:
+        wanted = called[[250, 3, 17]]
+        trainer.predict("labels", nodes=wanted, out=tmp_path / f"some{ending}")
+        for absent, said in (
+            ("nöde", "there is no node nöde; .* by their ids"),
+            ("x" * 99, "no node x+: ids in .* are s"),
+        ):
+            with pytest.raises(OptionError, match=said):
+                trainer.predict(nodes=[absent])
+        with pytest.raises(OptionError, match="node ids, which are texts in this store, not int64"):
+            trainer.predict(nodes=[3])
         labels = trainer.predict("labels")
         for what in ("labels", "logits"):
             trainer.predict(what, out=tmp_path / f"{what}{ending}")
     assert labels is not None and store.class_names == tuple(names)
     read: Any = pyarrow.csv.read_csv if ending == ".csv" else pyarrow.parquet.read_table
     assert read(tmp_path / f"labels{ending}")["label"].to_pylist() == names[labels.numpy()].tolist()
+    assert read(tmp_path / f"labels{ending}")["node"].to_pylist() == called.tolist()
+    assert read(tmp_path / f"some{ending}")["node"].to_pylist() == wanted.tolist()
     assert read(tmp_path / f"logits{ending}").column_names == ["node", *(f"logit_{name}" for name in names)]
 
 

@@ -2,6 +2,7 @@
 """Edges in a table, CSV or Parquet; alone, or as ``edges.*`` in a folder beside ``nodes.*`` or ``features.npy``."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ooc.errors import SourceError
@@ -23,9 +24,9 @@ from ooc.sources.edge_options import (
     asked_columns,
     asks_for_edge_data,
 )
-from ooc.sources.files.lines import whole_ids
 from ooc.sources.files.tables import TABLE_SUFFIXES, Cells, Table, is_table, open_table, side_by_side, width
-from ooc.sources.formats.bare_graph import NODE_OPTIONS, BareGraph, bare_source
+from ooc.sources.formats.bare_graph import NODE_OPTIONS, bare_source
+from ooc.sources.formats.numbered_graph import BareGraph
 from ooc.sources.node_tables import chosen_column
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source
@@ -33,7 +34,6 @@ from ooc.sources.source import EdgeBlock, EdgeData, Source
 _SOURCES, _TARGETS = ("source", "src"), ("target", "dst")
 _WEIGHTS = ("weight", "edge_weight")
 _COMPRESSIONS = ("", ".gz", ".zst")
-_LEAST_LINE_BYTES = 4
 _NOTHING = EdgeColumns()
 
 
@@ -56,7 +56,17 @@ def _graph(
     carried, meanings = _carried(table, request, asked, (source, target))
     meanings |= {source: "src: where edges start", target: "dst: where they end"}
     meanings |= dict.fromkeys((name for name, role in asked.items() if role == IGNORE), "left out, as asked")
-    return BareGraph(
+
+    def of_ids(ids: Cells) -> BareGraph:
+        return replace(
+            graph,
+            edges=lambda size: column_edges(table, source, target, size, ids=ids),
+            carrying=(lambda size: column_edges(table, source, target, size, carried, ids=ids))
+            if carried.names
+            else None,
+        )
+
+    graph = BareGraph(
         name=name,
         format="table",
         files=(table.path,),
@@ -64,13 +74,16 @@ def _graph(
         carrying=(lambda size: column_edges(table, source, target, size, carried)) if carried.names else None,
         has_edge_weight=carried.weight is not None,
         num_edge_features=width(table, carried.features),
-        num_edges=max(1, table.path.stat().st_size // _LEAST_LINE_BYTES) if table.rows is None else table.rows,
+        num_edges=table.rows_about,
         counted=table.rows is not None,
         features=features,
         labels=labels,
         table=table,
+        text_ids=table.text_ids(source) or table.text_ids(target),
+        as_texts=lambda: of_ids(Cells.TEXT),
         notes=(column_note(table, meanings),),
     )
+    return graph
 
 
 def _ends(table: Table, request: Request, asked: dict[str, str]) -> tuple[str, str]:
@@ -119,17 +132,22 @@ def _carried(
 
 
 def column_edges(
-    table: Table, source: str, target: str, size: int, carried: EdgeColumns = _NOTHING
+    table: Table,
+    source: str,
+    target: str,
+    size: int,
+    carried: EdgeColumns = _NOTHING,
+    *,
+    ids: Cells = Cells.WHOLE,
 ) -> Iterator[EdgeBlock]:
-    """Edges from the ids in the column ``source`` to those in ``target``, with the columns they carry."""
-    wanted = {source: Cells.WHOLE, target: Cells.WHOLE} | dict.fromkeys(carried.names, Cells.REAL)
+    """Edges from the ``ids`` in the column ``source`` to those in ``target``, with the columns they carry."""
+    wanted = {source: ids, target: ids} | dict.fromkeys(carried.names, Cells.REAL)
     for block in table.blocks(wanted, size):
-        sources, targets = (whole_ids(block[column], table.path) for column in (source, target))
         data = EdgeData(
             weight=block[carried.weight] if carried.weight is not None else None,
             features=side_by_side(block, carried.features) if carried.features else None,
         )
-        yield EdgeBlock(sources, targets, data if carried.names else None)
+        yield EdgeBlock(block[source], block[target], data if carried.names else None)
 
 
 def _beside(folder: Path, stem: str) -> Path | None:

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Different ids in ascending order, more than memory holds: sorted runs of them in files, merged as they are read."""
+
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from shutil import rmtree
+from typing import BinaryIO, Generic, Literal, Self, TypeVar
+
+import numpy as np
+
+from ooc.sources.files.text_file import TextFile
+from ooc.sources.source import Ids
+from ooc.storage.array import flush
+
+MERGE_BYTES = 4 * 8
+"""Of memory for each number: merging holds the two runs, both in one, sorted, and what of it is distinct."""
+TEXT_BYTES = 100
+"""Of memory for each text in a set, and in the list that sorts it, besides its own bytes."""
+_MOST_RUNS = 64
+T = TypeVar("T")
+
+
+def different(ids: Ids, kind: Literal["quicksort", "stable"] = "quicksort") -> Ids:
+    """Ascending and each once; a ``stable`` sort of two ascending runs merges them.
+
+    (``np.unique`` hashes, which is many times slower for millions.)
+    """
+    ids = np.sort(ids, kind=kind)
+    keep = np.ones(len(ids), dtype=np.bool_)
+    np.not_equal(ids[1:], ids[:-1], out=keep[1:])
+    return ids[keep]
+
+
+def write_ids(path: Path, parts: Iterable[Ids]) -> int:
+    """Write the ``parts`` as int64 to the file ``path``, which appears when it is whole; how many ids they are."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        for part in parts:
+            file.write(part.astype("<i8", copy=False).tobytes())
+    flush(partial)
+    partial.rename(path)
+    return path.stat().st_size // 8
+
+
+class SortedRuns(ABC, Generic[T]):
+    """Runs in files of ``folder``, which goes away at the end, merged within ``limit_bytes``. A T is a block of ids.
+
+    ``count``: the runs that were written, those included that were merged into others meanwhile.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._paths: list[Path] = []
+        self.count = 0
+
+    def add(self, blocks: Iterable[T]) -> None:
+        """Write a run: ``blocks`` of ids, ascending and each once."""
+        self._paths.append(self._written(blocks))
+        if len(self._paths) == _MOST_RUNS:
+            old = self._paths
+            self._paths = [self._written(self._merge(old))]
+            for path in old:
+                rmtree(path.parent)
+
+    def merged(self) -> Iterator[T]:
+        """All ids ascending, each once."""
+        return self._merge(self._paths)
+
+    def _written(self, blocks: Iterable[T]) -> Path:
+        path = self._folder / str(self.count) / "run"
+        path.parent.mkdir(parents=True)
+        self._write(path, blocks)
+        self.count += 1
+        return path
+
+    @abstractmethod
+    def _write(self, path: Path, blocks: Iterable[T]) -> None:
+        """Write a run to the file ``path``."""
+
+    @abstractmethod
+    def _merge(self, paths: list[Path]) -> Iterator[T]:
+        """What is in the runs of these files, ascending and each once."""
+
+    def __enter__(self) -> Self:
+        rmtree(self._folder, ignore_errors=True)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        rmtree(self._folder, ignore_errors=True)
+
+
+class NumberRuns(SortedRuns[Ids]):
+    """Runs of whole numbers."""
+
+    def _write(self, path: Path, blocks: Iterable[Ids]) -> None:
+        write_ids(path, blocks)
+
+    def _merge(self, paths: list[Path]) -> Iterator[Ids]:
+        size = 8 * max(256, self._limit_bytes // (_MOST_RUNS * MERGE_BYTES))
+        with ExitStack() as stack:
+            files = [stack.enter_context(path.open("rb")) for path in paths]
+            heads = [_next(file, size) for file in files]
+            while any(map(len, heads)):
+                # Up to there nothing can come any more that is not in the blocks at hand.
+                stop = min(int(head[-1]) for head in heads if len(head))
+                places = [int(np.searchsorted(head, stop, side="right")) for head in heads]
+                yield different(np.concatenate([head[:at] for head, at in zip(heads, places, strict=True)]))
+                heads = [
+                    head[at:] if at < len(head) else _next(file, size)
+                    for head, at, file in zip(heads, places, files, strict=True)
+                ]
+
+
+class TextRuns(SortedRuns[list[bytes]]):
+    """Runs of texts, ascending by their bytes."""
+
+    def _write(self, path: Path, blocks: Iterable[list[bytes]]) -> None:
+        TextFile.write(path, blocks)
+
+    def _merge(self, paths: list[Path]) -> Iterator[list[bytes]]:
+        size = max(16, self._limit_bytes // (_MOST_RUNS * TEXT_BYTES * 2))
+        last: bytes | None = None
+        block: list[bytes] = []
+        for text in heapq.merge(*(_one_by_one(path, size) for path in paths)):
+            if text != last:
+                block.append(text)
+                last = text
+            if len(block) == _MOST_RUNS * size:
+                yield block
+                block = []
+        yield block
+
+
+def _next(file: BinaryIO, size: int) -> Ids:
+    return np.frombuffer(file.read(size), dtype="<i8").astype(np.int64, copy=False)
+
+
+def _one_by_one(path: Path, size: int) -> Iterator[bytes]:
+    for texts in TextFile(path, rows=0, width=0).blocks(size):
+        yield from texts

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids that are texts: of tables and of edges, kept in the store, and the same whatever the memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import ooc
+from ooc.errors import SourceError
+from ooc.storage.store import Store
+from ooc.storage.verification import verify
+from tests.conversion.arrays import edges_of, files_of
+
+NODES, EDGES = 60, 300
+_RNG = np.random.default_rng(0)
+IDS = np.array([f"{'long ' * (k % 5)}ë, {k:03d}" for k in _RNG.permutation(NODES)], dtype=object)
+ENDS = _RNG.integers(0, NODES, (2, EDGES))
+WEIGHTS = np.arange(EDGES) / 4
+FEATURE = np.arange(NODES) / 8
+
+
+def _tables(folder: Path, form: str, ids: np.ndarray = IDS, ends: np.ndarray = IDS[ENDS]) -> Path:
+    nodes = {"id": ids, "f": FEATURE, "label": ["b" if k % 3 else "a" for k in range(NODES)]}
+    edges = {"src": ends[0], "dst": ends[1], "weight": WEIGHTS}
+    (source := folder / "t").mkdir()
+    for name, columns in (("nodes", nodes), ("edges", edges)):
+        if form == "parquet":
+            pyarrow.parquet.write_table(pa.table(columns), source / f"{name}.parquet")
+        else:
+            quoted = [[f'"{cell}"' if "," in str(cell) else str(cell) for cell in cells] for cells in columns.values()]
+            lines = [",".join(columns), *map(",".join, zip(*quoted, strict=True))]
+            (source / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return source
+
+
+def _is_the_graph(store: Store) -> None:
+    called = store.array("perm").read()
+    edges = called[edges_of(store)]
+    found = sorted(zip(*edges.tolist(), store.edge_weight("in").read().tolist(), strict=True))
+    assert found == sorted(zip(*ENDS.tolist(), WEIGHTS.tolist(), strict=True))
+    assert store.ids is not None and store.ids.tolist() == IDS.tolist()
+    np.testing.assert_array_equal(store.array("x").read()[:, 0], FEATURE.astype(np.float32)[called])
+    assert verify(store) == []
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_texts_name_nodes(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any memory, in any order of rows."""
+    source = _tables(tmp_path, form)
+    first = ooc.convert(source, tmp_path / "g.ooc")
+    _is_the_graph(first)
+    _is_the_graph(ooc.convert(source, tmp_path / "h.ooc", order="hop", dtype="float64"))
+    monkeypatch.setattr("ooc.sources.id_join.NODE_BYTES", 10**6)
+    (other := tmp_path / "other").mkdir()
+    second = ooc.convert(source, other / "g.ooc", host_budget="40M")
+    assert files_of(first.path) == files_of(second.path)
+    assert first.attributes["ooc_format"] == 3 and first.class_names == ("a", "b")
+
+
+def test_texts_of_edges_alone_are_in_order(tmp_path: Path) -> None:
+    source = _tables(tmp_path, "csv")
+    store = ooc.convert(source / "edges.csv", tmp_path / "g.ooc", features="random:2", labels="random:2")
+    assert store.ids is not None and store.ids.tolist() == sorted(set(IDS[ENDS].reshape(-1)))
+    assert sorted(store.edge_weight("in").read().tolist()) == WEIGHTS.tolist()
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [["007", "7", "08"], ["-1", "5", "12"], ["1.0", "2", "x"], ["1e3", "b", "c"], ["18446744073709551615", "1", "2"]],
+)
+def test_ids_come_back_as_they_are_written(tmp_path: Path, ids: list[str]) -> None:
+    """A number in another form is a text, and one that is found after many rows is none too late."""
+    (source := tmp_path / "t").mkdir()
+    ids = [*map(str, range(100, 250)), *ids]
+    (source / "nodes.csv").write_text("id,f,y\n" + "".join(f"{text},1,{k % 2}\n" for k, text in enumerate(ids)))
+    (source / "edges.csv").write_text("src,dst\n" + "".join(f"{a},{b}\n" for a, b in zip(ids[1:], ids, strict=False)))
+    store = ooc.convert(source, tmp_path / "g.ooc")
+    assert store.ids is not None and [*map(str, store.ids)] == ids
+    assert sorted(edges_of(store).T.tolist()) == [[k + 1, k] for k in range(len(ids) - 1)]
+
+
+def test_an_edge_list_of_numbers_finds_nodes_named_by_texts(tmp_path: Path) -> None:
+    (tmp_path / "e.txt").write_text("1 20\n20 1\n")
+    (tmp_path / "n.csv").write_text("id,f,y\n1,0.5,0\n20,1,1\na,2,0\n")
+    store = ooc.convert(tmp_path / "e.txt", tmp_path / "g.ooc", features=tmp_path / "n.csv", labels=tmp_path / "n.csv")
+    assert store.ids is not None and store.ids.tolist() == ["1", "20", "a"]
+    assert edges_of(store).tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_wrong_texts_are_named(tmp_path: Path, form: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if small:
+        monkeypatch.setattr("ooc.sources.id_join.NODE_BYTES", 10**6)
+    cases = {
+        "absent": (IDS, (0, 7, "none"), r"t: edge 7 \(none → .*\) has an end that is no node: nodes are those in the "),
+        "empty end": (IDS, (1, 9, ""), "t: edge 9 has an end without an id"),
+        "twice": (
+            np.append(IDS[:-1], IDS[3]),
+            None,
+            f"has the id {IDS[3]} twice; if the column id of .* holds no ids",
+        ),
+        "empty": (np.append(IDS[:-1], ""), None, "row 60 has no id in the column id"),
+        "too long": (np.append(IDS[:-1], "a" * 1025), None, "holds the id aaa.*, 1025 bytes long: 1024 are the most"),
+    }
+    for name, (ids, change, message) in cases.items():
+        (folder := tmp_path / name).mkdir()
+        ends = IDS[ENDS]
+        if change is not None:
+            ends[change[0], change[1]] = change[2]
+        with pytest.raises(SourceError, match=message) as caught:
+            ooc.convert(_tables(folder, form, ids, ends), folder / "g.ooc", host_budget="40M")
+        assert "\n" not in str(caught.value) and [path.name for path in folder.iterdir()] == ["t"]
+
+
+def test_texts_need_a_column_of_ids(tmp_path: Path) -> None:
+    (source := tmp_path / "t").mkdir()
+    (source / "nodes.csv").write_text("f,g,y\n1,0,1\n2,2,0\n")
+    (source / "edges.csv").write_text("src,dst\na,b\n")
+    with pytest.raises(SourceError, match=r"edges name nodes by texts, but nodes are the row numbers of .* no column"):
+        ooc.convert(source, tmp_path / "g.ooc")
