@@ -4,7 +4,7 @@
 import gc
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
@@ -21,7 +21,6 @@ from ooc.cli.settings import RUN, TrainSettings, only_store, settle_memory, trai
 from ooc.errors import HardwareError, OptionError
 from ooc.plan import Hardware
 from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
-from ooc.sizes import parse_size
 from ooc.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ _DTYPES = ("float16", "float32", "float64")
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 _MOST = 2**40
 """Nodes, edges, features or classes: beyond all graphs there are."""
-_AXES = ("memory", "gpu", "host")
 _SUFFIX = ".json"
 
 _GRAPH = (
@@ -55,7 +53,11 @@ _HARDWARE = (
 )
 _NO_SAVINGS = "Compute every row of every layer, everything every epoch."
 _NO_ADVICE = "Do not plan again with more memory and a faster disk."
-_SWEEP = "Plan for each of these: memory=8G,16G,32G; for a GPU all pairs of gpu=8G,16G,24G host=64G,128G."
+_WHAT_IF = (
+    "Plan for other memory and other SSDs, point by point: gpu=8G,24G host=64G,128G ssd=3G,7G (bytes a second), "
+    "without a GPU memory=8G,16G; by default the usual ones."
+)
+_PLOT = "Draw what --what-if has found: .svg or .png."
 _FLOOR = "The least memory that training takes, part by part."
 _COMPARE = "Compare what was forecast for the run at RUN with what was measured."
 _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
@@ -69,7 +71,8 @@ _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
         Option(["--graph"], metavar="GRAPH", help=_GRAPH, group=_FOR),
         Option(["--hardware"], metavar="NAME|FILE", help=_HARDWARE, group=_FOR),
         Option(["--no-savings"], is_flag=True, help=_NO_SAVINGS, group=_FOR),
-        Option(["--sweep"], multiple=True, metavar="BUDGETS…", help=_SWEEP, group=_SHOWN),
+        Option(["--what-if"], is_flag=True, help=_WHAT_IF, group=_SHOWN),
+        Option(["--plot"], type=click.Path(path_type=Path), metavar="FILE", help=_PLOT, group=_SHOWN),
         Option(["--floor"], is_flag=True, help=_FLOOR, group=_SHOWN),
         Option(["--compare"], type=click.Path(path_type=Path), metavar="RUN", help=_COMPARE, group=_SHOWN),
         Option(["--gantt"], type=click.Path(path_type=Path), metavar="FILE", help=_GANTT, group=_SHOWN),
@@ -85,7 +88,8 @@ def command(
     graph: str | None,
     hardware: str | None,
     no_savings: bool,
-    sweep: tuple[str, ...],
+    what_if: bool,
+    plot: Path | None,
     floor: bool,
     compare: Path | None,
     gantt: Path | None,
@@ -110,18 +114,22 @@ def command(
         _without_part("--compare", {"compare", "store", "as_json"})
         _compare(compare, given[0] if given else None, console, as_json)
     else:
-        stores = [text for text in given if not (sweep and is_axis(text))]
-        axes = parse_axes([*sweep, *(text for text in given if text not in stores)])
-        if axes:
-            _without_part("--sweep", others={"gantt", "memory", *(f"{axis}_budget" for axis in axes)})
+        stores = [text for text in given if not (what_if and "=" in text)]
+        axes = [text for text in given if text not in stores]
+        if what_if:
+            _without_part("--what-if", others={"gantt", "memory"})
+        elif plot is not None:
+            raise OptionError("--plot draws what --what-if finds; for one epoch there is --gantt")
         if floor:
-            _without_part("--floor", others={"sweep", "gantt", "memory", "gpu_budget", "host_budget", "max_ssd_writes"})
+            _without_part(
+                "--floor", others={"what_if", "gantt", "memory", "gpu_budget", "host_budget", "max_ssd_writes"}
+            )
         planning = _planning(stores, graph, hardware, no_savings, options)
         with _rare_collections():
             if floor:
                 _floor(planning, console, as_json)
-            elif axes:
-                _sweep(planning, axes, console, as_json)
+            elif what_if:
+                _what_if(planning, axes, console, plot=plot, as_json=as_json)
             else:
                 _plan(planning, console, gantt=gantt, advice=not no_advice, as_json=as_json)
 
@@ -213,27 +221,39 @@ def _floor(planning: "Planning", console: "Console", as_json: bool) -> None:
     print_assumptions(planning.assumptions(), console)
 
 
-def _sweep(planning: "Planning", axes: dict[str, list[int]], console: "Console", as_json: bool) -> None:
-    from ooc.report.alternatives import sweep
+def _what_if(
+    planning: "Planning", texts: Sequence[str], console: "Console", *, plot: Path | None, as_json: bool
+) -> None:
     from ooc.report.console import say
-    from ooc.report.tables import print_assumptions, print_sweep
+    from ooc.report.progress import Reporter
+    from ooc.report.tables import print_assumptions
+    from ooc.report.what_if import full_axes, grid, parse_axes, print_grid, print_steps, steps
+    from ooc.report.what_if_plot import check_plot, draw
 
-    limits = planning.limits
-    if "memory" in axes and planning.hardware.has_device_memory:
-        raise OptionError(f"--sweep: {planning.hardware.name} has a GPU; give gpu= and host=")
-    cells = sweep(axes, limits, planning.report)
+    if plot is not None:
+        check_plot(plot)
+    limits, machine, memory_bytes = planning.limits, planning.hardware, planning.memory_bytes
+    least_bytes = sum(planning.floor().values())
+    axes = full_axes(parse_axes(texts), machine, limits, memory_bytes=memory_bytes, least_bytes=least_bytes)
+    with Reporter() as reporter:
+        cells = grid(axes, limits, machine, planning.report, reporter)
     command = click.get_current_context().command
     for cell in cells:
         if not cell["feasible"]:
             cell["reason"] = in_options(cell["reason"], command)
+    found = steps(cells, planning.has())
+    assumptions = planning.assumptions()
+    if machine.has_device_memory:
+        assumptions.append(f"cards are as fast as {machine.name}'s, and differ in memory alone")
     if as_json:
-        _print_json({"cells": cells, "assumptions": planning.assumptions()})
-        return
-    say(console, planning.describe_graph())
-    print_sweep(cells, console)
-    for reason in dict.fromkeys(cell["reason"] for cell in cells if not cell["feasible"]):
-        say(console, f"too small: {reason}")
-    print_assumptions(planning.assumptions(), console)
+        _print_json({"graph": planning.describe_graph(), "cells": cells, "steps": found, "assumptions": assumptions})
+    else:
+        say(console, planning.describe_graph())
+        print_grid(cells, console)
+        print_steps(found, console)
+        print_assumptions(assumptions, console)
+    if plot is not None:
+        draw(cells, plot, title=planning.describe_training())
 
 
 def _compare(run: Path, store: str | None, console: "Console", as_json: bool) -> None:
@@ -341,30 +361,6 @@ def _number(text: str) -> float | None:
     plain = match[1].replace("_", "")
     scale = _SCALES[match[2]]
     return int(plain) * scale if plain.isdigit() else round(float(plain) * scale, 9)
-
-
-# ---- budgets to go through --------------------------------------------------------------------------------------
-
-
-def is_axis(text: str) -> bool:
-    """Whether ``text`` is memory to go through, as in ``host=64G,128G``."""
-    return text.partition("=")[0] in _AXES and "=" in text
-
-
-def parse_axes(texts: Iterable[str]) -> dict[str, list[int]]:
-    """The budgets of ``memory=8G,16G`` or of ``gpu=8G,16G`` and ``host=64G,…``, in bytes, ascending; OptionError for
-    anything else. They may stand in one text or in several."""
-    axes: dict[str, list[int]] = {}
-    for text in " ".join(texts).split():
-        if not is_axis(text):
-            raise OptionError(f"--sweep {text}: give memory=8G,16G,…, or gpu=8G,16G,… and host=64G,128G,…")
-        axis, _, budgets = text.partition("=")
-        if axis in axes:
-            raise OptionError(f"--sweep: {axis}= is given twice")
-        axes[axis] = sorted({parse_size(budget, name=f"--sweep {axis}") for budget in budgets.split(",")})
-    if "memory" in axes and len(axes) > 1:
-        raise OptionError("--sweep: memory= is both budgets together; give either it or gpu= and host=")
-    return axes
 
 
 # ---- machines ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 
 from ooc.cli.recipe import admit_parameters, build_average, build_loss, planned_model
@@ -17,6 +18,7 @@ from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
 from ooc.report.plan_report import PlanReport
+from ooc.report.what_if import REQUEST_BYTES, SHARE_OF_MEMORY
 from ooc.sizes import format_size
 from ooc.train.averaging import Averaging
 from ooc.train.metrics import resolve_metric
@@ -33,8 +35,6 @@ from ooc.train.setup import Job, Saving, prepare, store_of_statistics
 if TYPE_CHECKING:
     from ooc.storage.store import Store
 
-SHARE_OF_MEMORY = 0.9
-"""Of the memory of a machine that is only described; the rest is the system's and the process's own."""
 
 NARROW = "bfloat16"
 
@@ -84,6 +84,21 @@ class Planning:
             one_memory=one_memory,
         )
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of the machine's host."""
+        return self.hardware.host_memory_bytes if self._described else psutil.virtual_memory().total
+
+    def has(self) -> dict[str, int]:
+        """What there is, by the names that points of ``--what-if`` have for it."""
+        limits, disk = self.limits, self.hardware.disk
+        return {
+            "memory_bytes": limits.memory_bytes,
+            "gpu_budget_bytes": limits.device_bytes,
+            "host_budget_bytes": limits.host_bytes,
+            "ssd_bytes_per_s": int(disk.read_bytes_per_s.at(REQUEST_BYTES)),
+        }
+
     def report(
         self, limits: Limits | None = None, hardware: Hardware | None = None, *, narrow: bool = False
     ) -> PlanReport:
@@ -120,6 +135,12 @@ class Planning:
             f"{name}: {store.num_nodes:,} nodes, {store.num_edges:,} edges ({kind}), {store.num_features} features "
             f"({store.array('x').dtype}), {store.num_classes} {'classes' if label_columns(store) == 1 else 'labels'}"
         )
+
+    def describe_training(self) -> str:
+        """The graph's name and the model, in a line."""
+        settings = self.settings
+        name = self._store.name if isinstance(self.graph, GraphStatistics) else self.graph.path.stem
+        return f"{name}, {settings.model} with {settings.layers} layers {settings.hidden} wide, {self.hardware.name}"
 
     def _beyond_memory(self) -> list[str]:
         """A line where training here would not get the budgets asked for."""

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same training planned otherwise: which one change would help most, and what every pair of budgets would give."""
+"""The same training planned otherwise: which one change would help most."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import product
 from typing import Any
 
 from ooc.errors import BudgetError, OptionError
-from ooc.memory import divide_memory
 from ooc.plan import Hardware, Limits
-from ooc.plan.hardware import Curve
+from ooc.plan.hardware import Curve, Disk
 from ooc.report.plan_report import PlanReport
 
 Plans = Callable[[Limits, Hardware, bool], PlanReport]
@@ -25,11 +22,11 @@ def changes(report: PlanReport, plans: Plans, *, spilled_narrow: bool) -> list[d
     found = []
     for name, plan in _alternatives(report, plans, spilled_narrow):
         try:
-            outcome = _outcome(plan)
+            figures = outcome(plan)
         except OptionError:  # the model has no such option, as attention no narrower spill
             continue
-        saved_s = 0.0 if outcome["epoch_s"] is None else report.epoch_s - outcome["epoch_s"]
-        found.append({"name": name, **{key: outcome[key] for key in _FIGURES}, "saved_s": saved_s})
+        saved_s = 0.0 if figures["epoch_s"] is None else report.epoch_s - figures["epoch_s"]
+        found.append({"name": name, **{key: figures[key] for key in _FIGURES}, "saved_s": saved_s})
     return sorted(found, key=lambda change: -change["saved_s"])
 
 
@@ -39,12 +36,7 @@ def _alternatives(
     limits, hardware = report.limits, report.hardware
     host = replace(limits, host_bytes=_TIMES * limits.host_bytes)
     device = replace(limits, device_bytes=_TIMES * limits.device_bytes)
-    disk = replace(
-        hardware.disk,
-        read_bytes_per_s=_scaled(hardware.disk.read_bytes_per_s),
-        write_bytes_per_s=_scaled(hardware.disk.write_bytes_per_s),
-        both_ways_bytes_per_s=_TIMES * hardware.disk.both_ways_bytes_per_s,
-    )
+    disk = faster(hardware.disk, _TIMES)
     if hardware.has_device_memory:
         yield "twice the host budget", lambda: plans(host, hardware, spilled_narrow)
         yield "twice the gpu budget", lambda: plans(device, hardware, spilled_narrow)
@@ -56,29 +48,21 @@ def _alternatives(
         yield "--spill-dtype bfloat16", lambda: plans(limits, hardware, True)
 
 
-def _scaled(curve: Curve) -> Curve:
-    return replace(curve, points=tuple((x, _TIMES * y) for x, y in curve.points))
+def faster(disk: Disk, times: float) -> Disk:
+    """A drive of so many times the bytes a second, both ways."""
+
+    def scaled(curve: Curve) -> Curve:
+        return replace(curve, points=tuple((x, times * y) for x, y in curve.points))
+
+    return replace(
+        disk,
+        read_bytes_per_s=scaled(disk.read_bytes_per_s),
+        write_bytes_per_s=scaled(disk.write_bytes_per_s),
+        both_ways_bytes_per_s=times * disk.both_ways_bytes_per_s,
+    )
 
 
-def sweep(axes: dict[str, list[int]], limits: Limits, plan: Callable[[Limits], PlanReport]) -> list[dict[str, Any]]:
-    """What an epoch would take with every pair of budgets, row by row, or every size of memory, or the ``reason`` why
-    there is no plan. ``limits`` hold where there is no axis."""
-    if "memory" in axes:
-        pairs = [divide_memory(memory_bytes) for memory_bytes in axes["memory"]]
-    else:
-        pairs = list(product(axes.get("gpu", [limits.device_bytes]), axes.get("host", [limits.host_bytes])))
-    cells = []
-    for gpu_bytes, host_bytes in pairs:
-        tried = replace(limits, device_bytes=gpu_bytes, host_bytes=host_bytes, one_memory="memory" in axes)
-        outcome = _outcome(partial(plan, tried))
-        budgets = {"gpu_budget_bytes": gpu_bytes, "host_budget_bytes": host_bytes}
-        if tried.one_memory:
-            budgets = {"memory_bytes": tried.memory_bytes} | budgets
-        cells.append({**budgets, **outcome, "feasible": outcome["reason"] is None})
-    return cells
-
-
-def _outcome(plan: Callable[[], PlanReport]) -> dict[str, Any]:
+def outcome(plan: Callable[[], PlanReport]) -> dict[str, Any]:
     """The figures of a plan that stand in tables, or the ``reason`` why there is none."""
     try:
         report = plan()

@@ -136,35 +136,6 @@ def _print_lifetimes(report: PlanReport, console: Console) -> None:
     print_table(("matrix", "bytes", "produced", "last forward use", "backward use"), rows, console)
 
 
-def print_sweep(cells: Sequence[dict[str, Any]], console: Console) -> None:
-    """Device budgets down, host budgets across: seconds an epoch, and bytes read and written."""
-    if cells and "memory_bytes" in cells[0]:
-        moved = (("SSD read", "ssd_read_bytes"), ("SSD written", "ssd_write_bytes"))
-        lines = [
-            (
-                format_size(cell["memory_bytes"]),
-                "too small" if cell["epoch_s"] is None else format_duration(cell["epoch_s"]),
-                *("" if cell[name] is None else format_size(cell[name]) for _, name in moved),
-            )
-            for cell in cells
-        ]
-        print_table(("memory", "epoch", *(title for title, _ in moved)), lines, console)
-        return
-    hosts = list(dict.fromkeys(cell["host_budget_bytes"] for cell in cells))
-    rows = [
-        (format_size(cells[start]["gpu_budget_bytes"]), *map(_shown, cells[start : start + len(hosts)]))
-        for start in range(0, len(cells), len(hosts))
-    ]
-    print_table(("gpu budget", *(f"host {format_size(host)}" for host in hosts)), rows, console)
-
-
-def _shown(cell: dict[str, Any]) -> str:
-    if cell["epoch_s"] is None:
-        return "too small"
-    moved = f"{format_size(cell['ssd_read_bytes'])} read, {format_size(cell['ssd_write_bytes'])} written"
-    return f"{format_duration(cell['epoch_s'])}\n{moved}"
-
-
 def print_floor(parts: dict[str, int], console: Console) -> None:
     """The least memory, part by part."""
     rows = [(what, format_size(nbytes)) for what, nbytes in parts.items()]

@@ -5,14 +5,19 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ooc.cli.plan import load_hardware, parse_axes, parse_graph, shipped_names
+from ooc.cli.plan import load_hardware, parse_graph, shipped_names
 from ooc.cli.settings import RUN, train_options
-from ooc.errors import HardwareError, OptionError
+from ooc.errors import BudgetError, HardwareError, OptionError
+from ooc.events import ignore
+from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.plan.graphs import KNOWN
+from ooc.plan.simulate.timeline import Resource
+from ooc.report.what_if import full_axes, grid, parse_axes, steps
 from ooc.sizes import parse_size
 from tests.cli.conftest import RunCommand
 from tests.cli.test_run import record
@@ -152,17 +157,73 @@ def test_tables_are_not_cut_on_80_columns(run: RunCommand) -> None:
         assert heading in tables
 
 
-def test_a_sweep_plans_for_every_pair_and_more_memory_helps(run: RunCommand) -> None:
-    code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--sweep", "gpu=1K,4100K,64M", "host=1M,16M", "--json")
-    cells = json.loads(out)["cells"]
-    assert code == 0 and len(cells) == 6
+def test_what_if_plans_for_every_point_and_more_memory_helps(run: RunCommand, here: Path) -> None:
+    axes = ("gpu=1K,4100K,64M", "host=1M,16M ssd=2G,4G/s")
+    code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--what-if", *axes, "--json", "--plot", "p.svg")
+    found = json.loads(out)
+    cells = [cell for cell in found["cells"] if cell["ssd_bytes_per_s"] == 2e9]
+    assert code == 0 and len(found["cells"]) == 12 and len(cells) == 6
     assert [cell["feasible"] for cell in cells] == [False, False, True, True, True, True]
     assert "give --gpu-budget" in cells[0]["reason"]
     least, *more = [cell for cell in cells if cell["feasible"]]
     assert all(cell["epoch_s"] < least["epoch_s"] for cell in more)
     assert all(cell["ssd_write_bytes"] < least["ssd_write_bytes"] for cell in more)
-    code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--sweep", "gpu=1K,2M")
-    assert code == 0 and "too small" in out and "2.00 MB" in out
+    assert least["pareto"] and not found["cells"][-1]["pareto"]
+    # What is lacking is no more than what does.
+    lacking = cells[0]["lacking_bytes"]
+    limits = {"gpu": 1000 + lacking["gpu"], "host": 10**6 + lacking.get("host", 0)}
+    budgets = [text for name, size in limits.items() for text in (f"--{name}-budget", str(size))]
+    assert run("plan", "--graph", GRAPH, *SMALL, *budgets, "--no-advice")[0] == 0
+    assert "Pareto" in Path("p.svg").read_text() and "too small" in Path("p.svg").read_text()
+
+
+def test_what_if_in_words(run: RunCommand) -> None:
+    code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--what-if", "gpu=1K,2M", "ssd=2G")
+    assert code == 0 and "too small" in out and "2.00 MB" in out and "gpu +" in out
+    code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--what-if")
+    assert code == 0 and re.search(r"from memory .*, ssd 2.00 GB/s, .*:", out) and "  ssd 4.00 GB/s saves" in out
+    assert re.search(r"^ \d+\.?\d* [MG]B +\d+\.\d+ s \*", out, re.MULTILINE)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("memory_bytes", [10**9, 32 * 10**9])
+def test_the_usual_axes(memory_bytes: int) -> None:
+    limits = Limits(10**9, 2 * 10**9)
+    axes = full_axes({}, UNMEASURED, limits, memory_bytes=memory_bytes, least_bytes=70 * 10**6)
+    sizes = [value.amount for value in axes["memory"]]
+    assert 2 <= len(sizes) <= 7 and sizes == sorted(set(sizes)) and sizes[0] == 50 * 10**6
+    assert memory_bytes < sizes[-1] <= 2 * memory_bytes
+    assert [value.label for value in axes["ssd"]] == ["2.00 GB/s", "4.00 GB/s"]
+    axes = full_axes({}, load_hardware("a5000"), limits, memory_bytes=memory_bytes, least_bytes=1)
+    assert [value.label for value in axes["gpu"]][:2] == ["8 GB card", "12 GB card"]
+    assert [value.amount for value in axes["host"]] == [int(0.9 * n * memory_bytes) for n in (0.5, 1, 2)]
+    given = parse_axes(["gpu=1M"])
+    assert full_axes(given, UNMEASURED, limits, memory_bytes=1, least_bytes=1)["host"][0].amount == 2 * 10**9
+
+
+def test_the_front_is_what_no_other_point_beats() -> None:
+    """Against the definition, on figures of a stand-in for the planner; what cannot matter is not planned for."""
+    planned = []
+
+    def plan(limits: Limits, hardware: Hardware) -> Any:
+        planned.append((limits.device_bytes, limits.host_bytes))
+        if limits.device_bytes < 2:
+            raise BudgetError("give gpu_budget='2'")
+        ssd_bytes = 0 if limits.host_bytes == 3 else 10
+        rate = hardware.disk.read_bytes_per_s.at(1e6)
+        timeline = SimpleNamespace(bottleneck=Resource.COMPUTE)
+        epoch_s = 10 / limits.device_bytes + ssd_bytes * 2e9 / rate
+        return SimpleNamespace(epoch_s=epoch_s, ssd_read_bytes=ssd_bytes, ssd_write_bytes=0, timeline=timeline)
+
+    axes = parse_axes(["gpu=1,2,3", "host=1,2,3", "ssd=2G,4G"])
+    cells = grid(axes, Limits(1, 1), UNMEASURED, plan, ignore)
+    points = {(c["gpu_budget_bytes"], c["host_budget_bytes"], c["ssd_bytes_per_s"]): c for c in cells}
+    front = {point for point, cell in points.items() if cell["pareto"]}
+    assert front == {(g, h, s) for g in (2, 3) for h, s in ((1, 2e9), (1, 4e9), (3, 2e9))}
+    assert points[1, 1, 2e9]["lacking_bytes"] == {"gpu": 1}
+    assert len(planned) == 9 + 4
+    best, *_ = steps(cells, {"gpu_budget_bytes": 2, "host_budget_bytes": 2, "ssd_bytes_per_s": int(2e9)})
+    assert (best["axis"], best["to"], best["from"]["host"]) == ("host", "3 B", "2 B")
 
 
 def test_a_budget_that_does_not_do_is_one_line_and_what_it_names_does(run: RunCommand) -> None:
@@ -174,7 +235,7 @@ def test_a_budget_that_does_not_do_is_one_line_and_what_it_names_does(run: RunCo
 
 
 def test_one_memory_is_both_budgets(run: RunCommand) -> None:
-    """The least that is named does, however little of it either budget would be; a sweep goes through sizes of it."""
+    """The least that is named does, however little either budget would be, and --what-if goes through sizes of it."""
     small = ("--graph", GRAPH, *SMALL, "--no-advice")
     for too_little in ("10K", "1M"):
         code, out, err = run("plan", *small, "--memory", too_little)
@@ -187,12 +248,12 @@ def test_one_memory_is_both_budgets(run: RunCommand) -> None:
     assert code == 0 and "memory 64.0 MB" in out and not re.search("device|host (memory|budget)", out)
     found = planned(run, *small, "--memory", "60M")
     assert (found["memory_bytes"], found["gpu_budget_bytes"], found["host_budget_bytes"]) == (60e6, 20e6, 40e6)
-    code, out, _ = run("plan", *small, "--sweep", "memory=1K,64M")
+    code, out, _ = run("plan", *small, "--what-if", "memory=1K,64M")
     assert code == 0 and re.search(r"1\.00 KB +too small", out) and re.search(r"64\.0 MB +0\.\d+ s", out)
     for arguments, line in (
         (("--memory", "1G", "--gpu-budget", "1G"), "give either it or --gpu-budget and --host-budget"),
         (("--memory", "1G", "--hardware", "a5000"), "for a GPU give --gpu-budget and --host-budget"),
-        (("--sweep", "memory=1G", "--hardware", "a5000"), "a5000 has a GPU; give gpu= and host="),
+        (("--what-if", "memory=1G", "--hardware", "a5000"), "a5000 has a GPU; give gpu= and host="),
     ):
         code, out, err = run("plan", *small, *arguments)
         assert (code, out, err.count("\n")) == (2, "", 1) and line in err
@@ -285,11 +346,15 @@ def test_labelled_is_a_fraction_up_to_one_and_a_count_above() -> None:
         (["gpu=big"], "'big' is no size"),
     ],
 )
-def test_a_sweep_that_makes_no_sense_is_refused(texts: list[str], line: str) -> None:
+def test_axes_that_make_no_sense_are_refused(texts: list[str], line: str) -> None:
     with pytest.raises(OptionError, match=line):
         parse_axes(texts)
-    both = {"host": [10**9, 2 * 10**9], "gpu": [10**9]}
-    assert parse_axes(["host=2G,1G", "gpu=1G"]) == parse_axes(["host=2G,1G  gpu=1G"]) == both
+    both = parse_axes(["host=2G,1G", "gpu=1G"])
+    assert both == parse_axes(["host=2G,1G  gpu=1G"])
+    assert {axis: [value.amount for value in values] for axis, values in both.items()} == {
+        "host": [10**9, 2 * 10**9],
+        "gpu": [10**9],
+    }
 
 
 def test_what_cannot_be_planned_is_one_line(graph: Path, here: Path, run: RunCommand) -> None:
@@ -305,8 +370,9 @@ def test_what_cannot_be_planned_is_one_line(graph: Path, here: Path, run: RunCom
         (("--graph", GRAPH, "--gantt", "epoch.png"), "ends in .svg, .html or .json"),
         (("--compare", "nothing"), "has no part in --compare"),
         (("--compare", "nothing", "--graph", GRAPH), "--compare takes what the run was trained on"),
-        (("--graph", GRAPH, "--sweep", "gpu=1G", "--gpu-budget", "2G"), "--gpu-budget has no part in --sweep"),
-        (("--graph", GRAPH, "--sweep", "host=1G", "--gantt", "epoch.svg"), "--gantt has no part in --sweep"),
+        (("--graph", GRAPH, "--what-if", "host=1G", "--gantt", "epoch.svg"), "--gantt has no part in --what-if"),
+        (("--graph", GRAPH, "--what-if", "--plot", "epoch.pdf"), "epoch.pdf: it must end in .svg or .png"),
+        (("--graph", GRAPH, "--plot", "epoch.svg"), "--plot draws what --what-if finds"),
     ):
         code, out, err = run("plan", *arguments, *SMALL, "--no-advice")
         assert (code, out, err.count("\n")) == (2, "", 1)
@@ -319,7 +385,7 @@ def test_a_run_without_a_forecast_is_refused(here: Path, run: RunCommand) -> Non
     Path("r").mkdir()
     Path("r/config.json").write_text("{}")
     assert "there is no run at nothing" in run("plan", "--compare", "nothing")[2]
-    assert "has no part" in run("plan", "--compare", "r", "--sweep", "gpu=1G")[2]
+    assert "has no part" in run("plan", "--compare", "r", "--what-if")[2]
     assert "kept no forecast" in run("plan", "--compare", "r")[2]
     Path("r/plan.json").write_text('{"first_epoch": 1}')
     assert "has finished no epoch" in run("plan", "--compare", "r")[2]

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc plan --what-if``: what an epoch would take with other memory and another SSD, point by point of a grid.
+
+A point asks for GPU memory, host memory (or, where the CPU computes, for one memory that is both) and an SSD. Of two
+points that take as long, who has to buy one wants the smaller: the *Pareto front* are the points that no other beats,
+which asks for no more of anything.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+from rich.console import Console
+
+from ooc.errors import OptionError
+from ooc.events import Listener, reported
+from ooc.memory import divide_memory
+from ooc.plan import Hardware, Limits
+from ooc.plan.hardware import Disk
+from ooc.report.alternatives import faster, outcome
+from ooc.report.console import print_table, say
+from ooc.report.plan_report import PlanReport
+from ooc.report.progress import format_duration
+from ooc.sizes import format_size, parse_size
+
+CARDS = (8, 12, 16, 24, 40, 48, 80)
+"""Memory of the usual GPUs, in GB."""
+SHARE_OF_MEMORY = 0.9
+"""Of a card's or a machine's memory, what is a budget; the rest is the driver's, the system's and the process's own."""
+_DEMANDS = {
+    "memory": "memory_bytes",
+    "gpu": "gpu_budget_bytes",
+    "host": "host_budget_bytes",
+    "ssd": "ssd_bytes_per_s",
+}
+"""What a cell asks for, by the axis that it lies on."""
+_LEAST = re.compile(r"\b(gpu|host|memory)(?:_budget)?='([^']+)'")
+REQUEST_BYTES = 1 << 20
+"""Requests by whose rate an SSD is named."""
+_GB = 10**9
+_AS_FAST = 1.01
+"""A plan that takes so much longer than another is as fast as that."""
+_MOST_MEMORIES = 7
+
+Plan = Callable[[Limits, Hardware], PlanReport]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A place on an axis: bytes, of the SSD bytes a second, and what it is called."""
+
+    amount: int
+    label: str
+
+
+Axes = Mapping[str, Sequence[Value]]
+
+
+def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
+    """The places of ``memory=8G,16G`` or of ``gpu=8G,16G`` and ``host=64G,…``, and of ``ssd=2G,7G`` (bytes a second),
+    ascending; OptionError for anything else. They may stand in one text or in several."""
+    axes: dict[str, list[Value]] = {}
+    for text in " ".join(texts).split():
+        axis, separator, amounts = text.partition("=")
+        if axis not in _DEMANDS or not separator:
+            raise OptionError(f"--what-if {text}: give memory=8G,16G,…, or gpu=8G,… and host=64G,…; and ssd=2G,7G")
+        if axis in axes:
+            raise OptionError(f"--what-if: {axis}= is given twice")
+        parts = [part.removesuffix("/s") for part in amounts.split(",")]
+        found = sorted({parse_size(part, name=f"--what-if {axis}") for part in parts})
+        axes[axis] = [Value(size, format_size(size) + ("/s" if axis == "ssd" else "")) for size in found]
+    if "memory" in axes and axes.keys() & {"gpu", "host"}:
+        raise OptionError("--what-if: memory= is both budgets together; give either it or gpu= and host=")
+    return axes
+
+
+def full_axes(
+    given: Axes, hardware: Hardware, limits: Limits, *, memory_bytes: int, least_bytes: int
+) -> dict[str, Sequence[Value]]:
+    """The axes ``given``, and the usual places on the others. ``memory_bytes``: of the machine that computes;
+    ``least_bytes``: what training takes at least.
+
+    With a GPU: cards, half, all and twice the host memory; else round sizes from the least to twice the memory. Of the
+    SSD: that of the machine, and one that is twice as fast. Of the two budgets on a CPU, one that is not given is that
+    of ``limits``.
+    """
+    axes: dict[str, Sequence[Value]] = {}
+    if hardware.has_device_memory:
+        if "memory" in given:
+            raise OptionError(f"--what-if: {hardware.name} has a GPU; give gpu= and host=")
+        host_bytes = [memory_bytes // 2, memory_bytes, 2 * memory_bytes]
+        axes["gpu"] = given.get("gpu") or [Value(int(SHARE_OF_MEMORY * n * _GB), f"{n} GB card") for n in CARDS]
+        axes["host"] = given.get("host") or [_share(size) for size in host_bytes]
+    elif given.keys() & {"gpu", "host"}:
+        axes["gpu"] = given.get("gpu") or [_exact(limits.device_bytes)]
+        axes["host"] = given.get("host") or [_exact(limits.host_bytes)]
+    else:
+        axes["memory"] = given.get("memory") or [_exact(size) for size in _round_sizes(least_bytes, 2 * memory_bytes)]
+    own = int(hardware.disk.read_bytes_per_s.at(REQUEST_BYTES))
+    axes["ssd"] = given.get("ssd") or [Value(own * n, f"{format_size(own * n)}/s") for n in (1, 2)]
+    return axes
+
+
+def _share(memory_bytes: int) -> Value:
+    return Value(int(SHARE_OF_MEMORY * memory_bytes), f"{memory_bytes / _GB:.3g} GB RAM")
+
+
+def _round_sizes(least_bytes: int, most_bytes: int) -> list[int]:
+    """1, 2 and 5 times powers of ten, from the one below ``least_bytes`` on: as many as a table is read with."""
+    usual = [digit * 10**power for power in range(6, 13) for digit in (1, 2, 5)]
+    first = max((k for k, size in enumerate(usual) if size <= least_bytes), default=0)
+    last = max(first + 1, *(k for k, size in enumerate(usual) if size <= most_bytes))
+    places = min(_MOST_MEMORIES, last - first + 1)
+    return [usual[first + round(k * (last - first) / (places - 1))] for k in range(places)]
+
+
+def _exact(nbytes: int) -> Value:
+    return Value(nbytes, format_size(nbytes))
+
+
+def grid(axes: Axes, limits: Limits, hardware: Hardware, plan: Plan, listener: Listener) -> list[dict[str, Any]]:
+    """A cell for every point, plain data: what it asks for, and what an epoch would take, or what is lacking.
+
+    Not every point is planned for: what does not fit fits with no SSD, and where nothing goes to the SSD, a faster one
+    changes nothing.
+    """
+    memories = [axis for axis in ("memory", "gpu", "host") if axis in axes]
+    points = list(product(*(axes[axis] for axis in memories)))
+    cells = []
+    known: dict[tuple[Value, ...], dict[str, Any]] = {}
+    with reported(listener, "planning", len(points) * len(axes["ssd"]), "points") as advance:
+        for ssd, point in product(axes["ssd"], points):
+            if point not in known or not known[point]["settled"]:
+                tried, on = _asked(dict(zip(memories, point, strict=True)), limits), _with_ssd(hardware, ssd.amount)
+                known[point] = _outcome(plan, tried, on)
+            cells.append(_cell(memories, point, ssd, known[point]))
+            advance(len(cells))
+    for cell in cells:
+        cell["pareto"] = cell["feasible"] and not any(_beats(other, cell) for other in cells)
+    return cells
+
+
+def _asked(point: Mapping[str, Value], limits: Limits) -> Limits:
+    if "memory" in point:
+        device, host = divide_memory(point["memory"].amount)
+        return replace(limits, device_bytes=device, host_bytes=host, one_memory=True)
+    return replace(limits, device_bytes=point["gpu"].amount, host_bytes=point["host"].amount, one_memory=False)
+
+
+def _with_ssd(hardware: Hardware, read_bytes_per_s: int) -> Hardware:
+    disk: Disk = faster(hardware.disk, read_bytes_per_s / hardware.disk.read_bytes_per_s.at(REQUEST_BYTES))
+    return replace(hardware, disk=disk)
+
+
+def _outcome(plan: Plan, limits: Limits, hardware: Hardware) -> dict[str, Any]:
+    """``settled``: whether no faster SSD would change it."""
+    found = outcome(partial(plan, limits, hardware))
+    lacks = found["reason"] is not None
+    return {
+        **found,
+        "lacking_bytes": _lacking(found["reason"], limits) if lacks else {},
+        "settled": lacks or not found["ssd_read_bytes"] + found["ssd_write_bytes"],
+    }
+
+
+def _lacking(reason: str, limits: Limits) -> dict[str, int]:
+    """Bytes more that would do, by budget: the reason ends with the least."""
+    have = {"gpu": limits.device_bytes, "host": limits.host_bytes, "memory": limits.memory_bytes}
+    least = {name: parse_size(size, name=name) for name, size in _LEAST.findall(reason)}
+    return {name: size - have[name] for name, size in least.items()}
+
+
+def _cell(memories: Sequence[str], point: Sequence[Value], ssd: Value, found: Mapping[str, Any]) -> dict[str, Any]:
+    asked: dict[str, Any] = {}
+    for axis, value in zip(memories, point, strict=True):
+        asked |= {_DEMANDS[axis]: value.amount, axis: value.label}
+    return {
+        **asked,
+        "ssd_bytes_per_s": ssd.amount,
+        "ssd": ssd.label,
+        "feasible": found["reason"] is None,
+        **{key: value for key, value in found.items() if key != "settled"},
+    }
+
+
+def _demands(cell: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(cell[name] for name in _DEMANDS.values() if name in cell)
+
+
+def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether it is as fast, asks for no more of anything and for less of something; or is faster for the same."""
+    if not one["feasible"] or one is other:
+        return False
+    less, more = _demands(one), _demands(other)
+    no_more = all(a <= b for a, b in zip(less, more, strict=True))
+    return no_more and less != more and bool(one["epoch_s"] <= _AS_FAST * other["epoch_s"])
+
+
+# ---- for people ------------------------------------------------------------------------------------------------
+
+
+def print_grid(cells: Sequence[dict[str, Any]], console: Console) -> None:
+    """A table for each SSD, the Pareto front by itself, and what each step from there would bring."""
+    for ssd in dict.fromkeys(cell["ssd"] for cell in cells):
+        shown = [cell for cell in cells if cell["ssd"] == ssd]
+        say(console, f"SSD {ssd}: seconds an epoch, and bytes to and from the SSD")
+        _print_plane(shown, console)
+    front = sorted((cell for cell in cells if cell["pareto"]), key=lambda cell: -cell["epoch_s"])
+    if not front:
+        say(console, "no point of these does; what each lacks stands in its place")
+        return
+    say(console, "*: nothing that asks for no more is as fast. These points, the slowest first:")
+    named = [axis for axis in _DEMANDS if axis in cells[0]]
+    rows = [(*(cell[axis] for axis in named), format_duration(cell["epoch_s"]), cell["bottleneck"]) for cell in front]
+    print_table((*named, "epoch", "bound by"), rows, console)
+
+
+def _print_plane(cells: Sequence[dict[str, Any]], console: Console) -> None:
+    if "memory" in cells[0]:
+        rows = [(cell["memory"], *_shown(cell)) for cell in cells]
+        print_table(("memory", "epoch", "SSD"), rows, console)
+        return
+    hosts = list(dict.fromkeys(cell["host"] for cell in cells))
+    across = len(hosts)
+    lines = [
+        (cells[k]["gpu"], *("\n".join(filter(None, _shown(cell))) for cell in cells[k : k + across]))
+        for k in range(0, len(cells), across)
+    ]
+    print_table(("GPU", *hosts), lines, console)
+
+
+def _shown(cell: Mapping[str, Any]) -> tuple[str, str]:
+    if cell["epoch_s"] is None:
+        lacking = cell["lacking_bytes"].items()
+        return "too small", ", ".join(f"{budget} +{format_size(nbytes)}" for budget, nbytes in lacking)
+    moved = cell["ssd_read_bytes"] + cell["ssd_write_bytes"]
+    return format_duration(cell["epoch_s"]) + (" *" if cell["pareto"] else "  "), format_size(moved) if moved else ""
+
+
+def steps(cells: Sequence[dict[str, Any]], start: Mapping[str, int]) -> list[dict[str, Any]]:
+    """What the next place on each axis would save, the most first. From the largest point that asks for no more than
+    ``start`` has (by the names of a cell's demands), or else from the smallest that does."""
+    feasible = [cell for cell in cells if cell["feasible"]]
+    within = [cell for cell in feasible if all(cell[name] <= start[name] for name in start if name in cell)]
+    if not feasible:
+        return []
+    here = max(within, key=_demands) if within else min(feasible, key=_demands)
+    found = []
+    point = {axis: here[axis] for axis in _DEMANDS if axis in here}
+    for axis in point:
+        name = _DEMANDS[axis]
+        others = [cell for cell in feasible if cell[name] > here[name] and _same_but(cell, here, name)]
+        if others:
+            there = min(others, key=lambda cell, name=name: cell[name])
+            step = {"axis": axis, "to": there[axis], "epoch_s": there["epoch_s"]}
+            found.append({"from": point, "from_epoch_s": here["epoch_s"], **step})
+    return sorted(found, key=lambda step: step["epoch_s"])
+
+
+def _same_but(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
+    return all(one[key] == other[key] for key in _DEMANDS.values() if key in one and key != name)
+
+
+def print_steps(found: Sequence[dict[str, Any]], console: Console) -> None:
+    """What each step saves, below where they start from."""
+    if not found:
+        return
+    start, before_s = found[0]["from"], found[0]["from_epoch_s"]
+    say(console, f"from {', '.join(f'{axis} {label}' for axis, label in start.items())}, {format_duration(before_s)}:")
+    for step in found:
+        saved_s = before_s - step["epoch_s"]
+        share = f"saves {format_duration(saved_s)} ({100 * saved_s / before_s:.0f} %)"
+        say(
+            console,
+            f"  {step['axis']} {step['to']} {share if saved_s > (_AS_FAST - 1) * before_s else 'saves nothing'}",
+        )
