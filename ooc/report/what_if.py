@@ -254,7 +254,7 @@ def steps(cells: Sequence[dict[str, Any]], start: Mapping[str, int]) -> list[dic
         name = _DEMANDS[axis]
         others = [cell for cell in feasible if cell[name] > here[name] and _same_but(cell, here, name)]
         if others:
-            there = min(others, key=lambda cell, name=name: cell[name])
+            there = min(others, key=_demands)
             step = {"axis": axis, "to": there[axis], "epoch_s": there["epoch_s"]}
             found.append({"from": point, "from_epoch_s": here["epoch_s"], **step})
     return sorted(found, key=lambda step: step["epoch_s"])
@@ -272,8 +272,6 @@ def print_steps(found: Sequence[dict[str, Any]], console: Console) -> None:
     say(console, f"from {', '.join(f'{axis} {label}' for axis, label in start.items())}, {format_duration(before_s)}:")
     for step in found:
         saved_s = before_s - step["epoch_s"]
-        share = f"saves {format_duration(saved_s)} ({100 * saved_s / before_s:.0f} %)"
-        say(
-            console,
-            f"  {step['axis']} {step['to']} {share if saved_s > (_AS_FAST - 1) * before_s else 'saves nothing'}",
-        )
+        saved = f"{format_duration(saved_s)} ({100 * saved_s / before_s:.0f} %)"
+        found_s = saved if saved_s > (_AS_FAST - 1) * before_s else "nothing"
+        say(console, f"  {step['axis']} {step['to']} saves {found_s}")
