@@ -56,9 +56,7 @@ def main(folder: Path) -> None:
     print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, splits", end=" ")
     print(", ".join(f"{name} {size:,}" for name, size in store.split_sizes.items()))
     model = GCN(store.num_features, 16, num_layers=2, out_channels=store.num_classes, dropout=0.2)
-    with ooc.Trainer(
-        model, store, gpu_budget="32M", host_budget="32M", device="cpu", seed=1, spill_dir=folder
-    ) as trainer:
+    with ooc.Trainer(model, store, memory="64M", seed=1, spill_dir=folder) as trainer:
         last = trainer.fit(epochs=20)[-1]
         print(f"test accuracy {last.test_acc:.3f}")
         trainer.predict("labels", out=folder / "labels.csv")

@@ -60,11 +60,8 @@ def main(folder: Path) -> None:
     )
     model = Model(store.num_features, 32, store.num_classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    with ooc.Trainer(
-        model, store, gpu_budget="96M", host_budget="32M", device="cpu", optimizer=optimizer, spill_dir=folder
-    ) as trainer:
-        for record in trainer.fit(epochs=5):
-            print(f"epoch {record.epoch}: loss {record.loss:.4f}, {record.time_s:.2f} s")
+    with ooc.Trainer(model, store, memory="128M", optimizer=optimizer, spill_dir=folder) as trainer:
+        trainer.fit(epochs=5)
         logits = trainer.predict()
 
     plain = Model(store.num_features, 32, store.num_classes)

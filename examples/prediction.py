@@ -22,9 +22,7 @@ def main(folder: Path) -> None:
     torch.manual_seed(0)
     store = ooc.convert("synthetic:nodes=5000,edges=50000,features=16,classes=4", folder / "graph.ooc", force=True)
     model = GraphSAGE(store.num_features, 16, num_layers=2, out_channels=store.num_classes)
-    with ooc.Trainer(
-        model, store, gpu_budget="32M", host_budget="32M", device="cpu", out=folder / "run", spill_dir=folder
-    ) as trainer:
+    with ooc.Trainer(model, store, memory="64M", out=folder / "run", spill_dir=folder) as trainer:
         print(f"loss {trainer.fit(epochs=10)[-1].loss:.4f}")
         labels = trainer.predict("labels")
         print("nodes of each predicted class:", torch.bincount(labels, minlength=store.num_classes).tolist())

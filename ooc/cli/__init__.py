@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(describe_os_error(error))
     except MemoryError:
-        return _fail("out of memory; give smaller budgets")
+        return _fail("out of memory; give a smaller --memory")
     return code if isinstance(code, int) else 0
 
 

@@ -11,31 +11,45 @@ import click
 from ooc.cli.options import JSON
 from ooc.sizes import format_size
 
+_MOST = 3
+"""Things that would help, besides what is wrong."""
+_LABEL_WIDTH = 20
+_OF_GPU = {
+    *("to_a_gpu", "gpudirect", "gpudirect_lacks", "nvidia-ml-py", "kvikio-cu13"),
+    *("default_gpu_budget_on_cpu_bytes", "default_host_budget_bytes"),
+}
+"""Facts that only matter beside a GPU."""
+
 
 @click.command(short_help="Show how this machine would run, and what would help.")
 @click.argument("path", type=click.Path(path_type=Path), default=Path())
 @JSON
 def command(path: Path, as_json: bool) -> None:
-    """Show how scratch files in PATH (here, when left out) would be read and written, the budgets that
-    would be taken, and the versions of what is installed. Each problem comes with one remedy.
+    """Show how scratch files in PATH (here, when left out) would be read and written, the memory that
+    would be taken, and the versions of what is installed; then a verdict, and what would help most, each with what to
+    do about it.
     """
     from ooc.cli.machine import probe_layer
+    from ooc.report.console import output, print_hanging, say
 
-    report = probe_layer(path)
+    report, console = probe_layer(path), output()
     if as_json:
-        click.echo(json.dumps(asdict(report), indent=2))
+        click.echo(json.dumps({**asdict(report), "verdict": report.verdict}, indent=2))
         return
     for title, facts in report.facts.items():
         click.echo(title)
+        of_gpu = report.facts["gpu"]["driver"] is not None
         for name, value in facts.items():
-            click.echo(f"  {name.removesuffix('_bytes').replace('_', ' '):<28} {_readable(name, value)}")
-    if not report.problems:
-        click.echo("no problems found")
-        return
-    click.echo("problems")
-    for problem in report.problems:
-        click.echo(f"  {problem.what}")
-        click.echo(f"    → {problem.remedy}")
+            if of_gpu if name == "default_memory_bytes" else name in _OF_GPU and not of_gpu:
+                continue
+            label = f"  {name.removesuffix('_bytes').replace('_', ' '):<{_LABEL_WIDTH}} "
+            print_hanging(label, _readable(name, value), console)
+    most, more = report.remedies[:_MOST], report.problems[_MOST:]
+    say(console, f"verdict: {report.verdict}")
+    click.echo("what would help most" if most else "nothing would help")
+    for number, problem in enumerate([*most, *more], start=1):
+        print_hanging(f"  {number}. ", problem.what, console)
+        click.echo(f"     → {problem.remedy}")  # which may be a command
 
 
 def _readable(name: str, value: Any) -> str:

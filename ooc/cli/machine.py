@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``ooc doctor`` looks at: disk, memory, processors, GPU, libraries. Looks only, changes nothing.
 
-Every problem found is the user's to act upon and has exactly one remedy; what is merely absent (no GPU on a
-machine that has none) is a fact, not a problem.
+Every problem found is the user's to act upon and has exactly one remedy, and so has what else would help; what is
+merely absent (no GPU on a machine that has none) is a fact, neither of them.
 """
 
 import ctypes
 import errno
 import os
 import platform
+import shlex
 import shutil
 from dataclasses import dataclass, field
+from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,19 +25,35 @@ from ooc.prefetch.engines.choice import BY_GPUDIRECT, BY_WAY_OF_HOST, choose_eng
 from ooc.prefetch.engines.kernel_queue import KernelQueue
 from ooc.sizes import format_size
 
-LIBRARIES = ("torch", "torch-geometric", "numpy", "zarr", "google-crc32c", "triton", "nvidia-ml-py")
+LIBRARIES = ("pyarrow", "torch", "torch-geometric", "numpy", "zarr", "google-crc32c", "triton", "nvidia-ml-py")
 _IO_URING_SETUP = 425  # the same on every architecture
 _DRIVER = Path("/proc/driver/nvidia/version")
 _GDS_MODULE = Path("/proc/driver/nvidia-fs")
+_GROUP = "a control group"
+_MUCH_OF_MEMORY = 0.6
+"""Of the machine's: with less that is free, others have too much of it."""
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ooc"
+"""Where ``ooc profile`` keeps what it has measured; asking it takes torch, which takes seconds to load."""
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+class Severity(StrEnum):
+    """How much a problem weighs, the heaviest first."""
+
+    STOPS = "stops"
+    """There can be no training there."""
+    SLOWS = "slows"
+    HELPS = "helps"
+    """Nothing is wrong; this would be better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong and the one thing to do about it."""
+    """What is wrong, or could be better, and the one thing to do about it."""
 
     what: str
     remedy: str
+    severity: Severity = Severity.SLOWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +62,37 @@ class Report:
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    hints: list[Problem] = field(default_factory=list)
 
-    def blame(self, what: str, remedy: str) -> None:
+    def blame(self, what: str, remedy: str, severity: Severity = Severity.SLOWS) -> None:
         """Note a problem."""
-        self.problems.append(Problem(what, remedy))
+        self.problems.append(Problem(what, remedy, severity))
+
+    def suggest(self, what: str, remedy: str) -> None:
+        """Note what would help where nothing is wrong."""
+        self.hints.append(Problem(what, remedy, Severity.HELPS))
+
+    @property
+    def verdict(self) -> str:
+        """What it all comes to, in a sentence."""
+        stops = [problem for problem in self.problems if problem.severity is Severity.STOPS]
+        if stops:
+            return f"training cannot work there: {stops[0].what}"
+        disk, memory = self.facts["disk"], self.facts["memory"]
+        means = (
+            f"{format_size(memory['default_memory_bytes'])} of memory, {format_size(disk['free_bytes'])} of "
+            f"{disk['filesystem']} for what does not fit, {self.facts['processors']['usable']} processors"
+        )
+        if self.problems:
+            number = f"{len(self.problems)} things are" if len(self.problems) > 1 else "one thing is"
+            return f"training works, but {number} not as it should be; {means}"
+        return f"ready to train: {means}"
+
+    @property
+    def remedies(self) -> list[Problem]:
+        """Problems and what else would help, what would help most first."""
+        weights = list(Severity)
+        return sorted([*self.problems, *self.hints], key=lambda problem: weights.index(problem.severity))
 
 
 def probe_layer(path: Path) -> Report:
@@ -55,9 +100,9 @@ def probe_layer(path: Path) -> Report:
     report = Report()
     folder = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
     if folder != path.absolute():
-        report.blame(f"{path} does not exist; looked at {folder} instead", f"mkdir -p {path}")
+        report.blame(f"{path} does not exist; looked at {folder} instead", f"mkdir -p {shlex.quote(str(path))}")
     elif not folder.is_dir():
-        report.blame(f"{path} is no folder; looked at {folder.parent} instead", "name a folder")
+        report.blame(f"{path} is no folder; looked at {folder.parent} instead", "name a folder", Severity.STOPS)
         folder = folder.parent
     driver = _first_line(_DRIVER)
     report.facts["disk"] = _disk(folder, report, with_driver=driver is not None)
@@ -65,7 +110,31 @@ def probe_layer(path: Path) -> Report:
     report.facts["processors"] = _processors(report)
     report.facts["gpu"] = _gpu(driver, report)
     report.facts["libraries"] = _libraries()
+    _suggest(report, folder)
     return report
+
+
+def _suggest(report: Report, folder: Path) -> None:
+    """What would help where nothing is wrong, what helps most first."""
+    memory, processors = report.facts["memory"], report.facts["processors"]
+    if not any(_CACHE.glob("profile-*.json")):
+        at = "" if folder == Path.cwd() else f" --spill-dir {shlex.quote(str(folder))}"
+        report.suggest("plans and forecasts go by estimates of another machine", f"ooc profile{at} (15 s)")
+    free, total = memory["free_bytes"], memory["total_bytes"]
+    if memory["limited_by"] == _GROUP:
+        what = f"a control group allows {format_size(free)} of the machine's {format_size(total)} of memory"
+        report.suggest(what, "start the container or job with more memory; what fits is not moved in every epoch")
+    elif free < _MUCH_OF_MEMORY * total:
+        what = f"other programs hold {format_size(total - free)} of {format_size(total)} of memory"
+        report.suggest(what, "end those that are not needed; what fits is not moved in every epoch")
+    asked = processors["omp_num_threads"]
+    if asked is not None and asked.isdecimal() and int(asked) < processors["usable"]:
+        what = f"OMP_NUM_THREADS is {asked}, and {processors['usable']} processors are usable"
+        report.suggest(what, f"give --threads {processors['usable']}, or unset OMP_NUM_THREADS")
+    if report.facts["libraries"]["pyarrow"] is None:
+        report.suggest("Parquet cannot be read or written", "pip install pyarrow")
+    what = "what more memory or a faster disk would bring is the graph's affair"
+    report.suggest(what, "ooc plan STORE (below: what would help)")
 
 
 # ---- disk --------------------------------------------------------------------------------------------------
@@ -80,7 +149,7 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
     lacks = _gpudirect_lacks(found, with_driver=with_driver)
     free = shutil.disk_usage(folder).free
     if probe.works is None:
-        report.blame(probe.reason, "give --spill-dir a folder that you may write to")
+        report.blame(probe.reason, "give --spill-dir a folder that you may write to", Severity.STOPS)
     elif filesystem in ("tmpfs", "ramfs"):
         report.blame(
             f"{folder} is memory ({filesystem}), so spilling there saves none", "give --spill-dir a folder on a disk"
@@ -176,14 +245,15 @@ def _memory(report: Report, disk_free_bytes: int) -> dict[str, Any]:
         )
     if disk_free_bytes < device + host:
         report.blame(
-            f"the disk has {format_size(disk_free_bytes)} free, less than the budgets of {format_size(device + host)}: "
+            f"the disk has {format_size(disk_free_bytes)} free, less than the memory of {format_size(device + host)}: "
             "little can be spilled",
             "free some of it, or give --spill-dir a folder on a larger disk",
         )
     return {
         "total_bytes": int(machine.total),
         "free_bytes": free,
-        "limited_by": "a control group" if free < int(machine.available) * 0.95 else "the machine",
+        "limited_by": _GROUP if free < int(machine.available) * 0.95 else "the machine",
+        "default_memory_bytes": device + host,
         "default_gpu_budget_on_cpu_bytes": device,
         "default_host_budget_bytes": host,
         "left_bytes": free - device - host,

@@ -11,7 +11,7 @@ from ooc.plan import Kind
 from ooc.plan.program.plan import Shares
 from ooc.progress.figures import format_count, format_duration
 from ooc.progress.live import Promise
-from ooc.report.console import wrapped
+from ooc.report.console import print_hanging
 from ooc.report.plan_report import PlanReport, lifetimes
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
@@ -24,8 +24,7 @@ _WHOLE = 100
 def print_briefing(lines: Sequence[tuple[str, str]], console: Console) -> None:
     """What each is about, and what is to say of it, wrapped below itself."""
     for what, text in lines:
-        for number, line in enumerate(wrapped(text, console.width - _INDENT)):
-            console.print(f"{'' if number else what:<{_INDENT}}{line}", markup=False, highlight=False, soft_wrap=True)
+        print_hanging(f"{what:<{_INDENT}}", text, console)
 
 
 def describe_store(store: Store) -> str:

@@ -33,6 +33,12 @@ def say(console: Console, line: str) -> None:
     console.print("\n  ".join(wrapped(line, console.width - 2)), highlight=False, markup=False, soft_wrap=True)
 
 
+def print_hanging(label: str, text: str, console: Console) -> None:
+    """Print ``text`` behind ``label``, and what has no room in the line below itself."""
+    for number, line in enumerate(wrapped(text, console.width - len(label))):
+        console.print(f"{' ' * len(label) if number else label}{line}", markup=False, highlight=False, soft_wrap=True)
+
+
 def wrapped(text: str, width: int) -> list[str]:
     """``text`` in lines, broken between words, but never between a number and its unit."""
     joined = _UNIT.sub("\N{NO-BREAK SPACE}", text)

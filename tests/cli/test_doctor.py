@@ -47,7 +47,9 @@ def test_people_read_lines(run: RunCommand, here: Path) -> None:
     assert (code, err) == (0, "")
     for line in ("disk\n", "memory\n", "processors\n", "gpu\n", "libraries\n", "  engine ", "  torch ", " GB\n"):
         assert line in out
-    assert "no problems found" in out or "problems\n" in out
+    assert "\nverdict: " in out and "\nwhat would help most\n  1. " in out and "\n  3. " in out
+    assert all(len(line) <= 80 for line in out.splitlines() if "/" not in line)
+    assert "gpudirect" not in out and "budget" not in out  # there is no GPU
 
 
 def test_a_missing_folder_is_a_problem_with_a_remedy(run: RunCommand, tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_a_missing_folder_is_a_problem_with_a_remedy(run: RunCommand, tmp_path: 
     assert report["facts"]["disk"]["folder"] == str(tmp_path)
     assert remedies(report)[f"{missing} does not exist; looked at {tmp_path} instead"] == f"mkdir -p {missing}"
     code, out, _ = run("doctor", missing)
-    assert code == 0 and f"does not exist; looked at {tmp_path} instead\n    → mkdir -p {missing}\n" in out
+    assert code == 0 and "\n  1. " in out and f"→ mkdir -p {missing}\n" in out
 
 
 def test_a_file_is_no_folder(run: RunCommand, tmp_path: Path) -> None:
@@ -117,4 +119,17 @@ def test_threads_memory_and_disk(run: RunCommand, tmp_path: Path, monkeypatch: p
     found = " | ".join(f"{what} → {remedy}" for what, remedy in remedies(report_of(run, tmp_path)).items())
     assert "OMP_NUM_THREADS is 4096, but only" in found and "→ export OMP_NUM_THREADS=" in found
     assert "huge pages are off" in found and "→ echo madvise > " in found
-    assert "less than the budgets of" in found
+    assert "less than the memory of" in found
+
+
+def test_the_verdict_is_of_what_is_worst(run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(machine, "_CACHE", tmp_path / "none")
+    assert report_of(run, "/proc")["verdict"].startswith("training cannot work there: ")
+    code, out, _ = run("doctor", tmp_path)
+    assert code == 0 and "estimates of another machine" in out and "→ ooc profile --spill-dir" in out
+    monkeypatch.setenv("OMP_NUM_THREADS", "4096")
+    found = report_of(run, tmp_path)
+    assert found["verdict"].startswith("training works, but ") and found["hints"][0]["remedy"].startswith("ooc profile")
+    first = run("doctor", tmp_path)[1].split("what would help most\n")[1]
+    assert "ooc profile" not in first.splitlines()[1]  # what is wrong goes before what would be better

@@ -66,7 +66,7 @@ def test_one_line_and_exit_code_2(run: RunCommand, arguments: list[str], message
         ),
         (OSError(errno.EACCES, "Permission denied", "a.bin"), 2, "ooc: error: a.bin: Permission denied\n"),
         (OSError("strange"), 2, "ooc: error: strange\n"),
-        (MemoryError(), 2, "ooc: error: out of memory; give smaller budgets\n"),
+        (MemoryError(), 2, "ooc: error: out of memory; give a smaller --memory\n"),
         (KeyboardInterrupt(), 130, "\nooc: interrupted\n"),
     ],
 )
