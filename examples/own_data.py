@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data of one's own, as tables: two CSV files become a store, a model, and predictions under the tables' ids.
+"""Data of one's own, as tables: papers named by texts become a store, a model, and predictions under those names.
 
-    python examples/own_data.py [FOLDER]
+    python examples/own_data.py FOLDER [NODES]
 
-``nodes.csv`` has an id, numbers that are features, a label and three columns that say which split a node is in;
-``edges.csv`` has two ids a row. The same in the shell:
+makes ``FOLDER/papers-csv`` and ``FOLDER/papers-parquet``: ``nodes`` with an id, two numbers, a text label and three
+columns of true and false for the splits, ``edges`` with two ids and a weight. Then, in the shell and in that folder,
+the same that ``main`` does here (``papers-csv`` likewise):
 
-    ooc convert FOLDER/tables tables.ooc --symmetrize
-    ooc train tables.ooc --model gcn --epochs 20 --out run
-    ooc predict run --out labels.csv
+    ooc convert papers-parquet papers.ooc
+    ooc train papers.ooc --hidden 32 --epochs 20
+    ooc train papers.ooc --hidden 32 --epochs 20 --model gat
+    ooc predict runs/papers-gcn-1
 """
 
 import csv
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -22,39 +23,59 @@ from torch_geometric.nn.models import GCN
 
 import ooc
 
-NODES, EDGES, CLASSES = 3_000, 15_000, 4
+NODES, CITATIONS, FIELDS = 20_000, 5, ("biology", "chemistry", "maths", "physics")
 
 
-def make_tables(folder: Path) -> None:
-    """Papers of four fields that cite mostly within their field; ids are whole numbers with gaps."""
+def make_tables(folder: Path, nodes: int = NODES) -> None:
+    """Papers of four fields that mostly cite within their field, the same as CSV and as Parquet."""
     random = np.random.default_rng(0)
-    folder.mkdir()
-    ids = random.permutation(10 * NODES)[:NODES]
-    label = random.integers(CLASSES, size=NODES)
-    split = random.choice(3, size=NODES, p=[0.5, 0.2, 0.3])
-    words = random.normal(size=(NODES, 3)) + label[:, None]
-    with (folder / "nodes.csv").open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["id", "a", "b", "c", "label", "train", "val", "test"])
-        for node in range(NODES):
-            masks = [str(split[node] == k).lower() for k in range(3)]
-            rows.writerow([ids[node], *(f"{value:.3f}" for value in words[node]), label[node], *masks])
-    source = random.integers(NODES, size=EDGES)
-    of_label = [np.flatnonzero(label == k) for k in range(CLASSES)]
-    target = np.array([random.choice(of_label[label[node]]) for node in source])
-    with (folder / "edges.csv").open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["src", "dst"])
-        rows.writerows(zip(ids[source], ids[target], strict=True))
+    called = np.array([f"paper-{number:07d}" for number in random.permutation(10 * nodes)[:nodes]])
+    field = random.integers(len(FIELDS), size=nodes)
+    split = random.choice(3, size=nodes, p=[0.5, 0.2, 0.3])
+    papers = {
+        "id": called,
+        "pages": (random.normal(size=nodes) + field).round(3),
+        "references": (random.normal(size=nodes) - field).round(3),
+        "label": np.array(FIELDS)[field],
+        "train": split == 0,
+        "val": split == 1,
+        "test": split == 2,
+    }
+    by_field = np.argsort(field, kind="stable")
+    first = np.searchsorted(field[by_field], range(len(FIELDS) + 1))
+    source = np.repeat(np.arange(nodes), CITATIONS)
+    within = random.integers(first[field[source]], first[field[source] + 1])
+    target = np.where(random.random(len(source)) < 0.8, by_field[within], random.integers(nodes, size=len(source)))
+    citations = {"src": called[source], "dst": called[target], "weight": random.random(len(source)).round(3)}
+    for name, columns in (("nodes", papers), ("edges", citations)):
+        write_csv(folder / "papers-csv" / f"{name}.csv", columns)
+        write_parquet(folder / "papers-parquet" / f"{name}.parquet", columns)
 
 
-def main(folder: Path) -> None:
-    """Make the tables, convert them, train, predict."""
+def write_csv(path: Path, columns: dict[str, np.ndarray]) -> None:
+    """``columns`` by name, with a heading."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(columns)
+        rows.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+
+
+def write_parquet(path: Path, columns: dict[str, np.ndarray]) -> None:
+    """The same in Parquet, for which pyarrow is needed."""
+    import pyarrow
+    import pyarrow.parquet
+
+    path.parent.mkdir(exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def main(folder: Path, nodes: int = 2_000) -> None:
+    """Make the tables, convert those in Parquet, train, predict."""
+    make_tables(folder, nodes)
+    store = ooc.convert(folder / "papers-parquet", folder / "papers.ooc")
+    print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges with weights, classes {', '.join(store.class_names)}")
     torch.manual_seed(0)
-    make_tables(folder / "tables")
-    store = ooc.convert(folder / "tables", folder / "tables.ooc", symmetrize=True)
-    print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, splits", end=" ")
-    print(", ".join(f"{name} {size:,}" for name, size in store.split_sizes.items()))
     model = GCN(store.num_features, 16, num_layers=2, out_channels=store.num_classes, dropout=0.2)
     with ooc.Trainer(model, store, memory="64M", seed=1, spill_dir=folder) as trainer:
         last = trainer.fit(epochs=20)[-1]
@@ -64,8 +85,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory(dir=".") as scratch:
-            main(Path(scratch))
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    Path(sys.argv[1]).mkdir(exist_ok=True)
+    make_tables(Path(sys.argv[1]), *map(int, sys.argv[2:3]))

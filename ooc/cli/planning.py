@@ -180,7 +180,7 @@ class Planning:
                 averaging=Averaging(model, build_average(settings, model), 1),
                 input_dropout=settings.input_dropout,
                 savings=self._savings,
-                ignore_edge_data=settings.ignore_edge_data,
+                ignore_edge_data=settings.edge_data_left_out,
                 compute_dtype=settings.dtype,
             )
         return self._jobs[spill_dtype]

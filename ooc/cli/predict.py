@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Only these, by the source's ids: .npy, or text with one a line. [default: all]",
 )
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="A file in .npy, .zarr, .parquet or .csv.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="A file in .npy, .zarr, .parquet or .csv. [default: RUN/WHAT.csv]"
+)
 @click.option("--weights", type=ChoiceType("best", "last"), default="best", help="Which of the run's weights.")
 @click.option("--memory", type=SIZE, help="RAM to work in. [default: the run's]")
 @click.option("--gpu-budget", type=SIZE, help="As in ooc train, of which --memory is the sum. [default: the run's]")
@@ -50,7 +52,7 @@ def command(
     what: str,
     layer: int | None,
     nodes: Path | None,
-    out: Path,
+    out: Path | None,
     weights: str,
     memory: int | None,
     gpu_budget: int | None,
@@ -65,8 +67,9 @@ def command(
     """Predict for the nodes of STORE (that of the run, when left out) with the model trained in RUN.
 
     Rows of OUT are in the order of the nodes before conversion, or as listed in --nodes; .csv and .parquet have
-    the id that the source gave the node as first column. With --nodes only rows that these depend on are computed,
-    as far as the store's order lets them be told apart. OUT is written whole or not at all.
+    the id that the source gave the node as first column, and its names of the classes. With --nodes only rows that
+    these depend on are computed, as far as the store's order lets them be told apart. OUT is written whole or not at
+    all.
     """
     from ooc.cli.recipe import rebuild_model
     from ooc.storage.store import open_store
@@ -76,6 +79,8 @@ def command(
     from ooc.train.run import RunFolder
     from ooc.train.weights import load_weights
 
+    if out is None:
+        out = RunFolder.open(run).path / f"{what}.csv"
     check_target(out, force=force)
     folder = RunFolder.open(run)
     sizes = {"memory": memory, "gpu_budget": gpu_budget, "host_budget": host_budget}
@@ -101,7 +106,7 @@ def command(
                 what,
                 layer=layer,
                 nodes=None if nodes is None else read_nodes(nodes, texts=opened.id_type.kind == "S"),
-                ignore_edge_data=settings.ignore_edge_data,
+                ignore_edge_data=settings.edge_data_left_out,
             )
         ) as prediction,
     ):

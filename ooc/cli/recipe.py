@@ -61,7 +61,7 @@ def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
     """What ``build_model`` would make, as far as a plan asks: its shape, where one is known."""
     plain = settings.norm == "none" and settings.jk == "none" and not settings.residual
     plain = plain and settings.heads == 1 and settings.aggr == "auto"
-    if settings.model not in _SHAPES or not plain or edge_data_used(store, settings.ignore_edge_data):
+    if settings.model not in _SHAPES or not plain or edge_data_used(store, settings.edge_data_left_out):
         return build_model(settings, store)
     return ModelShape(
         _SHAPES[settings.model],
@@ -145,7 +145,7 @@ def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]
         if settings.hidden % settings.heads:
             raise OptionError(f"--hidden {settings.hidden} is not a multiple of --heads {settings.heads}")
         options["heads"] = settings.heads
-        if edge_features and settings.ignore_edge_data not in ("features", "all"):
+        if edge_features and settings.edge_data_left_out not in ("features", "all"):
             options["edge_dim"] = edge_features
     elif settings.heads != 1:
         raise OptionError(f"--heads is of {', '.join(sorted(MODELS_WITH_HEADS))}; {settings.model} has none")

@@ -40,6 +40,8 @@ MODEL_NAMES = {
     "transformer": "graph transformer",
 }
 """What people call the models."""
+_MODELS_WITH_WEIGHTS = ("gcn",)
+"""Those whose convolutions take weights of edges."""
 METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "r2")
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "l1", "smooth-l1")
 _FIRST = (
@@ -96,9 +98,10 @@ class TrainSettings:
     )
     residual: bool = _MODEL(False, click.BOOL, "Layers add to their input, between two linear maps; norms go first.")
     ignore_edge_data: str = _MODEL(
-        "none",
-        ChoiceType("none", "weight", "features", "all"),
-        "What to leave out of what the store's edges carry; a model that takes none of it is refused.",
+        "auto",
+        ChoiceType("auto", "none", "weight", "features", "all"),
+        "What to leave out of what the store's edges carry (auto: weights where the model takes none); a model that "
+        "does not take the rest is refused.",
     )
     layers: int = _MODEL(3, COUNT, "Convolutions.")
     hidden: int = _MODEL(128, WIDTH, "Width of the hidden layers.")
@@ -194,6 +197,13 @@ class TrainSettings:
         "Write every epoch to RUN/metrics.csv or for TensorBoard to RUN/tensorboard, too. May be given twice.",
     )
     allow_nonfinite: bool = _RUN(False, click.BOOL, "Go on when the loss or the weights are no finite numbers.")
+
+    @property
+    def edge_data_left_out(self) -> str:
+        """What of the edges' data the model is not given, ``"auto"`` decided."""
+        if self.ignore_edge_data != "auto":
+            return self.ignore_edge_data
+        return "none" if self.model in _MODELS_WITH_WEIGHTS else "weight"
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: Path) -> Self:

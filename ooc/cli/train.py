@@ -209,7 +209,7 @@ def _train(
         max_ssd_writes=settings.max_ssd_writes,
         spill_dtype=settings.spill_dtype,
         compute_dtype=settings.dtype,
-        ignore_edge_data=settings.ignore_edge_data,
+        ignore_edge_data=settings.edge_data_left_out,
     ) as trainer:
         report = PlanReport.of_run(
             trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=settings.eval_every
@@ -297,7 +297,7 @@ def _brief(
     print_briefing(
         [
             ("graph", describe_store(trainer.store)),
-            ("model", _describe_model(settings, trainer.model)),
+            ("model", _describe_model(settings, trainer.model, weighted=trainer.store.has_edge_weight)),
             ("memory", describe_memory(report, spill)),
             ("in memory", describe_waiting(report)),
             ("forecast", forecast),
@@ -312,11 +312,12 @@ def _brief(
         say(console, f"(estimates; ooc profile{of_device}{of_disk} measures this machine in 15 s)")
 
 
-def _describe_model(settings: TrainSettings, model: "nn.Module") -> str:
+def _describe_model(settings: TrainSettings, model: "nn.Module", *, weighted: bool) -> str:
     heads = f", {settings.heads} heads" if settings.heads > 1 else ""
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    left_out = ", without the edges' weights" * (weighted and settings.edge_data_left_out in ("weight", "all"))
     shape = f"{settings.layers} layer{'s' * (settings.layers > 1)}, {settings.hidden} wide{heads}"
-    return f"{MODEL_NAMES[settings.model]}: {shape}, {parameters:,} parameters"
+    return f"{MODEL_NAMES[settings.model]}: {shape}, {parameters:,} parameters{left_out}"
 
 
 def _logs(settings: TrainSettings, run: "RunFolder") -> "list[EpochLog]":

@@ -353,7 +353,7 @@ def test_what_edges_carry_is_used_or_left_out_by_name(
     run: RunCommand, carrying: Path, here: Path, options: list[str], left_out: str
 ) -> None:
     """Refused where the model has no use for it; then trained without, and predicted alike."""
-    code, _, err = run("train", carrying, *options, *SMALL, "--epochs", "1", "--out", "refused")
+    code, _, err = run("train", carrying, *options, *SMALL, "--out", "refused", "--ignore-edge-data", "none")
     assert code == 2 and "the store's edges carry" in err and "--ignore-edge-data" in err
     trained = run("train", carrying, *options, *SMALL, "--epochs", "2", "--out", "run", "--ignore-edge-data", left_out)
     assert trained[0] == 0, trained[2]
@@ -362,3 +362,13 @@ def test_what_edges_carry_is_used_or_left_out_by_name(
     assert np.load(here / "logits.npy").shape == (200, 3)
     planned = run("plan", carrying, *options, "--ignore-edge-data", left_out)
     assert planned[0] == 0, planned[2]
+
+
+def test_weights_that_a_model_does_not_take_are_left_out_and_that_is_said(
+    run: RunCommand, carrying: Path, here: Path
+) -> None:
+    code, out, err = run("train", carrying, "--model", "gat", *SMALL[:-1], "--epochs", "1", "--out", "run")
+    assert code == 0 and "without the edges' weights" in " ".join(out.split()), err
+    assert run("predict", "run")[0] == 0 and len((here / "run" / "labels.csv").read_text().splitlines()) == 201
+    code, _, err = run("train", carrying, "--model", "sage", *SMALL, "--epochs", "1", "--out", "refused")
+    assert code == 2 and "the store's edges carry features" in err

@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 import ooc
+from examples import own_data
 from ooc import cli
 from tests.docs.test_pages import DOCS_COMMANDS
 from tests.sources.fixtures import FIXTURES, random_graph
@@ -26,7 +27,7 @@ PLANNED_FOR_LONG = {"papers100M", "igb260m"}
 MEASURING = {"profile"}
 """Takes its time: ``tests/profile`` measures."""
 STAND_INS = {"mydata": "csv", "cora": "planetoid", "cnr-2000": "webgraph", "minesweeper.npz": "heterophilous"}
-MADE_FIRST = {"synthetic:nodes=300,edges=2000,features=8,classes=4": ("my.ooc", "other.ooc")}
+MADE_FIRST = {"synthetic:nodes=300,edges=2000,features=8,classes=4": ("my.ooc", "other.ooc", "papers.ooc")}
 
 
 def _runs(words: list[str]) -> bool:
@@ -71,7 +72,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             shutil.copytree(source.parent, name)
         else:
             shutil.copy(source, name)
-    for run in "big", "my-gcn-1":
+    own_data.make_tables(folder, NODES)
+    for run in "big", "my-gcn-1", "papers-gcn-1":
         assert cli.main(["train", "my.ooc", "--model", "sage", "--epochs", "2", "--out", f"runs/{run}"]) == 0
     yield folder
     os.chdir(before)

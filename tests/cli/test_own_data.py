@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of one's own, from the shell: converted, trained on by GCN and GAT, predicted under their own names."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from examples import own_data
+from tests.cli.conftest import RunCommand
+
+NODES = 300
+SIZES = ("--memory", "64M", "--hidden", "8", "--layers", "2", "--epochs", "2")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_four_commands_from_tables_to_labels(run: RunCommand, here: Path, form: str) -> None:
+    """Ids and labels are texts, edges have weights, and no option but sizes is given."""
+    own_data.make_tables(here, NODES)
+    for words in (
+        ("convert", f"papers-{form}", "papers.ooc"),
+        ("train", "papers.ooc", *SIZES),
+        ("train", "papers.ooc", "--model", "gat", *SIZES),
+        ("predict", "runs/papers-gcn-1"),
+        ("predict", "runs/papers-gat-1"),
+    ):
+        code, out, err = run(*words)
+        assert code == 0, err
+        assert all(len(line) <= 80 for line in (out + err).splitlines() if str(here) not in line)
+    with (here / "papers-csv" / "nodes.csv").open() as file:
+        nodes = [row["id"] for row in csv.DictReader(file)]
+    for kind in ("gcn", "gat"):
+        with (here / "runs" / f"papers-{kind}-1" / "labels.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [row["node"] for row in rows] == nodes and {row["label"] for row in rows} <= set(own_data.FIELDS)
+
+
+def test_some_nodes_are_asked_for_by_their_names(run: RunCommand, here: Path) -> None:
+    own_data.make_tables(here, NODES)
+    with (here / "papers-csv" / "nodes.csv").open() as file:
+        wanted = [row["id"] for row in csv.DictReader(file)][7:4:-1]
+    Path("wanted.txt").write_text("\n".join(wanted) + "\n")
+    assert run("convert", "papers-csv", "papers.ooc")[0] == 0
+    assert run("train", "papers.ooc", *SIZES, "--out", "run")[0] == 0
+    assert run("predict", "run", "--nodes", "wanted.txt", "--what", "logits", "--out", "some.csv")[0] == 0
+    with Path("some.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["node"] for row in rows] == wanted
+    assert list(rows[0]) == ["node", *(f"logit_{name}" for name in own_data.FIELDS)]
