@@ -41,7 +41,7 @@ _LEAST = re.compile(r"\b(gpu|host|memory)(?:_budget)?='([^']+)'")
 REQUEST_BYTES = 1 << 20
 """Requests by whose rate an SSD is named."""
 _GB = 10**9
-_AS_FAST = 1.01
+_AS_FAST = 1.03
 """A plan that takes so much longer than another is as fast as that."""
 _MOST_MEMORIES = 7
 

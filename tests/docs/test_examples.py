@@ -2,6 +2,7 @@
 """The scripts in examples/ run as they stand."""
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,16 @@ def test_examples_run(
         "own_model": "logits differ from PyG's by",
         "prediction": "all logits: (5000, 4)",
     }[name] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_run(path: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cell after cell, as a kernel would, in an empty folder; they are kept without what they have printed."""
+    names: dict[str, object] = {}
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"], start=1):
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            exec(compile("".join(cell["source"]), f"{path.name}, cell {number}", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "epoch 5: loss" in printed and "torch.Size([20000])" in printed
+    assert (here / "first.pt").exists()
