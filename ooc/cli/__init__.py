@@ -31,6 +31,7 @@ COMMANDS = (
     "verify",
     "plan",
     "train",
+    "report",
     "predict",
     "export",
     "runs",

@@ -15,6 +15,7 @@ from ooc import __version__
 from ooc.cli import EXIT_INTERRUPTED
 from ooc.cli.configuration import CONFIG, as_toml
 from ooc.cli.options import GroupedCommand, Option, verbosity_options
+from ooc.cli.report import check_page
 from ooc.cli.settings import (
     CHANGEABLE,
     MODEL_NAMES,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _RUNS = Path("runs")
 _JSON = "One JSON object a line: the start, every epoch, the end."
 _OUT = "The run's folder. [default: a new one in runs/]"
+_REPORT = "Write a page about the run, as ooc report does, when it ends."
 
 
 @click.command(
@@ -56,6 +58,7 @@ _OUT = "The run's folder. [default: a new one in runs/]"
         Option(["--dry-run"], is_flag=True, help="Plan, show the plan and write nothing.", group=RUN),
         *verbosity_options(RUN),
         Option(["--json", "as_json"], is_flag=True, help=_JSON, group=RUN),
+        Option(["--report"], type=click.Path(path_type=Path), metavar="FILE.html", help=_REPORT, group=RUN),
         CONFIG,
     ],
     context_settings={"show_default": True},
@@ -70,6 +73,7 @@ def command(
     dry_run: bool,
     verbosity: Verbosity,
     as_json: bool,
+    report: Path | None,
     **options: Any,
 ) -> None:
     """Train on the whole graph in STORE, exactly, within the memory that --memory allows.
@@ -77,6 +81,8 @@ def command(
     STORE may be left out where the current folder holds exactly one *.ooc. Memory never changes
     results, only how long they take.
     """
+    if report is not None:
+        check_page(report)
     run, settings = _open_run(context, store, out, resume, options)
     verbosity = Verbosity.ERROR if as_json else verbosity
     with Reporter(verbosity=verbosity, epochs=settings.epochs) as reporter, run:
@@ -94,6 +100,12 @@ def command(
         except BaseException:
             run.discard()
             raise
+    if report is not None and not dry_run:
+        from ooc.report.page.document import write_report
+
+        write_report([run.path], report)
+        if verbosity > Verbosity.ERROR:
+            click.echo(f"report: {report}")
 
 
 def _open_run(
@@ -234,7 +246,7 @@ def _train(
             if not as_json:
                 click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
             return
-        note_start(run, report, trainer.spill_dir)
+        note_start(run, report, trainer.spill_dir, metric)
         reporter.show(
             TrainingView(
                 title=f"{MODEL_NAMES[settings.model]} on {store.path.name}, {run.path}",

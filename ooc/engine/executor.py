@@ -41,9 +41,9 @@ def run_program(
     for checks in runtime.checks.values():
         checks.begin(program)
     try:
-        run.warm_up()
         if recorder is not None:
             recorder.start(runtime)
+        run.warm_up()
         watch = _Stopwatch(runtime)
         for done, item in enumerate(runtime.plan.programs[program], start=1):
             run.enter(item.index)

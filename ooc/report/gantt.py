@@ -27,14 +27,37 @@ _NEAR_PIXELS, _BAR_PIXELS = 1.5, 5
 """Events closer than the one are drawn as one bar up to the other's width, as high as they are busy."""
 _CHARACTER = 6.3
 """Pixels of a character of the labels' font, at most."""
-_STYLE = """
-svg{font:11px system-ui,sans-serif;background:#fff}text{fill:#24292f}
-.dim{fill:#57606a}.num{font-variant-numeric:tabular-nums}.lane{fill:#f3f5f7}.grid{stroke:#d7dce1;stroke-width:1}
-.even{fill:#dbe4ee}.odd{fill:#c6d3e1}.memory{fill:#9db8d2;fill-opacity:.75}
-.limit{stroke:#cf4f4f;stroke-width:1.5;stroke-dasharray:5 4}
-@media (prefers-color-scheme:dark){svg{background:#0f1419}text{fill:#e4e8ec}.dim{fill:#9aa5b1}.lane{fill:#1a2129}
-.grid{stroke:#2b343e}.even{fill:#2b3a4a}.odd{fill:#38495c}.memory{fill:#46678a}}
-"""
+_RULES = {
+    "": "font:11px system-ui,sans-serif;touch-action:pan-y",
+    " text": "fill:#24292f",
+    " .dim": "fill:#57606a",
+    " .num": "font-variant-numeric:tabular-nums",
+    " .lane": "fill:#f3f5f7",
+    " .grid": "stroke:#d7dce1;stroke-width:1",
+    " .even": "fill:#dbe4ee",
+    " .odd": "fill:#c6d3e1",
+    " .memory": "fill:#9db8d2;fill-opacity:.75",
+    " .limit": "stroke:#cf4f4f;stroke-width:1.5;stroke-dasharray:5 4",
+}
+_DARK_RULES = {
+    " text": "fill:#e4e8ec",
+    " .dim": "fill:#9aa5b1",
+    " .lane": "fill:#1a2129",
+    " .grid": "stroke:#2b343e",
+    " .even": "fill:#2b3a4a",
+    " .odd": "fill:#38495c",
+    " .memory": "fill:#46678a",
+}
+_DARK = "svg.gantt,body{background:#0f1419}"
+_BACKGROUND = f"svg.gantt{{background:#fff}}@media (prefers-color-scheme:dark){{{_DARK}}}"
+
+
+def _rules(rules: dict[str, str]) -> str:
+    return "".join(f"svg.gantt{where}{{{what}}}" for where, what in rules.items())
+
+
+STYLE = f"{_rules(_RULES)}@media (prefers-color-scheme:dark){{{_rules(_DARK_RULES)}}}"
+"""CSS of a `drawing`."""
 
 
 def write_gantt(timeline: Timeline, path: Path) -> None:
@@ -56,83 +79,108 @@ def write_gantt(timeline: Timeline, path: Path) -> None:
 
 def svg(timeline: Timeline) -> str:
     """A picture 1,200 pixels wide: passes, one lane a resource, memory below, all over the same seconds."""
-    drawing = _Drawing(timeline)
-    body, size = "\n".join(drawing.parts()), f'width="{_WIDTH}" height="{drawing.height}"'
-    box = f"0 0 {_WIDTH} {drawing.height}"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" {size}><style>{_STYLE}</style>\n{body}\n</svg>\n'
+    return drawing(timeline, style=f"{STYLE}{_BACKGROUND}")
+
+
+def drawing(
+    timeline: Timeline, *, style: str = "", span_s: float | None = None, title: str | None = None, memory: bool = True
+) -> str:
+    """The same for a page that has the `STYLE`: ``span_s`` seconds wide (by default the epoch), with the memory below
+    or without."""
+    drawn = _Drawing(timeline, span_s or timeline.epoch_s, title, timeline.memory if memory else ())
+    body, size = "\n".join(drawn.parts()), f'width="{_WIDTH}" height="{drawn.height}"'
+    box = f'class="gantt" viewBox="0 0 {_WIDTH} {drawn.height}"'
+    inner = f"<style>{style}</style>\n" if style else ""
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box} {size}>{inner}{body}\n</svg>\n'
 
 
 def html(timeline: Timeline) -> str:
     """The picture in a page: the wheel zooms, dragging moves, pointing at something says what it is."""
     title = escape(f"{timeline.program}: {_seconds(timeline.epoch_s)} an epoch")
     page = '<!doctype html><html lang="en"><meta charset="utf-8"><title>' + title + "</title>"
-    return f"{page}<style>body{{margin:0}}svg{{max-width:100%;height:auto}}</style>\n{svg(timeline)}{_SCRIPT}</html>\n"
+    style = "<style>body{margin:0}svg{max-width:100%;height:auto}</style>"
+    return f"{page}{style}\n{svg(timeline)}<script>{SCRIPT}</script></html>\n"
 
 
-_SCRIPT = f"""<script>
+SCRIPT = f"""
 "use strict";
-const svg = document.querySelector("svg"), left = {_LEFT}, wide = {_WIDTH - _LEFT - _RIGHT};
-const moving = [...svg.querySelectorAll("[data-x]")].map(e => [e, +e.dataset.x, +(e.dataset.w || 0)]);
-const areas = [...svg.querySelectorAll("[data-d]")].map(e => [e, JSON.parse(e.dataset.d)]);
-const ticks = [...svg.querySelectorAll("[data-t]")];
-const epoch = +svg.querySelector("[data-epoch]").dataset.epoch;
-let from = 0, scale = 1;
-function draw() {{
-  const place = x => left + (x - left - from) * scale, end = left + wide;
-  for (const [e, x, w] of moving) {{
-    const a = Math.max(left, place(x)), b = Math.min(end, place(x + w));
-    e.style.display = b >= left && a <= end && b >= a ? "" : "none";
-    if (e.tagName === "text") {{ e.setAttribute("x", a + 4); e.textContent = (b - a) / {_CHARACTER} > 4 ?
-      e.dataset.text.slice(0, Math.floor((b - a - 8) / {_CHARACTER})) : ""; }}
-    else {{ e.setAttribute("x", a); e.setAttribute("width", Math.max(0.6, b - a)); }}
+(() => {{
+const left = {_LEFT}, wide = {_WIDTH - _LEFT - _RIGHT};
+function zoomable(box) {{
+  const drawings = box.matches("svg") ? [box] : [...box.querySelectorAll("svg.gantt")];
+  const all = what => drawings.flatMap(svg => [...svg.querySelectorAll(what)]);
+  const moving = all("[data-x]").map(e => [e, +e.dataset.x, +(e.dataset.w || 0)]);
+  const areas = all("[data-d]").map(e => [e, JSON.parse(e.dataset.d)]);
+  const ticks = all("[data-t]").map(e => [e, +e.getAttribute("x") - left]);
+  const span = +drawings[0].querySelector("[data-span]").dataset.span;
+  let from = 0, scale = 1;
+  function draw() {{
+    const place = x => left + (x - left - from) * scale, end = left + wide;
+    for (const [e, x, w] of moving) {{
+      const a = Math.max(left, place(x)), b = Math.min(end, place(x + w));
+      e.style.display = b >= left && a <= end && b >= a ? "" : "none";
+      if (e.tagName === "text") {{ e.setAttribute("x", a + 4); e.textContent = (b - a) / {_CHARACTER} > 4 ?
+        e.dataset.text.slice(0, Math.floor((b - a - 8) / {_CHARACTER})) : ""; }}
+      else {{ e.setAttribute("x", a); e.setAttribute("width", Math.max(0.6, b - a)); }}
+    }}
+    for (const [e, points] of areas) {{
+      e.setAttribute("points", points.map(([x, y]) => Math.min(end, Math.max(left, place(x))) + "," + y).join(" "));
+    }}
+    for (const [e, x] of ticks) e.textContent = ((from + x / scale) / wide * span).toPrecision(4) + " s";
   }}
-  for (const [e, points] of areas) {{
-    e.setAttribute("points", points.map(([x, y]) => Math.min(end, Math.max(left, place(x))) + "," + y).join(" "));
+  function zoom(x, factor) {{
+    const fixed = from + x / scale;
+    scale = Math.max(1, Math.min(5000, scale * factor));
+    from = Math.max(0, Math.min(wide - wide / scale, fixed - x / scale));
+    draw();
   }}
-  for (const e of ticks) {{
-    const x = +e.getAttribute("x") - left;
-    e.textContent = ((from + x / scale) / wide * epoch).toPrecision(4) + " s";
+  function reset() {{ from = 0; scale = 1; draw(); }}
+  for (const svg of drawings) {{
+    const at = event => (event.clientX - svg.getBoundingClientRect().left) * {_WIDTH} / svg.clientWidth - left;
+    let held = null;
+    svg.addEventListener("wheel", event => {{
+      if (box !== svg && !event.ctrlKey) return;  // in a page the wheel scrolls
+      event.preventDefault();
+      zoom(at(event), Math.exp(-event.deltaY / 400));
+    }}, {{passive: false}});
+    svg.addEventListener("pointerdown", event => {{ held = at(event); }});
+    addEventListener("pointerup", () => {{ held = null; }});
+    addEventListener("pointermove", event => {{
+      if (held === null) return;
+      const x = at(event);
+      from = Math.max(0, Math.min(wide - wide / scale, from - (x - held) / scale));
+      held = x;
+      draw();
+    }});
+    svg.addEventListener("dblclick", reset);
+  }}
+  for (const button of box.querySelectorAll("button[data-zoom]")) {{
+    button.hidden = false;
+    button.addEventListener("click", () => +button.dataset.zoom ? zoom(wide / 2, +button.dataset.zoom) : reset());
   }}
 }}
-function bound() {{
-  scale = Math.max(1, Math.min(5000, scale));
-  from = Math.max(0, Math.min(wide - wide / scale, from));
-  draw();
-}}
-function at(event) {{ return (event.clientX - svg.getBoundingClientRect().left) * {_WIDTH} / svg.clientWidth - left; }}
-svg.addEventListener("wheel", event => {{
-  event.preventDefault();
-  const x = at(event), fixed = from + x / scale;
-  scale *= Math.exp(-event.deltaY / 400);
-  scale = Math.max(1, scale);
-  from = fixed - x / scale;
-  bound();
-}}, {{passive: false}});
-let held = null;
-svg.addEventListener("pointerdown", event => {{ held = at(event); }});
-addEventListener("pointerup", () => {{ held = null; }});
-addEventListener("pointermove", event => {{
-  if (held === null) return;
-  const x = at(event);
-  from -= (x - held) / scale;
-  held = x;
-  bound();
-}});
-svg.addEventListener("dblclick", () => {{ from = 0; scale = 1; draw(); }});
-</script>"""
+const boxes = [...document.querySelectorAll(".zoomable")];
+for (const box of boxes.length ? boxes : document.querySelectorAll("svg.gantt")) zoomable(box);
+}})();
+"""
+"""Lets drawings be zoomed and moved: each by itself, or all of a box of the class ``zoomable`` together, also by
+its buttons ``data-zoom``, and there by the wheel only with the key Ctrl."""
 
 
 class _Drawing:
     """Lays a timeline out from top to bottom; every part is one line of SVG."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, span_s: float, title: str | None, memory: tuple[MemoryUse, ...]) -> None:
         self.timeline = timeline
         self.epoch_s = timeline.epoch_s or 1.0
+        self.span_s = span_s or 1.0
+        self.title = title or timeline.program
+        self.memory = memory
         self.lanes = list(timeline.busy_s)
         self.top = 44
         self.first_lane = self.top + _PASS_LANE + _GAP
         self.memory_top = self.first_lane + len(self.lanes) * (_LANE + _GAP) + 6
-        self.axis = self.memory_top + len(timeline.memory) * (_MEMORY_HEIGHT + _GAP + 14)
+        self.axis = self.memory_top + len(memory) * (_MEMORY_HEIGHT + _GAP + 14)
         self.height = self.axis + 26
 
     def parts(self) -> Iterator[str]:
@@ -140,23 +188,23 @@ class _Drawing:
         most = timeline.bottleneck
         busy = timeline.busy_s.get(most, 0.0)
         title = (
-            f"{timeline.program}: {_seconds(timeline.epoch_s)} an epoch, bound by {most.value} "
+            f"{self.title}: {_seconds(timeline.epoch_s)} an epoch, bound by {most.value} "
             f"({100 * busy / self.epoch_s:.0f} % busy)"
         )
-        yield f'<text x="{_LEFT}" y="24" font-size="15" data-epoch="{self.epoch_s!r}">{escape(title)}</text>'
+        yield f'<text x="{_LEFT}" y="24" font-size="15" data-span="{self.span_s!r}">{escape(title)}</text>'
         yield from self._grid()
         yield from self._passes()
         for number, resource in enumerate(self.lanes):
             yield from self._lane(resource, self.first_lane + number * (_LANE + _GAP))
-        for number, use in enumerate(timeline.memory):
+        for number, use in enumerate(self.memory):
             yield from self._memory(use, self.memory_top + number * (_MEMORY_HEIGHT + _GAP + 14) + 14)
 
     def x(self, time_s: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * time_s / self.epoch_s
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * time_s / self.span_s
 
     def _grid(self) -> Iterator[str]:
-        step = _round_step(self.epoch_s / 8)
-        for number in range(int(self.epoch_s / step) + 1):
+        step = _round_step(self.span_s / 8)
+        for number in range(int(self.span_s / step) + 1):
             x = self.x(number * step)
             yield f'<line class="grid" x1="{x:.1f}" y1="{self.top}" x2="{x:.1f}" y2="{self.axis}"/>'
             where = f'x="{x:.1f}" y="{self.axis + 16}" text-anchor="middle"'
@@ -187,7 +235,7 @@ class _Drawing:
         yield f'<text class="dim num" x="{_LEFT - 10}" y="{y + 26}" text-anchor="end">{below}</text>'
         yield f'<rect class="lane" x="{_LEFT}" y="{y}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_LANE}"/>'
         titles = {item.at: item.title for item in self.timeline.passes}
-        pixel_s = self.epoch_s / (_WIDTH - _LEFT - _RIGHT)
+        pixel_s = self.span_s / (_WIDTH - _LEFT - _RIGHT)
         own = (event for event in self.timeline.events if event.resource is resource)
         for bar in stretches(own, _NEAR_PIXELS * pixel_s, _BAR_PIXELS * pixel_s):
             share = min(1.0, bar.busy_s / (bar.end_s - bar.start_s)) if bar.end_s > bar.start_s else 1.0
@@ -207,7 +255,7 @@ class _Drawing:
             return floor - _MEMORY_HEIGHT * nbytes / most
 
         points = [(_LEFT * 1.0, floor * 1.0)]
-        for time_s, nbytes in _thinned(use.samples, self.epoch_s):
+        for time_s, nbytes in _thinned(use.samples, self.span_s):
             points += [(self.x(time_s), points[-1][1]), (self.x(time_s), height(nbytes))]
         points += [(self.x(self.epoch_s), points[-1][1]), (self.x(self.epoch_s), floor * 1.0)]
         shape = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
@@ -238,9 +286,9 @@ def _described(resource: Resource, bar: Stretch, title: str) -> str:
     return f"{resource.value}, {title}: {_seconds(bar.busy_s)} of {_seconds(bar.end_s - bar.start_s)}{moved}"
 
 
-def _thinned(samples: tuple[tuple[float, int], ...], epoch_s: float) -> Iterator[tuple[float, int]]:
+def _thinned(samples: tuple[tuple[float, int], ...], span_s: float) -> Iterator[tuple[float, int]]:
     """The greatest use in each pixel's time: no peak is lost."""
-    pixel = epoch_s / (_WIDTH - _LEFT - _RIGHT)
+    pixel = span_s / (_WIDTH - _LEFT - _RIGHT)
     held: tuple[float, int] | None = None
     for time_s, nbytes in samples:
         if held is not None and time_s < held[0] + pixel:

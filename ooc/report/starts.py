@@ -15,16 +15,18 @@ from typing import Any
 
 import psutil
 
+from ooc.plan import Hardware
 from ooc.plan.simulate.condensed import condense
 from ooc.prefetch.engines.choice import filesystem_of
 from ooc.profile.profile import processor_name
 from ooc.report.plan_report import PlanReport
+from ooc.train.metrics import Metric
 from ooc.train.run import RunFolder
 
 _PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "zarr")
 
 
-def note_start(run: RunFolder, report: PlanReport, spill_dir: Path) -> None:
+def note_start(run: RunFolder, report: PlanReport, spill_dir: Path, metric: Metric) -> None:
     """Put the forecast, the planned epoch, the command, the machine and the versions into the folder of ``run``, for
     the epochs from here on."""
     last = run.last()
@@ -35,16 +37,18 @@ def note_start(run: RunFolder, report: PlanReport, spill_dir: Path) -> None:
         {
             "first_epoch": first_epoch,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "machine": _machine(spill_dir),
+            "command": shlex.join(["ooc", *sys.argv[1:]]),
+            "metric": {"name": metric.value, "higher_is_better": metric.higher_is_better},
+            "machine": _machine(spill_dir, report.hardware),
             "versions": _versions(),
         }
     )
 
 
-def _machine(spill_dir: Path) -> dict[str, Any]:
+def _machine(spill_dir: Path, hardware: Hardware) -> dict[str, Any]:
     folder = next(path for path in (spill_dir, *spill_dir.absolute().parents) if path.exists())
-    return {
+    gpu = {"gpu": hardware.name} if hardware.has_device_memory else {}
+    return gpu | {
         "processor": processor_name(),
         "processors": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,

@@ -3,10 +3,11 @@
 Chrome's trace event format, for Perfetto (ui.perfetto.dev).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 
@@ -130,31 +131,52 @@ def stretches(events: Iterable[Event], shortest_s: float, longest_s: float) -> I
         yield held
 
 
-def trace(timeline: Timeline) -> dict[str, Any]:
-    """One thread a resource, one for passes, memory as counters."""
-    events: list[dict[str, Any]] = [_named("process_name", 0, f"ooc {timeline.program}")]
-    threads = {resource: number for number, resource in enumerate(Resource, start=1)}
-    events.append(_named("thread_name", 0, "passes"))
-    events += [_named("thread_name", threads[resource], resource.value) for resource in timeline.busy_s]
-    for item in timeline.passes:
-        extra = {"waited_s": item.waited_s, "bound": item.bound.value}
-        events.append(_complete(item.title, 0, item.start_s, item.end_s, extra))
-    titles = {item.at: item.title for item in timeline.passes}
-    for event in timeline.events:
-        extra = {"bytes": event.nbytes} if event.nbytes else {}
-        events.append(_complete(titles[event.at], threads[event.resource], event.start_s, event.end_s, extra))
-    for use in timeline.memory:
-        events += [
-            {"name": use.tier, "ph": "C", "pid": 1, "ts": time_s * 1e6, "args": {"bytes": nbytes}}
-            for time_s, nbytes in use.samples
-        ]
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+def trace(*timelines: Timeline, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Each a process, called by ``names`` or its program, with a thread for passes, one a resource, and memory as
+    counters; by time, after the names."""
+    processes = [
+        _Process(number, timeline, name)
+        for number, (timeline, name) in enumerate(zip_longest(timelines, names, fillvalue=""), start=1)
+        if isinstance(timeline, Timeline)
+    ]
+    named = [event for process in processes for event in process.named()]
+    timed = sorted((event for process in processes for event in process.timed()), key=lambda event: event["ts"])
+    return {"traceEvents": [*named, *timed], "displayTimeUnit": "ms"}
 
 
-def _named(kind: str, thread: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": 1, "tid": thread, "args": {"name": name}}
+class _Process:
+    """A timeline as events of process ``pid``."""
 
+    def __init__(self, pid: int, timeline: Timeline, name: str) -> None:
+        self.pid, self.timeline = pid, timeline
+        self.name = name or f"ooc {timeline.program}"
+        self.threads = {resource: number for number, resource in enumerate(Resource, start=1)}
 
-def _complete(name: str, thread: int, start_s: float, end_s: float, args: dict[str, Any]) -> dict[str, Any]:
-    micros = start_s * 1e6, (end_s - start_s) * 1e6
-    return {"name": name, "ph": "X", "pid": 1, "tid": thread, "ts": micros[0], "dur": micros[1], "args": args}
+    def named(self) -> Iterator[dict[str, Any]]:
+        yield self._named("process_name", 0, self.name)
+        yield self._named("thread_name", 0, "passes")
+        for resource in self.timeline.busy_s:
+            yield self._named("thread_name", self.threads[resource], resource.value)
+
+    def timed(self) -> Iterator[dict[str, Any]]:
+        timeline = self.timeline
+        for item in timeline.passes:
+            extra = {"waited_s": item.waited_s, "bound": item.bound.value}
+            yield self._complete(item.title, 0, item.start_s, item.end_s, extra)
+        titles = {item.at: item.title for item in timeline.passes}
+        for event in timeline.events:
+            extra = {"bytes": event.nbytes} if event.nbytes else {}
+            thread = self.threads[event.resource]
+            yield self._complete(titles.get(event.at, ""), thread, event.start_s, event.end_s, extra)
+        for use in timeline.memory:
+            for time_s, nbytes in use.samples:
+                yield self._event(use.tier, "C", 0, ts=time_s * 1e6, args={"bytes": nbytes})
+
+    def _named(self, kind: str, thread: int, name: str) -> dict[str, Any]:
+        return self._event(kind, "M", thread, args={"name": name})
+
+    def _complete(self, name: str, thread: int, start_s: float, end_s: float, args: dict[str, Any]) -> dict[str, Any]:
+        return self._event(name, "X", thread, ts=start_s * 1e6, dur=(end_s - start_s) * 1e6, args=args)
+
+    def _event(self, name: str, kind: str, thread: int, **more: Any) -> dict[str, Any]:
+        return {"name": name, "ph": kind, "pid": self.pid, "tid": thread, **more}

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Charts of one run or several, drawn by matplotlib as SVG for a page: text stays text, and colours are the page's, so
+that they follow its light or dark.
+
+Matplotlib writes colours as numbers. Those given here stand for the page's CSS variables, which take their places.
+"""
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from ooc.errors import OptionError
+from ooc.report.page.vocabulary import describe_pass
+from ooc.sizes import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_TEXT, _GRID, _LIMIT = "#010101", "#010102", "#010103"
+_SERIES = [f"#0202{number:02x}" for number in range(1, 7)]
+_PAGE = {_TEXT: "currentColor", _GRID: "var(--grid)", _LIMIT: "var(--limit)"} | {
+    colour: f"var(--s{number})" for number, colour in enumerate(_SERIES, start=1)
+}
+_SIZE = (5.0, 3.0)
+"""Inches of 72 units: as wide as a card, so that letters are as large as the page's."""
+_MOST_ROWS = 10
+_MUCH = 3
+"""Times the budget: a process that takes more, since Python and torch alone do, would leave nothing to see of it."""
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ooc",
+    "font.size": 10.5,
+    "axes.titlesize": 10.5,
+    "text.color": _TEXT,
+    "axes.labelcolor": _TEXT,
+    "axes.edgecolor": _GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": _TEXT,
+    "ytick.color": _TEXT,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "path.simplify_threshold": 0.3,
+}
+Runs = Sequence[Mapping[str, Any]]
+"""What ``ooc.report.page.figures`` has of each."""
+
+
+def check_library() -> None:
+    """OptionError where matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise OptionError("a report's charts need matplotlib; pip install 'ooc[report]'")
+
+
+def charts(runs: Runs) -> list[tuple[str, str]]:
+    """Headings and SVG of what is drawn of all runs together."""
+    several = len(runs) > 1
+    found = [("Loss", _chart("loss", lambda axes: _loss(axes, runs)))]
+    if any(score is not None for run in runs for score in run["curves"]["valid_acc"]):
+        metric = runs[0]["metric"]["name"]
+        heading = f"Validation {metric}" if several else f"{metric[0].upper()}{metric[1:]}"
+        found.append((heading, _chart("scores", lambda axes: _scores(axes, runs))))
+    if several:
+        found.append(("Time an epoch by what it went to", _chart("times", lambda axes: _median_times(axes, runs))))
+    return found
+
+
+def charts_of_run(run: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
+    """Headings and SVG of one run alone; ``name`` tells its drawings from another run's."""
+    found = [("Time of every epoch", _chart(f"{name}-time", lambda axes: _times(axes, run)))]
+    if run["measured"] is not None:
+        found.append(
+            ("Memory during an epoch, against its budget", _chart(f"{name}-memory", lambda axes: _memory(axes, run)))
+        )
+    if run["matrices"]:
+        found.append(("Bytes an epoch, by matrix", _chart(f"{name}-bytes", lambda axes: _bytes(axes, run))))
+    if (run["forecast"] or {}).get("cache"):
+        found.append(("Reads found in memory", _chart(f"{name}-cache", lambda axes: _cache(axes, run))))
+    return found
+
+
+def passes_chart(run: Mapping[str, Any], name: str) -> str:
+    """Seconds of each pass beside what was forecast; nothing where that is not known."""
+    known = run["comparison"] is not None and run["comparison"]["passes"]
+    return _chart(f"{name}-passes", lambda axes: _passes(axes, run)) if known else ""
+
+
+def _chart(name: str, draw: Callable[["Axes"], None]) -> str:
+    """What ``draw`` draws, as SVG without a size of its own; ids begin with ``name``."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=_SIZE, layout="constrained")
+        figure.patch.set_alpha(0)
+        axes = figure.add_subplot()
+        axes.patch.set_alpha(0)
+        draw(axes)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return _for_page(out.getvalue(), name)
+
+
+def _for_page(svg: str, name: str) -> str:
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<!--.*?-->\s*|<style.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r" font-family: [^;]*;", "", body)
+    body = re.sub(r"(\d\.\d\d)\d+", r"\1", body)
+    body = re.sub(r'(?<=<svg) xmlns:xlink="[^"]*" width="[^"]*" height="[^"]*"', ' class="chart" role="img"', body)
+    body = body.replace("xlink:href", "href").replace(' version="1.1"', "")
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
+    for colour, place in _PAGE.items():
+        body = body.replace(colour, place)
+    return re.sub(r"\n\s*", "\n", body)
+
+
+# ---- all runs -----------------------------------------------------------------------------------------------------
+
+
+def _loss(axes: "Axes", runs: Runs) -> None:
+    for run, colour, label in _each(runs):
+        _line(axes, run["curves"]["epoch"], run["curves"]["loss"], colour, label)
+    _epochs(axes, runs, "loss")
+
+
+def _scores(axes: "Axes", runs: Runs) -> None:
+    if len(runs) == 1:
+        curves = runs[0]["curves"]
+        for split, colour in zip(("train", "valid", "test"), _SERIES, strict=False):
+            _line(axes, curves["epoch"], curves[f"{split}_acc"], colour, split)
+    else:
+        for run, colour, label in _each(runs):
+            _line(axes, run["curves"]["epoch"], run["curves"]["valid_acc"], colour, label)
+    _epochs(axes, runs, runs[0]["metric"]["name"], legend=True)
+
+
+def _median_times(axes: "Axes", runs: Runs) -> None:
+    medians = [run["medians"] for run in runs]
+    parts = {
+        "computing": [m["time_s"] - m["wait_s"] for m in medians],
+        "waiting for the SSD": [m["wait_s"] for m in medians],
+        "evaluation": [m["eval_s"] for m in medians],
+    }
+    _stacked(axes, [label for _, _, label in _each(runs)], parts)
+    axes.set_xlabel("seconds (median)")
+
+
+def _each(runs: Runs) -> list[tuple[Mapping[str, Any], str, str]]:
+    """Each run with its colour and what it is called."""
+    labels = run_labels(runs)
+    return [(run, _SERIES[number % len(_SERIES)], labels[number]) for number, run in enumerate(runs)]
+
+
+def run_labels(runs: Runs) -> list[str]:
+    """What runs are called beside each other: the ends of their paths that tell them apart."""
+    paths = [run["run"].rstrip("/").split("/") for run in runs]
+    for parts in range(1, max(map(len, paths)) + 1):
+        labels = ["/".join(path[-parts:]) for path in paths]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{'/'.join(path[-1:])} ({number})" for number, path in enumerate(paths, start=1)]
+
+
+def _epochs(axes: "Axes", runs: Runs, what: str, *, legend: bool = False) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(what)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if legend or len(runs) > 1:
+        axes.legend(loc="best", handlelength=1.2)
+
+
+def _line(axes: "Axes", epochs: Sequence[int], values: Sequence[float | None], colour: str, label: str) -> None:
+    """Where something was measured; a point where that is once."""
+    points = [(epoch, value) for epoch, value in zip(epochs, values, strict=True) if value is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), color=colour, label=label, marker="o" if len(points) == 1 else "")
+
+
+# ---- one run ------------------------------------------------------------------------------------------------------
+
+
+def _times(axes: "Axes", run: Mapping[str, Any]) -> None:
+    curves = run["curves"]
+    waits = curves["wait_s"]
+    computing = [max(0.0, time_s - wait_s) for time_s, wait_s in zip(curves["time_s"], waits, strict=True)]
+    parts = {"computing": computing, "waiting for the SSD": waits, "evaluation": curves["eval_s"]}
+    parts = {name: values for name, values in parts.items() if any(values)}
+    if len(waits) == 1:
+        _stacked(axes, [f"epoch {curves['epoch'][0]}"], parts)
+        axes.set_xlabel("seconds")
+        return
+    axes.stackplot(
+        curves["epoch"], list(parts.values()), labels=list(parts), colors=_SERIES[: len(parts)], alpha=0.85, linewidth=0
+    )
+    axes.set_xlim(curves["epoch"][0], curves["epoch"][-1])
+    axes.set_ylim(0, None)
+    _epochs(axes, [run], "seconds")
+    _legend_above(axes, len(parts))
+
+
+def _memory(axes: "Axes", run: Mapping[str, Any]) -> None:
+    """In use at each time, as measured; as planned, on a time of its own: both epochs from 0 to their ends."""
+    measured, planned = run["measured"], run["planned"]
+    tiers = [use for use in measured["memory"] if use["tier"] != "process"]
+    highest = max(max(use["limit_bytes"], *use["bytes"], 1) for use in tiers)
+    unit, scale = _unit(highest)
+    for number, use in enumerate(tiers):
+        shown = "in use" if len(tiers) == 1 else f"{use['tier']} in use"
+        shares = _steps(use["bytes"], measured, scale)
+        axes.fill_between(*shares, step="post", color=_SERIES[number], alpha=0.35, linewidth=0, label=shown)
+        axes.axhline(use["limit_bytes"] / scale, color=_LIMIT, linestyle="--", linewidth=1.2)
+        where = {"xy": (1, use["limit_bytes"] / scale), "xycoords": ("axes fraction", "data"), "ha": "right"}
+        axes.annotate("budget", xytext=(0, 3), textcoords="offset points", fontsize=9, **where)  # type: ignore[arg-type]
+    for use in (planned or {}).get("memory", ()):
+        label = "planned" if use is planned["memory"][0] else None
+        axes.step(*_steps(use["bytes"], planned, scale), where="post", color=_TEXT, linewidth=0.9, label=label)
+    for use in measured["memory"]:
+        if use["tier"] == "process" and 0 < max(use["bytes"], default=0) < _MUCH * highest:
+            label = "whole process"
+            axes.plot(*_steps(use["bytes"], measured, scale), color=_SERIES[3], linewidth=1.2, label=label)
+    axes.set_xlabel("share of the epoch's time")
+    axes.set_ylabel(unit)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    _legend_above(axes, 3)
+
+
+def _steps(nbytes: Sequence[int], epoch: Mapping[str, Any], scale: float) -> tuple[list[float], list[float]]:
+    """Shares of the epoch's time, and what is in use from there on, only where that changes."""
+    end, piece = epoch["epoch_s"] or 1.0, epoch["piece_s"]
+    kept = [k for k in range(len(nbytes)) if k in (0, len(nbytes) - 1) or nbytes[k] != nbytes[k - 1]]
+    shares = [min(1.0, k * piece / end) for k in kept]
+    values = [nbytes[k] / scale for k in kept]
+    return [*shares, 1.0], [*values, values[-1] if values else 0.0]
+
+
+def _bytes(axes: "Axes", run: Mapping[str, Any]) -> None:
+    rows = run["matrices"][:_MOST_ROWS]
+    unit, scale = _unit(max(one["used_bytes"] + one["ssd_write_bytes"] for one in rows))
+    parts = {
+        "found in memory": [one["found_bytes"] / scale for one in rows],
+        "read from the SSD": [one["ssd_read_bytes"] / scale for one in rows],
+        "written to the SSD": [one["ssd_write_bytes"] / scale for one in rows],
+    }
+    _stacked(axes, [one["matrix"] for one in rows], parts)
+    axes.set_xlabel(f"{unit} an epoch")
+
+
+def _cache(axes: "Axes", run: Mapping[str, Any]) -> None:
+    """Shares of an epoch's reads of blocks."""
+    cache = run["forecast"]["cache"]
+    uses = cache["uses"] or 1
+    rows = {"least recently used": cache["lru"], "Belady (the optimum)": cache["belady"], "as planned": cache["found"]}
+    if run["measured"] is not None and not run["on_gpu"]:
+        reads = run["measured"]["block_reads"]
+        rows["measured"] = (reads["uses"] - reads["read"]) * uses / (reads["uses"] or 1)
+    rows = dict(reversed(rows.items()))
+    shares = [100 * found / uses for found in rows.values()]
+    bars = axes.barh(list(rows), shares, color=_SERIES[0], height=0.55)
+    axes.bar_label(bars, [f"{share:.1f} %" for share in shares], padding=4)
+    axes.set_xlim(0, max(115.0, 1.0))
+    axes.set_xticks([0, 25, 50, 75, 100])
+    axes.set_xlabel(f"% of an epoch's {uses:,} reads of blocks")
+    axes.grid(visible=False, axis="y")
+
+
+def _passes(axes: "Axes", run: Mapping[str, Any]) -> None:
+    passes = sorted(run["comparison"]["passes"], key=lambda one: -one["measured"])[:_MOST_ROWS][::-1]
+    places = range(len(passes))
+    for name, colour, offset in (("measured", _SERIES[0], -0.19), ("forecast", _SERIES[1], 0.19)):
+        axes.barh([k - offset for k in places], [one[name] for one in passes], 0.36, color=colour, label=name)
+    axes.set_yticks(list(places), [_shortened(describe_pass(one["name"])) for one in passes])
+    axes.set_xlabel("seconds")
+    axes.grid(visible=False, axis="y")
+    axes.legend(loc="lower right", handlelength=1.2)
+
+
+def _stacked(axes: "Axes", names: Sequence[str], parts: Mapping[str, Sequence[float]]) -> None:
+    """Bars from the left, the first name on top."""
+    left = [0.0] * len(names)
+    places = [len(names) - 1 - k for k in range(len(names))]
+    for (name, values), colour in zip(parts.items(), _SERIES, strict=False):
+        axes.barh(places, values, 0.6, left=left, color=colour, label=name)
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    axes.set_yticks(places, [_shortened(name) for name in names])
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.grid(visible=False, axis="y")
+    _legend_above(axes, len(parts))
+
+
+def _legend_above(axes: "Axes", columns: int) -> None:
+    axes.figure.legend(loc="outside upper left", ncols=columns, handlelength=1.0, columnspacing=1.0)
+
+
+def _shortened(name: str) -> str:
+    longest = 30
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+
+
+def _unit(nbytes: float) -> tuple[str, float]:
+    """A unit that suits so many bytes, and how many it has."""
+    unit = format_size(nbytes).rpartition(" ")[2]
+    return unit, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}.get(unit, 1.0)

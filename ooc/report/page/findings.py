@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's figures come to: a verdict in a sentence, what took the time, and what would help most.
+
+What something would save is what it could save at most, by what was measured, and is called that: nothing is planned
+anew here (``ooc plan`` does that).
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ooc.engine.record import EpochRecord
+from ooc.report.page.vocabulary import describe_pass
+from ooc.progress.figures import format_duration
+from ooc.sizes import format_size
+
+WAITING_SHARE = 0.1
+"""Of an epoch's time: one that waits longer for the SSD is bound by it, as passes are."""
+_EVERY = 5
+"""Epochs between two evaluations, where each is evaluated now."""
+_WORTH_SHARE = 0.01
+"""Of an epoch's time: what saves less is not worth a line."""
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """What bounded the epoch, whether memory kept to its budgets, and how good the model has become."""
+    return f"{_bound(found)}; {_memory(found)}; {_result(found)}."
+
+
+def is_bound_by_ssd(found: Mapping[str, Any]) -> bool:
+    """Whether computing waited for it for a good part of the epoch."""
+    medians = found["medians"]
+    return bool(medians["wait_s"] > WAITING_SHARE * medians["time_s"])
+
+
+def _bound(found: Mapping[str, Any]) -> str:
+    medians = found["medians"]
+    time, wait = format_duration(medians["time_s"]), format_duration(medians["wait_s"])
+    share = f"{_percent(medians['wait_s'], medians['time_s'])} %"
+    if is_bound_by_ssd(found):
+        return f"The SSD bounded training: of {time} an epoch, computing waited {wait} ({share}) for reads and writes"
+    if not medians["ssd_read_bytes"] + medians["ssd_write_bytes"]:
+        return f"Computing bounded training, {time} an epoch: everything stayed in memory"
+    return f"Computing bounded training: of {time} an epoch, it waited {wait} ({share}) for the SSD"
+
+
+def _memory(found: Mapping[str, Any]) -> str:
+    forecast, peaks = found["forecast"], found["peaks"]
+    device, host = peaks["device_peak_bytes"], peaks["host_peak_bytes"]
+    if forecast is None:
+        return f"{format_size(device + host)} of memory were in use at most"
+    budgets = forecast["gpu_budget_bytes"], forecast["host_budget_bytes"]
+    if found["on_gpu"]:
+        sizes = f"{format_size(device)} of {format_size(budgets[0])} on the GPU, "
+        sizes += f"{format_size(host)} of {format_size(budgets[1])} on the host"
+        kept = device <= budgets[0] and host <= budgets[1]
+    else:
+        sizes = f"{format_size(device + host)} of {format_size(sum(budgets))}"
+        kept = device + host <= sum(budgets)
+    return f"memory {'stayed within its budget' if kept else 'went beyond its budget'} ({sizes})"
+
+
+def _result(found: Mapping[str, Any]) -> str:
+    last, best, metric = found["last"], found["best"], found["metric"]["name"]
+    epochs = f"after {found['epochs']} epoch{'s' if found['epochs'] != 1 else ''}"
+    loss = "no finite number" if last["loss"] is None else f"{last['loss']:.4g}"
+    text = f"{epochs} the loss is {loss}"
+    if best is not None:
+        text += f", and the best validation {metric} {best['valid_acc']:.4f} (epoch {best['epoch']}"
+        text += f", test {best['test_acc']:.4f})" if best["test_acc"] is not None else ")"
+    return text
+
+
+def rank(found: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
+    """What an epoch's seconds went to, the most first: passes, evaluation, and what lies between."""
+    steady = records[1:] or records
+    counts = [len(record.passes) for record in steady]
+    alike = [record for record, count in zip(steady, counts, strict=True) if count == statistics.mode(counts)]
+    medians = found["medians"]
+    rows = []
+    for number, item in enumerate(alike[-1].passes):
+        mine = [record.passes[number] for record in alike]
+        time_s = statistics.median(one.time_s for one in mine)
+        wait_s = statistics.median(one.wait_s for one in mine)
+        bound = "SSD" if wait_s > WAITING_SHARE * time_s else "computing"
+        rows.append(_row(describe_pass(item.name), time_s, wait_s, bound, item.name))
+    if rows:
+        between_s = max(0.0, medians["time_s"] - sum(row["time_s"] for row in rows))
+        rows.append(_row("optimizer step, and between the passes", between_s, 0.0, "computing", ""))
+    if medians["eval_s"]:
+        rows.append(_row("evaluation, by epoch", medians["eval_s"], 0.0, "", ""))
+    whole_s = medians["time_s"] + medians["eval_s"] or 1.0
+    for row in rows:
+        row["share"] = row["time_s"] / whole_s
+    return sorted(rows, key=lambda row: -row["time_s"])
+
+
+def _row(what: str, time_s: float, wait_s: float, bound: str, name: str) -> dict[str, Any]:
+    return {"what": what, "pass": name, "time_s": time_s, "wait_s": wait_s, "bound": bound}
+
+
+def helps(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What would make an epoch shorter, and by how much at most; the most helpful first."""
+    medians, forecast, config = found["medians"], found["forecast"], found["config"]
+    wait_s, eval_s = medians["wait_s"], medians["eval_s"]
+    rows = []
+    spilled = _spilled_bytes(forecast)
+    if wait_s and spilled:
+        more = f"about {format_size(spilled)} more, and nothing waits on the SSD between two uses"
+        rows.append(_help("more memory", wait_s, more))
+    if wait_s:
+        rows.append(_help("an SSD twice as fast", wait_s / 2, "the same plan waits half as long"))
+    narrowed = _narrowed_share(found)
+    if wait_s and narrowed and config.get("spill_dtype") == "float32":
+        note = "half the bytes between passes; rounds them, so results change"
+        rows.append(_help("--spill-dtype bfloat16", wait_s * narrowed / 2, note))
+    if eval_s and config.get("eval_every") == 1:
+        note = f"scores every {_EVERY}th epoch instead of each"
+        rows.append(_help(f"--eval-every {_EVERY}", eval_s * (_EVERY - 1) / _EVERY, note))
+    processors, threads = _processors(found)
+    if threads and processors > threads:
+        note = f"the machine has {processors} processors, and {threads} compute"
+        rows.append(_help(f"--threads {processors}", (medians["time_s"] - wait_s) * (1 - threads / processors), note))
+    whole_s = medians["time_s"] + eval_s
+    rows = [row for row in rows if row["saves_s"] > _WORTH_SHARE * whole_s]
+    rows.sort(key=lambda row: -row["saves_s"])
+    if forecast is not None and forecast["hardware"]["name"].startswith("unmeasured"):
+        rows.append(_help("ooc profile", None, "measures this machine, so that plans go by it and not by estimates"))
+    return rows
+
+
+def _help(what: str, saves_s: float | None, note: str) -> dict[str, Any]:
+    return {"what": what, "saves_s": saves_s, "note": note}
+
+
+def _spilled_bytes(forecast: Mapping[str, Any] | None) -> float:
+    """Bytes of what an epoch reads from the SSD: with so much more memory it would stay there."""
+    if forecast is None:
+        return 0.0
+    return float(sum(fate["bytes"] * fate["ssd"] / 100 for fate in forecast["fates"]))
+
+
+def _narrowed_share(found: Mapping[str, Any]) -> float:
+    """Of what the SSD moves, how much is intermediates: what is written is read, too."""
+    moved = [(one["ssd_read_bytes"], one["ssd_write_bytes"]) for one in found["matrices"] or ()]
+    whole = sum(read + written for read, written in moved)
+    return sum(read + written for read, written in moved if written) / whole if whole else 0.0
+
+
+def _processors(found: Mapping[str, Any]) -> tuple[int, int]:
+    """Processors that there are, and threads that compute on them; 0 where that is not known."""
+    start, measured = found["start"], found["measured"]
+    if start is None or measured is None or found["on_gpu"]:
+        return 0, 0
+    return int(start["machine"]["processors"]), int(measured["threads"])
+
+
+def _percent(part: float, whole: float) -> int:
+    return round(100 * part / whole) if whole else 0

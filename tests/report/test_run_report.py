@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page about a run says what its figures say, needs nothing but itself, and fits a telephone."""
+
+import io
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import ooc
+from ooc import cli
+from ooc.errors import OptionError, RunError
+from ooc.report.epoch_trace import write_trace
+from ooc.report.page.document import page, write_report
+from ooc.report.page.figures import MOST_EPOCHS, figures
+from ooc.report.page.vocabulary import describe_matrix, describe_pass
+from ooc.train.run import RunFolder
+from tests.report.browser import Page, browser, chromium
+
+MOST_BYTES = 300_000
+"""Of a page, beside its data."""
+SETTINGS = ("--model", "sage", "--hidden", "16", "--memory", "6M", "--threads", "1", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs on a graph that does not fit, and one as an earlier version would have left it."""
+    folder = tmp_path_factory.mktemp("reports")
+    store = str(folder / "g.ooc")
+    ooc.convert("synthetic:nodes=6000,edges=40000,features=32,classes=4,seed=1", store)
+    for name, epochs in (("first", "4"), ("<second>", "2")):
+        run = str(folder / name)
+        arguments = ["train", store, *SETTINGS, "--epochs", epochs, "--out", run]
+        assert cli.main([*arguments, "--report", str(folder / f"{epochs}.html")]) == 0
+    shutil.copytree(folder / "first", folder / "old")
+    for name in ("planned.json", "timeline.json", "starts.jsonl", "plan.json"):
+        (folder / "old" / name).unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path) -> dict[str, Any]:
+    return figures(folder / "first")
+
+
+def text_of(html: str) -> str:
+    """What one reads of a page."""
+    return re.sub(r"<[^>]*>", " ", re.sub(r"<(script|style)\b.*?</\1>", " ", html, flags=re.DOTALL))
+
+
+def test_verdict_and_ranked_tables_come_first_and_say_what_was_measured(folder: Path, first: dict[str, Any]) -> None:
+    html = (folder / "4.html").read_text(encoding="utf-8")
+    last = RunFolder.open(folder / "first").records()[-1]
+    verdict = first["verdict"]
+    assert "within its budget" in verdict and f"{last.loss:.4g}" in verdict and verdict in text_of(html)
+    marks = (verdict, "What took the time", "What would help most", "<svg", "One epoch", "Command")
+    places = [html.index(mark) for mark in marks]
+    assert places == sorted(places)
+    times = [row["time_s"] for row in first["time"]]
+    assert times == sorted(times, reverse=True)
+    medians = first["medians"]
+    assert sum(times) == pytest.approx(medians["time_s"] + medians["eval_s"], rel=0.2)
+    saved = [row["saves_s"] for row in first["helps"] if row["saves_s"] is not None]
+    assert saved == sorted(saved, reverse=True) and all(s <= medians["time_s"] + medians["eval_s"] for s in saved)
+    command = first["start"]["command"]
+    assert command.startswith("ooc ") and first["start"]["versions"]["torch"] in html
+
+
+def test_the_page_is_small_and_asks_for_nothing(folder: Path) -> None:
+    html = (folder / "4.html").read_text(encoding="utf-8")
+    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', html, flags=re.DOTALL)
+    assert data is not None and len(html) - len(data[1]) < MOST_BYTES
+    assert "http" not in html.replace("http://www.w3.org/", "").replace("http-equiv", "")
+    assert not re.search(r"(src|href)=(?!\"(#|data:))", html.replace(data[1], ""))
+    assert len(set(re.findall(r'\bid="([^"]*)"', html))) == len(re.findall(r'\bid="', html)), "ids are unique"
+
+
+def test_the_data_is_in_the_page_and_the_same_as_printed(
+    folder: Path, first: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    html = (folder / "4.html").read_text(encoding="utf-8")
+    data = re.search(r'id="figures">(.*?)</script>', html, flags=re.DOTALL)
+    assert data is not None and json.loads(data[1]) == [first]
+    assert cli.main(["report", str(folder / "first"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == first
+
+
+def test_curves_of_long_runs_are_thinned_but_keep_their_ends_and_the_best(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "old", tmp_path / "long")
+    line = json.loads((folder / "old" / "metrics.jsonl").read_text().splitlines()[0])
+    count = 3 * MOST_EPOCHS
+    lines = [line | {"epoch": k, "valid_acc": 0.9 if k == 8 else 0.1} for k in range(1, count + 1)]
+    (tmp_path / "long" / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    epochs = figures(tmp_path / "long")["curves"]["epoch"]
+    assert len(epochs) <= MOST_EPOCHS + 2 and epochs[0] == 1 and epochs[-1] == count and 8 in epochs
+
+
+def test_runs_of_earlier_versions_have_a_report_that_says_what_is_missing(folder: Path) -> None:
+    found = figures(folder / "old")
+    assert len(found["missing"]) == 4
+    html = page([found])
+    assert all(line in text_of(html) for line in found["missing"])
+    assert "What took the time" in html and "<svg" in html
+
+
+def test_several_runs_stand_side_by_side(folder: Path) -> None:
+    html = page([figures(folder / name) for name in ("first", "<second>", "old")])
+    assert "Side by side" in html and "3 runs" in html
+    assert "<second>" not in html and "&lt;second&gt;" in html
+    assert html.count('class="verdict"') == 3
+
+
+def test_what_is_no_run_or_cannot_be_written_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no run"):
+        write_report([tmp_path / "none"], tmp_path / "a.html")
+    with pytest.raises(OptionError, match="No such file or directory"):
+        write_report([folder / "first"], tmp_path / "none" / "a.html")
+    shutil.copytree(folder / "first", tmp_path / "damaged")
+    (tmp_path / "damaged" / "timeline.json").write_text('{"epoch": 2}')
+    with pytest.raises(RunError, match=r"timeline\.json is damaged"):
+        figures(tmp_path / "damaged")
+    assert not list(tmp_path.glob("*.html"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("report", "first", "--out", "a.png"), "give a name that ends in .html"),
+        (("report", "first", "--json", "--trace", "a.json"), "give one of them"),
+        (("report", "first", "old", "--trace", "a.json"), "--trace takes one run"),
+        (("report", "old", "--trace", "a.json"), "holds no timeline.json"),
+        (("report", "none"), "there is no run at none"),
+        (("train", "g.ooc", "--report", "no/where.html"), "there is no folder no"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: tuple[str, ...],
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    assert cli.main(arguments) == 2
+    found = capsys.readouterr()
+    assert message in found.err and found.err.count("\n") == 1 and not found.out
+    assert not (folder / "a.json").exists() and not (folder / "runs").exists()
+
+
+def test_the_trace_is_of_the_trace_event_format(folder: Path, tmp_path: Path) -> None:
+    """Required keys by kind of event, numbers in microseconds, times ascending; both epochs as processes."""
+    write_trace(folder / "first", tmp_path / "epoch.json")
+    found = json.loads((tmp_path / "epoch.json").read_text())
+    assert found["displayTimeUnit"] in ("ms", "ns")
+    timed = []
+    for event in found["traceEvents"]:
+        assert isinstance(event["name"], str) and isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        match event["ph"]:
+            case "M":
+                assert event["name"] in ("process_name", "thread_name") and isinstance(event["args"]["name"], str)
+            case "X":
+                assert event["ts"] >= 0 and event["dur"] >= 0
+                timed.append(event)
+            case "C":
+                assert event["args"] and all(isinstance(value, int) for value in event["args"].values())
+                timed.append(event)
+            case kind:
+                raise AssertionError(f"an event of kind {kind}")
+    assert [event["ts"] for event in timed] == sorted(event["ts"] for event in timed)
+    names = {e["pid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "process_name"}
+    assert names == {1: "planned", 2: "measured"}
+    measured = RunFolder.open(folder / "first").timeline()
+    assert measured is not None
+    last = max(e["ts"] + e["dur"] for e in timed if e["pid"] == 2 and e["ph"] == "X")
+    assert last == pytest.approx(measured["epoch_s"] * 1e6, rel=0.02)
+    for thread in {(e["pid"], e["tid"]) for e in timed if e["ph"] == "X"}:
+        mine = [e for e in timed if e["ph"] == "X" and (e["pid"], e["tid"]) == thread]
+        ends = [e["ts"] + e["dur"] for e in mine]
+        assert all(end <= e["ts"] + 1e-3 for end, e in zip(ends, mine[1:], strict=False)), "one thing at a time"
+
+
+def test_names_are_those_of_the_field() -> None:
+    assert describe_matrix("z2") == "pre-activations of layer 2"
+    assert describe_matrix("z2.1") == "pre-activations of layer 2, computed again"
+    assert describe_matrix("split/train") == "mask of the train nodes"
+    assert describe_pass("pull m3, slab by slab") == "aggregate over in-neighbours, layer 3"
+    assert describe_matrix("what") == "what" and describe_pass("what") == "what"
+
+
+# ---- in a browser -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Page]:
+    program = chromium()
+    if program is None:
+        pytest.skip("no chromium is installed")
+    with browser(program) as tab:
+        yield tab
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_it_looks_like_a_page_without_a_network(folder: Path, tab: Page, width: int, dark: bool, scripts: bool) -> None:
+    """As wide as the window and no wider, with everything drawn, in the colours asked for, and nothing asked for."""
+    tab.requested.clear()
+    tab.open(folder / "4.html", width=width, dark=dark, scripts=scripts)
+    assert tab.requested == [(folder / "4.html").as_uri()] and not tab.failed and not tab.errors
+    tab.ask("Emulation.setScriptExecutionDisabled", value=False)
+    assert tab.value("document.documentElement.scrollWidth") == width
+    charts = tab.value("[...document.querySelectorAll('.chart')].map(e => e.getBoundingClientRect().toJSON())")
+    assert len(charts) >= 6
+    assert all(box["width"] > 250 and box["left"] >= 0 and box["right"] <= width for box in charts)
+    letters = tab.value("document.querySelector('.chart text').getBoundingClientRect().height")
+    assert letters > 8, "letters of charts can be read"
+    with Image.open(io.BytesIO(tab.screenshot(height=2000))) as shot:
+        colours = shot.convert("RGB").getcolors(1 << 24)
+    assert colours is not None and len(colours) > 200
+    background = max(colours)[1]
+    assert (sum(background) < 200) is dark
+
+
+def test_the_epoch_can_be_zoomed(folder: Path, tab: Page) -> None:
+    """Both drawings together, by button and by Ctrl and wheel; the wheel alone scrolls the page."""
+    tab.open(folder / "4.html", width=1440)
+    ticks = "[...document.querySelectorAll('svg.gantt')].map(s => s.querySelectorAll('[data-t]')[1].textContent)"
+    before = tab.value(ticks)
+    wheel = (
+        "document.querySelector('svg.gantt').dispatchEvent(new WheelEvent('wheel', "
+        "{deltaY: -400, ctrlKey: %s, clientX: 700, bubbles: true, cancelable: true}))"
+    )
+    assert tab.value(wheel % "false") is True and tab.value(ticks) == before
+    assert tab.value(wheel % "true") is False
+    zoomed = tab.value(ticks)
+    assert zoomed != before and zoomed[0] == zoomed[1]
+    tab.value("document.querySelector('button[data-zoom=\"0\"]').click()")
+    whole = tab.value(ticks)
+    assert [float(text.split()[0]) for text in whole] != [float(text.split()[0]) for text in zoomed]
