@@ -15,11 +15,11 @@ from typing import Any
 
 from ooc.errors import OptionError
 from ooc.plan.simulate.condensed import expand
+from ooc.progress.figures import format_duration
 from ooc.report import gantt
 from ooc.report.page.charts import charts, charts_of_run, passes_chart, run_labels
 from ooc.report.page.figures import MOST_EPOCHS, figures
 from ooc.report.page.vocabulary import describe_matrix
-from ooc.progress.figures import format_duration
 from ooc.sizes import format_size
 from ooc.storage.array import replace_file
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ooc.engine.record import EpochRecord
-from ooc.report.page.vocabulary import describe_pass
 from ooc.progress.figures import format_duration
+from ooc.report.page.vocabulary import describe_pass
 from ooc.sizes import format_size
 
 WAITING_SHARE = 0.1
