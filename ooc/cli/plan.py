@@ -185,9 +185,10 @@ def _planning(
 def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advice: bool, as_json: bool) -> None:
     from ooc.cli.planning import NARROW
     from ooc.report.alternatives import changes
+    from ooc.report.briefing import describe_waiting
     from ooc.report.console import say
     from ooc.report.gantt import write_gantt
-    from ooc.report.tables import describe_budgets, print_assumptions, print_changes, print_report
+    from ooc.report.tables import describe_budgets, print_assumptions, print_changes, print_report, print_summary
 
     report = planning.report()
     narrow = planning.settings.spill_dtype == NARROW
@@ -202,6 +203,8 @@ def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advic
         return
     say(console, planning.describe_graph())
     say(console, f"{planning.hardware.name}: {describe_budgets(report)}")
+    say(console, f"waiting in memory: {describe_waiting(report)}")
+    print_summary(report, console)
     print_report(report, console)
     if found:
         print_changes(found, console)
@@ -224,8 +227,8 @@ def _floor(planning: "Planning", console: "Console", as_json: bool) -> None:
 def _what_if(
     planning: "Planning", texts: Sequence[str], console: "Console", *, plot: Path | None, as_json: bool
 ) -> None:
+    from ooc.progress.reporter import Reporter
     from ooc.report.console import say
-    from ooc.report.progress import Reporter
     from ooc.report.tables import print_assumptions
     from ooc.report.what_if import full_axes, grid, parse_axes, print_grid, print_steps, steps
     from ooc.report.what_if_plot import check_plot, draw

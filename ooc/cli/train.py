@@ -310,7 +310,7 @@ def _brief(
         [
             ("graph", describe_store(trainer.store)),
             ("model", _describe_model(settings, trainer.model, weighted=trainer.store.has_edge_weight)),
-            ("memory", describe_memory(report, spill)),
+            ("memory", describe_memory(report, trainer.spill_dir)),
             ("in memory", describe_waiting(report)),
             ("forecast", forecast),
         ],

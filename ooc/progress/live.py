@@ -29,7 +29,6 @@ _BESIDE_THE_BAR = 54
 """Columns of what stands in its line."""
 _TIMES = ("epoch", "computing", "SSD busy", "waiting", "scoring")
 _SHORT = {"average-precision": "AP"}
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 Row = tuple[str, str, str, str]
 """What, how much of it, a picture of that, and what the plan promised."""
@@ -135,7 +134,7 @@ class TrainingView:
         yield self._state(width)
         for what, value, picture, promised in self._rows(curve):
             # A table of rich's would take ten times as long to draw, several times a second.
-            parts = (f"{what:<{_LABEL_WIDTH}} ", "cyan"), f"{value:>{_VALUE_WIDTH}} ", f"{picture:<{curve}} "
+            parts = (f"{what:<{_LABEL_WIDTH}} ", "cyan"), f"{value:>{_VALUE_WIDTH}} ", (f"{picture:<{curve}} ", "blue")
             yield Text.assemble(*parts, (promised, "dim"), no_wrap=True, overflow="ellipsis")
 
     def _state(self, width: int) -> "Text":
@@ -154,7 +153,7 @@ class TrainingView:
             (f"epoch {number}/{self.last} ", "bold"),
             ("━" * full, "green"),
             ("─" * (columns - full), "dim"),
-            "" if left is None else f" {format_duration(left)} left",
+            "" if left is None else " done" if share >= 1 else f" {format_duration(left)} left",
             (f"  {', '.join(doing)}", "dim"),
             no_wrap=True,
             overflow="ellipsis",
@@ -221,6 +220,6 @@ def _shown(form: Callable[[float], str], value: float | None) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of ``share`` of ``width`` columns, to an eighth of one."""
-    eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    """A bar of ``share`` of ``width`` columns, to half of one."""
+    halves = round(max(0.0, min(1.0, share)) * width * 2)
+    return "━" * (halves // 2) + "╸" * (halves % 2)

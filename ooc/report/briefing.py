@@ -4,6 +4,7 @@ model, memory, what waits in it, and how long an epoch will take. The plan itsel
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -36,14 +37,15 @@ def describe_store(store: Store) -> str:
     return f"{store.path.name}: {nodes}, {edges}, {width}, {trained}; {format_size(store.nbytes)}"
 
 
-def describe_memory(report: PlanReport, spill_dir: str) -> str:
+def describe_memory(report: PlanReport, spill_dir: Path) -> str:
     """How much memory may be taken, and how much disk will be."""
     limits, spilled = report.limits, report.plan.spill_bytes
     if report.hardware.has_device_memory:
         sizes = f"{format_size(limits.device_bytes)} on the GPU and {format_size(limits.host_bytes)} beside it"
     else:
         sizes = format_size(limits.memory_bytes)
-    return sizes + (f"; {format_size(spilled)} of scratch on the disk of {spill_dir}" if spilled else "")
+    where = "here" if spill_dir.resolve() == Path.cwd() else f"in {spill_dir}"
+    return sizes + (f"; {format_size(spilled)} of scratch on the disk, {where}" if spilled else "")
 
 
 def describe_waiting(report: PlanReport) -> str:

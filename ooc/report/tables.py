@@ -29,13 +29,8 @@ _ROW_BYTES = 512
 """Bytes of a gathered row that the listing gives the rate of pulls for: 128 columns of float32."""
 
 
-def print_report(report: PlanReport, console: Console) -> None:
-    """Everything that is expected of an epoch."""
-    _print_fates(report, console)
-    _print_resources(report, console)
-    _print_passes(report, console)
-    _print_stages(report, console)
-    _print_lifetimes(report, console)
+def print_summary(report: PlanReport, console: Console) -> None:
+    """What an epoch takes, in lines."""
     plan = report.plan
     peaks = (f"{used} of {limit}{f' {where}' if where else ''}" for where, used, limit in _planned_peaks(report))
     say(console, f"memory: {', '.join(peaks)}, at most")
@@ -45,6 +40,15 @@ def print_report(report: PlanReport, console: Console) -> None:
     passes, bottleneck = len(report.timeline.passes), report.timeline.bottleneck.value
     seconds = format_duration(report.epoch_s)
     say(console, f"epoch: {seconds} in {passes} passes, {read} read and {written} written; busiest: {bottleneck}")
+
+
+def print_report(report: PlanReport, console: Console) -> None:
+    """The whole plan, and what makes an epoch's time."""
+    _print_fates(report, console)
+    _print_resources(report, console)
+    _print_passes(report, console)
+    _print_stages(report, console)
+    _print_lifetimes(report, console)
 
 
 def describe_budgets(report: PlanReport) -> str:

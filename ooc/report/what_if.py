@@ -20,10 +20,10 @@ from ooc.events import Listener, reported
 from ooc.memory import divide_memory
 from ooc.plan import Hardware, Limits
 from ooc.plan.hardware import Disk
+from ooc.progress.figures import format_duration
 from ooc.report.alternatives import faster, outcome
 from ooc.report.console import print_table, say
 from ooc.report.plan_report import PlanReport
-from ooc.report.progress import format_duration
 from ooc.sizes import format_size, parse_size
 
 CARDS = (8, 12, 16, 24, 40, 48, 80)

@@ -67,7 +67,7 @@ def test_the_best_is_that_of_the_metric() -> None:
 
 
 def test_a_bar_is_as_long_as_its_share() -> None:
-    assert [bar(share, 2) for share in (0.0, 0.5, 0.75, 1.0, 7.0)] == ["", "█", "█▌", "██", "██"]
+    assert [bar(share, 2) for share in (0.0, 0.5, 0.75, 1.0, 7.0)] == ["", "━", "━╸", "━━", "━━"]
 
 
 def terminal_output(**options: Any) -> str:

@@ -66,6 +66,29 @@ def test_budgets_are_shares_of_what_is_free_and_scratch_is_on_the_stores_disk(
         assert trainer.spill_dir == tmp_path
 
 
+def test_memory_is_both_budgets_where_the_cpu_computes(store: Store) -> None:
+    with ooc.Trainer(model(), store, memory="60M") as trainer:
+        assert (trainer.limits.device_bytes, trainer.limits.host_bytes) == (20_000_000, 40_000_000)
+    with pytest.raises(ooc.OptionError, match="give either it or gpu_budget= and host_budget="):
+        ooc.Trainer(model(), store, memory="60M", host_budget="10M")
+    with pytest.raises(ooc.BudgetError, match=r"give memory='\d+K?'") as raised:
+        ooc.Trainer(model(), store, memory="1K")
+    assert "device" not in str(raised.value) and "budget" not in str(raised.value)
+    with ooc.Trainer(model(), store, memory=str(raised.value).split("memory='")[1].rstrip("'")) as trainer:
+        least = trainer.fit(epochs=2)
+    with ooc.Trainer(model(), store) as trainer:
+        assert [record.loss for record in trainer.fit(epochs=2)] == [record.loss for record in least]
+
+
+def test_fit_shows_a_line_an_epoch_unless_told_not_to(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    with ooc.Trainer(model(), store) as trainer:
+        trainer.fit(epochs=2)
+        out, err = capsys.readouterr()
+        assert out == "" and [line.split("  ")[0] for line in err.splitlines()] == ["epoch 1/2", "epoch 2/2"]
+        trainer.fit(epochs=2, progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_every_epoch_is_scored_unless_told_otherwise(store: Store) -> None:
     with ooc.Trainer(model(), store) as trainer:
         assert all(record.valid_acc is not None for record in trainer.fit(epochs=3))
