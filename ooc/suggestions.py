@@ -27,15 +27,25 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean_path(path: Path) -> str:
-    """As `did_you_mean`, among what lies beside ``path``; where its folder is not there, among those beside that."""
-    existing, missing = path.parent, path.name
+    """As `did_you_mean`, among what lies beside ``path``. Where its folder is not there, that is looked for first, and
+    in it the rest."""
+    existing, rest = path, []
     while not existing.exists() and existing != existing.parent:
-        existing, missing = existing.parent, existing.name
-    if not existing.is_dir():
-        return ""
+        rest.append(existing.name)
+        existing = existing.parent
+    found = existing
+    for name in reversed(rest):
+        if not (found / name).exists():
+            likely = closest(name, _entries(found))
+            if likely is None:
+                break
+            name = likely
+        found = found / name
+    return "" if found == existing else f"; did you mean {found}?"
+
+
+def _entries(folder: Path) -> list[str]:
     try:
-        names = [entry.name for entry in existing.iterdir() if not entry.name.startswith(".")]
-    except OSError:
-        return ""
-    found = closest(missing, (name for name in names if name != missing))
-    return "" if found is None else f"; did you mean {existing / found}?"
+        return [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
+    except OSError:  # no folder, or none of ours
+        return []

@@ -311,7 +311,8 @@ def parse_graph(text: str) -> GraphStatistics:
     for part in parts:
         name, separator, value = part.partition("=")
         if name not in _ENTRIES or not separator:
-            raise OptionError(f"--graph: {part!r} is none of {', '.join(f'{entry}=' for entry in _ENTRIES)}")
+            known_entries = f"known are {', '.join(_ENTRIES)}{did_you_mean(name, _ENTRIES)}"
+            raise OptionError(f"--graph: {part!r} is no entry with a value; {known_entries}")
         if name in given:
             raise OptionError(f"--graph: {name} is given twice")
         given[name] = value

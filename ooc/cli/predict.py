@@ -15,6 +15,7 @@ from ooc.errors import OptionError
 from ooc.progress.figures import format_count
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sizes import format_size
+from ooc.suggestions import did_you_mean_path
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -151,7 +152,7 @@ def read_nodes(path: Path, *, texts: bool = False) -> "npt.NDArray[Any]":
             return ids
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise OptionError(f"{path}: {error.strerror or error}") from error
+        raise OptionError(f"{path}: {error.strerror or error}{did_you_mean_path(path)}") from error
     except (ValueError, EOFError) as error:
         raise OptionError(f"{path} cannot be read: {error}") from error
     if texts:

@@ -25,6 +25,7 @@ from ooc.report.alternatives import faster, outcome
 from ooc.report.console import print_table, say
 from ooc.report.plan_report import PlanReport
 from ooc.sizes import format_size, parse_size
+from ooc.suggestions import did_you_mean
 
 CARDS = (8, 12, 16, 24, 40, 48, 80)
 """Memory of the usual GPUs, in GB."""
@@ -66,14 +67,15 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
     for text in " ".join(texts).split():
         axis, separator, amounts = text.partition("=")
         if axis not in _DEMANDS or not separator:
-            raise OptionError(f"--what-if {text}: give memory=8G,16G,…, or gpu=8G,… and host=64G,…; and ssd=2G,7G")
+            axes_there = "gpu=8G,24G and host=64G,128G, on a CPU sizes of memory alike; and ssd=2G,7G"
+            raise OptionError(f"--what-if {text}: give {axes_there}{did_you_mean(axis, _DEMANDS)}")
         if axis in axes:
-            raise OptionError(f"--what-if: {axis}= is given twice")
+            raise OptionError(f"--what-if: {axis} is given twice")
         parts = [part.removesuffix("/s") for part in amounts.split(",")]
         found = sorted({parse_size(part, name=f"--what-if {axis}") for part in parts})
         axes[axis] = [Value(size, format_size(size) + ("/s" if axis == "ssd" else "")) for size in found]
     if "memory" in axes and axes.keys() & {"gpu", "host"}:
-        raise OptionError("--what-if: memory= is both budgets together; give either it or gpu= and host=")
+        raise OptionError("--what-if: memory is both budgets together; give sizes of it, or of gpu and host")
     return axes
 
 

@@ -67,7 +67,7 @@ def open_source(source: Any, *, format: str | None, request: Request) -> Source:
     path = Path(source)
     form = _recognised(path) if format is None else format
     if form not in FORMATS:
-        raise OptionError(f"format {form!r} is not one of {', '.join(FORMATS)}")
+        raise OptionError(f"format {form!r} is not one of {', '.join(FORMATS)}{did_you_mean(form, FORMATS)}")
     reader = FORMATS[form]
     if form != SYNTHETIC:
         _check_there(path)

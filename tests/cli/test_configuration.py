@@ -184,3 +184,6 @@ def test_what_is_meant_is_what_is_most_like(tmp_path: Path) -> None:
     assert str(tmp_path / "b.ooc") in did_you_mean_path(tmp_path / "b.oc")
     assert str(tmp_path) in did_you_mean_path(tmp_path.with_name(tmp_path.name + "x") / "b.ooc")
     assert did_you_mean_path(tmp_path / "zzz") == ""
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    assert did_you_mean_path(tmp_path / "rnus" / "frist") == f"; did you mean {tmp_path / 'runs' / 'first'}?"
+    assert did_you_mean_path(tmp_path / "rnus" / "first") == f"; did you mean {tmp_path / 'runs' / 'first'}?"

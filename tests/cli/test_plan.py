@@ -313,7 +313,7 @@ def test_the_epoch_is_drawn(run: RunCommand, tmp_path: Path) -> None:
         ("cora", "no such graph; known are reddit"),
         ("nodes=10,nodes=20,edges=5,features=1,classes=2", "nodes is given twice"),
         ("nodes=10", "edges, features, classes missing"),
-        ("reddit,colour=3", "'colour=3' is none of"),
+        ("reddit,colour=3", "'colour=3' is no entry"),
         ("reddit,edges=many", "edges=many is no count"),
         ("reddit,labelled=300000", "labelled=300000 is more than the 232,965 nodes"),
         ("reddit,labelled=-1", "labelled=-1 is neither a fraction up to 1 nor a count"),
@@ -340,9 +340,9 @@ def test_labelled_is_a_fraction_up_to_one_and_a_count_above() -> None:
 @pytest.mark.parametrize(
     ("texts", "line"),
     [
-        (["disk=1G"], "give memory=8G"),
+        (["hots=1G"], r"give gpu=8G.*; did you mean host\?"),
         (["memory=1G", "gpu=1G"], "both budgets"),
-        (["gpu=1G", "gpu=2G"], "gpu= is given twice"),
+        (["gpu=1G", "gpu=2G"], "gpu is given twice"),
         (["gpu=big"], "'big' is no size"),
     ],
 )
