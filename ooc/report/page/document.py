@@ -7,6 +7,7 @@ by which rule it is thinned).
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -19,6 +20,7 @@ from ooc.progress.figures import format_duration
 from ooc.report import gantt
 from ooc.report.page.charts import charts, charts_of_run, passes_chart, run_labels
 from ooc.report.page.figures import MOST_EPOCHS, figures
+from ooc.report.page.findings import compared
 from ooc.report.page.vocabulary import describe_matrix
 from ooc.sizes import format_size
 from ooc.storage.array import replace_file
@@ -63,12 +65,11 @@ def _body(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> Iterable[
     several = len(runs) > 1
     yield f"<h1>{escape(labels[0] if not several else f'{len(runs)} runs')}</h1>"
     if several:
-        for run, label in zip(runs, labels, strict=True):
-            yield f'<p class="verdict"><b>{escape(label)}</b>: {escape(run["verdict"])}</p>'
+        yield f'<p class="verdict">{_unbroken(compared(runs, labels))}</p>'
         yield _card("Side by side", _side_by_side(runs, labels), "wide")
     else:
         yield f'<p class="dim">{escape(_described(runs[0]))}</p>'
-        yield f'<p class="verdict">{escape(runs[0]["verdict"])}</p>'
+        yield f'<p class="verdict">{_unbroken(runs[0]["verdict"])}</p>'
         yield from _tiles(runs[0])
         yield from _tables(runs[0])
     shared = charts(runs)
@@ -78,8 +79,10 @@ def _body(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> Iterable[
         if several:
             yield f"<h2>{escape(label)}</h2>"
             yield f'<p class="dim">{escape(_described(run))}</p>'
+            yield f'<p class="verdict">{_unbroken(run["verdict"])}</p>'
             yield from _tables(run)
-        yield _cards([*(() if several else shared), *charts_of_run(run, f"r{number}")])
+        own = charts_of_run(run, f"r{number}")
+        yield _cards(own, "four") if several else _cards([*shared, *own])
         yield from _epoch(run)
         yield from _plan(run, f"r{number}")
         yield from _origin(run)
@@ -294,8 +297,13 @@ def _process(run: Mapping[str, Any]) -> str:
     return f"the process took {format_size(max(found[0]['bytes']))} of RAM at most, Python and torch included"
 
 
-def _cards(drawn: Iterable[tuple[str, str]]) -> str:
-    return f'<div class="cards">{"".join(_card(heading, svg) for heading, svg in drawn)}</div>'
+def _unbroken(text: str) -> str:
+    """As HTML, with numbers and what they count in one line."""
+    return re.sub(r"(?<=\d) (?=%|[KMGT]?B\b|s\b|min\b|h\b)", "\u00a0", escape(text))
+
+
+def _cards(drawn: Iterable[tuple[str, str]], kind: str = "") -> str:
+    return f'<div class="cards {kind}">{"".join(_card(heading, svg) for heading, svg in drawn)}</div>'
 
 
 def _card(heading: str, content: str, kind: str = "") -> str:

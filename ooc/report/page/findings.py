@@ -5,6 +5,7 @@ What something would save is what it could save at most, by what was measured, a
 anew here (``ooc plan`` does that).
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,39 @@ def verdict(found: Mapping[str, Any]) -> str:
     return f"{_bound(found)}; {_memory(found)}; {_result(found)}."
 
 
+def compared(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
+    """Which run is the best by its score, or its loss where nothing was scored, and which the fastest; and whether all
+    kept to their budgets."""
+    scored = [run["best"] is not None for run in runs]
+    if all(scored) and len({run["metric"]["name"] for run in runs}) == 1:
+        metric = runs[0]["metric"]
+        what, rising = f"validation {metric['name']}", bool(metric["higher_is_better"])
+        values = [run["best"]["valid_acc"] for run in runs]
+    else:
+        what, rising = "last training loss", False
+        values = [math.inf if run["last"]["loss"] is None else run["last"]["loss"] for run in runs]
+    good = _extreme(labels, values, "best", what, "{:.4f}", rising=rising)
+    fast = _extreme(labels, [run["medians"]["time_s"] for run in runs], "fastest", "an epoch", None, rising=False)
+    beyond = [label for run, label in zip(runs, labels, strict=True) if not _within_budget(run)]
+    memory = f"beyond its memory went {', '.join(beyond)}" if beyond else "all stayed within their memory"
+    return f"{good}; {fast}; {memory}."
+
+
+def _extreme(
+    labels: Sequence[str], values: Sequence[float], kind: str, what: str, form: str | None, *, rising: bool
+) -> str:
+    """Who is first by ``values``, and the next one for comparison."""
+
+    def shown(value: float) -> str:
+        return format_duration(value) if form is None else form.format(value)
+
+    first, second, *_ = sorted(range(len(values)), key=lambda k: -values[k] if rising else values[k])
+    if shown(values[first]) == shown(values[second]):
+        return f"{labels[first]} and {labels[second]} are alike by {what} ({shown(values[first])})"
+    comparison = f"{shown(values[first])} against {shown(values[second])}"
+    return f"{labels[first]} is the {kind}, by {what} ({comparison} of {labels[second]})"
+
+
 def is_bound_by_ssd(found: Mapping[str, Any]) -> bool:
     """Whether computing waited for it for a good part of the epoch."""
     medians = found["medians"]
@@ -44,20 +78,32 @@ def _bound(found: Mapping[str, Any]) -> str:
     return f"Computing bounded training: of {time} an epoch, it waited {wait} ({share}) for the SSD"
 
 
-def _memory(found: Mapping[str, Any]) -> str:
+def _within_budget(found: Mapping[str, Any]) -> bool:
+    """Where no forecast tells the budget, nothing says otherwise."""
+    return all(used <= budget for used, budget in _used_of_budgets(found).values())
+
+
+def _used_of_budgets(found: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """By where it is, the most memory in use and how much may be; on a CPU both budgets are of one memory."""
     forecast, peaks = found["forecast"], found["peaks"]
-    device, host = peaks["device_peak_bytes"], peaks["host_peak_bytes"]
     if forecast is None:
-        return f"{format_size(device + host)} of memory were in use at most"
-    budgets = forecast["gpu_budget_bytes"], forecast["host_budget_bytes"]
+        return {}
+    device = peaks["device_peak_bytes"], forecast["gpu_budget_bytes"]
+    host = peaks["host_peak_bytes"], forecast["host_budget_bytes"]
     if found["on_gpu"]:
-        sizes = f"{format_size(device)} of {format_size(budgets[0])} on the GPU, "
-        sizes += f"{format_size(host)} of {format_size(budgets[1])} on the host"
-        kept = device <= budgets[0] and host <= budgets[1]
-    else:
-        sizes = f"{format_size(device + host)} of {format_size(sum(budgets))}"
-        kept = device + host <= sum(budgets)
-    return f"memory {'stayed within its budget' if kept else 'went beyond its budget'} ({sizes})"
+        return {" on the GPU": device, " on the host": host}
+    return {"": (device[0] + host[0], device[1] + host[1])}
+
+
+def _memory(found: Mapping[str, Any]) -> str:
+    sizes = [
+        f"{format_size(used)} of {format_size(budget)}{where}"
+        for where, (used, budget) in _used_of_budgets(found).items()
+    ]
+    if not sizes:
+        return f"{format_size(sum(found['peaks'].values()))} of memory were in use at most"
+    kept = "stayed within" if _within_budget(found) else "went beyond"
+    return f"memory {kept} its budget ({', '.join(sizes)})"
 
 
 def _result(found: Mapping[str, Any]) -> str:
