@@ -111,8 +111,8 @@ function zoomable(box) {{
   const all = what => drawings.flatMap(svg => [...svg.querySelectorAll(what)]);
   const moving = all("[data-x]").map(e => [e, +e.dataset.x, +(e.dataset.w || 0)]);
   const areas = all("[data-d]").map(e => [e, JSON.parse(e.dataset.d)]);
-  const ticks = all("[data-t]").map(e => [e, +e.getAttribute("x") - left]);
-  const span = +drawings[0].querySelector("[data-span]").dataset.span;
+  const ticks = drawings.flatMap(svg => [...svg.querySelectorAll("[data-t]")].map(
+    e => [e, +e.getAttribute("x") - left, +svg.querySelector("[data-span]").dataset.span]));
   let from = 0, scale = 1;
   function draw() {{
     const place = x => left + (x - left - from) * scale, end = left + wide;
@@ -126,7 +126,7 @@ function zoomable(box) {{
     for (const [e, points] of areas) {{
       e.setAttribute("points", points.map(([x, y]) => Math.min(end, Math.max(left, place(x))) + "," + y).join(" "));
     }}
-    for (const [e, x] of ticks) e.textContent = ((from + x / scale) / wide * span).toPrecision(4) + " s";
+    for (const [e, x, span] of ticks) e.textContent = ((from + x / scale) / wide * span).toPrecision(4) + " s";
   }}
   function zoom(x, factor) {{
     const fixed = from + x / scale;
@@ -187,10 +187,9 @@ class _Drawing:
         timeline = self.timeline
         most = timeline.bottleneck
         busy = timeline.busy_s.get(most, 0.0)
-        title = (
-            f"{self.title}: {_seconds(timeline.epoch_s)} an epoch, bound by {most.value} "
-            f"({100 * busy / self.epoch_s:.0f} % busy)"
-        )
+        title = f"{self.title}: {_seconds(timeline.epoch_s)} an epoch"
+        if Resource.COMPUTE in timeline.busy_s:  # of a device it is not measured
+            title += f", bound by {most.value} ({100 * busy / self.epoch_s:.0f} % busy)"
         yield f'<text x="{_LEFT}" y="24" font-size="15" data-span="{self.span_s!r}">{escape(title)}</text>'
         yield from self._grid()
         yield from self._passes()

@@ -47,7 +47,11 @@ def note_start(run: RunFolder, report: PlanReport, spill_dir: Path, metric: Metr
 
 def _machine(spill_dir: Path, hardware: Hardware) -> dict[str, Any]:
     folder = next(path for path in (spill_dir, *spill_dir.absolute().parents) if path.exists())
-    gpu = {"gpu": hardware.name} if hardware.has_device_memory else {}
+    gpu = {}
+    if hardware.has_device_memory:
+        import torch
+
+        gpu["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else hardware.name
     return gpu | {
         "processor": processor_name(),
         "processors": len(os.sched_getaffinity(0)),

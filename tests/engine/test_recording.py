@@ -10,6 +10,8 @@ from ooc.plan.simulate.condensed import PIECES, expand
 from ooc.plan.simulate.timeline import Resource
 from ooc.storage.store import Store
 from ooc.train.run import RunFolder
+from tests.engine.fake_device import FakeDevice
+from tests.engine.test_device import use
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase
 from tests.graphs import GraphCase, random_data
@@ -68,3 +70,22 @@ def test_a_run_that_goes_on_has_the_later_epoch(store: Store, tmp_path: Path) ->
         assert found is not None
         epochs.append(found["epoch"])
     assert epochs == [1, 1, 4]
+
+
+def test_a_device_s_memory_and_the_ssd_are_recorded_and_its_kernels_are_not(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeDevice(1) as fake:
+        use(fake, monkeypatch)
+        options = {"gpu_budget": "2M", "host_budget": "1M", "tile_rows": 64, "device": "cuda", "threads": 1}
+        with make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **options, out=tmp_path / "run") as trainer:
+            record = trainer.fit(epochs=2, eval_every=0)[1]
+            peaks = trainer.plan.device_peak_bytes, trainer.plan.host_peak_bytes
+    found = RunFolder.open(tmp_path / "run").timeline()
+    assert found is not None and found["epoch"] == 2
+    seen = expand(found)
+    assert seen.moved_bytes.get(Resource.SSD_READ, 0) == record.ssd_read_bytes > 0
+    assert Resource.COMPUTE not in seen.busy_s
+    device, host, _ = seen.memory
+    assert (device.tier, host.tier) == ("device", "host")
+    assert 0 < device.peak_bytes <= peaks[0] and host.peak_bytes == peaks[1]

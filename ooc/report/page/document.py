@@ -28,6 +28,8 @@ from ooc.storage.array import replace_file
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """Even a page that were made to ask for something would not."""
 _ZOOM = (("closer", "2"), ("farther", "0.5"), ("whole epoch", "0"))
+_TIMES = 8
+"""An epoch that is shorter by more would hardly be seen over the other one's seconds."""
 _HIDDEN = ("first_epoch", "ooc_version", "store_facts")
 
 Row = Sequence[str]
@@ -170,13 +172,18 @@ def _epoch(run: Mapping[str, Any]) -> Iterable[str]:
     found = {name: expand(run[name]) for name in ("planned", "measured") if run[name] is not None}
     if not found:
         return
-    span_s = max(timeline.epoch_s for timeline in found.values())
+    longest_s = max(timeline.epoch_s for timeline in found.values())
+    spans = {name: longest_s for name in found}
+    hint = "Bars are as high as their resource is busy. Drag to move, Ctrl and wheel to zoom, point to read."
+    if any(timeline.epoch_s * _TIMES < longest_s for timeline in found.values()):
+        spans = {name: timeline.epoch_s for name, timeline in found.items()}
+        hint += " Each over seconds of its own: one is much shorter than the other."
     titles = {"planned": "planned", "measured": f"measured, epoch {(run['measured'] or {}).get('epoch')}"}
     drawn = "".join(
-        gantt.drawing(timeline, span_s=span_s, title=titles[name], memory=False) for name, timeline in found.items()
+        gantt.drawing(timeline, span_s=spans[name], title=titles[name], memory=False)
+        for name, timeline in found.items()
     )
     buttons = " ".join(f'<button type="button" data-zoom="{by}" hidden>{what}</button>' for what, by in _ZOOM)
-    hint = "Bars are as high as their resource is busy. Drag to move, Ctrl and wheel to zoom, point to read."
     if _process(run):
         hint += f" In this epoch {_process(run)}."
     content = f'<div class="zoomable">{buttons}<p class="dim">{hint}</p><div class="scroll">{drawn}</div></div>'
@@ -203,6 +210,8 @@ def _plan(run: Mapping[str, Any], name: str) -> Iterable[str]:
             for one in run["matrices"]
         ]
         table = _table(("matrix", "needed", "in memory", "SSD read", "SSD written"), rows)
+        if any(one["found_bytes"] + one["ssd_read_bytes"] > one["used_bytes"] for one in run["matrices"]):
+            table += '<p class="dim">What an evaluation has put out of memory is read once more than needed.</p>'
         cards.append(_card("Bytes of the measured epoch, by matrix and tier", table))
     if cards:
         yield f'<div class="cards">{"".join(cards)}</div>'

@@ -75,6 +75,8 @@ def _bound(found: Mapping[str, Any]) -> str:
         return f"The SSD bounded training: of {time} an epoch, computing waited {wait} ({share}) for reads and writes"
     if not medians["ssd_read_bytes"] + medians["ssd_write_bytes"]:
         return f"Computing bounded training, {time} an epoch: everything stayed in memory"
+    if not _percent(medians["wait_s"], medians["time_s"]):
+        return f"Computing bounded training, {time} an epoch: next to nothing of it was waiting for the SSD"
     return f"Computing bounded training: of {time} an epoch, it waited {wait} ({share}) for the SSD"
 
 
