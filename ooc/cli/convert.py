@@ -155,7 +155,7 @@ def command(
 
         from ooc.report.conversion_tables import print_forecast
 
-        print_forecast(source, out, root=root, console=Console(), **options)
+        print_forecast(source, out, root=root, console=Console(), as_json=as_json, **options)
         return
     with Reporter(verbosity=verbosity) as reporter:
         place, name = _obtained(source, root, yes, reporter)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables about conversions: what one would take (``--dry-run``), and what can be converted (``--list``)."""
 
+import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ def print_forecast(
     columns: Mapping[str, str],
     force: bool,
     console: Console,
+    as_json: bool = False,
     **options: Any,
 ) -> None:
-    """A table of the stages, and what they need together; nothing stays in the folder where OUT would be.
+    """A table of the stages, and what they need together, or with ``as_json`` an object of the same; nothing stays in
+    the folder where OUT would be.
 
     A dataset's files need not be here. Options, and errors for a source that cannot be read and an ``out`` that cannot
     be written, are those of ``ooc.convert``.
@@ -57,13 +60,18 @@ def print_forecast(
         opened = open_source(source if dataset is None else place, format=format, request=request)
         sizes, where = Sizes.of(opened), str(place)
         chosen = chosen_options(opened, **wanted)
-        for note in opened.notes:
+        for note in () if as_json else opened.notes:
             console.print(note, highlight=False, markup=False, soft_wrap=True)  # It is broken into lines already.
         where += "" if opened.prepare is None else "; estimated, the conversion counts"
     target = resolved(out if out is not None else Path(f"{sizes.name}.ooc"))
     check_folder(target.parent)
     check_target(target, force=force)
     found = forecast(sizes, measure(target.parent), chosen, ordered=order == "hop")
+    if as_json:
+        free = {"target": str(target), "disk_free_bytes": shutil.disk_usage(target.parent).free, "memory_bytes": budget}
+        counts = {name: getattr(sizes, name) for name in ("name", "num_nodes", "num_edges", "num_features")}
+        print(json.dumps(counts | free | asdict(found) | {"seconds": found.seconds}, indent=2))
+        return
     _print_stages(found, console)
     for line in _lines(sizes, found, where=where, folder=target.parent, budget_bytes=budget):
         say(console, line)

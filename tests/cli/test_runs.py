@@ -112,6 +112,8 @@ def test_a_dry_run_writes_nothing(run: RunCommand, graph: Path, trained: Path, h
     assert code == 0 and "o.ooc would be written; nothing has been" in out
     code, out, _ = run("reorder", graph, "--dry-run", "--json")
     assert json.loads(out)["target"] == str(graph.resolve()) and json.loads(out)["disk_bytes"] > 0
+    code, out, _ = run("convert", "synthetic:nodes=300,edges=900,features=4,classes=2", "s.ooc", "--dry-run", "--json")
+    assert code == 0 and {"name", "target", "stages", "disk_bytes", "seconds"} <= json.loads(out).keys()
     assert list(here.iterdir()) == []
     assert before == sorted(path.stat().st_mtime_ns for path in [*trained.iterdir(), *graph.rglob("*")])
 
