@@ -40,7 +40,7 @@ def compared(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
         what, rising = "last training loss", False
         values = [math.inf if run["last"]["loss"] is None else run["last"]["loss"] for run in runs]
     good = _extreme(labels, values, "best", what, "{:.4f}", rising=rising)
-    fast = _extreme(labels, [run["medians"]["time_s"] for run in runs], "fastest", "an epoch", None, rising=False)
+    fast = _extreme(labels, [run["medians"]["time_s"] for run in runs], "fastest", "time an epoch", None, rising=False)
     beyond = [label for run, label in zip(runs, labels, strict=True) if not _within_budget(run)]
     memory = f"beyond its memory went {', '.join(beyond)}" if beyond else "all stayed within their memory"
     return f"{good}; {fast}; {memory}."
