@@ -124,6 +124,13 @@ def test_links_to_headings_lead_to_one(name: str) -> None:
         assert heading in [title.replace(" ", "-") for title in titles], f"{path}#{heading}"
 
 
+def test_every_page_is_on_the_site() -> None:
+    """What else its strict build refuses, such as links to nowhere, tools/test finds."""
+    listed = re.findall(r"^ +- (?:\w+: )?([\w-]+\.md)$", (CHECKOUT / "mkdocs.yml").read_text(), re.MULTILINE)
+    made = ["index.md", "changelog.md", "examples.md", "reference.md"]
+    assert sorted(listed) == sorted([*made, *(Path(name).name for name in PAGES if name.startswith("docs/"))])
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_lines_are_no_longer_than_code(name: str) -> None:
     """But for tables, whose rows cannot be wrapped."""
