@@ -58,12 +58,14 @@ def convert(
     force: bool = False,
     on_cancel: str = "keep",
     listener: Listener = ignore,
-    **reading: str | int | None,
+    **reading: Any,
 ) -> Store:
     """Convert ``source`` to the store ``out`` and open it.
 
-    ``source``: a path or ``"synthetic:…"`` (see ``docs/formats.md``), a PyG ``Data``, or a dictionary of
-    numpy arrays named as in the generic format. ``out`` defaults to NAME.ooc in the current folder.
+    ``source``: a path or ``"synthetic:…"`` (see ``docs/formats.md``), a PyG ``Data`` (or a ``HeteroData`` of one kind
+    of node and edge), a dictionary of numpy arrays named as in the generic format, ``{"nodes": …, "edges": …}`` of
+    pandas or polars frames, a networkx graph, or a sparse matrix of scipy. ``out`` defaults to NAME.ooc in the current
+    folder.
 
     ``format``: what the source is, instead of finding out. ``symmetrize``: add each edge's reverse (None: as is
     usual for the format). ``drop_duplicates``: of edges between the same two nodes keep one (None: as is usual
@@ -73,9 +75,9 @@ def convert(
     ``"hop"`` (see ``ooc.conversion.order``). ``host_budget``: bytes to work in (default: half of what is
     available). ``drop_edge_data``: convert without the weights or features that edges have. ``columns``: what a
     column of a table is, by its name, where it would be taken for something else: id, feature, label, split, train,
-    val, test, src, dst, weight or ignore.
-    ``force``: replace an existing store. ``on_cancel``: whether Ctrl-C keeps the work so far
-    (``"keep"``) or removes it (``"remove"``). ``reading``: options of single formats (``READING_OPTIONS``).
+    val, test, src, dst, weight or ignore. ``force``: replace an existing store. ``on_cancel``: whether Ctrl-C keeps
+    the work so far (``"keep"``) or removes it (``"remove"``). ``reading``: options of single formats
+    (``READING_OPTIONS``); ``features=`` and ``labels=`` may be arrays.
 
     Raises SourceError, BudgetError, OptionError or StoreError, each with one line. Until the end everything
     is in ``out`` + ``.partial``. An error removes that; a conversion that was killed, or cancelled and kept,
@@ -89,7 +91,8 @@ def convert(
         split=split,
         budget_bytes=budget,
         drop_edge_data=drop_edge_data,
-        options={name: str(value) for name, value in reading.items() if value is not None},
+        options={name: str(value) for name, value in reading.items() if isinstance(value, str | int | Path)},
+        arrays={name: value for name, value in reading.items() if not isinstance(value, str | int | Path | None)},
         columns=columns or {},
     )
     listener = stopping_if_asked(listener)

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from ooc.errors import OptionError, SourceError
+from ooc.sources.files.cells import Block, Cells
+from ooc.sources.files.held_array import HeldArray
 from ooc.sources.files.npy import NpyFile
-from ooc.sources.files.tables import Block, Cells, Table, is_table, side_by_side, width
+from ooc.sources.files.tables import Table, side_by_side, width
 from ooc.sources.labels import (
     USUAL_SPLIT,
     ClassNames,
@@ -55,20 +57,21 @@ class NodeFeatures:
     table: Table | None = None
 
 
-def node_features(text: str, tables: NodeTables) -> NodeFeatures:
-    """What ``--features`` asks for: ``random:F[:SEED]`` or a file."""
+def node_features(text: str, tables: NodeTables, request: Request) -> NodeFeatures:
+    """What ``--features`` asks for: ``random:F[:SEED]`` or a file; or an array that is held."""
+    if "features" in request.arrays:
+        return _array_features(HeldArray(request.arrays["features"], "features"))
     if text.startswith(RANDOM):
         return _made_up_features(text)
     path = Path(text)
-    return _table_features(tables.open(path), tables) if is_table(path) else _npy_features(path)
+    return _table_features(tables.open(path), tables) if tables.has(path) else _array_features(_npy_of_nodes(path))
 
 
-def _npy_features(path: Path) -> NodeFeatures:
-    array = _npy_of_nodes(path)
+def _array_features(array: NpyFile | HeldArray) -> NodeFeatures:
     rows, columns = array.matrix("[nodes, features]")
 
     def blocks(nodes: int, size: int, row: int) -> Iterator[AnyArray]:
-        _check_rows(path, rows, nodes)
+        _check_rows(array.name, rows, nodes)
         return array.row_blocks(size, row)
 
     return NodeFeatures(columns=columns, blocks=blocks, rows=rows, seeks=True)
@@ -137,24 +140,28 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
             num_classes=classes,
         )
     path = Path(text)
-    if is_table(path):
+    array: NpyFile | HeldArray
+    if "labels" in request.arrays:
+        array = HeldArray(request.arrays["labels"], "labels")
+    elif tables.has(path):
         return _table_labels(name, tables.open(path), tables, request)
-    array = _npy_of_nodes(path)
+    else:
+        array = _npy_of_nodes(path)
     if len(array.shape) > 2:
-        raise SourceError(f"{path} has the shape {array.shape}, not one label or row of labels for each node")
+        raise SourceError(f"{array.name} has the shape {array.shape}, not one label or row of labels for each node")
 
     def found(nodes: int, size: int, names: ClassNames = ()) -> FoundLabels:
-        _check_rows(path, array.shape[0], nodes)
+        _check_rows(array.name, array.shape[0], nodes)
         for start, stop in ranges(nodes, size):
             yield array.rows(start, stop), None
 
     def scan() -> bool:
         return only_answers(y for y, _ in found(array.shape[0], _BLOCK_ROWS))
 
-    form = label_form(str(path), array.shape, array.dtype, asked=asked, scan=scan)
+    form = label_form(array.name, array.shape, array.dtype, asked=asked, scan=scan)
     split = USUAL_SPLIT if request.split is None else str(request.split)
     labels = _with_split(name, form, found, split, rows=array.shape[0])
-    return labels if request.split is not None else replace(labels, notes=(unsaid_split_note(str(path)),))
+    return labels if request.split is not None else replace(labels, notes=(unsaid_split_note(array.name),))
 
 
 def _table_labels(name: str, table: Table, tables: NodeTables, request: Request) -> NodeLabels:
@@ -243,10 +250,10 @@ def _npy_of_nodes(path: Path) -> NpyFile:
     return array
 
 
-def _check_rows(path: Path, have: int, nodes: int) -> None:
-    """SourceError where ``path`` has not one row for each node."""
+def _check_rows(name: str, have: int, nodes: int) -> None:
+    """SourceError where what is called ``name`` has not one row for each node."""
     if have != nodes:
-        raise SourceError(f"{path} has {'more' if have > nodes else have} rows for {nodes} nodes")
+        raise SourceError(f"{name} has {'more' if have > nodes else have} rows for {nodes} nodes")
 
 
 def _table_blocks(table: Table, wanted: dict[str, Cells], nodes: int, size: int) -> Iterator[Block]:
@@ -257,4 +264,4 @@ def _table_blocks(table: Table, wanted: dict[str, Cells], nodes: int, size: int)
         if done > nodes:
             break
         yield block
-    _check_rows(table.path, done, nodes)
+    _check_rows(str(table.path), done, nodes)

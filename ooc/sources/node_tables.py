@@ -2,9 +2,10 @@
 """Which columns of which tables hold the nodes' ids, features, labels and splits, and how the user is told."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,7 +24,8 @@ from ooc.sources.column_roles import (
     asked_roles,
     column_note,
 )
-from ooc.sources.files.tables import Block, Cells, ColumnKind, Table, open_table
+from ooc.sources.files.cells import Block, Cells, ColumnKind
+from ooc.sources.files.tables import Table, is_table, open_table
 from ooc.sources.labels import masks_of_words
 from ooc.sources.reading import SPLIT, Request
 from ooc.sources.source import Mask
@@ -63,17 +65,23 @@ class SplitColumns:
 class NodeTables:
     """The tables a request names, each opened once, and what their columns were taken for."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, held: Mapping[Path, Table] = MappingProxyType({})) -> None:
         self._request = request
+        self._held = held
         self._opened: dict[Path, Table] = {}
         self._meanings: dict[Path, dict[str, str]] = {}
 
     def open(self, path: Path) -> Table:
         """The table in the file ``path``."""
         if path not in self._opened:
-            self._opened[path] = open_table(path, self._request.budget_bytes)
+            held = self._held.get(path)
+            self._opened[path] = open_table(path, self._request.budget_bytes) if held is None else held
             self._meanings[path] = {}
         return self._opened[path]
+
+    def has(self, path: Path) -> bool:
+        """Whether there is a table of that name, or the name is that of one."""
+        return path in self._held or is_table(path)
 
     @property
     def tables(self) -> tuple[Table, ...]:

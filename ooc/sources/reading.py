@@ -28,8 +28,8 @@ class ReadingOption:
 
 
 READING_OPTIONS: dict[str, ReadingOption] = {
-    "features": ReadingOption("FILE|random:F[:SEED]", "Features of a graph that has none: npy, CSV or Parquet."),
-    "labels": ReadingOption("FILE|random:C[:SEED]", "Labels of a graph that has none: npy, CSV or Parquet."),
+    "features": ReadingOption("FILE|random:F[:SEED]", "Features of a graph that has none: npy or a table."),
+    "labels": ReadingOption("FILE|random:C[:SEED]", "Labels of a graph that has none: npy or a table."),
     "task": ReadingOption("classes|multilabel|values", "What the labels are. [default: by their type and shape]"),
     "source_column": ReadingOption("NAME", "Where an edge starts. [default: source, src or the first of two]"),
     "target_column": ReadingOption("NAME", "Where an edge ends. [default: target, dst or the second of two]"),
@@ -54,7 +54,8 @@ class Request:
 
     ``split``: None (the format's own), a column of masks, or ``"random[:SEED]"``. ``drop_edge_data``: convert
     without the weights or features that edges have. ``options``: those of ``READING_OPTIONS`` that were given.
-    ``columns``: what columns of tables are, by their names, where they would be taken for something else.
+    ``arrays``: features and labels that a Python program holds, by the names of those options. ``columns``: what
+    columns of tables are, by their names, where they would be taken for something else.
     """
 
     split: int | str | None
@@ -62,6 +63,7 @@ class Request:
     drop_edge_data: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
+    arrays: Mapping[str, Any] = field(default_factory=dict)
 
     def option(self, name: str) -> str | None:
         """The value given for the option ``name``; None where it was not."""
@@ -85,7 +87,7 @@ class Reader:
 
     def check(self, form: str, request: Request) -> None:
         """OptionError where ``request`` has an option that the format, called ``form``, does not take."""
-        given: dict[str, Any] = dict(request.options)
+        given: dict[str, Any] = dict(request.options) | dict.fromkeys(request.arrays, "an array")
         if request.split is not None:
             given[SPLIT] = request.split
         if request.columns:

@@ -23,6 +23,7 @@ from ooc.sources.formats import (
     webgraph,
 )
 from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source, is_pyg_data, pyg_source
+from ooc.sources.formats.held_graphs import held_source, is_held_graph
 from ooc.sources.names import DATASETS
 from ooc.sources.reading import READING_OPTIONS, Reader, Request
 from ooc.sources.source import Source
@@ -54,16 +55,23 @@ def open_source(source: Any, *, format: str | None, request: Request) -> Source:
 
     Raises OptionError for an unknown format, SourceError for a source that cannot be read.
     """
-    for name in request.options:
+    for name in (*request.options, *request.arrays):
         if name not in READING_OPTIONS:
             raise OptionError(f"there is no option {name!r}")
+    if wrong := [name for name in request.arrays if name not in ("features", "labels")]:
+        raise OptionError(f"{wrong[0]}= is a {type(request.arrays[wrong[0]]).__name__}, not a text")
+    if is_held_graph(source):
+        return held_source(source, request)
     if isinstance(source, Mapping):
         arrays = {name: np.asarray(array) for name, array in source.items() if name in ARRAY_NAMES}
         return array_source(arrays, ArrayOptions(request=request, name="arrays", format="arrays"))
     if is_pyg_data(source):
         return pyg_source(source, request)
     if not isinstance(source, str | Path):
-        raise SourceError(f"a {type(source).__name__} is neither a path, nor PyG Data, nor a dictionary of arrays")
+        raise SourceError(
+            f"a {type(source).__name__} is no path, PyG Data, dictionary of arrays or frames, networkx graph or "
+            "sparse matrix"
+        )
     path = Path(source)
     form = _recognised(path) if format is None else format
     if form not in FORMATS:

@@ -146,7 +146,7 @@ def test_what_is_not_there_or_not_known_is_refused(tmp_path: Path) -> None:
     _assert_refused(tmp_path / "empty", tmp_path, "is a folder", format="npz")
     _assert_refused(tmp_path / "a.doc", tmp_path, "is a file", format="npy")
     _assert_refused(tmp_path / "empty", tmp_path, "not one of", OptionError, format="dgl")
-    _assert_refused(17, tmp_path, "a int is neither a path")
+    _assert_refused(17, tmp_path, "a int is no path")
     np.savez(tmp_path / "h.npz", node_features=np.zeros(3), node_labels=np.zeros(3), edges=np.zeros(3))
     _assert_refused(tmp_path / "h.npz", tmp_path, "train_masks, val_masks, test_masks missing")
     np.savez(tmp_path / "b.npz", feat_indptr=np.zeros(3))

@@ -339,6 +339,8 @@ def pyg_source(data: Any, request: Request) -> Source:
         if len(data) != 1:
             raise SourceError(f"the PyG dataset {type(data).__name__} holds {len(data)} graphs; give one of them")
         data = data[0]
+    if type(data).__name__ == "HeteroData":
+        return _hetero_source(data, request)
     if type(data).__name__ != "Data":
         raise SourceError(f"a PyG {type(data).__name__} cannot be converted, only a homogeneous Data")
     if getattr(data, "adj_t", None) is not None and data.edge_index is None:
@@ -349,6 +351,23 @@ def pyg_source(data: Any, request: Request) -> Source:
         if tensor is not None:
             arrays[name] = _of_tensor(tensor, name)
     return array_source(arrays, ArrayOptions(request=request, name="the PyG Data", format="pyg"))
+
+
+def _hetero_source(data: Any, request: Request) -> Source:
+    """Of a HeteroData with one kind of node and one of edge; SourceError for others."""
+    nodes, edges = data.node_types, data.edge_types
+    if len(nodes) != 1 or len(edges) != 1:
+        kinds = f"{len(nodes)} kinds of node ({', '.join(nodes[:9])}) and {len(edges)} of edge"
+        raise SourceError(
+            f"the PyG HeteroData has {kinds}; graphs of one kind of each are trained on: data.to_homogeneous() makes "
+            "such a graph where all kinds of node have features of one width, but which kind a node or an edge is of "
+            "is then no longer seen by the model, unless it is among the features"
+        )
+    parts = ((data[nodes[0]], _OF_NODES), (data[edges[0]], ("edge_index", *EDGE_DATA_NAMES)))
+    arrays = {
+        name: _of_tensor(part[name], name) for part, names in parts for name in names if part.get(name) is not None
+    }
+    return array_source(arrays, ArrayOptions(request=request, name="the PyG HeteroData", format="pyg"))
 
 
 def _of_tensor(tensor: Any, name: str) -> AnyArray:

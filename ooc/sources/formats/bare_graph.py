@@ -54,19 +54,22 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         ("labels", graph.labels, "random:CLASSES"),
     ):
         text = request.option(part) or (str(path) if path is not None else None)
+        if text is None and part in request.arrays:
+            text = f"{part} from Python"
         if text is None:
             raise SourceError(
                 f"{graph.name} has no {part} of its own; give {part}=FILE (npy, CSV, Parquet) or {example}"
             )
         texts[part] = text
-    tables = NodeTables(request)
-    features = node_features(texts["features"], tables)
+    tables = NodeTables(request, graph.held)
+    features = node_features(texts["features"], tables, request)
     labels = node_labels(graph.name, texts["labels"], tables, request)
     ids = tables.ids(graph.name)
     edge_tables = ((EDGES, graph.table),) if graph.table is not None else ()
     check_all_found(request, (*((NODES, table) for table in tables.tables), *edge_tables))
     joined = NumberedGraph(graph, features, labels, ids, request.budget_bytes)
-    files = [Path(text) for text in texts.values() if not text.startswith(RANDOM)]
+    held = bool(graph.held or request.arrays)
+    files = [] if held else [Path(text) for text in texts.values() if not text.startswith(RANDOM)]
     known = {count for count in (graph.num_nodes, features.rows, labels.rows) if count is not None}
     if len(known) > 1:
         raise SourceError(
@@ -89,7 +92,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         features=lambda size: features.blocks(0, size, 0),
         labels=lambda size: labels.blocks(0, size, ()),
         symmetrize=graph.symmetrize,
-        fingerprint=fingerprint_of(*graph.files, *files),
+        fingerprint={} if held or not graph.files else fingerprint_of(*graph.files, *files),
         description={"features": texts["features"], "labels": texts["labels"]}
         | ({"split": labels.split} if labels.split else {}),
         notes=(*tables.notes(), *graph.notes, *labels.notes),

@@ -24,7 +24,8 @@ from ooc.sources.edge_options import (
     asked_columns,
     asks_for_edge_data,
 )
-from ooc.sources.files.tables import TABLE_SUFFIXES, Cells, Table, is_table, open_table, side_by_side, width
+from ooc.sources.files.cells import Cells
+from ooc.sources.files.tables import TABLE_SUFFIXES, Table, is_table, open_table, side_by_side, width
 from ooc.sources.formats.bare_graph import NODE_OPTIONS, bare_source
 from ooc.sources.formats.numbered_graph import BareGraph
 from ooc.sources.node_tables import chosen_column
@@ -39,18 +40,21 @@ _NOTHING = EdgeColumns()
 
 def _open(path: Path, request: Request) -> Source:
     if not path.is_dir():
-        return bare_source(_graph(open_table(path, request.budget_bytes), path.name.split(".")[0], request), request)
+        return bare_source(
+            table_graph(open_table(path, request.budget_bytes), path.name.split(".")[0], request), request
+        )
     edges, nodes = _beside(path, "edges"), _beside(path, "nodes")
     if edges is None:
-        raise SourceError(f"the folder {path} has no edges.csv or edges.parquet")
+        raise SourceError(f"the folder {path} has no edges.csv, edges.parquet or edges.jsonl")
     features, labels = (npy if (npy := path / f"{part}.npy").is_file() else nodes for part in ("features", "labels"))
     table = open_table(edges, request.budget_bytes)
-    return bare_source(_graph(table, path.resolve().name, request, features=features, labels=labels), request)
+    return bare_source(table_graph(table, path.resolve().name, request, features=features, labels=labels), request)
 
 
-def _graph(
+def table_graph(
     table: Table, name: str, request: Request, *, features: Path | None = None, labels: Path | None = None
 ) -> BareGraph:
+    """The graph called ``name`` whose edges are in ``table``; ``features``, ``labels``: files of theirs beside it."""
     asked = asked_roles(request, table, EDGES)
     source, target = _ends(table, request, asked)
     carried, meanings = _carried(table, request, asked, (source, target))
@@ -156,7 +160,7 @@ def _beside(folder: Path, stem: str) -> Path | None:
 
 
 READER = Reader(
-    needs="edges in a CSV or Parquet table, or a folder of edges.* and nodes.* (or features.npy)",
+    needs="edges in a CSV, Parquet or JSON-lines table, or a folder of edges.* and nodes.* (or features.npy)",
     folder=None,
     recognises=lambda path: _beside(path, "edges") is not None if path.is_dir() else is_table(path),
     open=_open,

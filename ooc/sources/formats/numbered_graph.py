@@ -17,8 +17,9 @@ import numpy as np
 from ooc.errors import SourceError
 from ooc.events import Listener, reported
 from ooc.sources.column_roles import FEATURE, ID, IGNORE, as_argument
+from ooc.sources.files.cells import Cells, NoWholeNumber
 from ooc.sources.files.npy import NpyFile
-from ooc.sources.files.tables import Cells, NoWholeNumber, Table
+from ooc.sources.files.tables import Table
 from ooc.sources.files.text_file import TextFile, encoded
 from ooc.sources.id_join import Joined, Keys, join, keys_of_numbers, keys_of_texts
 from ooc.sources.labels import ClassNames
@@ -44,7 +45,8 @@ class BareGraph:
     ``edges(n)``: blocks as a source's, of ids as in ``files``. ``num_edges`` may be an estimate where it is not
     ``counted``. ``num_nodes``: None where any ids may come. ``said``: the numbers of ``nodes`` and ``edges`` that
     the files claim, compared with what is found. ``features``, ``labels``: files of theirs beside the edges.
-    ``table``: what the edges are in, where that is one. ``notes``: what the user is told.
+    ``table``: what the edges are in, where that is one; ``held``: tables that are no files, by their names.
+    ``notes``: what the user is told.
 
     ``text_ids``: whether ids are texts, as far as the first rows tell; ``as_texts()``: the same graph with all ids as
     texts (objects), where the files may have such.
@@ -69,6 +71,7 @@ class BareGraph:
     num_edge_features: int = 0
     weight_unless_ones: bool = False
     table: Table | None = None
+    held: dict[Path, Table] = field(default_factory=dict)
     text_ids: bool = False
     as_texts: "Callable[[], BareGraph] | None" = None
     notes: tuple[str, ...] = ()
@@ -180,7 +183,7 @@ class NumberedGraph:
         if self.ids is not None:
             nodes, ids = write_ids(folder / _IDS, _column(*self.ids, Cells.WHOLE)), "table"
         elif nodes is None and (table := self.node_features.table or self.node_labels.table) is not None:
-            nodes = sum(len(block) for block in _column(table, table.columns[0], Cells.TEXT))
+            nodes = table.count()
         if nodes is None:
             nodes, ids = collect(ends(), folder / _IDS, limit_bytes=limit), "edges"
             _compare(graph, "nodes", nodes)

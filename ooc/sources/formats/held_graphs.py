@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs that a Python program holds: frames of pandas or polars, networkx's graphs, sparse matrices of scipy.
+
+They are told by the modules of their classes: none of these packages is imported here. What they hold is the caller's
+memory, not the budget's, and blocks of it are copied as from a file.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ooc.errors import SourceError
+from ooc.sources.column_roles import ID, SOURCE_END, TARGET_END
+from ooc.sources.files.cells import ColumnKind
+from ooc.sources.files.tables import Table
+from ooc.sources.files.value_tables import Column, HeldTable, Values
+from ooc.sources.formats.bare_graph import bare_source
+from ooc.sources.formats.edge_table import READER as TABLE_READER
+from ooc.sources.formats.edge_table import table_graph
+from ooc.sources.formats.numbered_graph import BareGraph
+from ooc.sources.reading import Request
+from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges
+
+_NODES, _EDGES = "nodes", "edges"
+_NODE, _FROM, _TO = "node", "from", "to"
+
+
+def is_held_graph(source: object) -> bool:
+    """Whether ``source`` looks like one of these, or like frames called ``nodes`` and ``edges``."""
+    if isinstance(source, Mapping):
+        return _EDGES in source and _is_frame(source[_EDGES])
+    return _is_frame(source) or _package(source) == "networkx" or _is_sparse(source)
+
+
+def held_source(source: Any, request: Request) -> Source:
+    """The graph of ``source``; SourceError where it is none, or one that cannot be converted."""
+    if _is_sparse(source):
+        TABLE_READER.check("scipy", replace(request, columns={}))
+        return bare_source(_of_matrix(source), request)
+    TABLE_READER.check(_package(source), request)
+    if _package(source) == "networkx":
+        return _of_networkx(source, request)
+    frames = dict(source) if isinstance(source, Mapping) else {_EDGES: source}
+    if unknown := [name for name in frames if name not in (_NODES, _EDGES)]:
+        raise SourceError(f"frames are called nodes and edges, not {', '.join(map(str, unknown))}")
+    return _of_tables({name: _table_of_frame(name, frame) for name, frame in frames.items()}, request, "frames")
+
+
+def _of_tables(tables: dict[str, Table], request: Request, name: str, *, symmetrize: bool = False) -> Source:
+    nodes = Path(_NODES) if _NODES in tables else None
+    held = {Path(called): table for called, table in tables.items()}
+    graph = table_graph(tables[_EDGES], name, request, features=nodes, labels=nodes)
+    return bare_source(replace(graph, format=name, files=(), held=held, symmetrize=symmetrize), request)
+
+
+# ---- frames ---------------------------------------------------------------------------------------------------
+
+
+def _package(source: object) -> str:
+    return type(source).__module__.partition(".")[0]
+
+
+def _is_frame(source: object) -> bool:
+    return _package(source) in ("pandas", "polars") and type(source).__name__ in ("DataFrame", "LazyFrame")
+
+
+def _table_of_frame(name: str, frame: Any) -> HeldTable:
+    if not _is_frame(frame):
+        raise SourceError(f"{name} is a {type(frame).__name__}, not a frame of pandas or polars")
+    if type(frame).__name__ == "LazyFrame":
+        raise SourceError(f"{name} is a LazyFrame; give {name}.collect()")
+    names = [str(column) for column in frame.columns]
+    if len(set(names)) < len(names):
+        raise SourceError(f"the frame {name} has two columns of one name: {', '.join(names)}")
+    of = _pandas_column if _package(frame) == "pandas" else _polars_column
+    columns = {text: of(frame[column]) for text, column in zip(names, frame.columns, strict=True)}
+    return HeldTable(Path(name), columns, len(frame))
+
+
+def _pandas_column(series: Any) -> Column:
+    plain = isinstance(series.dtype, np.dtype) and series.dtype.kind in "biuf"
+    kind = ColumnKind.CATEGORIES if series.dtype.name == "category" else None
+    if getattr(series.dtype, "kind", "") in "Mm":
+        kind = ColumnKind.TIMES
+
+    def values(start: int, stop: int) -> Values:
+        part = series.iloc[start:stop]
+        found: Values = part.to_numpy() if plain else part.tolist()
+        return found
+
+    return Column(values, kind)
+
+
+def _polars_column(series: Any) -> Column:
+    name = type(series.dtype).__name__ if not isinstance(series.dtype, type) else series.dtype.__name__
+    kind = ColumnKind.CATEGORIES if name in ("Categorical", "Enum") else None
+    if series.dtype.is_temporal():
+        kind = ColumnKind.TIMES
+    plain = series.dtype.is_numeric() and not series.null_count()
+
+    def values(start: int, stop: int) -> Values:
+        part = series.slice(start, stop - start)
+        found: Values = part.to_numpy() if plain else part.to_list()
+        return found
+
+    return Column(values, kind)
+
+
+# ---- networkx -------------------------------------------------------------------------------------------------
+
+
+def _of_networkx(graph: Any, request: Request) -> Source:
+    """Its nodes, by what they are called, with their attributes for columns; undirected edges both ways."""
+    nodes, edges = list(graph.nodes(data=True)), list(graph.edges(data=True))
+    if not nodes or not edges:
+        raise SourceError(f"the networkx graph has {len(nodes)} nodes and {len(edges)} edges, nothing to train on")
+    wrong = next((node for node, _ in nodes if isinstance(node, bool) or not isinstance(node, str | int)), None)
+    if wrong is not None:
+        raise SourceError(
+            f"a node of the networkx graph is {wrong!r:.60}, neither a text nor a whole number; rename the nodes with "
+            "networkx.convert_node_labels_to_integers or relabel_nodes"
+        )
+    called = {_NODE: [node for node, _ in nodes]} | _attributes([attributes for _, attributes in nodes], (_NODE,))
+    ends = {_FROM: [edge[0] for edge in edges], _TO: [edge[1] for edge in edges]}
+    ends |= _attributes([edge[2] for edge in edges], (_FROM, _TO))
+    roles = {f"{_NODES}.{_NODE}": ID, f"{_EDGES}.{_FROM}": SOURCE_END, f"{_EDGES}.{_TO}": TARGET_END}
+    tables: dict[str, Table] = {_NODES: _table_of_lists(_NODES, called), _EDGES: _table_of_lists(_EDGES, ends)}
+    request = replace(request, columns={**roles, **request.columns})
+    return _of_tables(tables, request, "networkx", symmetrize=not graph.is_directed())
+
+
+def _attributes(rows: list[dict[Any, Any]], taken: tuple[str, ...]) -> dict[str, list[Any]]:
+    """The attributes by name, ``None`` where one has not got it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    for name in names:
+        if str(name) in taken:
+            raise SourceError(f"an attribute of the networkx graph is called {name}; give it another name")
+    return {str(name): [row.get(name) for row in rows] for name in names}
+
+
+def _table_of_lists(name: str, columns: dict[str, list[Any]]) -> HeldTable:
+    def column(values: list[Any]) -> Column:
+        return Column(lambda start, stop: values[start:stop])
+
+    rows = len(next(iter(columns.values())))
+    return HeldTable(Path(name), {text: column(values) for text, values in columns.items()}, rows)
+
+
+# ---- scipy ----------------------------------------------------------------------------------------------------
+
+
+def _is_sparse(source: object) -> bool:
+    return type(source).__module__.startswith("scipy.sparse") and hasattr(source, "tocoo")
+
+
+def _of_matrix(matrix: Any) -> BareGraph:
+    """Entry (i, j) is the edge from node i to node j; the values are weights, unless all of them are 1."""
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise SourceError(f"the sparse matrix has the shape {matrix.shape}; a graph's is square")
+    entries = matrix.tocoo()
+    if entries.data.dtype.kind not in "biuf":
+        raise SourceError(f"the sparse matrix holds {entries.data.dtype} values, not plain numbers")
+
+    def edges(*, weighted: bool) -> Callable[[int], Iterator[EdgeBlock]]:
+        def blocks(size: int) -> Iterator[EdgeBlock]:
+            for start, stop in ranges(entries.nnz, size):
+                sources, targets = (end[start:stop].astype(np.int64) for end in (entries.row, entries.col))
+                yield EdgeBlock(sources, targets, EdgeData(weight=entries.data[start:stop]) if weighted else None)
+
+        return blocks
+
+    return BareGraph(
+        name="the sparse matrix",
+        format="scipy",
+        files=(),
+        edges=edges(weighted=False),
+        carrying=edges(weighted=True),
+        has_edge_weight=True,
+        weight_unless_ones=True,
+        num_edges=int(entries.nnz),
+        num_nodes=int(matrix.shape[0]),
+        counted=True,
+    )

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same graph from a folder, from JSON lines, from frames, networkx, scipy and PyG's objects in memory."""
+
+import datetime
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import pandas
+import polars
+import pytest
+import scipy.sparse
+import torch
+from torch_geometric.data import Data, HeteroData
+
+import ooc
+from ooc.errors import OocError, OptionError, SourceError
+from ooc.storage.store import Store
+from tests.conversion.arrays import edges_of, in_order
+
+IDS = ["a", "b, c", "7", "long " * 9 + "end"]
+NODES: dict[str, list[Any]] = {
+    "id": IDS,
+    "f": [0.5, 1.5, 2.5, 3.5],
+    "flag": [True, False, True, True],
+    "label": ["red", None, "blue", "red"],
+    "train": [True, False, False, True],
+    "val": [False, False, True, False],
+}
+EDGES: dict[str, list[Any]] = {
+    "src": [IDS[0], IDS[1], IDS[3], IDS[1]],
+    "dst": [IDS[1], IDS[2], IDS[0], IDS[2]],
+    "weight": [0.25, 2.0, 3.0, 0.5],
+}
+
+
+def _is_it(store: Store) -> None:
+    assert store.ids is not None and store.ids.tolist() == IDS
+    assert store.array("x").read().tolist() == [[f, flag] for f, flag in zip(NODES["f"], NODES["flag"], strict=True)]
+    assert store.class_names == ("blue", "red") and store.array("y").read().tolist() == [1, -1, 0, 1]
+    assert store.split_sizes == {"train": 2, "valid": 1, "test": 0}
+    found = [*zip(*edges_of(store).tolist(), store.edge_weight("in").read().tolist(), strict=True)]
+    assert sorted(found) == [(0, 1, 0.25), (1, 2, 0.5), (1, 2, 2.0), (3, 0, 3.0)]
+
+
+def _json_lines(folder: Path) -> Path:
+    (source := folder / "t").mkdir()
+    for name, columns in (("nodes", NODES), ("edges", EDGES)):
+        rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+        rows = [{key: value for key, value in row.items() if value is not None} for row in rows]
+        (source / f"{name}.jsonl").write_text("\n\n".join(map(json.dumps, rows)) + "\n")
+    return source
+
+
+def _tabs(folder: Path) -> Path:
+    (source := folder / "t").mkdir()
+    for name, columns in (("nodes", NODES), ("edges", EDGES)):
+        rows = [["" if cell is None else str(cell) for cell in cells] for cells in zip(*columns.values(), strict=True)]
+        (source / f"{name}.tsv").write_text("\n".join(map("\t".join, [columns, *rows])) + "\n")
+    return source
+
+
+def _written_by(package: Any) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        (source := folder / "t").mkdir()
+        for name, columns in (("nodes", NODES), ("edges", EDGES)):
+            frame = package.DataFrame(columns)
+            path = source / f"{name}.parquet"
+            frame.to_parquet(path) if package is pandas else frame.write_parquet(path)
+        return source
+
+    return write
+
+
+def _frames(package: Any) -> Callable[[Path], Any]:
+    return lambda folder: {"nodes": package.DataFrame(NODES), "edges": package.DataFrame(EDGES)}
+
+
+def _networkx(folder: Path) -> Any:
+    graph = networkx.MultiDiGraph()
+    for node, *values in zip(*NODES.values(), strict=True):
+        graph.add_node(node, **dict(zip([*NODES][1:], values, strict=True)))
+    for source, target, weight in zip(*EDGES.values(), strict=True):
+        graph.add_edge(source, target, weight=weight)
+    return graph
+
+
+@pytest.mark.parametrize(
+    "made",
+    [_json_lines, _tabs, _written_by(pandas), _written_by(polars), _frames(pandas), _frames(polars), _networkx],
+    ids=["jsonl", "tsv", "parquet of pandas", "parquet of polars", "pandas", "polars", "networkx"],
+)
+def test_one_graph_in_many_forms(tmp_path: Path, made: Callable[[Path], Any]) -> None:
+    _is_it(ooc.convert(made(tmp_path), tmp_path / "g.ooc"))
+
+
+@pytest.mark.parametrize("package", [pandas, polars])
+def test_columns_of_frames_are_what_their_types_say(tmp_path: Path, package: Any) -> None:
+    """Numbers of any type are features; dates and categories are not, and whole numbers are ids however few bits."""
+    ids = np.array([3, 1, 2], dtype=np.int16)
+    nodes = package.DataFrame(
+        {"id": ids, "a": np.array([1, 2, 3], dtype=np.uint8), "b": [0.5, 1.0, 2.0], "y": [0, 1, 0]}
+    )
+    edges = package.DataFrame({"src": ids, "dst": ids[::-1]})
+    store = ooc.convert({"nodes": nodes, "edges": edges}, tmp_path / "g.ooc")
+    assert store.ids is not None and store.ids.tolist() == [3, 1, 2] and store.ids.dtype == np.int64
+    assert store.array("x").read().tolist() == [[1, 0.5], [2, 1], [3, 2]]
+    when = [datetime.datetime(2020, 1, day) for day in (1, 2, 3)]
+    kinds = {"dates or times": package.Series("c", when) if package is polars else package.Series(when)}
+    kinds["categories"] = (
+        polars.Series("c", ["u", "v", "u"], polars.Categorical)
+        if package is polars
+        else pandas.Series(["u", "v", "u"], dtype="category")
+    )
+    for what, column in kinds.items():
+        more = nodes.with_columns(column) if package is polars else nodes.assign(c=column)
+        with pytest.raises(SourceError, match=f"nodes: the column c holds {what}, which make no feature"):
+            ooc.convert({"nodes": more, "edges": edges}, tmp_path / "h.ooc")
+        left_out = ooc.convert({"nodes": more, "edges": edges}, tmp_path / "h.ooc", columns={"c": "ignore"}, force=True)
+        assert left_out.num_features == 2
+
+
+def test_a_frame_of_edges_alone(tmp_path: Path) -> None:
+    x, y = np.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 1])
+    edges = pandas.DataFrame({"a": [0, 1], "b": [1, 2]})
+    store = ooc.convert(edges, tmp_path / "g.ooc", features=x, labels=y)
+    assert store.array("x").read().tolist() == x.tolist() and edges_of(store).tolist() == [[0, 1], [1, 2]]
+    with pytest.raises(SourceError, match="frames has no features of its own; give features="):
+        ooc.convert(edges, tmp_path / "h.ooc")
+
+
+def test_undirected_graphs_of_networkx_go_both_ways(tmp_path: Path) -> None:
+    graph = networkx.karate_club_graph()
+    networkx.set_node_attributes(graph, {node: [float(node), 1.0] for node in graph}, "x")
+    store = ooc.convert(graph, tmp_path / "g.ooc")
+    assert store.num_nodes == 34 and store.num_edges == 2 * 78 and store.undirected and store.has_edge_weight
+    assert store.class_names == ("Mr. Hi", "Officer") and store.num_features == 2 and not store.has("ids")
+
+
+def test_sparse_matrices_of_scipy(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    matrix = scipy.sparse.random_array((20, 20), density=0.2, rng=rng)
+    x, y = scipy.sparse.random_array((20, 5), density=0.5, rng=rng), rng.integers(0, 3, 20)
+    for form in ("csr", "coo", "csc"):
+        store = ooc.convert(matrix.asformat(form), tmp_path / f"{form}.ooc", features=x, labels=y, split="random:1")
+        found = np.zeros((20, 20))
+        found[tuple(edges_of(store))] = store.edge_weight("in").read()
+        np.testing.assert_allclose(found, matrix.toarray(), rtol=1e-6)
+        np.testing.assert_array_equal(store.array("x").read(), x.toarray().astype(np.float32))
+    ones = ooc.convert(scipy.sparse.eye_array(20), tmp_path / "ones.ooc", features="random:3", labels="random:2")
+    assert not ones.has_edge_weight and ones.num_edges == 20
+    with pytest.raises(SourceError, match=r"different numbers of nodes"):
+        ooc.convert(matrix, tmp_path / "h.ooc", features=x, labels=y[:-1])
+
+
+def test_a_hetero_data_of_one_kind_is_taken(tmp_path: Path) -> None:
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    plain = Data(x=torch.randn(3, 2), y=torch.tensor([0, 1, 0]), edge_index=edges, edge_weight=torch.rand(3))
+    hetero = HeteroData()
+    hetero["paper"].x, hetero["paper"].y = plain.x, plain.y
+    hetero["paper", "cites", "paper"].edge_index = edges
+    hetero["paper", "cites", "paper"].edge_weight = plain.edge_weight
+    stores = [ooc.convert(data, tmp_path / f"{k}.ooc") for k, data in enumerate((plain, hetero))]
+    for name in ("x", "y", "in/indices", "in/edge_weight", "split/train"):
+        np.testing.assert_array_equal(*(store.array(name).read() for store in stores))
+    np.testing.assert_array_equal(edges_of(stores[1]), in_order(edges.numpy()))
+    hetero["author"].x = plain.x
+    with pytest.raises(SourceError, match=r"2 kinds of node \(paper, author\) and 1 of edge; .*to_homogeneous\(\)"):
+        ooc.convert(hetero, tmp_path / "h.ooc")
+
+
+def _graph_of(node: Any) -> Any:
+    graph = networkx.DiGraph()
+    graph.add_edge(node, "b")
+    return graph
+
+
+_LINES = '{"id": 1, "f": 1, "y": 0}\n{"id": 2, "f": 2, "y": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"edges": pandas.DataFrame(EDGES), "papers": 1}, "frames are called nodes and edges, not papers"),
+        ({"edges": pandas.DataFrame(EDGES), "nodes": 1}, "nodes is a int, not a frame of pandas or polars"),
+        (polars.DataFrame(EDGES).lazy(), r"edges is a LazyFrame; give edges.collect\(\)"),
+        (pandas.DataFrame(EDGES).iloc[:0], "edges is empty"),
+        (_graph_of((1, 2)), r"a node of the networkx graph is \(1, 2\), neither a text nor a whole number"),
+        (networkx.DiGraph(), "has 0 nodes and 0 edges"),
+        (scipy.sparse.eye_array(2, 3), r"has the shape \(2, 3\); a graph's is square"),
+        ([1, 2], "a list is no path, PyG Data, dictionary of arrays or frames, networkx graph or sparse matrix"),
+    ],
+)
+def test_objects_that_are_no_graph_are_refused(tmp_path: Path, source: Any, message: str) -> None:
+    with pytest.raises(OocError, match=message) as caught:
+        ooc.convert(source, tmp_path / "g.ooc")
+    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (_LINES + "{", "nodes.jsonl, line 3: no JSON: Expecting property name"),
+        (_LINES + "[1]", "nodes.jsonl, line 3: an object in braces is wanted, one a line"),
+        ("", "nodes.jsonl is empty"),
+        (_LINES + '{"id": 3, "f": "x", "y": 1}', "nodes.jsonl: the column f holds 'x' in row 2, not numbers"),
+        (
+            _LINES + '{"id": 3, "f": [1], "y": 1}',
+            "nodes.jsonl: the column f holds lists that are not of as many numbers",
+        ),
+        (_LINES + '{"id": 3, "f": {}, "y": 1}', "nodes.jsonl: the column f holds '{}' in row 2, not numbers"),
+        (_LINES + '{"id": [3], "f": 1, "y": 1}', "nodes.jsonl: the column id holds a list in row 2, not a text or a"),
+        (_LINES + '{"id": 2, "f": 1, "y": 1}', "has the id 2 twice"),
+    ],
+)
+def test_wrong_lines_of_json_are_named(tmp_path: Path, nodes: str, message: str) -> None:
+    (source := tmp_path / "t").mkdir()
+    (source / "nodes.jsonl").write_text(nodes)
+    (source / "edges.jsonl").write_text('{"src": 1, "dst": 2}\n')
+    with pytest.raises(SourceError, match=message) as caught:
+        ooc.convert(source, tmp_path / "g.ooc")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_that_comes_late_is_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ooc.sources.files.tables.text_block_bytes", lambda budget: 64)
+    (source := tmp_path / "t").mkdir()
+    (source / "nodes.jsonl").write_text(_LINES * 3 + '{"id": 9, "g": 1}')
+    (source / "edges.jsonl").write_text('{"src": 1, "dst": 2}\n')
+    with pytest.raises(SourceError, match="line 7: no line of the first ones has the key 'g'; give the first line all"):
+        ooc.convert(source, tmp_path / "g.ooc")
+
+
+def test_lists_of_numbers_are_as_many_features(tmp_path: Path) -> None:
+    (source := tmp_path / "t").mkdir()
+    (source / "nodes.jsonl").write_text('{"x": [1, 2.5], "y": 0}\n{"x": [3, 4], "y": 1}\n')
+    (source / "edges.jsonl").write_text('{"src": 1, "dst": 0}\n')
+    assert ooc.convert(source, tmp_path / "g.ooc").array("x").read().tolist() == [[1, 2.5], [3, 4]]
+
+
+def test_other_options_take_no_arrays(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="label_column= is a list, not a text"):
+        ooc.convert(pandas.DataFrame(EDGES), tmp_path / "g.ooc", label_column=["y"])
