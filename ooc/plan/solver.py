@@ -14,6 +14,7 @@ become lower.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 from ooc.errors import BudgetError
 from ooc.plan.cost import tasks_are_few
@@ -68,9 +69,13 @@ def solve(problem: Problem) -> PlannedLayout:
 
 def minimum_memory(problem: Problem) -> Layout:
     """The layout that takes the least memory, whatever the limits."""
-    solver, tried = _Solver(problem), list[Layout]()
-    for bucketed in dict.fromkeys((frozenset[str](), solver.moves.bucketable)):
-        tried += [layout for _, layout in solver.fitting(tried, bucketed)]
+    moves = Moves(problem)
+    ways = product(_BEGINNINGS, dict.fromkeys((frozenset[str](), moves.bucketable)))
+    tried = (
+        moves.minimum_memory(height, bucketed, direct=direct)[1]
+        for (most_steps, direct), bucketed in ways
+        for height in moves.heights(most_steps)
+    )
     return min(tried, key=problem.capacity.needed_bytes)
 
 
@@ -164,28 +169,32 @@ class _Solver:
     def _least_memory(self) -> Candidate:
         """What takes the least memory, with the tallest blocks that leave three quarters of it for other things."""
         too_large: list[Layout] = []
-        fitting = self.fitting(too_large, frozenset())
-        if not fitting and self.moves.bucketable:  # what goes to buckets has to be counted first
-            fitting = self.fitting(too_large, self.moves.bucketable)
-        if not fitting:
+        fitting = self._fitting(too_large, frozenset())
+        if fitting is None and self.moves.bucketable:  # what goes to buckets has to be counted first
+            fitting = self._fitting(too_large, self.moves.bucketable)
+        if fitting is None:
             raise BudgetError(self.problem.capacity.shortage(too_large))
-        capacity = self.problem.capacity
-        ample = [c for c in fitting if 4 * self._arena_needed(c[1]) <= capacity.arena_bytes(c[1])]
-        choice, _ = (ample or fitting[-1:])[0]
-        found = self.problem.candidate(choice)
+        found = self.problem.candidate(fitting)
         assert found is not None, "it fits"
         return found
 
-    def fitting(self, too_large: list[Layout], bucketed: frozenset[str]) -> list[tuple[Choice, Layout]]:
-        """Choices of the least memory, of some heights, that fit; those that do not are added to ``too_large``."""
+    def _fitting(self, too_large: list[Layout], bucketed: frozenset[str]) -> Choice | None:
+        """The choice of least memory to begin with; what was tried and does not fit is added to ``too_large``. Laying
+        out takes most of a plan's time, so no lower blocks are laid out than are asked for."""
+        capacity = self.problem.capacity
         for most_steps, direct in _BEGINNINGS:
-            heights = self.moves.heights(most_steps)
-            tried = [self.moves.minimum_memory(height, bucketed, direct=direct) for height in heights]
-            fitting = [(choice, layout) for choice, layout in tried if self.problem.capacity.fits(layout)]
-            if fitting:
-                return fitting if most_steps == FEW_STEPS else fitting[:1]
-            too_large += [layout for _, layout in tried]
-        return []
+            fitting = None
+            for height in self.moves.heights(most_steps):
+                choice, layout = self.moves.minimum_memory(height, bucketed, direct=direct)
+                if capacity.fits(layout):
+                    fitting = choice
+                    if most_steps > FEW_STEPS or 4 * self._arena_needed(layout) <= capacity.arena_bytes(layout):
+                        return fitting
+                else:
+                    too_large.append(layout)
+            if fitting is not None:
+                return fitting
+        return None
 
     def _arena_needed(self, layout: Layout) -> int:
         return frames_needed(layout, self.problem.workload) * layout.frame_bytes

@@ -17,7 +17,7 @@ Kernels that are no operators of torch are made the device's by ``FakeDevice.ker
 import ctypes
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from random import Random
@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten
 
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.pulls import Pulls
@@ -385,6 +384,15 @@ def _tensors_in(values: Sequence[object]) -> Iterator[Tensor]:
             yield from _tensors_in([getattr(value, field.name) for field in fields(value)])
 
 
+def _tensors_of(values: Iterable[object]) -> Iterator[Tensor]:
+    """Those among an operator's arguments or results, and in the lists among them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors_of(value)
+
+
 def _is_cpu(device: object) -> bool:
     return device is not None and torch.device(device).type == "cpu"
 
@@ -437,8 +445,10 @@ class _Operators(TorchDispatchMode):
         made_there = kwargs.get("device") == self._device.place
         if made_there:
             kwargs["device"] = torch.device("cpu")
-        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        tensors = [*_tensors_of((*args, *kwargs.values()))]
         there = [tensor for tensor in tensors if tensor in ours]
+        if not there and not made_there:  # of the host alone
+            return func(*args, **kwargs)
         between = func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.set_)
         if kwargs.get("non_blocking") and made_there and tensors[0] not in ours:
             extent = Extent.of(tensors[0])
@@ -457,8 +467,8 @@ class _Operators(TorchDispatchMode):
         result = func(*args, **kwargs)
         if made_there or (there and not (between and tensors[0] not in ours)):
             hosts = {id(tensor) for tensor in tensors if tensor not in ours}
-            for value in tree_flatten(result)[0]:
-                if isinstance(value, Tensor) and id(value) not in hosts:
+            for value in _tensors_of((result,)):
+                if id(value) not in hosts:
                     ours.add(value)
         return result
 
@@ -505,7 +515,7 @@ def _accesses(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tu
     for place, argument in enumerate(func._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         writes = argument.alias_info is not None and argument.alias_info.is_write
-        found += [(tensor, writes) for tensor in tree_flatten(value)[0] if isinstance(tensor, Tensor)]
+        found += [(tensor, writes) for tensor in _tensors_of((value,))]
     return found
 
 

@@ -4,9 +4,11 @@
 import copy
 import re
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 import torch
 from torch_geometric.data import Data
 
@@ -14,6 +16,7 @@ import ooc
 from ooc.errors import BudgetError
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
+from ooc.train.setup import Job
 from ooc.train.trainer import Saving, Trainer, Tuning
 from tests.exactness.reference import (
     Epoch,
@@ -122,17 +125,31 @@ def with_last_bits_changed(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def least_budgets(build: Callable[[str, str], Trainer]) -> tuple[int, int]:
-    """The gpu and host budget that the errors of too small ones name as the least that would do; bytes."""
-    gpu, host = "1", "1"
-    for _ in range(4):
+    """The gpu and host budget that the errors of too small ones name as the least that would do; bytes. The model is
+    lowered once, and planned for one budget after the other."""
+
+    def ask(job: Job) -> NoReturn:
+        host, resources = 1, job.resources
+        for _ in range(3):
+            with pytest.raises(BudgetError) as raised:
+                job.plan(replace(resources.limits, device_bytes=1, host_bytes=host), resources.hardware)
+            named = dict(re.findall(r"(gpu|host)_budget='(\d+[KMG]?)", str(raised.value)))
+            assert named, f"no remedy in: {raised.value}"
+            host = parse_size(named.get("host", str(host)))
+            if "gpu" in named:
+                raise _Named(parse_size(named["gpu"]), host)
+        raise AssertionError(f"a host budget of {host} was named as enough and is not")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "ready", ask)
         try:
-            build(gpu, host).close()
-        except BudgetError as error:
-            needed_gpu = re.search(r"gpu_budget='(\d+[KMG]?)", str(error))
-            needed_host = re.search(r"host_budget='(\d+[KMG]?)", str(error))
-            assert needed_gpu or needed_host, f"no remedy in: {error}"
-            gpu = needed_gpu[1] if needed_gpu else gpu
-            host = needed_host[1] if needed_host else host
-        else:
-            return parse_size(gpu), parse_size(host)
-    raise AssertionError(f"{gpu} and {host} were named as enough and are not")
+            build("1", "1")
+        except _Named as named:
+            return named.args
+    raise AssertionError("a trainer was made without a plan")
+
+
+class _Named(Exception):
+    """The least budgets, as an error has named them."""
+
+    args: tuple[int, int]

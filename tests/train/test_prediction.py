@@ -92,7 +92,7 @@ def test_predictions_agree_with_the_scores(store: Store, tmp_path: Path) -> None
     assert scores["valid_acc"] == pytest.approx(float(right[DATA.val_mask].mean()), rel=1e-12)
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     kind=st.sampled_from(["gcn", "sage"]),
     layers=st.integers(1, 3),
@@ -163,22 +163,31 @@ def read_back(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | 
     return table[:, 1:], table[:, 0].astype(int)
 
 
-@pytest.mark.parametrize("ending", [".npy", ".zarr", ".csv", ".parquet"])
 @pytest.mark.parametrize("nodes", [None, [250, 3, 17]], ids=["all", "some"])
 @pytest.mark.parametrize("what", ["logits", "labels"])
-def test_files(store: Store, tmp_path: Path, ending: str, nodes: list[int] | None, what: str) -> None:
+def test_files(store: Store, tmp_path: Path, nodes: list[int] | None, what: str) -> None:
     """Every digit is there, ids go with the rows, and nothing else stays behind."""
-    target = tmp_path / f"out{ending}"
+    folder = tmp_path / "out"
+    folder.mkdir()
     with make_trainer(CASE, store, tmp_path) as trainer:
         expected = trainer.predict(what, nodes=nodes).numpy()
-        trainer.predict(what, nodes=nodes, out=target)
+        for target in (folder / f"out{ending}" for ending in (".npy", ".zarr", ".csv", ".parquet")):
+            trainer.predict(what, nodes=nodes, out=target)
+            table, ids = read_back(target)
+            assert np.array_equal(table.reshape(expected.shape), expected)
+            assert ids is None or ids.tolist() == (nodes or list(range(300)))
+    assert len(list(folder.iterdir())) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.ooc", "out", "spill"]
+
+
+def test_a_file_that_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
+    target = tmp_path / "out.npy"
+    with make_trainer(CASE, store_of(DATA, tmp_path), tmp_path) as trainer:
+        trainer.predict("labels", nodes=[3], out=target)
         with pytest.raises(OptionError, match="exists"):
-            trainer.predict(what, out=target)
-        trainer.predict(what, nodes=nodes, out=target, force=True)
-    table, ids = read_back(target)
-    assert np.array_equal(table.reshape(expected.shape), expected)
-    assert ids is None or ids.tolist() == (nodes or list(range(300)))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.ooc", target.name, "spill"]
+            trainer.predict(out=target)
+        trainer.predict("logits", nodes=[3], out=target, force=True)
+    assert np.load(target).shape == (1, DATA.y.max() + 1)
 
 
 @pytest.mark.parametrize("order", ["none", "hop"])

@@ -164,6 +164,12 @@ def lower(
     if not 0 <= input_dropout < 1:
         raise ModelError(f"input_dropout must be at least 0 and below 1, not {input_dropout}")
 
+    asked: list[tuple[int, int, nn.Parameter, bool]] = []
+
+    def every_sum_first(*question: Any) -> bool:
+        asked.append(question)
+        return True
+
     setting = Setting(
         num_nodes=active(0).nodes,
         num_features=num_features,
@@ -172,7 +178,7 @@ def lower(
         input_dropout=input_dropout,
         edge_data=edge_data,
         num_edge_features=num_edge_features,
-        sum_first=lambda place, hops, weight, once: True,
+        sum_first=every_sum_first,
         training=True,
         product=product,
         probed=[],
@@ -200,7 +206,9 @@ def lower(
         )
 
     setting = replace(setting, sum_first=sum_first)
-    assembly, training = _assembled(model, setting)
+    assembly, training = draft, output
+    if not all(sum_first(*question) for question in asked):
+        assembly, training = _assembled(model, setting)
     aggregates = [v for v in values_of(training) if isinstance(v, Aggregate)]
     once = any(v.once for v in aggregates)
     evaluated, evaluation = _assembled(model, replace(setting, training=False, aggregate_once=once))

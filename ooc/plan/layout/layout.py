@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ooc.plan.layout.bucketing import shuffle_passes
 from ooc.plan.layout.grid import Grid, align_up, block_height
-from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, direct_slabs, passes_using, streaming_memory
+from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, Passes, RowPass, direct_slabs, passes_using, streaming_memory
 from ooc.plan.layout.shuffle import plan_partial_sums
 from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
 from ooc.plan.workload import Kind, Matrix, PerEdge, Pull, Stage, Workload
@@ -69,7 +69,7 @@ class Layout:
     step_rows: int
     frame_bytes: int
     matrices: dict[str, MatrixPlan]
-    programs: dict[str, tuple[Pass, ...]]
+    programs: dict[str, Passes]
     regions: dict[str, tuple[Region, ...]]
     scratch_bytes: int
     spare_writes: bool = False
@@ -123,12 +123,12 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
     matrices |= {
         name: _plan_sums(matrices[name], choice, workload) for pull in workload.pulls for name in pull.added_to
     }
-    programs: dict[str, tuple[Pass, ...]] = {}
+    programs: dict[str, Passes] = {}
     for name, stages in workload.programs.items():
         passes: list[Pass] = []
         for stage in stages:
             passes += _passes(stage, passes, matrices, workload, choice, frame_bytes)
-        programs[name] = tuple(passes)
+        programs[name] = Passes(passes)
     regions = {name: _place(_wanted(passes, matrices), frame_bytes) for name, passes in programs.items()}
     scratch, heaviest = 0, None
     for item in (item for passes in programs.values() for item in passes):
@@ -143,8 +143,8 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
 
 
 def _taller_pulls(
-    passes: tuple[Pass, ...], matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most_bytes: int
-) -> tuple[Pass, ...]:
+    passes: Passes, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most_bytes: int
+) -> Passes:
     """The same on a device, whose column passes pull as many rows at once as their temporaries may be for."""
     found: list[Pass] = []
     for item in passes:
@@ -156,7 +156,7 @@ def _taller_pulls(
             found.append(replace(item, sweeps=last))
         else:
             found.append(item)
-    return tuple(found)
+    return Passes(found)
 
 
 def _width(matrix: Matrix, choice: Choice, grouping: PerEdge | None) -> int:

@@ -167,6 +167,24 @@ class ColumnPass:
 Pass = RowPass | ColumnPass
 
 
+class Passes(tuple[Pass, ...]):
+    """The passes of a program, in order; what a search asks of them again and again is remembered."""
+
+    @cached_property
+    def users(self) -> dict[str, list[int]]:
+        """By matrix: the passes that read or write it, by their index."""
+        found: dict[str, list[int]] = {}
+        for item in self:
+            for name in dict.fromkeys((*item.reads, *item.stores)):
+                found.setdefault(name, []).append(item.index)
+        return found
+
+    @cached_property
+    def blocks_at_once(self) -> dict[tuple[int, int, int], int]:
+        """By a pass's index, the layout's rows of a step, and bytes of a frame: the frames in use at once."""
+        return {}
+
+
 def sweeps_of(item: Pass) -> ColumnPass | None:
     """The column pass one of whose slabs ``item`` pulls: itself, or the one before it that has left the last slab."""
     return item if isinstance(item, ColumnPass) else item.sweeps
@@ -184,12 +202,19 @@ def streamed_write_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
 
 def streaming_memory(item: Pass, matrices: Mapping[str, MatrixPlan]) -> dict[str, int]:
     """Bytes of memory that a pass needs for what has no blocks, by matrix."""
-    needed = {name: one.writing_nbytes for name, one in shuffles_in(item.stores, matrices).items()}
-    return needed | {name: one.reading_nbytes for name, one in shuffles_in(item.reads, matrices).items()}
+    needed: dict[str, int] = {}
+    for names, reads in ((item.stores, False), (item.reads, True)):
+        for name in names:
+            shuffle = matrices[name].shuffle
+            if shuffle is not None:
+                needed[name] = shuffle.reading_nbytes if reads else shuffle.writing_nbytes
+    return needed
 
 
 def passes_using(passes: Sequence[Pass], name: str) -> list[int]:
     """The passes that read or write matrix ``name``, by their index."""
+    if isinstance(passes, Passes):
+        return passes.users.get(name, [])
     return [step.index for step in passes if name in step.reads or name in step.stores]
 
 

@@ -22,6 +22,7 @@ while it is read.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from ooc.plan.layout.grid import align_up
@@ -163,6 +164,17 @@ def plan_partial_sums(
 ) -> PartialSums:
     """The buckets and chunks of a matrix that is read in steps of ``step_rows`` rows, whole ones of which make a
     bucket. ``scatter_counts[i]``: how many entries its tiles 0…i-1 of ``tile_rows`` rows get."""
+    best = _empty_sums(rows, columns, itemsize, step_rows)
+    tiles = -(-rows // tile_rows)
+    bounds = [scatter_counts[min(tiles, start // tile_rows)] for start in range(0, rows, best.bucket_rows)] + [
+        scatter_counts[tiles]
+    ]
+    return replace(best, entries=tuple(stop - start for start, stop in pairwise(bounds)))
+
+
+@lru_cache(maxsize=1024)
+def _empty_sums(rows: int, columns: int, itemsize: int, step_rows: int) -> PartialSums:
+    """The same, with no entries: a search asks for the same matrices at every step."""
     entry, heights = (columns + 1) * itemsize, [step_rows]
     while heights[-1] < rows:
         heights.append(2 * heights[-1])
@@ -172,11 +184,7 @@ def plan_partial_sums(
         best = min(sums, key=lambda one: one.memory_nbytes)
         if _SHARE * best.memory_nbytes <= rows * columns * itemsize:
             break
-    tiles = -(-rows // tile_rows)
-    bounds = [scatter_counts[min(tiles, start // tile_rows)] for start in range(0, rows, best.bucket_rows)] + [
-        scatter_counts[tiles]
-    ]
-    return replace(best, entries=tuple(stop - start for start, stop in pairwise(bounds)))
+    return best
 
 
 def plan_bucketed_rows(

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.layout import Layout
-from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, blocks_of, column_step_rows, slabs_beside
+from ooc.plan.layout.passes import (
+    ColumnPass,
+    MatrixPlan,
+    Pass,
+    Passes,
+    RowPass,
+    blocks_of,
+    column_step_rows,
+    slabs_beside,
+)
 from ooc.plan.layout.shuffle import PartialSums
 from ooc.plan.layout.temporaries import most_edges
 from ooc.plan.program.sequence import edge_grid
@@ -221,8 +230,15 @@ def budget_of(nbytes: int) -> str:
     return str(nbytes)
 
 
-def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Sequence[Pass]) -> int:
+def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Passes) -> int:
     """A bound on the frames in use while two neighbouring steps of a pass are computed."""
+    key = item.index, layout.step_rows, layout.frame_bytes
+    if key not in passes.blocks_at_once:
+        passes.blocks_at_once[key] = _blocks_at_once(item, layout, workload, passes)
+    return passes.blocks_at_once[key]
+
+
+def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Passes) -> int:
     count = 0
     if isinstance(item, ColumnPass):
         count += 2
@@ -263,7 +279,7 @@ def _frames_by_pass(layout: Layout, workload: Workload) -> Iterator[tuple[int, i
 
 
 def capacity_of(
-    passes: Sequence[Pass],
+    passes: Passes,
     layout: Layout,
     workload: Workload,
     bounds: Sequence[tuple[int, int]],
