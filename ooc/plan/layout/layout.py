@@ -10,7 +10,16 @@ from dataclasses import dataclass, field, replace
 
 from ooc.plan.layout.bucketing import shuffle_passes
 from ooc.plan.layout.grid import Grid, align_up, block_height
-from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, Passes, RowPass, direct_slabs, passes_using, streaming_memory
+from ooc.plan.layout.passes import (
+    ColumnPass,
+    MatrixPlan,
+    Pass,
+    Passes,
+    RowPass,
+    direct_slabs,
+    passes_using,
+    streaming_memory,
+)
 from ooc.plan.layout.shuffle import plan_partial_sums
 from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
 from ooc.plan.workload import Kind, Matrix, PerEdge, Pull, Stage, Workload
