@@ -125,6 +125,6 @@ CONFIG = click.Option(
     is_eager=True,
     expose_value=False,
     callback=_take,
-    help="Take options from this TOML file; a run's config.toml repeats the run.",
+    help="Take options from this TOML file, but for those that are given otherwise.",
 )
 """``--config`` of every command that has it."""

@@ -60,8 +60,22 @@ class ChoiceType(_TextChoice):
             raise click.BadParameter(message, ctx, param) from error
 
 
+class WholeType(click.IntRange):
+    """A whole number in a range."""
+
+    name = "whole number"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "N"
+
+
 class RealType(click.FloatRange):
     """A finite number in a range; click itself lets ``nan`` pass any range."""
+
+    name = "number"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "X"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -85,6 +99,12 @@ class Option(click.Option):
         super().__init__(*arguments, **attributes)
         self.group = group
 
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Defaults, but no ranges: who gives a number beyond one is told."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
 
 class GroupedCommand(click.Command):
     """A command whose help lists its options under their headings, in the order in which these occur."""
@@ -107,9 +127,9 @@ FRACTION = RealType(min=0.0, max=1.0)
 PROPER_FRACTION = RealType(min=0.0, max=1.0, min_open=True, max_open=True)
 POSITIVE = RealType(min=0.0, min_open=True)
 NON_NEGATIVE = RealType(min=0.0)
-COUNT = click.IntRange(min=1)
-WIDTH = click.IntRange(min=1, max=2**20)
-COUNT_OR_ZERO = click.IntRange(min=0)
+COUNT = WholeType(min=1)
+WIDTH = WholeType(min=1, max=2**20)
+COUNT_OR_ZERO = WholeType(min=0)
 
 HOST_BUDGET = click.option(
     "--memory",

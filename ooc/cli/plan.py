@@ -43,9 +43,9 @@ _SUFFIX = ".json"
 
 _GRAPH = (
     "Plan for a graph that is not here: a known one by its name, or "
-    "nodes=…,edges=…,features=…,classes=…[,labelled=…][,undirected=1][,dtype=float16]. labelled up to 1 is a "
-    "fraction of the nodes, above it a count; edges are counted as stored. What is not known of it is assumed on the "
-    "cautious side, and printed."
+    "nodes=…,edges=…,features=…,classes=… and, where they differ, labelled=…, undirected=1, dtype=float16. labelled "
+    "up to 1 is a fraction of the nodes, above it a count; edges are counted as stored. What is not known of it is "
+    "assumed on the cautious side, and printed."
 )
 _HARDWARE = (
     "Plan for a machine that is not here: the name of one that comes with ooc, or a file; budgets are then by default "

@@ -26,6 +26,7 @@ from ooc.cli.options import (
     WIDTH,
     ChoiceType,
     Option,
+    WholeType,
 )
 from ooc.errors import OptionError, RunError
 
@@ -141,7 +142,7 @@ class TrainSettings:
     weight_decay: float = _STEPS(0.0, NON_NEGATIVE, "On all parameters.")
     clip: float | None = _STEPS(None, POSITIVE, "Scale gradients down to this norm, all together.", metavar="NORM")
     epochs: int = _STEPS(100, COUNT, "Epochs in all, those before --resume included.")
-    seed: int = _STEPS(0, click.IntRange(0, 2**63 - 1), "Of weights and dropout.")
+    seed: int = _STEPS(0, WholeType(0, 2**63 - 1), "Of weights and dropout.")
     schedule: str = _RATE(
         "none",
         ChoiceType("none", "cosine", "step", "plateau"),

@@ -34,7 +34,7 @@ def draw(cells: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
     places = list(dict.fromkeys(cell[across] for cell in cells))
     hosts = list(dict.fromkeys(cell.get("host", "") for cell in cells))
     ssds = list(dict.fromkeys(cell["ssd"] for cell in cells))
-    with rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ooc", "font.family": "sans-serif", "font.size": 10}):
         figure = Figure(figsize=(8, 4.8), layout="constrained")
         axes = figure.subplots()
         longest = max((cell["epoch_s"] for cell in cells if cell["feasible"]), default=1.0)
@@ -67,4 +67,5 @@ def draw(cells: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
         axes.grid(axis="y", color="#d8dce0", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=9, title="ringed: Pareto front; ×: too small", title_fontsize=9)
-        figure.savefig(path, dpi=150)
+        # The same points give the same file.
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
