@@ -18,6 +18,7 @@ from ooc.errors import OptionError, RunError
 from ooc.report.epoch_trace import write_trace
 from ooc.report.page.document import page, write_report
 from ooc.report.page.figures import MOST_EPOCHS, figures
+from ooc.report.page.findings import verdict
 from ooc.report.page.vocabulary import describe_matrix, describe_pass
 from ooc.train.run import RunFolder
 from tests.report.browser import Page, browser, chromium
@@ -56,10 +57,10 @@ def text_of(html: str) -> str:
 def test_verdict_and_ranked_tables_come_first_and_say_what_was_measured(folder: Path, first: dict[str, Any]) -> None:
     html = (folder / "4.html").read_text(encoding="utf-8")
     last = RunFolder.open(folder / "first").records()[-1]
-    verdict = first["verdict"]
-    assert "within its budget" in verdict and f"{last.loss:.4g}" in verdict
+    said = first["verdict"]
+    assert "within its budget" in said and f"{last.loss:.4g}" in said
     html = html.replace("\u00a0", " ")
-    marks = (verdict, "What took the time", "What would help most", "<svg", "One epoch", "Command")
+    marks = (said, "What took the time", "What would help most", "<svg", "One epoch", "Command")
     places = [html.index(mark) for mark in marks]
     assert places == sorted(places)
     times = [row["time_s"] for row in first["time"]]
@@ -185,6 +186,29 @@ def test_the_trace_is_of_the_trace_event_format(folder: Path, tmp_path: Path) ->
         mine = [e for e in timed if e["ph"] == "X" and (e["pid"], e["tid"]) == thread]
         ends = [e["ts"] + e["dur"] for e in mine]
         assert all(end <= e["ts"] + 1e-3 for end, e in zip(ends, mine[1:], strict=False)), "one thing at a time"
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "moved", "said"),
+    [
+        (8.0, 1.0, "The SSD bounded training: of 10 s an epoch, computing waited 8.0 s (80 %)"),
+        (
+            2.0,
+            1.0,
+            "the SSD held it up: of 10 s an epoch, computing waited 2.0 s (20 %)",
+        ),
+        (0.5, 1.0, "Computing bounded training: of 10 s an epoch, computing waited 0.50 s (5 %)"),
+        (0.01, 1.0, "next to nothing of it was waiting"),
+        (0.0, 0.0, "everything stayed in memory"),
+    ],
+)
+def test_the_verdict_says_what_bounded_the_epoch(
+    first: dict[str, Any], waited_s: float, moved: float, said: str
+) -> None:
+    medians = {"time_s": 10.0, "wait_s": waited_s, "ssd_read_bytes": moved, "ssd_write_bytes": 0.0}
+    assert said in verdict(first | {"medians": medians})
+    beyond = first["forecast"] | {"gpu_budget_bytes": 1, "host_budget_bytes": 1}
+    assert "went beyond its budget" in verdict(first | {"forecast": beyond})
 
 
 def test_names_are_those_of_the_field() -> None:

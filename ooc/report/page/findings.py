@@ -17,6 +17,8 @@ from ooc.sizes import format_size
 
 WAITING_SHARE = 0.1
 """Of an epoch's time: one that waits longer for the SSD is bound by it, as passes are."""
+_MOST, _HARDLY = 0.5, 0.005
+"""Of an epoch's time, likewise."""
 _EVERY = 5
 """Epochs between two evaluations, where each is evaluated now."""
 _WORTH_SHARE = 0.01
@@ -61,23 +63,21 @@ def _extreme(
     return f"{labels[first]} is the {kind}, by {what} ({comparison} of {labels[second]})"
 
 
-def is_bound_by_ssd(found: Mapping[str, Any]) -> bool:
-    """Whether computing waited for it for a good part of the epoch."""
-    medians = found["medians"]
-    return bool(medians["wait_s"] > WAITING_SHARE * medians["time_s"])
-
-
 def _bound(found: Mapping[str, Any]) -> str:
+    """By what of an epoch's time computing waited for the SSD: most of it, a good part, or hardly any."""
     medians = found["medians"]
     time, wait = format_duration(medians["time_s"]), format_duration(medians["wait_s"])
-    share = f"{_percent(medians['wait_s'], medians['time_s'])} %"
-    if is_bound_by_ssd(found):
-        return f"The SSD bounded training: of {time} an epoch, computing waited {wait} ({share}) for reads and writes"
+    waited = medians["wait_s"] / medians["time_s"] if medians["time_s"] else 0.0
+    part = f"of {time} an epoch, computing waited {wait} ({100 * waited:.0f} %)"
+    if waited > _MOST:
+        return f"The SSD bounded training: {part} for its reads and writes"
+    if waited > WAITING_SHARE:
+        return f"Computing bounded training, and the SSD held it up: {part} for reads and writes"
     if not medians["ssd_read_bytes"] + medians["ssd_write_bytes"]:
         return f"Computing bounded training, {time} an epoch: everything stayed in memory"
-    if not _percent(medians["wait_s"], medians["time_s"]):
+    if waited < _HARDLY:
         return f"Computing bounded training, {time} an epoch: next to nothing of it was waiting for the SSD"
-    return f"Computing bounded training: of {time} an epoch, it waited {wait} ({share}) for the SSD"
+    return f"Computing bounded training: {part} for the SSD"
 
 
 def _within_budget(found: Mapping[str, Any]) -> bool:
@@ -136,7 +136,7 @@ def rank(found: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[
         between_s = max(0.0, medians["time_s"] - sum(row["time_s"] for row in rows))
         rows.append(_row("optimizer step, and between the passes", between_s, 0.0, "computing", ""))
     if medians["eval_s"]:
-        rows.append(_row("evaluation, by epoch", medians["eval_s"], 0.0, "", ""))
+        rows.append(_row("evaluation, spread over all epochs", medians["eval_s"], 0.0, "", ""))
     whole_s = medians["time_s"] + medians["eval_s"] or 1.0
     for row in rows:
         row["share"] = row["time_s"] / whole_s
@@ -201,7 +201,3 @@ def _processors(found: Mapping[str, Any]) -> tuple[int, int]:
     if start is None or measured is None or found["on_gpu"]:
         return 0, 0
     return int(start["machine"]["processors"]), int(measured["threads"])
-
-
-def _percent(part: float, whole: float) -> int:
-    return round(100 * part / whole) if whole else 0
