@@ -41,11 +41,14 @@ def command(store: Path, layers: int | None, hidden: int, as_json: bool) -> None
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return
+    from ooc.report.console import output, print_hanging
+
+    console = output()
     for name, value in facts.items():
         if name == "layers":
             _show_layers(value)
         else:
-            click.echo(f"{name:<16} {_readable(name, value)}")
+            print_hanging(f"{name:<16} ", _readable(name, value), console)
 
 
 def describe(store: "Store") -> dict[str, Any]:
