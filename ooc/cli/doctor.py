@@ -29,8 +29,8 @@ def command(path: Path, as_json: bool) -> None:
     would be taken, and the versions of what is installed; then a verdict, and what would help most, each with what to
     do about it.
     """
-    from ooc.cli.machine import probe_layer
     from ooc.report.console import output, print_hanging, say
+    from ooc.report.machine import probe_layer
 
     report, console = probe_layer(path), output()
     if as_json:
