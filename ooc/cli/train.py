@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _RUNS = Path("runs")
 _JSON = "One JSON object a line: the start, every epoch, the end."
 _OUT = "The run's folder. [default: a new one in runs/]"
-_REPORT = "Write a page about the run, as ooc report does, when it ends."
+_REPORT = "Write a page about the run, as ooc report does, when it ends or is stopped."
 
 
 @click.command(
@@ -96,16 +96,22 @@ def command(
             epochs = f"after epoch {done[-1].epoch}" if done else "before the first epoch was done"
             hint = f"; go on with: ooc train --resume --out {shlex.quote(str(run.path))}" if run.started else ""
             click.echo(f"ooc: stopped {epochs}{hint}", err=True)
+            if report is not None and done:
+                _write_report(run, report, verbosity)
             context.exit(EXIT_INTERRUPTED)
         except BaseException:
             run.discard()
             raise
     if report is not None and not dry_run:
-        from ooc.report.page.document import write_report
+        _write_report(run, report, verbosity)
 
-        write_report([run.path], report)
-        if verbosity > Verbosity.ERROR:
-            click.echo(f"report: {report}")
+
+def _write_report(run: "RunFolder", out: Path, verbosity: Verbosity) -> None:
+    from ooc.report.page.document import write_report
+
+    write_report([run.path], out)
+    if verbosity > Verbosity.ERROR:
+        click.echo(f"report: {out}")
 
 
 def _open_run(

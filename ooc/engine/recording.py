@@ -143,8 +143,8 @@ class _Memory:
         both = plan.device_limit_bytes + plan.host_limit_bytes
         self._host: Peaks | None = None
         if plan.has_tiers:
-            self._arena = condenser.memory("device", plan.device_limit_bytes)
-            self._host = condenser.memory("host", plan.host_limit_bytes)
+            self._arena = condenser.memory("device memory", plan.device_limit_bytes)
+            self._host = condenser.memory("host memory", plan.host_limit_bytes)
         else:
             self._arena = condenser.memory("memory", both)
             self._beside_bytes += plan.fixed_host_bytes

@@ -87,5 +87,5 @@ def test_a_device_s_memory_and_the_ssd_are_recorded_and_its_kernels_are_not(
     assert seen.moved_bytes.get(Resource.SSD_READ, 0) == record.ssd_read_bytes > 0
     assert Resource.COMPUTE not in seen.busy_s
     device, host, _ = seen.memory
-    assert (device.tier, host.tier) == ("device", "host")
+    assert (device.tier, host.tier) == ("device memory", "host memory")
     assert 0 < device.peak_bytes <= peaks[0] and host.peak_bytes == peaks[1]

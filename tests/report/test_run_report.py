@@ -21,6 +21,7 @@ from ooc.report.page.figures import MOST_EPOCHS, figures
 from ooc.report.page.findings import verdict
 from ooc.report.page.vocabulary import describe_matrix, describe_pass
 from ooc.train.run import RunFolder
+from ooc.train.trainer import Trainer
 from tests.report.browser import Page, browser, chromium
 
 MOST_BYTES = 300_000
@@ -129,6 +130,20 @@ def test_what_is_no_run_or_cannot_be_written_is_refused(folder: Path, tmp_path: 
     with pytest.raises(RunError, match=r"timeline\.json is damaged"):
         figures(tmp_path / "damaged")
     assert not list(tmp_path.glob("*.html"))
+
+
+def test_a_run_that_is_stopped_has_its_page_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    fit = Trainer.fit
+
+    def interrupted(self: Trainer, **options: Any) -> None:
+        fit(self, **{**options, "epochs": 1})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "fit", interrupted)
+    arguments = ("train", "g.ooc", *SETTINGS, "--epochs", "3", "--out", "stopped", "--report", "stopped.html")
+    assert cli.main(arguments) == cli.EXIT_INTERRUPTED
+    assert "after 1 epoch the loss" in (folder / "stopped.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
