@@ -251,7 +251,7 @@ def test_closed_streams_stop_no_command(closed: str, here: Path) -> None:
     program = f"{sys.executable} -m ooc convert {source} a.ooc {closed}"
     done = subprocess.run(program, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr.count("Traceback") == 0
-    verify(open_store("a.ooc"))
+    assert not verify(open_store("a.ooc"))
     if closed.count("&") > 1:
         done = subprocess.run(
             f"{sys.executable} -m ooc plan a.ooc {closed}", shell=True, capture_output=True, check=False

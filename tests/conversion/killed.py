@@ -32,7 +32,7 @@ def run(source: str, out: Path, at: int, options: dict[str, Any]) -> int | None:
             os._exit(1)
         os._exit(0)
     os.close(tell)
-    with open(told, "rb") as pipe:
+    with os.fdopen(told, "rb") as pipe:
         found = pipe.read().decode()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == -signal.SIGKILL:

@@ -139,11 +139,10 @@ MODELS = {
 @pytest.mark.parametrize("undirected", [False, True], ids=["directed", "undirected"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 def test_models(model: ModelCase, undirected: bool, converted: Converted, tmp_path: Path) -> None:
-    """Whole in memory, and one head after the other."""
+    """Whole in memory on one graph, one head after the other on the other."""
     graph = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8, undirected=undirected)
     data, store = converted(graph)
-    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store)
-    assert_agrees(model, data, tmp_path, epochs=1, store=store, slab_columns=1)
+    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store, slab_columns=1 if undirected else None)
 
 
 PLANNED = {

@@ -111,10 +111,10 @@ MODELS = {
 @pytest.mark.parametrize("graph", [ROUGH, UNDIRECTED], ids=["directed", "undirected"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 def test_models(model: ModelCase, graph: GraphCase, converted: Converted, tmp_path: Path) -> None:
-    """Whole in memory, and one head or column after the other."""
+    """Whole in memory on one graph, one head or column after the other on the other."""
     data, store = converted(graph)
-    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store)
-    assert_agrees(model, data, tmp_path, epochs=1, store=store, slab_columns=1)
+    slab_columns = 1 if graph is UNDIRECTED else None
+    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store, slab_columns=slab_columns)
 
 
 @pytest.mark.parametrize("v2", [False, True], ids=["GAT", "GATv2"])

@@ -53,7 +53,7 @@ def test_norms_in_single_precision(kind: str, tmp_path: Path) -> None:
     assert_agrees(case, data, tmp_path, dtype=torch.float32, make_optimizer=smooth_adam, epochs=EPOCHS)
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("jk", ["last", "cat", "max", "lstm"])
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gin"])
 def test_jumping_knowledge(kind: str, jk: str, layers: int, tmp_path: Path) -> None:
