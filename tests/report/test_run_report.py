@@ -18,7 +18,7 @@ from ooc.errors import OptionError, RunError
 from ooc.report.epoch_trace import write_trace
 from ooc.report.page.document import page, write_report
 from ooc.report.page.figures import MOST_EPOCHS, figures
-from ooc.report.page.findings import verdict
+from ooc.report.page.findings import compared, verdict
 from ooc.report.page.vocabulary import describe_matrix, describe_pass
 from ooc.train.run import RunFolder
 from ooc.train.trainer import Trainer
@@ -116,8 +116,13 @@ def test_several_runs_stand_side_by_side(folder: Path) -> None:
     assert "Side by side" in html and "3 runs" in html
     assert "<second>" not in html and "&lt;second&gt;" in html
     verdicts = re.findall(r'class="verdict">([^<]*)', html)
-    assert len(verdicts) == 4
+    assert len(verdicts) == 4 and "different graphs" not in verdicts[0]
     assert "by time an epoch" in verdicts[0] and "all stayed within their memory" in verdicts[0]
+
+
+def test_runs_on_different_graphs_are_called_so(first: dict[str, Any]) -> None:
+    other = first | {"graph": first["graph"] | {"num_nodes": 5}}
+    assert compared([first, other], ["one", "other"]).startswith("These runs are on different graphs: one and other")
 
 
 def test_what_is_no_run_or_cannot_be_written_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ What something would save is what it could save at most, by what was measured, a
 anew here (``ooc plan`` does that).
 """
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,9 @@ def compared(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
     fast = _extreme(labels, [run["medians"]["time_s"] for run in runs], "fastest", "time an epoch", None, rising=False)
     beyond = [label for run, label in zip(runs, labels, strict=True) if not _within_budget(run)]
     memory = f"beyond its memory went {', '.join(beyond)}" if beyond else "all stayed within their memory"
-    return f"{good}; {fast}; {memory}."
+    graphs = {json.dumps(run["graph"], sort_keys=True) for run in runs}
+    unlike = "These runs are on different graphs: " if len(graphs) > 1 else ""
+    return f"{unlike}{good}; {fast}; {memory}."
 
 
 def _extreme(
