@@ -36,7 +36,7 @@ def displayed(relay: Relay, view: Callable[[], TrainingView], epochs: int) -> It
     stream = sys.stderr
     with Reporter(errors=stream, results=stream, epochs=epochs, tasks=False) as reporter, relay.joined(reporter):
         if is_terminal(stream):
-            reporter.show(view())
+            reporter.show(view(), stays=True)
         yield
 
 

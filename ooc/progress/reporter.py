@@ -98,13 +98,14 @@ class Reporter:
         """Whether a training could be shown live: on a terminal that all output goes to."""
         return self._terminal and is_terminal(self._results) and self._verbosity >= Verbosity.INFO
 
-    def show(self, view: TrainingView) -> None:
-        """Show a training by ``view`` from here to the end, on a terminal; elsewhere epochs are lines."""
+    def show(self, view: TrainingView, *, stays: bool = False) -> None:
+        """Show a training by ``view`` from here to the end, on a terminal; elsewhere epochs are lines. ``stays``: the
+        view is left as it is then, and not taken away."""
         if not self.is_live:
             return
         with self._lock:
             self._stop()
-            self._view, self._live = view, _live(view, self._errors)
+            self._view, self._live = view, _live(view, self._errors, stays=stays)
             self._live.start()
 
     def _tell(self, event: Event) -> None:
@@ -197,7 +198,7 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
 
 
-def _live(view: TrainingView, stream: TextIO) -> "Live":
+def _live(view: TrainingView, stream: TextIO, *, stays: bool) -> "Live":
     from rich.console import Console
     from rich.live import Live
 
@@ -205,7 +206,7 @@ def _live(view: TrainingView, stream: TextIO) -> "Live":
         view,
         console=Console(file=stream),
         refresh_per_second=_REFRESHES_PER_S,
-        transient=True,
+        transient=not stays,
         redirect_stdout=sys.stdout.isatty(),
         redirect_stderr=sys.stderr.isatty(),
     )

@@ -119,6 +119,16 @@ def test_from_python_a_line_an_epoch_goes_to_standard_error(capsys: pytest.Captu
     assert out == "" and err == "epoch 1/4  loss 0.25000  train 0.5000 test 0.2500  0.10 s\n"
 
 
+def test_from_python_the_view_stays_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, relay = Terminal(), Relay()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream)
+    with displayed(relay, lambda: view_of(Clock(), last=1), 1):
+        relay(EpochFinished(record(1)))
+    last = stream.getvalue().split("\x1b[2K")[-1]
+    assert "epoch 1/1" in last and " done" in last and "lowest 0.25000" in last and "\x1b[?25h" in last
+
+
 def test_a_notebook_has_the_view_in_one_place(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
