@@ -67,8 +67,8 @@ def test_a_class_past_all_sense_is_none(tmp_path: Path) -> None:
     [
         ("1\x1c", "control character 0x1c"),
         ("1\x0b", "control character 0x0b"),
-        ("1_0", "the column source holds '1_0', not whole numbers"),
-        ("\u0661\u0660", "not whole numbers"),
+        ("1_0", r"edge 1 \(1_0 → 20\) has an end that is no node"),
+        ("\u0661\u0660", r"edge 1 \(\u0661\u0660 → 20\) has an end that is no node"),
     ],
 )
 def test_numbers_in_tables_are_plain_digits(tmp_path: Path, cell: str, message: str) -> None:

@@ -122,3 +122,10 @@ def test_texts_need_a_column_of_ids(tmp_path: Path) -> None:
     (source / "edges.csv").write_text("src,dst\na,b\n")
     with pytest.raises(SourceError, match=r"edges name nodes by texts, but nodes are the row numbers of .* no column"):
         ooc.convert(source, tmp_path / "g.ooc")
+
+
+def test_texts_among_numbers_need_a_table_of_nodes(tmp_path: Path) -> None:
+    """Of edges alone a mistake would make a node of its own."""
+    (path := tmp_path / "e.csv").write_text("src,dst\n" + "".join(f"{k},{k + 1}\n" for k in range(200)) + "7,1x0\n")
+    with pytest.raises(SourceError, match="line 202: the column dst holds '1x0', not whole numbers; ids some of which"):
+        ooc.convert(path, tmp_path / "g.ooc", features="random:2", labels="random:2")

@@ -36,9 +36,14 @@ class ParquetTable:
     def blocks(self, wanted: Mapping[str, Cells], size: int) -> Iterator[Block]:
         done = 0
         with self._reading() as file:
-            for batch in file.iter_batches(batch_size=size, columns=list(wanted), use_threads=False):
-                yield {name: self._column(batch, name, cells) for name, cells in wanted.items()}
-                done += batch.num_rows
+            # One row group after the other: over all of them pyarrow keeps several times as much in memory.
+            for group in range(file.metadata.num_row_groups):
+                batches = file.iter_batches(
+                    batch_size=size, row_groups=[group], columns=list(wanted), use_threads=False
+                )
+                for batch in batches:
+                    yield {name: self._column(batch, name, cells) for name, cells in wanted.items()}
+                    done += batch.num_rows
         if done != self.rows:
             raise SourceError(f"{self.path} holds {done} rows, {self.rows} by its own count")
 
@@ -55,7 +60,7 @@ class ParquetTable:
         match cells:
             case Cells.TEXT if text or number:
                 texts = column if text else column.cast("string")
-                return of_texts(["" if cell is None else cell for cell in texts.to_pylist()], cells)
+                return np.asarray(texts.fill_null("").to_numpy(zero_copy_only=False), dtype=np.object_)
             case Cells.WHOLE if (types.is_integer(kind) or types.is_floating(kind)) and not column.null_count:
                 return self._cast(column, name, "int64")
             case Cells.REAL if number:

@@ -154,9 +154,9 @@ class NumberedGraph:
         if not texts:
             try:
                 found = self._counted_numbers(nodes, folder, listener)
-            except NoWholeNumber:
-                if self.ids is None and nodes is not None:
-                    raise
+            except NoWholeNumber as error:
+                if self.ids is None:  # A mistake would make a node of its own.
+                    raise SourceError(f"{error}; ids some of which are texts need a table of nodes with them") from None
                 texts = True  # Only the first rows looked like numbers.
         if texts:
             found = self._counted_texts(nodes, folder, listener)
