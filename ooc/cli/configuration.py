@@ -19,6 +19,7 @@ import click
 
 from ooc.cli import COMMANDS, load_command
 from ooc.cli.options import option_names
+from ooc.cli.settings import own_model
 from ooc.errors import OptionError
 from ooc.suggestions import did_you_mean, did_you_mean_path
 
@@ -100,6 +101,9 @@ def _text(parameter: click.Parameter, value: Any, path: Path, where: str) -> str
     text = str(value)
     is_path = isinstance(parameter.type, click.Path)
     may_be_path = parameter.name == "source" or (isinstance(parameter.metavar, str) and "FILE" in parameter.metavar)
+    own = own_model(text) if parameter.name == "model" else None
+    if own is not None:
+        return f"{path.parent / own[0].expanduser()}:{own[1]}"
     beside = path.parent / Path(text).expanduser()
     return str(beside) if is_path or (may_be_path and beside.exists()) else text
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ooc.cli.options import FORCE, JSON, ChoiceType, with_verbosity
+from ooc.cli.settings import MODEL, model_name
 from ooc.progress.reporter import Verbosity
 from ooc.sizes import format_size
 
@@ -14,11 +15,14 @@ from ooc.sizes import format_size
 @click.command(short_help="Export a run's weights.", context_settings={"show_default": True})
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
+@click.option("--model", type=MODEL, metavar="FILE.py:NAME", help="The run's model, where it is one of your own.")
 @click.option("--weights", type=ChoiceType("best", "last"), default="best", help="Which of the run's weights.")
 @FORCE
 @with_verbosity
 @JSON
-def command(run: Path, out: Path, weights: str, force: bool, verbosity: Verbosity, as_json: bool) -> None:
+def command(
+    run: Path, out: Path, model: str | None, weights: str, force: bool, verbosity: Verbosity, as_json: bool
+) -> None:
     """Write the weights of RUN to OUT, a .safetensors file or a .pt file for torch.load.
 
     They are the state_dict of the PyG model that the run's options describe, under PyG's own names.
@@ -31,7 +35,7 @@ def command(run: Path, out: Path, weights: str, force: bool, verbosity: Verbosit
     folder = RunFolder.open(run)
     settings = TrainSettings.from_config(folder.config, run)
     state = load_weights(folder, weights)
-    rebuild_model(settings, state, folder)  # which refuses those of another model
+    rebuild_model(settings, state, folder, own=model)  # which refuses those of another model
     described = {name: getattr(settings, name) for name in ("model", "layers", "hidden", "dropout", "norm", "jk")}
     export_weights(state, out, metadata={"format": "pt", "ooc": json.dumps(described)}, force=force)
     nbytes = sum(tensor.nbytes for tensor in state.values())
@@ -39,4 +43,4 @@ def command(run: Path, out: Path, weights: str, force: bool, verbosity: Verbosit
         facts = {"out": str(out), "tensors": len(state), "bytes": nbytes, "model": settings.model}
         click.echo(json.dumps(facts, indent=2))
     elif verbosity > Verbosity.ERROR:
-        click.echo(f"{out}: {len(state)} tensors, {format_size(nbytes)}, of {settings.model}")
+        click.echo(f"{out}: {len(state)} tensors, {format_size(nbytes)}, of {model_name(settings.model)}")

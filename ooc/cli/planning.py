@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from ooc.cli.recipe import admit_parameters, build_average, build_loss, planned_model
-from ooc.cli.settings import TrainSettings
+from ooc.cli.settings import TrainSettings, model_name, own_model
 from ooc.events import ignore
 from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.task import label_columns
@@ -140,7 +140,8 @@ class Planning:
         """The graph's name and the model, in a line."""
         settings = self.settings
         name = self._store.name if isinstance(self.graph, GraphStatistics) else self.graph.path.stem
-        return f"{name}, {settings.model} with {settings.layers} layers {settings.hidden} wide, {self.hardware.name}"
+        shape = "" if own_model(settings.model) else f" with {settings.layers} layers {settings.hidden} wide"
+        return f"{name}, {model_name(settings.model)}{shape}, {self.hardware.name}"
 
     def _beyond_memory(self) -> list[str]:
         """A line where training here would not get the budgets asked for."""

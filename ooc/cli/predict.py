@@ -10,7 +10,7 @@ import click
 
 from ooc.cli.configuration import CONFIG
 from ooc.cli.options import COUNT, FORCE, JSON, SIZE, ChoiceType, with_verbosity
-from ooc.cli.settings import TrainSettings, settle_memory, with_one_memory
+from ooc.cli.settings import MODEL, TrainSettings, settle_memory, with_one_memory
 from ooc.errors import OptionError
 from ooc.progress.figures import format_count
 from ooc.progress.reporter import Reporter, Verbosity
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out", type=click.Path(path_type=Path), help="A file in .npy, .zarr, .parquet or .csv. [default: RUN/WHAT.csv]"
 )
+@click.option("--model", type=MODEL, metavar="FILE.py:NAME", help="The run's model, where it is one of your own.")
 @click.option("--weights", type=ChoiceType("best", "last"), default="best", help="Which of the run's weights.")
 @click.option("--memory", type=SIZE, help="RAM to work in. [default: the run's]")
 @click.option("--gpu-budget", type=SIZE, help="As in ooc train, of which --memory is the sum. [default: the run's]")
@@ -54,6 +55,7 @@ def command(
     layer: int | None,
     nodes: Path | None,
     out: Path | None,
+    model: str | None,
     weights: str,
     memory: int | None,
     gpu_budget: int | None,
@@ -89,12 +91,12 @@ def command(
     given = with_one_memory({name: size for name, size in sizes.items() if size is not None})
     settings = TrainSettings.from_config({**folder.config, **given}, run)
     opened = open_store(store if store is not None else settings.store)
-    model = rebuild_model(settings, load_weights(folder, weights), folder)
+    rebuilt = rebuild_model(settings, load_weights(folder, weights), folder, own=model)
     with (
         Reporter(verbosity=verbosity) as reporter,
         closing(
             Prediction(
-                model,
+                rebuilt,
                 opened,
                 Resources.parse(
                     settings.gpu_budget,

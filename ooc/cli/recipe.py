@@ -4,6 +4,14 @@
 PyG is imported when a model of it is made: that takes longer than most plans do.
 """
 
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,12 +19,13 @@ from torch import nn
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ooc.cli.settings import TrainSettings
-from ooc.errors import BudgetError, OptionError, RunError
+from ooc.cli.settings import TrainSettings, model_name, own_model
+from ooc.errors import BudgetError, ModelError, OptionError, RunError
 from ooc.memory import available_memory_bytes
 from ooc.model.lowering.model_shape import Gcn, Gin, ModelShape, Sage
 from ooc.sizes import format_size
 from ooc.storage.store import Task
+from ooc.suggestions import did_you_mean, did_you_mean_path
 from ooc.train.loss import training_classes
 from ooc.train.schedule import Scheduler, by_factor, constant, cosine, steps
 from ooc.train.setup import edge_data_used
@@ -53,6 +62,7 @@ _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 
 def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
     """A freshly initialised PyG model for the store's features and classes, the same for the same seed."""
+    _loaded(settings.model)  # which may draw random numbers, once
     torch.manual_seed(settings.seed)
     return _model(settings, store.num_features, store.num_classes, store.num_edge_features)
 
@@ -73,8 +83,26 @@ def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
     )
 
 
-def rebuild_model(settings: TrainSettings, weights: dict[str, torch.Tensor], run: "RunFolder") -> nn.Module:
-    """The model of a run with these weights. RunError where they are of another model."""
+def check_own_model(model: str, run: "RunFolder") -> None:
+    """RunError where the file of a model of the user's own is not what it was when ``run`` was begun."""
+    digest = own_model_digest(model)
+    if run.config.setdefault("model_sha256", digest) != digest:
+        raise RunError(f"{model.rpartition(':')[0]} has changed since {run.path} was begun; put it back, or begin anew")
+
+
+def rebuild_model(
+    settings: TrainSettings, weights: dict[str, torch.Tensor], run: "RunFolder", *, own: str | None = None
+) -> nn.Module:
+    """The model of a run with these weights. RunError where they are of another model. ``own``: where the run's model
+    is the user's own, its file and name as given now: a run's folder, whoever made it, has no code run by itself."""
+    if own is None and own_model(settings.model) is not None:
+        where = f"--model {settings.model}"
+        raise RunError(f"the model of {run.path} is in a file whose code would be run; if you trust it, give {where}")
+    if own is not None:
+        if own_model(settings.model) is None:
+            raise OptionError(f"--model is of runs with a model of your own; {run.path} has {settings.model}")
+        settings = replace(settings, model=own)
+        check_own_model(own, run)
     facts = run.config.get("store_facts", {})
     if not isinstance(facts, dict) or not {"num_features", "num_classes"} <= facts.keys():
         raise RunError(f"{run.path} does not say how many features and classes its store had")
@@ -91,6 +119,7 @@ def rebuild_model(settings: TrainSettings, weights: dict[str, torch.Tensor], run
 
 def admit_parameters(settings: TrainSettings, store: "Store") -> None:
     """Raise BudgetError when memory cannot hold the weights, without which no budget can be planned for."""
+    _loaded(settings.model)  # not as if what its file makes were parameters
     with torch.device("meta"):
         model = planned_model(settings, store)
         nbytes = sum(parameter.nbytes for parameter in model.parameters())
@@ -105,6 +134,9 @@ def admit_parameters(settings: TrainSettings, store: "Store") -> None:
 def _model(settings: TrainSettings, features: int, outputs: int, edge_features: int) -> nn.Module:
     from ooc.models import Residual
 
+    made = _loaded(settings.model)
+    if made is not None:
+        return _own(made, settings, features, outputs, edge_features)
     kind, options = _kind(settings.model)
     common = {"num_layers": settings.layers, "dropout": settings.dropout, **options}
     common |= _edge_options(settings, edge_features)
@@ -154,6 +186,96 @@ def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]
             raise OptionError(f"--aggr is of {', '.join(sorted(MODELS_WITH_AGGREGATION))}, not of {settings.model}")
         options["aggr"] = settings.aggr
     return options
+
+
+# ---- a model of the user's own -----------------------------------------------------------------------------------
+
+
+_OF_A_MODEL = {
+    "hidden": "hidden_channels",
+    "layers": "num_layers",
+    "dropout": "dropout",
+    "heads": "heads",
+    "norm": "",
+    "jk": "",
+    "aggr": "",
+    "residual": "",
+}
+"""Options, and the parameter by which a model of the user's own takes one; none for what it settles itself."""
+
+
+def own_model_digest(model: str) -> str | None:
+    """Of the file of a model of the user's own; None for one that comes with ooc."""
+    own = own_model(model)
+    if own is None:
+        return None
+    try:
+        return hashlib.sha256(own[0].read_bytes()).hexdigest()
+    except OSError as error:
+        raise OptionError(f"--model {model}: {error.strerror or error}{did_you_mean_path(own[0])}") from error
+
+
+def _loaded(model: str) -> Callable[..., Any] | None:
+    """What makes a model of the user's own, of which the file is run, once; None for one that comes with ooc."""
+    own = own_model(model)
+    digest = own_model_digest(model)
+    return None if own is None or digest is None else _run_file(*own, digest)
+
+
+@cache
+def _run_file(path: Path, name: str, digest: str) -> Callable[..., Any]:
+    module_name = f"ooc_own_{digest[:16]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # PyG's layers look themselves up there
+    sys.path.insert(0, str(path.parent))  # as for a script: its neighbours can be imported
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise ModelError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    made: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(made):
+        names = [one for one, value in vars(module).items() if isinstance(value, type) and issubclass(value, nn.Module)]
+        raise ModelError(f"{path} has nothing called {name} that makes a model{did_you_mean(name, names)}")
+    return made
+
+
+def _own(
+    make: Callable[..., Any], settings: TrainSettings, features: int, outputs: int, edge_features: int
+) -> nn.Module:
+    """The model that ``make`` makes of those of these options that it takes, which go by PyG's names."""
+    offered: dict[str, Any] = {
+        "in_channels": features,
+        "out_channels": outputs,
+        "hidden_channels": settings.hidden,
+        "num_layers": settings.layers,
+        "dropout": settings.dropout,
+        "heads": settings.heads,
+        "edge_dim": edge_features or None,
+    }
+    parameters = inspect.signature(make).parameters
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    taken = {name: value for name, value in offered.items() if name in parameters and parameters[name].kind in plain}
+    name = model_name(settings.model)
+    needed = [one.name for one in parameters.values() if one.kind in plain and one.default is one.empty]
+    if missing := [one for one in needed if one not in taken]:
+        raise ModelError(f"{name} wants {', '.join(missing)}; what it can be given are {', '.join(offered)}")
+    own_affair = [option for option, parameter in _OF_A_MODEL.items() if parameter not in taken]
+    for option in fields(TrainSettings):
+        if option.name in own_affair and getattr(settings, option.name) != option.default:
+            wanted = f"; let it take {_OF_A_MODEL[option.name]}" if _OF_A_MODEL[option.name] else ""
+            raise OptionError(f"--{option.name.replace('_', '-')} says nothing to {name}, a model of your own{wanted}")
+    try:
+        model = make(**taken)
+    except Exception as error:
+        raise ModelError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{name} makes a {type(model).__name__}, not a torch.nn.Module")
+    return model
 
 
 # ---- how it is trained ---------------------------------------------------------------------------------------

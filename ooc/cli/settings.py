@@ -71,12 +71,30 @@ _GPU = partial(_option, GPU)
 _RUN = partial(_option, RUN)
 
 
+def own_model(model: str) -> tuple[Path, str] | None:
+    """File and name of a model of the user's own, ``FILE.py:NAME``; None for one of those that come with ooc."""
+    file, colon, name = model.rpartition(":")
+    return (Path(file), name) if colon and file.endswith(".py") else None
+
+
+def model_name(model: str) -> str:
+    """What people call it."""
+    own = own_model(model)
+    return MODEL_NAMES[model] if own is None else own[1]
+
+
 class _ModelName(ChoiceType):
-    """A model's name, GraphSAGE's also in full."""
+    """A model's name, GraphSAGE's also in full; or one of the user's own, of which the file's path is made whole."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        own = own_model(value) if isinstance(value, str) else None
+        if own is not None:
+            return f"{own[0].resolve()}:{own[1]}"
         in_full = isinstance(value, str) and value.lower() == "graphsage"
         return super().convert("sage" if in_full else value, param, ctx)
+
+
+MODEL = _ModelName(*MODEL_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +104,8 @@ class TrainSettings:
     store: str = field(metadata={"type": click.Path()})
     model: str = _MODEL(
         "gcn",
-        _ModelName(*MODEL_NAMES),
-        "GCN, GraphSAGE, GIN, GAT, GATv2 or graph transformer.",
+        MODEL,
+        "GCN, GraphSAGE, GIN, GAT, GATv2 or graph transformer; or one of your own, FILE.py:NAME.",
     )
     heads: int = _MODEL(
         1, COUNT, "Attention heads of gat, gatv2 and transformer; --hidden is that of all of them together."
@@ -204,7 +222,7 @@ class TrainSettings:
         """What of the edges' data the model is not given, ``"auto"`` decided."""
         if self.ignore_edge_data != "auto":
             return self.ignore_edge_data
-        return "none" if self.model in _MODELS_WITH_WEIGHTS else "weight"
+        return "none" if self.model in _MODELS_WITH_WEIGHTS or own_model(self.model) else "weight"
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: Path) -> Self:
@@ -318,7 +336,7 @@ def only_store(folder: Path) -> Path:
 
 def next_run(runs: Path, store: str, model: str) -> Path:
     """A folder for a run that was not given one: ``runs/STORE-MODEL-NUMBER``, the first that is free."""
-    stem = f"{Path(store).stem}-{model}"
+    stem = f"{Path(store).stem}-{model if own_model(model) is None else model_name(model)}"
     number = 1
     while (runs / f"{stem}-{number}").exists():
         number += 1

@@ -18,9 +18,9 @@ from ooc.cli.options import GroupedCommand, Option, verbosity_options
 from ooc.cli.report import check_page
 from ooc.cli.settings import (
     CHANGEABLE,
-    MODEL_NAMES,
     RUN,
     TrainSettings,
+    model_name,
     next_run,
     only_store,
     settle_memory,
@@ -181,7 +181,15 @@ def _train(
 
     import torch
 
-    from ooc.cli.recipe import admit_parameters, build_average, build_loss, build_model, build_optimizer, build_schedule
+    from ooc.cli.recipe import (
+        admit_parameters,
+        build_average,
+        build_loss,
+        build_model,
+        build_optimizer,
+        build_schedule,
+        check_own_model,
+    )
     from ooc.progress.live import TrainingView
     from ooc.progress.promise import promise_of
     from ooc.report.briefing import describe_forecast
@@ -196,6 +204,7 @@ def _train(
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    check_own_model(settings.model, run)
     admit_parameters(settings, store)
     metric = resolve_metric(settings.metric, store.task, store.num_classes)
     model = build_model(settings, store)
@@ -255,7 +264,7 @@ def _train(
         note_start(run, report, trainer.spill_dir, metric)
         reporter.show(
             TrainingView(
-                title=f"{MODEL_NAMES[settings.model]} on {store.path.name}, {run.path}",
+                title=f"{model_name(settings.model)} on {store.path.name}, {run.path}",
                 first=first,
                 last=settings.epochs,
                 metric=metric.value,
@@ -335,7 +344,7 @@ def _describe_model(settings: TrainSettings, model: "nn.Module", *, weighted: bo
     parameters = sum(parameter.numel() for parameter in model.parameters())
     left_out = ", without the edges' weights" * (weighted and settings.edge_data_left_out in ("weight", "all"))
     shape = f"{settings.layers} layer{'s' * (settings.layers > 1)}, {settings.hidden} wide{heads}"
-    return f"{MODEL_NAMES[settings.model]}: {shape}, {parameters:,} parameters{left_out}"
+    return f"{model_name(settings.model)}: {shape}, {parameters:,} parameters{left_out}"
 
 
 def _logs(settings: TrainSettings, run: "RunFolder") -> "list[EpochLog]":

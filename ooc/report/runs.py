@@ -201,7 +201,7 @@ def _row(run: dict[str, Any]) -> dict[str, str]:
     peak = _peak(run)
     return {
         "run": run["run"],
-        "model": run["model"] or "",
+        "model": (run["model"] or "").rpartition(":")[2],  # of one in a file, its name
         "state": run["state"],
         "epochs": "" if damaged else f"{run['epochs']}{asked}",
         "best": best,

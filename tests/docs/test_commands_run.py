@@ -60,6 +60,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         split = rng.choice(["train", "valid", "test"], NODES)
         people = zip(range(NODES), labels.tolist(), split, *features.T.tolist(), strict=True)
         csv.writer(file).writerows([("who", "job", "split", *(f"x{k}" for k in range(6))), *people])
+    Path("net.py").write_text(
+        "from torch_geometric.nn.models import GCN\n\n"
+        "def Net(in_channels, out_channels, hidden_channels):\n"
+        "    return GCN(in_channels, hidden_channels, 2, out_channels)\n"
+    )
     Path("wanted.txt").write_text("5\n3\n17\n")
     graph = random_graph(rng, nodes=NODES, edges=EDGES, labelled=0.8)
     graph = replace(graph, y=np.where(graph.y < 0, -1, graph.y % 2))
@@ -75,6 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     own_data.make_tables(folder, NODES)
     for run in "big", "my-gcn-1", "papers-gcn-1":
         assert cli.main(["train", "my.ooc", "--model", "sage", "--epochs", "2", "--out", f"runs/{run}"]) == 0
+    assert cli.main(["train", "my.ooc", "--model", "net.py:Net", "--epochs", "1", "--out", "runs/my-Net-1"]) == 0
     yield folder
     os.chdir(before)
 

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--model FILE.py:NAME``: a model of the user's own, from the command line."""
+
+import csv
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import ooc
+from ooc import cli
+from tests.cli.conftest import RunCommand
+from tests.cli.test_train import losses
+
+NET = """
+from torch import nn
+from torch_geometric.nn import GCNConv, SAGEConv
+from widths import WIDTH
+
+
+class Net(nn.Module):
+    def __init__(self, in_channels, out_channels, hidden_channels=WIDTH, dropout=0.5):
+        super().__init__()
+        self.first, self.last = SAGEConv(in_channels, hidden_channels), GCNConv(hidden_channels, out_channels)
+        self.norm, self.dropout = nn.LayerNorm(hidden_channels), nn.Dropout(dropout)
+
+    def forward(self, x, edge_index):
+        h = self.dropout(self.norm(self.first(x, edge_index)).relu())
+        return self.last(h, edge_index)
+
+
+def demanding(in_channels, depth):
+    return Net(in_channels, depth)
+
+
+def nothing():
+    return None
+"""
+SMALL = ("--hidden", "8", "--memory", "64M", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that imports what lies beside it."""
+    folder = tmp_path_factory.mktemp("net")
+    (folder / "widths.py").write_text("WIDTH = 16\n")
+    (folder / "net.py").write_text(NET)
+    return folder / "net.py"
+
+
+@pytest.fixture(scope="module")
+def trained(net: Path, graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own") / "run"
+    words = ["train", str(graph), "--model", f"{net}:Net", "--epochs", "2", "--out", str(folder), *SMALL]
+    assert cli.main(words) == 0
+    return folder
+
+
+def test_it_is_trained_as_from_python(trained: Path, net: Path, graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(net.parent)
+    spec = importlib.util.spec_from_file_location("as_imported", net)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    store = ooc.open(graph)
+    torch.manual_seed(0)
+    model = module.Net(store.num_features, store.num_classes, hidden_channels=8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with ooc.Trainer(model, store, memory="64M", optimizer=optimizer, device="cpu") as trainer:
+        assert [record.loss for record in trainer.fit(epochs=2, progress=False)] == losses(trained)
+
+
+def test_its_configuration_repeats_it(run: RunCommand, trained: Path, here: Path) -> None:
+    code, _, err = run("train", "--config", trained / "config.toml", "--out", "again", "--quiet")
+    assert code == 0, err
+    assert losses(here / "again") == losses(trained)
+
+
+def test_its_path_is_relative_to_the_file_that_names_it(net: Path) -> None:
+    config = net.parent / "own.toml"
+    config.write_text('[train]\nmodel = "net.py:Net"\n')
+    params = cli.load_command("train").make_context("train", ["--config", str(config)]).params
+    assert params["model"] == f"{net.resolve()}:Net"
+
+
+def test_a_run_has_no_code_run_unless_it_is_named(run: RunCommand, trained: Path, net: Path, here: Path) -> None:
+    code, _, err = run("predict", trained, "--out", "p.csv")
+    assert code == 2 and f"if you trust it, give --model {net.resolve()}:Net" in err
+    code, _, err = run("predict", trained, "--out", "p.csv", "--model", f"{net}:Net")
+    assert code == 0, err
+    assert len(list(csv.reader(Path("p.csv").read_text().splitlines()))) == 2501
+    code, _, err = run("export", trained, "w.pt", "--model", f"{net}:Net")
+    assert code == 0, err
+    assert set(torch.load("w.pt")) >= {"first.lin_l.weight", "norm.weight"}
+    code, out, _ = run("runs", trained.parent)
+    assert " Net " in out
+
+
+def test_a_file_that_has_changed_is_refused(run: RunCommand, trained: Path, net: Path, here: Path) -> None:
+    """Elsewhere it may lie."""
+    shutil.copytree(trained, "run")
+    moved = Path("net.py")
+    moved.write_text(net.read_text() + "# changed\n")
+    code, _, err = run("predict", "run", "--out", "p.npy", "--model", "net.py:Net")
+    assert code == 2 and "net.py has changed since run was begun" in err
+    shutil.copy(net.parent / "widths.py", "widths.py")
+    shutil.copy(net, moved)
+    code, _, err = run("predict", "run", "--out", "p.npy", "--model", "net.py:Net")
+    assert code == 0, err
+    config = json.loads(Path("run/config.json").read_text())
+    Path("run/config.json").write_text(json.dumps(config | {"model": f"{moved.resolve()}:Net"}))
+    moved.write_text(net.read_text() + "# changed\n")
+    code, _, err = run("train", "--resume", "--out", "run", "--epochs", "3")
+    assert code == 2 and "has changed since run was begun" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model", "net.py:Nett"), "nothing called Nett that makes a model; did you mean Net?"),
+        (("--model", "nett.py:Net"), "No such file or directory; did you mean"),
+        (("--model", "net.py:demanding"), "demanding wants depth; what it can be given are in_channels"),
+        (("--model", "net.py:nothing"), "nothing makes a NoneType, not a torch.nn.Module"),
+        (("--model", "broken.py:Net"), "broken.py cannot be run: ZeroDivisionError: division by zero"),
+        (("--model", "net.py:Net", "--layers", "2"), "--layers says nothing to Net, a model of your own; let it take"),
+        (("--model", "net.py:Net", "--norm", "batch"), "--norm says nothing to Net, a model of your own"),
+        (("--model", "net.txt:Net"), "'net.txt:Net' is not one of 'gcn'"),
+    ],
+)
+def test_what_cannot_be_made_is_one_line(
+    run: RunCommand, net: Path, graph: Path, here: Path, options: tuple[str, ...], message: str
+) -> None:
+    for name in ("net.py", "widths.py"):
+        shutil.copy(net.parent / name, name)
+    Path("broken.py").write_text("1 / 0\n")
+    code, out, err = run(
+        "train", graph, *(() if "--layers" in options else ("--hidden", "128")), *options, "--out", "r"
+    )
+    assert (code, out, err.count("\n")) == (2, "", 1) and message in err
+    assert not Path("r").exists()
+
+
+def test_it_is_planned_for(run: RunCommand, net: Path, graph: Path) -> None:
+    code, out, err = run("plan", graph, "--model", f"{net}:Net", "--hidden", "8", "--no-advice", "--json")
+    assert code == 0, err
+    assert json.loads(out)["epoch_s"] > 0
