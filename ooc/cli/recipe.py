@@ -33,8 +33,11 @@ from ooc.train.setup import edge_data_used
 if TYPE_CHECKING:
     from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+    from ooc.events import Listener
     from ooc.storage.store import Store
+    from ooc.train.metrics import Metric
     from ooc.train.run import RunFolder
+    from ooc.train.trainer import Trainer
 
 _SHAPES: dict[str, type[Gcn | Sage | Gin]] = {"gcn": Gcn, "sage": Sage, "gin": Gin}
 MODELS_WITH_HEADS = frozenset(("gat", "gatv2", "transformer"))
@@ -347,3 +350,39 @@ def build_average(settings: TrainSettings, model: nn.Module) -> AveragedModel | 
             return AveragedModel(model)
         case _:
             return None
+
+
+def build_trainer(
+    settings: TrainSettings, store: "Store", run: "RunFolder", metric: "Metric", listener: "Listener"
+) -> "Trainer":
+    """What trains the model that the options describe, in the way that they describe; it tells ``listener``."""
+    from ooc.train.trainer import Trainer
+
+    model = build_model(settings, store)
+    optimizer = build_optimizer(settings, model)
+    return Trainer(
+        model,
+        store,
+        memory=settings.memory,
+        gpu_budget=settings.gpu_budget,
+        host_budget=settings.host_budget,
+        device=settings.device,
+        seed=settings.seed,
+        optimizer=optimizer,
+        loss=build_loss(settings, store),
+        spill_dir=settings.spill_dir,
+        out=run,
+        input_dropout=settings.input_dropout,
+        metric=metric.value,
+        scheduler=build_schedule(settings, optimizer, rising=metric.higher_is_better),
+        clip_norm=settings.clip,
+        average=build_average(settings, model),
+        average_from=settings.average_from,
+        listener=listener,
+        block_rows=settings.block_rows,
+        slab_columns=settings.slab_columns,
+        max_ssd_writes=settings.max_ssd_writes,
+        spill_dtype=settings.spill_dtype,
+        compute_dtype=settings.dtype,
+        ignore_edge_data=settings.edge_data_left_out,
+    )

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
+    from ooc.progress.live import TrainingView
     from ooc.report.logs import EpochLog
     from ooc.report.plan_report import PlanReport
     from ooc.train.run import RunFolder
@@ -181,18 +182,7 @@ def _train(
 
     import torch
 
-    from ooc.cli.recipe import (
-        admit_parameters,
-        build_average,
-        build_loss,
-        build_model,
-        build_optimizer,
-        build_schedule,
-        check_own_model,
-    )
-    from ooc.progress.live import TrainingView
-    from ooc.progress.promise import promise_of
-    from ooc.report.briefing import describe_forecast
+    from ooc.cli.recipe import admit_parameters, build_trainer, check_own_model
     from ooc.report.console import output
     from ooc.report.logs import epoch_as_json, several
     from ooc.report.plan_report import PlanReport
@@ -200,60 +190,21 @@ def _train(
     from ooc.report.starts import note_start
     from ooc.report.tables import print_outcome
     from ooc.train.metrics import resolve_metric
-    from ooc.train.trainer import Trainer
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     check_own_model(settings.model, run)
     admit_parameters(settings, store)
     metric = resolve_metric(settings.metric, store.task, store.num_classes)
-    model = build_model(settings, store)
-    optimizer = build_optimizer(settings, model)
     logs = _logs(settings, run)
     lines = [epoch_as_json] if as_json else []
     console = output()
-    with Trainer(
-        model,
-        store,
-        memory=settings.memory,
-        gpu_budget=settings.gpu_budget,
-        host_budget=settings.host_budget,
-        device=settings.device,
-        seed=settings.seed,
-        optimizer=optimizer,
-        loss=build_loss(settings, store),
-        spill_dir=settings.spill_dir,
-        out=run,
-        input_dropout=settings.input_dropout,
-        metric=metric.value,
-        scheduler=build_schedule(settings, optimizer, rising=metric.higher_is_better),
-        clip_norm=settings.clip,
-        average=build_average(settings, model),
-        average_from=settings.average_from,
-        listener=several(reporter, *logs, *lines),
-        block_rows=settings.block_rows,
-        slab_columns=settings.slab_columns,
-        max_ssd_writes=settings.max_ssd_writes,
-        spill_dtype=settings.spill_dtype,
-        compute_dtype=settings.dtype,
-        ignore_edge_data=settings.edge_data_left_out,
-    ) as trainer:
+    with build_trainer(settings, store, run, metric, several(reporter, *logs, *lines)) as trainer:
         report = PlanReport.of_run(
             trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=settings.eval_every
         )
-        last = run.last()
-        first = 1 if last is None else last["epoch"] + 1
-        promise = promise_of(
-            trainer.plan,
-            trainer.workload,
-            trainer.hardware,
-            trainer.limits,
-            eval_every=settings.eval_every,
-            timeline=report.timeline,
-        )
         if verbosity >= Verbosity.INFO:
-            forecast = describe_forecast(promise, settings.epochs - first + 1)
-            _brief(trainer, settings, report, forecast, console, verbosity)
+            _brief(run, trainer, settings, report, console, verbosity)
         if as_json:
             begun = {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
             _say_as_json("start", {"run": str(run.path), "store": settings.store, **begun, "plan": report.as_dict()})
@@ -262,16 +213,7 @@ def _train(
                 click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
             return
         note_start(run, report, trainer.spill_dir, metric)
-        reporter.show(
-            TrainingView(
-                title=f"{model_name(settings.model)} on {store.path.name}, {run.path}",
-                first=first,
-                last=settings.epochs,
-                metric=metric.value,
-                rising=metric.higher_is_better,
-                promise=promise,
-            )
-        )
+        reporter.show(_view(settings, run, trainer, report))
         trainer.fit(
             epochs=settings.epochs,
             eval_every=settings.eval_every,
@@ -301,17 +243,37 @@ def _say_as_json(event: str, facts: dict[str, Any]) -> None:
     click.echo(json.dumps({"event": event, **facts}, allow_nan=False))
 
 
+def _view(settings: TrainSettings, run: "RunFolder", trainer: "Trainer", report: "PlanReport") -> "TrainingView":
+    """What shows the training on a terminal."""
+    from ooc.progress.live import TrainingView
+
+    return TrainingView(
+        title=f"{model_name(settings.model)} on {trainer.store.path.name}, {run.path}",
+        first=_epochs_done(run) + 1,
+        last=settings.epochs,
+        metric=trainer.metric.value,
+        rising=trainer.metric.higher_is_better,
+        promise=report.promise,
+    )
+
+
+def _epochs_done(run: "RunFolder") -> int:
+    last = run.last()
+    return 0 if last is None else int(last["epoch"])
+
+
 def _brief(
+    run: "RunFolder",
     trainer: "Trainer",
     settings: TrainSettings,
     report: "PlanReport",
-    forecast: str,
     console: "Console",
     verbosity: Verbosity,
 ) -> None:
     """Say what will be trained within what, and what is expected of it; ``verbosity`` DEBUG: the whole plan."""
     from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
     from ooc.report.briefing import (
+        describe_forecast,
         describe_memory,
         describe_store,
         describe_waiting,
@@ -327,7 +289,7 @@ def _brief(
             ("model", _describe_model(settings, trainer.model, weighted=trainer.store.has_edge_weight)),
             ("memory", describe_memory(report, trainer.spill_dir)),
             ("in memory", describe_waiting(report)),
-            ("forecast", forecast),
+            ("forecast", describe_forecast(report.promise, settings.epochs - _epochs_done(run))),
         ],
         console,
     )

@@ -14,23 +14,28 @@ def usual_program(plan: Plan, eval_every: int) -> str:
     return "train_and_score" if eval_every == 1 and "train_and_score" in plan.programs else "train"
 
 
+def is_evaluated(program: str, eval_every: int) -> bool:
+    """Whether every epoch is followed by an evaluation of its own."""
+    return eval_every == 1 and program == "train"
+
+
 def promise_of(
     plan: Plan,
     workload: Workload,
     hardware: Hardware,
     limits: Limits,
     *,
-    eval_every: int,
+    program: str,
+    evaluated: bool,
     timeline: Timeline | None = None,
 ) -> Promise:
-    """``timeline`` is that of the usual program, simulated here where it is not given."""
-    program = usual_program(plan, eval_every)
+    """``timeline`` is that of ``program``, simulated here where it is not given. ``evaluated``: every epoch is followed
+    by an evaluation of its own."""
     if timeline is None:
         timeline = simulate(plan, workload, hardware, program)
-    scored_apart = eval_every == 1 and program == "train"
     # Evaluations between epochs put out of memory what the next one reads again.
-    refilled = plan.filling_bytes(program) if scored_apart else 0
-    scored = simulate(plan, workload, hardware, "evaluate") if scored_apart and "evaluate" in plan.programs else None
+    refilled = plan.filling_bytes(program) if evaluated else 0
+    scored = simulate(plan, workload, hardware, "evaluate") if evaluated and "evaluate" in plan.programs else None
     return Promise(
         epoch_s=timeline.epoch_s,
         compute_s=timeline.busy_s.get(Resource.COMPUTE, 0.0),

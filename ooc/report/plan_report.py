@@ -14,7 +14,8 @@ from ooc.plan.program.replacement import Kept, belady, lru_hits
 from ooc.plan.program.sequence import Use
 from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.timeline import Timeline
-from ooc.progress.promise import usual_program
+from ooc.progress.live import Promise
+from ooc.progress.promise import is_evaluated, promise_of, usual_program
 from ooc.sizes import format_size
 
 _MOST_SPANS = 200_000
@@ -37,12 +38,18 @@ class PlanReport:
     def of_run(cls, workload: Workload, plan: Plan, hardware: Hardware, limits: Limits, *, eval_every: int) -> Self:
         """Of the program that most epochs of a run are: where every one is scored, a forward pass that does both."""
         program = usual_program(plan, eval_every)
-        return cls(workload, plan, hardware, limits, program, evaluated=eval_every == 1 and program == "train")
+        return cls(workload, plan, hardware, limits, program, evaluated=is_evaluated(program, eval_every))
 
     @cached_property
     def timeline(self) -> Timeline:
         """One epoch, instruction by instruction."""
         return simulate(self.plan, self.workload, self.hardware, self.program)
+
+    @cached_property
+    def promise(self) -> Promise:
+        """What is promised of most epochs, in the figures that are shown while they are trained."""
+        parts = self.plan, self.workload, self.hardware, self.limits
+        return promise_of(*parts, program=self.program, evaluated=self.evaluated, timeline=self.timeline)
 
     @property
     def epoch_s(self) -> float:
