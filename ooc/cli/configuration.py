@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from ooc.cli import COMMANDS, load_command
-from ooc.cli.options import option_names
+from ooc.cli.options import Option, option_names
 from ooc.cli.settings import own_model
 from ooc.errors import OptionError
 from ooc.suggestions import did_you_mean, did_you_mean_path
@@ -122,13 +122,15 @@ def _take(context: click.Context, _parameter: click.Parameter, path: Path | None
         context.default_map = read_configuration(path, str(context.info_name))
 
 
-CONFIG = click.Option(
-    ["--config"],
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    is_eager=True,
-    expose_value=False,
-    callback=_take,
-    help="Take options from this TOML file, but for those that are given otherwise.",
-)
-"""``--config`` of every command that has it."""
+def config_option(group: str = "") -> Option:
+    """``--config``, under the heading ``group`` of a command's help that has headings."""
+    return Option(
+        ["--config"],
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_take,
+        help="Take options from this TOML file, but for those that are given otherwise.",
+        group=group,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ooc.cli.configuration import CONFIG
+from ooc.cli.configuration import config_option
 from ooc.cli.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
 from ooc.progress.figures import format_count
 from ooc.progress.reporter import Reporter, Verbosity
@@ -61,7 +61,7 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
     return obtain(dataset, root, confirm=confirm, listener=listener), dataset.name
 
 
-@click.command(short_help="Convert a dataset to a store.", params=[CONFIG])
+@click.command(short_help="Convert a dataset to a store.", params=[config_option()])
 @click.argument("source")
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("--format", metavar="NAME", help="What SOURCE is; found out by default.")

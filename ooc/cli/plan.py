@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from ooc.cli import in_options
-from ooc.cli.configuration import CONFIG
+from ooc.cli.configuration import config_option
 from ooc.cli.options import GroupedCommand, Option
 from ooc.cli.settings import RUN, TrainSettings, only_store, settle_memory, train_options
 from ooc.errors import HardwareError, OptionError
@@ -79,7 +79,7 @@ _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
         Option(["--no-advice"], is_flag=True, help=_NO_ADVICE, group=_SHOWN),
         Option(["--json", "as_json"], is_flag=True, help="One JSON object instead of tables.", group=_SHOWN),
         *(option for option in train_options() if option.group != RUN),
-        CONFIG,
+        config_option(_FOR),
     ],
     context_settings={"show_default": True},
 )

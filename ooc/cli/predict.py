@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ooc.cli.configuration import CONFIG
+from ooc.cli.configuration import config_option
 from ooc.cli.options import COUNT, FORCE, JSON, SIZE, ChoiceType, with_verbosity
 from ooc.cli.settings import MODEL, TrainSettings, settle_memory, with_one_memory
 from ooc.errors import OptionError
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from ooc.train.prediction import Prediction
 
 
-@click.command(short_help="Predict with a run's weights.", params=[CONFIG], context_settings={"show_default": True})
+@click.command(
+    short_help="Predict with a run's weights.", params=[config_option()], context_settings={"show_default": True}
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("store", required=False, type=click.Path(path_type=Path))
 @click.option("--what", type=ChoiceType("logits", "labels", "embeddings"), default="labels", help="What to predict.")

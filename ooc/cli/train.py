@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from ooc import __version__
 from ooc.cli import EXIT_INTERRUPTED
-from ooc.cli.configuration import CONFIG, as_toml
+from ooc.cli.configuration import as_toml, config_option
 from ooc.cli.options import GroupedCommand, Option, verbosity_options
 from ooc.cli.report import check_page
 from ooc.cli.settings import (
@@ -60,7 +60,7 @@ _REPORT = "Write a page about the run, as ooc report does, when it ends or is st
         *verbosity_options(RUN),
         Option(["--json", "as_json"], is_flag=True, help=_JSON, group=RUN),
         Option(["--report"], type=click.Path(path_type=Path), metavar="FILE.html", help=_REPORT, group=RUN),
-        CONFIG,
+        config_option(RUN),
     ],
     context_settings={"show_default": True},
 )
