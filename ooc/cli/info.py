@@ -60,6 +60,7 @@ def describe(store: "Store") -> dict[str, Any]:
         "num_edges": store.num_edges,
         "num_features": store.num_features,
         "num_classes": store.num_classes,
+        **({"class_names": list(store.class_names)} if store.class_names is not None else {}),
         "undirected": store.undirected,
         "num_self_loops": store.num_self_loops,
         "dtype": str(store.array("x").dtype),
@@ -67,12 +68,20 @@ def describe(store: "Store") -> dict[str, Any]:
         "split_sizes": dict(store.split_sizes),
         "bytes": store.nbytes,
         "order": store.attributes["order"],
+        "ids": _ids(store),
     }
     for name in ("hops", "train_hops"):
         if name in store.attributes:
             facts[name] = store.attributes[name]
     facts["source"] = store.source
     return facts
+
+
+def _ids(store: "Store") -> str:
+    """What nodes are called."""
+    if not store.has("ids"):
+        return "row numbers"
+    return "texts" if store.id_type.kind == "S" else "whole numbers of the source"
 
 
 def _edge_data(store: "Store") -> dict[str, Any]:

@@ -147,12 +147,9 @@ class NodeTables:
             other = {self._id(table), *self._split_names(table), *self._labels(table)}
             found = tuple(name for name in table.columns if asked.get(name, FEATURE) == FEATURE and name not in other)
             kinds = table.kinds()
-            wrong = next((name for name in found if kinds[name] in _NO_FEATURES and name not in wanted), None)
-            if wrong is not None:
-                raise SourceError(
-                    f"{table.path}: the column {wrong} holds {kinds[wrong].value}, which make no feature; "
-                    f"{_remedy(wrong, kinds[wrong])}"
-                )
+            wrong = {name: kinds[name] for name in found if kinds[name] in _NO_FEATURES and name not in wanted}
+            if wrong:
+                raise _no_features(table, wrong)
         if not found:
             raise SourceError(f"{table.path} has no column of features, only {', '.join(table.columns[:_SHOWN])}")
         self._take(table, tuple(name for name, role in asked.items() if role == IGNORE), "left out, as asked")
@@ -213,6 +210,23 @@ class NodeTables:
         other |= set(listed_columns(table, features)) if features is not None else set()
         words = [name for name in table.columns if name not in other and kinds[name] in _WORDS]
         return tuple(words) if len(words) == 1 else ()
+
+
+def _no_features(table: Table, wrong: dict[str, ColumnKind]) -> SourceError:
+    """The error that says of all columns at once that make no feature what to do with them."""
+    (first, kind), *others = wrong.items()
+    if not others:
+        return SourceError(
+            f"{table.path}: the column {first} holds {kind.value}, which make no feature; {_remedy(first, kind)}"
+        )
+    listed = ", ".join(f"{name} ({kind.value})" for name, kind in wrong.items())
+    ignored = " ".join(as_argument(name, IGNORE) for name in wrong)
+    words = next((name for name, kind in wrong.items() if kind in _WORDS), None)
+    label = f", {as_argument(words, LABEL)} if that is the classes" if words is not None else ""
+    return SourceError(
+        f"{table.path}: {len(wrong)} columns make no feature: {listed}; {ignored} leaves them out{label}, "
+        "or make numbers of them first"
+    )
 
 
 def _remedy(name: str, kind: ColumnKind) -> str:

@@ -125,6 +125,7 @@ def test_averaged_weights_are_what_is_exported(run: RunCommand, graph: Path, her
     ("arguments", "message"),
     [
         (["predict", "nowhere", "--out", "o.npy"], "no run at nowhere"),
+        (["predict", "nowhere"], "no run at nowhere"),
         (["predict", "r", "--out", "o.txt"], r"o\.txt must end in one of \.npy, \.zarr, \.parquet, \.csv"),
         (["predict", "r", "--out", "no/o.npy"], "the folder of no/o.npy does not exist"),
         (["predict", "r", "--out", "o.npy", "--nodes", "none.txt"], r"none\.txt: No such file"),

@@ -77,7 +77,7 @@ def test_files_with_a_row_for_each_edge(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"edges with data \(w, f, g\); say with edge_weight= and edge_features= which"),
+        ({}, r"edges with data \(w, f, g\); say what each column is, columns={'w': 'feature'}, 'weight' or"),
         ({"edge_weight": "v"}, "has no column 'v' beside its edges; it has w, f, g"),
         ({"edge_weight": "w,f"}, "one column is wanted"),
         ({"edge_weight": "w", "edge_features": "w"}, "name a column twice"),

@@ -200,7 +200,7 @@ def test_several_columns_of_labels_are_answers_or_values(tmp_path: Path, values:
     ("edges", "nodes", "options", "message"),
     [
         ("source,target,w\n10,20,1\n", _NODES, {}, r"edges with data \(w\)"),
-        ("from,to,w\n10,20,1\n", _NODES, {}, "say with source_column= and target_column="),
+        ("a,b,w\n10,20,1\n", _NODES, {}, "say which ones the ends of edges are in with columns={'NAME': 'src'} and"),
         ("source,target\n10,20\n10\n", _NODES, {}, "line 3: 1 cells for 2 columns"),
         ("source,target\n10,x\n", _NODES, {}, r"edge 0 \(10 → x\) has an end that is no node: nodes are those in"),
         ("source,target\n10,-20\n", _NODES, {}, r"edge 0 \(10 → -20\) has an end that is no node"),

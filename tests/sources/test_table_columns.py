@@ -16,6 +16,7 @@ from ooc.cli.convert import command
 from ooc.errors import OptionError, SourceError
 from ooc.events import Event, Note
 from ooc.storage.store import Store
+from tests.conversion.arrays import edges_of
 
 _EDGES = {"source": [70, 10, 40], "target": [10, 40, 20]}
 _NODES = {"id": [70, 10, 40, 20], "f": [0.5, 1.5, 2.5, 3.5], "label": [0, 1, 0, 1]}
@@ -285,3 +286,22 @@ def test_roles_that_do_not_fit_are_named(
     assert message in capsys.readouterr().err and not (tmp_path / "g.ooc").exists()
     with pytest.raises(OptionError, match="the columns id and f cannot both be id"):
         ooc.convert(source, tmp_path / "g.ooc", columns={"id": "id", "f": "id"})
+
+
+def test_all_columns_that_make_no_feature_are_named_at_once(tmp_path: Path) -> None:
+    more = {"born": ["2020-01-01"] * 4, "city": ["Ulm", "Bonn", "Ulm", "Bonn"], "seen": [1577836800] * 4}
+    source = _folder(tmp_path, "parquet", _NODES | _WORDS | more)
+    with pytest.raises(
+        SourceError, match=r"3 columns make no feature: born \(texts\), city \(texts\), seen \(whole"
+    ) as told:
+        ooc.convert(source, tmp_path / "g.ooc")
+    ignore = " ".join(f"columns={{'{name}': 'ignore'}}" for name in more)
+    assert f"{ignore} leaves them out, columns={{'born': 'label'}} if that is the classes" in str(told.value)
+    assert ooc.convert(source, tmp_path / "g.ooc", columns=dict.fromkeys(more, "ignore")).num_features == 1
+
+
+@pytest.mark.parametrize("ends", [("from", "to"), ("u", "v"), ("src_id", "dst_id"), ("Source", "Target")])
+def test_ends_are_found_by_their_usual_names(tmp_path: Path, ends: tuple[str, str]) -> None:
+    edges = {"weight": [1, 2, 3], ends[1]: _EDGES["target"], ends[0]: _EDGES["source"]}
+    store = ooc.convert(_folder(tmp_path, "csv", _NODES | _MASKS, edges), tmp_path / "g.ooc")
+    assert store.ids is not None and store.ids[edges_of(store)[:, -1]].tolist() == [40, 20]

@@ -62,11 +62,14 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
             )
         texts[part] = text
     tables = NodeTables(request, graph.held)
+    for part, text in texts.items():
+        if part not in request.arrays and not text.startswith(RANDOM) and tables.has(Path(text)):
+            tables.open(Path(text))
+    edge_tables = ((EDGES, graph.table),) if graph.table is not None else ()
+    check_all_found(request, (*((NODES, table) for table in tables.tables), *edge_tables))
     features = node_features(texts["features"], tables, request)
     labels = node_labels(graph.name, texts["labels"], tables, request)
     ids = tables.ids(graph.name)
-    edge_tables = ((EDGES, graph.table),) if graph.table is not None else ()
-    check_all_found(request, (*((NODES, table) for table in tables.tables), *edge_tables))
     joined = NumberedGraph(graph, features, labels, ids, request.budget_bytes)
     held = bool(graph.held or request.arrays)
     files = [] if held else [Path(text) for text in texts.values() if not text.startswith(RANDOM)]

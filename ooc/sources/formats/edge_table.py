@@ -18,7 +18,6 @@ from ooc.sources.column_roles import (
     column_note,
 )
 from ooc.sources.edge_options import (
-    EDGE_COLUMNS_REMEDY,
     EDGE_OPTIONS,
     EdgeColumns,
     asked_columns,
@@ -32,7 +31,8 @@ from ooc.sources.node_tables import chosen_column
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source
 
-_SOURCES, _TARGETS = ("source", "src"), ("target", "dst")
+_SOURCES = ("source", "src", "from", "u", "source_id", "src_id", "from_id")
+_TARGETS = ("target", "dst", "to", "v", "target_id", "dst_id", "to_id")
 _WEIGHTS = ("weight", "edge_weight")
 _COMPRESSIONS = ("", ".gz", ".zst")
 _NOTHING = EdgeColumns()
@@ -101,7 +101,8 @@ def _ends(table: Table, request: Request, asked: dict[str, str]) -> tuple[str, s
     if not source or not target or source == target:
         columns = ", ".join(table.columns[:20])
         raise SourceError(
-            f"{table.path} has the columns {columns}; say with source_column= and target_column= which edges are in"
+            f"{table.path} has the columns {columns}; say which ones the ends of edges are in with "
+            f"{as_argument('NAME', SOURCE_END)} and {as_argument('NAME', TARGET_END)}"
         )
     return source, target
 
@@ -126,8 +127,9 @@ def _carried(
         unknown = [name for name in other if name not in chosen.names]
         if unknown:
             raise SourceError(
-                f"{table.path} has edges with data ({', '.join(unknown[:20])}); {EDGE_COLUMNS_REMEDY}, or leave a "
-                f"column out with {as_argument(unknown[0], IGNORE)}"
+                f"{table.path} has edges with data ({', '.join(unknown[:20])}); say what each column is, "
+                f"{as_argument(unknown[0], FEATURE)}, {WEIGHT!r} or {IGNORE!r}, or leave out all with "
+                "drop_edge_data=True"
             )
     meanings = dict.fromkeys(chosen.features, "feature of the edge")
     if chosen.weight is not None:
