@@ -163,7 +163,7 @@ class Reporter:
             if not self._progress.tasks:
                 self._stop()
         if told:
-            self._print(f"{task.name}: done in {format_duration(self._clock() - task.started_s)}", self._errors)
+            self._print(f"{task.name}: {format_duration(self._clock() - task.started_s)}", self._errors)
 
     def _show_bar(self, task: _Task) -> None:
         if self._progress is None:

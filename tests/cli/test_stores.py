@@ -121,6 +121,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(run: RunCommand, here: Path, a
     assert list(here.iterdir()) == []
 
 
+def test_memory_is_the_host_budget_by_another_name(run: RunCommand, here: Path) -> None:
+    for name in "--memory", "--host-budget":
+        code, _, err = run("convert", SOURCE, name, "1K")
+        assert code == 2 and "the memory is 1.00 KB; give --memory 34M" in err
+
+
 def test_what_each_layer_works_on(run: RunCommand, here: Path) -> None:
     """Nodes, edges and bytes by layer: all of them, or what can reach the scored rows where these come first."""
     source = "synthetic:nodes=3000,edges=9000,features=8,classes=4,labelled=0.02,directed=1"

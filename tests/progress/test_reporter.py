@@ -80,7 +80,7 @@ def test_an_unknown_total_has_no_share_and_no_time_left() -> None:
 def test_levels_show_less_and_more() -> None:
     """Notes without progress; and when what was done."""
     assert outputs(io.StringIO, 20, verbosity=Verbosity.WARNING) == ""
-    assert outputs(io.StringIO, 1, verbosity=Verbosity.DEBUG) == "sorting: done in 1.0 s\n"
+    assert outputs(io.StringIO, 1, verbosity=Verbosity.DEBUG) == "sorting: 1.0 s\n"
     errors = io.StringIO()
     Reporter(errors=errors, verbosity=Verbosity.WARNING)(Note("less memory is free"))
     assert errors.getvalue() == "less memory is free\n"
