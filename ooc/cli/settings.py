@@ -198,8 +198,8 @@ class TrainSettings:
     max_ssd_writes: int | None = _RESOURCES(
         None, SIZE_OR_ZERO, "What training may write to the SSD an epoch, at most; 0: nothing. [default: any amount]"
     )
-    block_rows: int | None = _RESOURCES(None, COUNT, "Rows of a block; by default as the budgets allow.")
-    slab_columns: int | None = _RESOURCES(None, COUNT, "Columns of a slab; by default as the budgets allow.")
+    block_rows: int | None = _RESOURCES(None, COUNT, "Rows of a block; by default as memory allows.")
+    slab_columns: int | None = _RESOURCES(None, COUNT, "Columns of a slab; by default as memory allows.")
     device: str = _GPU("auto", ChoiceType("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.")
     gpu_budget: int | None = _GPU(
         None,
