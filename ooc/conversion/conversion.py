@@ -149,6 +149,9 @@ def _fill(graph: Source, work: Workplace, *, name: str, options: Options, ordere
     if graph.prepare is not None:
         (prepared := work.scratch / "prepared").mkdir(parents=True, exist_ok=True)
         graph = graph.prepare(prepared, work.listener)
+        if graph.id_bytes:  # Only now it is known how long they are.
+            need = disk_bytes(Sizes.of(graph), options, ordered=ordered) + graph.num_nodes * graph.id_bytes
+            check_disk(f"converting {graph.name}", need - work.written_bytes(), work.folder)
     shares, *ordering = _shares(graph, budget, ordered=ordered)
     store = work.scratch / _UNORDERED if ordered else work.store
     _write(graph, store, work, name=name, options=options, shares=shares)

@@ -18,6 +18,7 @@ from ooc.storage.store import SPLITS, Task
 TASK_OPTION = "task"
 MOST_CLASSES = 65_536
 """Classes that a graph may have of fewer nodes, where nobody says how many there are; and the most that have names."""
+_LONGEST_NAME = 1000
 USUAL_SPLIT = "random"
 """What is done where nothing says what the splits are."""
 _RANDOM_TRAIN, _RANDOM_VALID = 0.6, 0.2
@@ -141,6 +142,8 @@ def names_of_classes(texts: Iterable[AnyArray], where: str) -> ClassNames:
     found: set[str] = set()
     for block in texts:
         found.update(block.tolist())
+        if any(len(name) > _LONGEST_NAME for name in found):
+            raise SourceError(f"{where} holds texts of more than {_LONGEST_NAME} characters: these are no classes")
         if len(found) > MOST_CLASSES + 1:
             raise SourceError(
                 f"{where} holds more than {MOST_CLASSES:,} different texts, such as {block[-1][:40]!r}: these are no "

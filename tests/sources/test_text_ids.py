@@ -10,6 +10,7 @@ import pytest
 
 import ooc
 from ooc.errors import SourceError
+from ooc.events import Event, TaskStarted
 from ooc.storage.store import Store
 from ooc.storage.verification import verify
 from tests.conversion.arrays import edges_of, files_of
@@ -129,3 +130,27 @@ def test_texts_among_numbers_need_a_table_of_nodes(tmp_path: Path) -> None:
     (path := tmp_path / "e.csv").write_text("src,dst\n" + "".join(f"{k},{k + 1}\n" for k in range(200)) + "7,1x0\n")
     with pytest.raises(SourceError, match="line 202: the column dst holds '1x0', not whole numbers; ids some of which"):
         ooc.convert(path, tmp_path / "g.ooc", features="random:2", labels="random:2")
+
+
+@pytest.mark.parametrize("task", ["finding the edges' nodes", "reading edges", "writing features"])
+def test_an_interrupted_conversion_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    """To the same bytes; what was found of the ids is not looked for again."""
+    monkeypatch.setattr("ooc.sources.id_join.NODE_BYTES", 10**6)
+    source = _tables(tmp_path, "csv")
+    whole = ooc.convert(source, tmp_path / "g.ooc", host_budget="40M")
+    (other := tmp_path / "other").mkdir()
+    begun: list[str] = []
+
+    def interrupting(event: Event) -> None:
+        if isinstance(event, TaskStarted):
+            begun.append(event.task)
+            if begun == [*begun[:-1], task] and begun.count(task) == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ooc.convert(source, other / "g.ooc", host_budget="40M", listener=interrupting)
+    begun.append(task)
+    before = len(begun)
+    store = ooc.convert(source, other / "g.ooc", host_budget="40M", listener=interrupting)
+    assert files_of(store.path) == files_of(whole.path)
+    assert (task == "finding the edges' nodes") == ("finding the edges' nodes" in begun[before:])

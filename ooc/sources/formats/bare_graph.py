@@ -31,7 +31,7 @@ def _with_edge_files(graph: BareGraph, found: EdgeFiles) -> BareGraph:
         return graph
     if (graph.has_edge_weight and found.weight) or (graph.num_edge_features and found.features):
         raise SourceError(f"{graph.name} has edge data of its own; {found.paths[0]} would replace it")
-    edges, as_texts = graph.carrying or graph.edges, graph.as_texts
+    edges, as_texts, carried = graph.carrying or graph.edges, graph.as_texts, graph.carried
     return replace(
         graph,
         files=(*graph.files, *found.paths),
@@ -39,6 +39,7 @@ def _with_edge_files(graph: BareGraph, found: EdgeFiles) -> BareGraph:
         has_edge_weight=graph.has_edge_weight or found.weight is not None,
         num_edge_features=graph.num_edge_features or found.num_features,
         as_texts=None if as_texts is None else lambda: _with_edge_files(as_texts(), found),
+        carried=None if carried is None else lambda size: found.joined(carried, size),
     )
 
 

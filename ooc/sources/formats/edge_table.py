@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from ooc.errors import SourceError
 from ooc.sources.column_roles import (
     EDGES,
@@ -85,6 +87,7 @@ def table_graph(
         table=table,
         text_ids=table.text_ids(source) or table.text_ids(target),
         as_texts=lambda: of_ids(Cells.TEXT),
+        carried=(lambda size: column_edges(table, None, None, size, carried)) if carried.names else None,
         notes=(column_note(table, meanings),),
     )
     return graph
@@ -139,21 +142,26 @@ def _carried(
 
 def column_edges(
     table: Table,
-    source: str,
-    target: str,
+    source: str | None,
+    target: str | None,
     size: int,
     carried: EdgeColumns = _NOTHING,
     *,
     ids: Cells = Cells.WHOLE,
 ) -> Iterator[EdgeBlock]:
-    """Edges from the ``ids`` in the column ``source`` to those in ``target``, with the columns they carry."""
-    wanted = {source: ids, target: ids} | dict.fromkeys(carried.names, Cells.REAL)
+    """Edges from the ``ids`` in the column ``source`` to those in ``target``, with the columns they carry.
+
+    Ends that are not wanted (None) are zeros.
+    """
+    wanted = {end: ids for end in (source, target) if end is not None} | dict.fromkeys(carried.names, Cells.REAL)
     for block in table.blocks(wanted, size):
         data = EdgeData(
             weight=block[carried.weight] if carried.weight is not None else None,
             features=side_by_side(block, carried.features) if carried.features else None,
         )
-        yield EdgeBlock(block[source], block[target], data if carried.names else None)
+        count = len(next(iter(block.values())))
+        sources, targets = (np.zeros(count, dtype=np.int64) if end is None else block[end] for end in (source, target))
+        yield EdgeBlock(sources, targets, data if carried.names else None)
 
 
 def _beside(folder: Path, stem: str) -> Path | None:

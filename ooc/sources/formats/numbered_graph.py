@@ -51,6 +51,8 @@ class BareGraph:
     ``text_ids``: whether ids are texts, as far as the first rows tell; ``as_texts()``: the same graph with all ids as
     texts (objects), where the files may have such.
 
+    ``carried(n)``: what edges carry without the ends, which are zeros; None where reading both takes no longer.
+
     ``carrying(n)``: the same edges with what they carry, as ``has_edge_weight``, ``num_edge_features`` and
     ``weight_unless_ones`` say (see ``Source``); None where that is nothing.
     """
@@ -74,6 +76,7 @@ class BareGraph:
     held: dict[Path, Table] = field(default_factory=dict)
     text_ids: bool = False
     as_texts: "Callable[[], BareGraph] | None" = None
+    carried: Callable[[int], Iterator[EdgeBlock]] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -303,7 +306,7 @@ class NumberedGraph:
     def _from_file(self, source: Source, path: Path, counts: Counts) -> Callable[[int], Iterator[EdgeBlock]]:
         """The edges between the nodes in the file ``path``, with what the source's edges carry."""
         ends = NpyFile(path, raw=((counts["edges"], 2), np.dtype("<u4")))
-        carrying = (self._of_texts() if counts["width"] else self.graph).carrying
+        carrying = self.graph.carried or (self._of_texts() if counts["width"] else self.graph).carrying
 
         def edges(size: int) -> Iterator[EdgeBlock]:
             if carrying is None:
