@@ -27,13 +27,14 @@ from ooc.cli.settings import (
     train_options,
     with_one_memory,
 )
-from ooc.errors import OptionError
+from ooc.errors import OptionError, RunError
 from ooc.progress.reporter import Reporter, Verbosity
 
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
+    from ooc.engine.record import EpochRecord
     from ooc.progress.live import TrainingView
     from ooc.report.logs import EpochLog
     from ooc.report.plan_report import PlanReport
@@ -203,8 +204,9 @@ def _train(
         report = PlanReport.of_run(
             trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=settings.eval_every
         )
+        done = _epochs_done(run)
         if verbosity >= Verbosity.INFO:
-            _brief(run, trainer, settings, report, console, verbosity)
+            _brief(trainer, settings, report, settings.epochs - done, console, verbosity)
         if as_json:
             begun = {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
             _say_as_json("start", {"run": str(run.path), "store": settings.store, **begun, "plan": report.as_dict()})
@@ -213,7 +215,8 @@ def _train(
                 click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
             return
         note_start(run, report, trainer.spill_dir, metric)
-        reporter.show(_view(settings, run, trainer, report))
+        if reporter.is_live:
+            reporter.show(_view(settings, run, trainer, report, done))
         trainer.fit(
             epochs=settings.epochs,
             eval_every=settings.eval_every,
@@ -243,13 +246,16 @@ def _say_as_json(event: str, facts: dict[str, Any]) -> None:
     click.echo(json.dumps({"event": event, **facts}, allow_nan=False))
 
 
-def _view(settings: TrainSettings, run: "RunFolder", trainer: "Trainer", report: "PlanReport") -> "TrainingView":
+def _view(
+    settings: TrainSettings, run: "RunFolder", trainer: "Trainer", report: "PlanReport", done: int
+) -> "TrainingView":
     """What shows the training on a terminal."""
     from ooc.progress.live import TrainingView
 
     return TrainingView(
         title=f"{model_name(settings.model)} on {trainer.store.path.name}, {run.path}",
-        first=_epochs_done(run) + 1,
+        first=done + 1,
+        records=_earlier_records(run, done),
         last=settings.epochs,
         metric=trainer.metric.value,
         rising=trainer.metric.higher_is_better,
@@ -262,11 +268,19 @@ def _epochs_done(run: "RunFolder") -> int:
     return 0 if last is None else int(last["epoch"])
 
 
+def _earlier_records(run: "RunFolder", done: int) -> "list[EpochRecord]":
+    """Of the epochs done, for the view."""
+    try:
+        return [record for record in run.records() if record.epoch <= done]
+    except RunError:  # a damaged line, which is mended when the run goes on
+        return []
+
+
 def _brief(
-    run: "RunFolder",
     trainer: "Trainer",
     settings: TrainSettings,
     report: "PlanReport",
+    epochs: int,
     console: "Console",
     verbosity: Verbosity,
 ) -> None:
@@ -289,7 +303,7 @@ def _brief(
             ("model", _describe_model(settings, trainer.model, weighted=trainer.store.has_edge_weight)),
             ("memory", describe_memory(report, trainer.spill_dir)),
             ("in memory", describe_waiting(report)),
-            ("forecast", describe_forecast(report.promise, settings.epochs - _epochs_done(run))),
+            ("forecast", describe_forecast(report.promise, epochs)),
         ],
         console,
     )

@@ -43,7 +43,8 @@ def displayed(relay: Relay, view: Callable[[], TrainingView], epochs: int) -> It
 def in_notebook() -> bool:
     """Whether this runs in a notebook's kernel."""
     shell = sys.modules.get("IPython")
-    return shell is not None and type(shell.get_ipython()).__name__ == _NOTEBOOK
+    kinds = () if shell is None else type(shell.get_ipython()).__mro__  # Colab's is a kind of Jupyter's
+    return any(kind.__name__ == _NOTEBOOK for kind in kinds)
 
 
 class NotebookCell:

@@ -67,8 +67,8 @@ class Promise:
 class TrainingView:
     """A renderable for ``rich``: the training ``title`` of epochs up to ``last``, of which ``first`` is the first here.
 
-    ``task_started`` and its like say what runs; ``epoch_finished`` is one of the run's. ``rising``: whether a higher
-    score is better.
+    ``records`` are of the epochs before it, where a run is gone on with, and of those that ``epoch_finished`` tells of;
+    ``task_started`` and its like say what runs. ``rising``: whether a higher score is better.
     """
 
     title: str
@@ -113,8 +113,12 @@ class TrainingView:
             epoch_s = self.promise.epoch_s + (self.promise.score_s or 0.0)
         else:
             return None
-        epochs = self.last - (self.records[-1].epoch if self.records else self.first - 1)
+        epochs = self.last - self._epochs_done
         return max(0.0, epochs * epoch_s - min(epoch_s, self.clock() - self._since_s))
+
+    @property
+    def _epochs_done(self) -> int:
+        return self.records[-1].epoch if self.records else self.first - 1
 
     @property
     def best(self) -> "EpochRecord | None":
@@ -142,8 +146,9 @@ class TrainingView:
         from rich.text import Text
 
         begun = self._done / self._total if self._total and self._of_an_epoch else 0.0
-        share = (len(self.records) + begun) / max(1, self.last - self.first + 1)
-        number = min(self.last, self.records[-1].epoch + 1 if self.records else self.first)
+        done = self._epochs_done
+        share = (done + begun) / max(1, self.last)
+        number = min(self.last, done + 1)
         doing = [self._task] if self._task and not self._of_an_epoch else []
         doing += [f"pass {self._done + 1} of {self._total}"] if self._done < self._total else []
         columns = max(10, min(40, width - _BESIDE_THE_BAR))

@@ -59,6 +59,13 @@ def test_it_fits_and_says_everything(width: int) -> None:
         assert part in text
 
 
+def test_a_run_that_is_gone_on_with_shows_all_of_it() -> None:
+    view = view_of(Clock(), first=3, last=4, records=[record(1), record(2)])
+    lines = shown(view, 80)
+    assert lines[1].startswith("epoch 3/4 " + 13 * "━" + 13 * "─") and "1.4 s left" not in lines[1]
+    assert "█▁" in lines[2]
+
+
 def test_the_best_is_that_of_the_metric() -> None:
     view = view_of(Clock(), rising=False, metric="mae")
     for epoch, score in ((1, 3.0), (2, 1.0), (3, 2.0)):
@@ -135,9 +142,12 @@ def test_a_notebook_has_the_view_in_one_place(
     class ZMQInteractiveShell:
         pass
 
+    class Shell(ZMQInteractiveShell):
+        pass
+
     said: list[tuple[dict[str, str], dict[str, Any]]] = []
     cells = SimpleNamespace(display=lambda data, **how: said.append((data, how)))
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=ZMQInteractiveShell))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=Shell))
     monkeypatch.setitem(sys.modules, "IPython.display", cells)
     assert display.in_notebook()
     relay = Relay()
