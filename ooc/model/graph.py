@@ -35,6 +35,8 @@ class Scaling(Enum):
     MEAN = "mean"
     GCN = "gcn"
     GCN_NO_LOOPS = "gcn without self-loops"
+    LAPLACIAN = "laplacian"
+    """As its off-diagonal: by out-degrees, and as if there were no self-loops."""
     WEIGHTED_SUM = "weighted sum"
     WEIGHTED_GCN = "weighted gcn"
     WEIGHTED_GCN_IMPROVED = "weighted gcn with self-loops of weight 2"
@@ -58,7 +60,7 @@ class Scaling(Enum):
     @property
     def may_vanish(self) -> bool:
         """Whether a row may be scaled with 0: without self-loops there are rows without edges, and weights may be 0."""
-        return self is Scaling.GCN_NO_LOOPS or (self.weighted and self.normalized)
+        return self in (Scaling.GCN_NO_LOOPS, Scaling.LAPLACIAN) or (self.weighted and self.normalized)
 
     @property
     def plain(self) -> bool:
@@ -203,6 +205,8 @@ def rows_nbytes(store: Store, scalings: Collection[Scaling], itemsize: int, *, o
 
 def _counts_own(store: Store, scaling: Scaling) -> bool:
     """Whether what a row's self-loop adds differs from row to row, or from 1."""
+    if scaling is Scaling.LAPLACIAN:
+        return store.num_self_loops > 0
     return scaling.loop_weight is not None and (store.num_self_loops > 0 or scaling.loop_weight != 1.0)
 
 
@@ -211,8 +215,12 @@ def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype, *
     ``on_device``: and list the parts of long rows."""
     offsets = _load_offsets(store)
     parts = {direction: _parts(stops) for direction, stops in offsets.items()} if on_device else {}
-    into_rows = offsets[Direction.IN]
-    return GraphRows(offsets, parts, {scaling: _row_scaling(store, scaling, into_rows, dtype) for scaling in scalings})
+    into, out_of = offsets[Direction.IN], offsets[directions(store)[-1]]
+    found = {
+        scaling: _row_scaling(store, scaling, out_of if scaling is Scaling.LAPLACIAN else into, dtype)
+        for scaling in scalings
+    }
+    return GraphRows(offsets, parts, found)
 
 
 def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
@@ -249,10 +257,11 @@ def _load_offsets(store: Store) -> dict[Direction, npt.NDArray[np.signedinteger]
 def _row_scaling(
     store: Store, scaling: Scaling, into_rows: npt.NDArray[np.signedinteger], dtype: torch.dtype
 ) -> RowScaling:
-    """What ``scaling`` does to the store's rows, whose in-edges begin at ``into_rows`` [N+1]."""
+    """What ``scaling`` does to the store's rows, whose in-edges (of the Laplacian: out-edges) begin at ``into_rows``
+    [N+1]."""
     if scaling.plain:
         return _PLAIN
-    n, fill = store.num_nodes, scaling.loop_weight
+    n, fill, laplacian = store.num_nodes, scaling.loop_weight, scaling is Scaling.LAPLACIAN
     scale = _row_constants(n, dtype)
     own = _row_constants(n, dtype) if _counts_own(store, scaling) else None
     for start in range(0, n, _CHUNK_ROWS):
@@ -263,6 +272,9 @@ def _row_scaling(
             if scaling.weighted
             else _degrees(store, into, start, self_term=fill is not None)
         )
+        if laplacian:  # what it takes to make a row's self-loops one is one more than to make them none
+            loop = loop - 1
+            degree = degree + loop
         if own is not None:
             own[start:stop, 0] = loop
         if scaling.normalized:
@@ -270,7 +282,8 @@ def _row_scaling(
             scale[start:stop, 0] = inverse.masked_fill(degree == 0, 0.0)
         else:
             scale[start:stop, 0] = 1.0 / degree.clamp(min=1).to(dtype)
-    return RowScaling(scale, before=scaling.normalized, self_term=fill is not None, self_N1=own)
+    self_term = fill is not None or own is not None
+    return RowScaling(scale, before=scaling.normalized, self_term=self_term, self_N1=own)
 
 
 def _row_constants(rows: int, dtype: torch.dtype) -> Tensor:

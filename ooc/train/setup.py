@@ -22,7 +22,7 @@ from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared
 from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
-from ooc.model.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
+from ooc.model.graph import ActiveRows, GraphRows, Scaling, load_rows, rows_nbytes
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.stages import StageBuilder, Step
@@ -174,6 +174,10 @@ class Job:
         self._arrays = _arrays(network, store)
         self._rows = GraphRows()
         self._spill_dtype = spill_dtype(resources, network)
+        if self._spill_dtype != network.dtype and Scaling.LAPLACIAN in network.scalings and store.num_self_loops:
+            raise ModelError(
+                "ChebConv on a graph with self-loops keeps intermediates in its own type; give no spill_dtype"
+            )
         self._fixed_host_bytes = extra_host_bytes + rows_nbytes(
             store, network.scalings, network.dtype.itemsize, on_device=resources.on_device
         )

@@ -141,6 +141,8 @@ class SharedDropout:
             assert all(torch.equal(ends, other) for other in same), "rows of two kinds cannot be told apart"
             scale = scale_of_edges(EdgeDropout(p, self.seed, self.epoch, self.site), ends, range(x[0].numel()))
             return x * scale.to(x.dtype).view_as(x)
+        if self._edge_index is None and x.dim() == 3 and len(x) == 1:  # a matrix of nodes, as ARMAConv drops it
+            return self.drop(x[0], self.site, p)[None]
         if self._edge_index is None:
             return self.drop(x, self.site, p)
         dropout = EdgeDropout(p, self.seed, self.epoch, self.site)

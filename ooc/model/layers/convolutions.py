@@ -8,6 +8,7 @@
     GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
 
     GATConv, GATv2Conv, TransformerConv     attention: see attention.py
+    ARMAConv, ChebConv, EGConv, GatedGraphConv, LGConv, MixHopConv, SSGConv     see several_hops.py
     any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are: see opaque.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
@@ -20,6 +21,7 @@ edges' weights. Without these PyG's ``improved=True`` changes nothing: the weigh
 there are others.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Collection
 from functools import partial
@@ -30,16 +32,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import (
     APPNP,
+    ARMAConv,
+    ChebConv,
+    EGConv,
     GATConv,
+    GatedGraphConv,
     GATv2Conv,
     GCN2Conv,
     GCNConv,
+    GENConv,
     GINConv,
     GINEConv,
     GraphConv,
+    LGConv,
     MessagePassing,
+    MixHopConv,
     SAGEConv,
     SGConv,
+    SSGConv,
     TAGConv,
     TransformerConv,
 )
@@ -51,14 +61,23 @@ from ooc.model.layers.attention import edge_term, lower_gat, lower_gatv2, lower_
 from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
-from ooc.model.layers.per_edge import Maximum
+from ooc.model.layers.several_hops import (
+    has_eg_formula,
+    lower_arma,
+    lower_cheb,
+    lower_eg,
+    lower_gated,
+    lower_lg,
+    lower_mixhop,
+    lower_ssg,
+)
+from ooc.model.layers.sums import SUMS, aggregated, bias_of, check_sum, gcn_scaling, linear_of_rows, linear_of_sum
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.symbolic import is_linear, replaced_functions
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
 
-_SUMS = ("add", "sum")
-_ALL_KNOWN = (*_SUMS, "mean", "max")
+_ALL_KNOWN = (*SUMS, "mean", "max")
 
 
 def lower_convolution(
@@ -71,6 +90,8 @@ def lower_convolution(
     trace: Callable[[nn.Module, Value], Value],
 ) -> Value:
     """What ``conv`` gives for these arguments; ModelError for an option or an argument that is not supported."""
+    if type(conv) is GENConv and any(isinstance(part, nn.BatchNorm1d) for part in conv.mlp):
+        return _gen(conv, where, args, kwargs, assembly, trace)
     lower = _LOWERINGS.get(type(conv))
     if lower is not None and (replaced := _replaced(conv)):
         lower, where = None, f"{where}, run as it is because of its {replaced}"
@@ -79,7 +100,7 @@ def lower_convolution(
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments
-    known = _SUMS if arguments.get("edge_weight") is not None else _ALL_KNOWN
+    known = SUMS if arguments.get("edge_weight") is not None else _ALL_KNOWN
     if _aggregates_in_another_way(conv, known):
         return lower_opaque(conv, where, args, kwargs, assembly)
     if not isinstance(arguments["edge_index"], Graph):
@@ -104,6 +125,8 @@ def _aggregates_in_another_way(conv: MessagePassing, known: Collection[str]) -> 
 
 def _replaced(conv: Any) -> str:
     """What keeps ``conv`` from being what its class's formula says; empty where nothing does."""
+    if isinstance(conv, EGConv) and not has_eg_formula(conv):
+        return "aggregators"
     functions = replaced_functions(conv)
     if functions:
         return f"own {functions[0]}"
@@ -123,68 +146,38 @@ def _replaced(conv: Any) -> str:
     return ""
 
 
-def _linear(call: Call, linear: Any, rows: Value) -> tuple[Value, list[nn.Parameter]]:
-    """What a linear map, or what is in its place, gives for rows, and a bias that is still to be added."""
-    if not is_linear(linear):
-        return call.apply(linear, rows), []
-    return call.assembly.linear(rows, linear.weight), _bias(linear)
-
-
-def _aggregated(call: Call, x: Value, aggr: str) -> Value:
-    """A x by an aggregation that there is a formula for."""
-    if aggr == "max":
-        return call.assembly.per_edge(Maximum, x)
-    return call.assembly.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
-
-
-def _linear_of_sum(
-    call: Call, linear: Any, rows: Value, scaling: Scaling, hops: int = 1
-) -> tuple[Value, list[nn.Parameter]]:
-    """The same for A^hops(rows), in whichever order is cheaper."""
-    if is_linear(linear):
-        return call.assembly.aggregate_product(rows, linear.weight, scaling, hops), _bias(linear)
-    for _ in range(hops):
-        rows = call.assembly.aggregate(rows, scaling)
-    return call.apply(linear, rows), []
-
-
-def _bias(module: Any) -> list[nn.Parameter]:
-    return [] if module.bias is None else [module.bias]
-
-
-def _gcn_scaling(conv: Any, call: Call) -> Scaling:
-    """GCN's normalisation, as this convolution is told to apply it."""
-    _check_sum(conv, call)
-    weighted = call.takes("edge_weight", EdgeData.WEIGHT)
-    if not getattr(conv, "normalize", True):
-        return Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
-    if not getattr(conv, "add_self_loops", False):  # TAGConv has none
-        return Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
-    if not weighted:
-        return Scaling.GCN
-    return Scaling.WEIGHTED_GCN_IMPROVED if getattr(conv, "improved", False) else Scaling.WEIGHTED_GCN
-
-
-def _check_sum(conv: Any, call: Call) -> None:
-    if conv.aggr not in _SUMS:
-        raise call.refuse(f"aggr={conv.aggr!r} is not supported; {type(conv).__name__} sums")
-
-
 def _gcn(conv: Any, call: Call) -> Value:
-    scaling = _gcn_scaling(conv, call)
+    scaling = gcn_scaling(conv, call)
     x = call.matrix("x")
     if is_linear(conv.lin) and conv.lin.bias is None:
         product = call.assembly.aggregate_product(x, conv.lin.weight, scaling)
     else:
         product = call.assembly.aggregate(call.apply(conv.lin, x), scaling)
-    return call.assembly.sum([(1.0, product)], _bias(conv))
+    return call.assembly.sum([(1.0, product)], bias_of(conv))
+
+
+def _gen(
+    conv: Any,
+    where: str,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    assembly: Assembly,
+    trace: Callable[[nn.Module, Value], Value],
+) -> Value:
+    """With a norm over all rows in its network: the rest as it is, and then the network."""
+    known = assembly.setting.traced
+    if (conv, "without mlp") not in known:
+        part = known[conv, "without mlp"] = copy.copy(conv)
+        part._modules = {**conv._modules, "mlp": nn.Identity()}
+    value = lower_opaque(known[conv, "without mlp"], where, args, kwargs, assembly)
+    return Call(where, {}, assembly, trace).apply(conv.mlp, value)
 
 
 def _sage(conv: Any, call: Call) -> Value:
     assembly = call.assembly
     x = source = call.matrix("x")
     if conv.project:
-        linear, biases = _linear(call, conv.lin, x)
+        linear, biases = linear_of_rows(call, conv.lin, x)
         source = assembly.rectified(assembly.sum([(1.0, linear)], biases))
     total = _with_root(call, conv.aggr, (conv.lin_l, source), (conv.lin_r, x) if conv.root_weight else None)
     if conv.normalize:
@@ -209,13 +202,13 @@ def _with_root(
     """A linear map of the neighbours' rows, aggregated, and one of a row itself, added up."""
     linear, source = neighbours
     if aggr == "max":
-        product, biases = _linear(call, linear, _aggregated(call, source, aggr))
+        product, biases = linear_of_rows(call, linear, aggregated(call, source, aggr))
     else:
         scaling = Scaling.MEAN if aggr == "mean" else Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
-        product, biases = _linear_of_sum(call, linear, source, scaling)
+        product, biases = linear_of_sum(call, linear, source, scaling)
     terms = [(1.0, product)]
     if root is not None:
-        own, of_root = _linear(call, *root)
+        own, of_root = linear_of_rows(call, *root)
         terms.append((1.0, own))
         biases = biases + of_root
     return call.assembly.sum(terms, biases)
@@ -223,7 +216,7 @@ def _with_root(
 
 def _gin(conv: Any, call: Call) -> Value:
     x = call.matrix("x")
-    return _gin_update(conv, call, _aggregated(call, x, conv.aggr), x)
+    return _gin_update(conv, call, aggregated(call, x, conv.aggr), x)
 
 
 def _gin_update(conv: Any, call: Call, aggregated: Value, x: Value) -> Value:
@@ -239,7 +232,7 @@ def _gin_update(conv: Any, call: Call, aggregated: Value, x: Value) -> Value:
 
 def _gine(conv: Any, call: Call) -> Value:
     assembly = call.assembly
-    _check_sum(conv, call)
+    check_sum(conv, call)
     x = call.matrix("x")
     if not call.takes("edge_attr", EdgeData.FEATURES):
         raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
@@ -257,7 +250,7 @@ def _gine(conv: Any, call: Call) -> Value:
 
 
 def _appnp(conv: Any, call: Call) -> Value:
-    scaling = _gcn_scaling(conv, call)
+    scaling = gcn_scaling(conv, call)
     if conv.dropout:
         raise call.refuse(f"dropout={conv.dropout} drops edges, which is not supported")
     start = value = call.matrix("x")
@@ -269,12 +262,12 @@ def _appnp(conv: Any, call: Call) -> Value:
 
 
 def _sg(conv: Any, call: Call) -> Value:
-    scaling = _gcn_scaling(conv, call)
+    scaling = gcn_scaling(conv, call)
     if conv.K < 1:
         raise call.refuse(f"K={conv.K} sums over no neighbours, which is not supported; use a linear map")
     if conv.cached and not call.assembly.is_constant(call.matrix("x")):
         raise call.refuse("cached=True keeps the first epoch's aggregation of an input that changes; it is not exact")
-    product, biases = _linear_of_sum(call, conv.lin, call.matrix("x"), scaling, hops=conv.K)
+    product, biases = linear_of_sum(call, conv.lin, call.matrix("x"), scaling, hops=conv.K)
     return call.assembly.sum([(1.0, product)], biases)
 
 
@@ -282,9 +275,9 @@ def _tag(conv: Any, call: Call) -> Value:
     """Σ_k A^k X W_kᵀ, by powers of A on X or, where the output is narrower and X changes from epoch to epoch, by
     Horner's rule: X W₀ᵀ + A (X W₁ᵀ + A (…))."""
     assembly = call.assembly
-    scaling = _gcn_scaling(conv, call)
+    scaling = gcn_scaling(conv, call)
     x = call.matrix("x")
-    biases = _bias(conv)
+    biases = bias_of(conv)
     commutes = all(is_linear(lin) and lin.bias is None for lin in conv.lins)
     sums_once = assembly.setting.aggregate_once and assembly.is_constant(x)
     if not commutes or sums_once or x.columns <= conv.out_channels:
@@ -292,7 +285,7 @@ def _tag(conv: Any, call: Call) -> Value:
         for k, lin in enumerate(conv.lins):
             if k:
                 power = assembly.aggregate(power, scaling)
-            term, of_term = _linear(call, lin, power)
+            term, of_term = linear_of_rows(call, lin, power)
             terms.append((1.0, term))
             biases = biases + of_term
         return assembly.sum(terms, biases)
@@ -306,7 +299,7 @@ def _tag(conv: Any, call: Call) -> Value:
 
 def _gcn2(conv: Any, call: Call) -> Value:
     assembly = call.assembly
-    scaling = _gcn_scaling(conv, call)
+    scaling = gcn_scaling(conv, call)
     alpha, beta = float(conv.alpha), float(conv.beta)
     aggregated = assembly.aggregate(call.matrix("x"), scaling)
     start = call.matrix("x_0")
@@ -346,6 +339,13 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Value]] = {
     GINEConv: _gine,
     GCN2Conv: _gcn2,
     APPNP: _appnp,
+    ARMAConv: lower_arma,
+    ChebConv: lower_cheb,
+    EGConv: lower_eg,
+    GatedGraphConv: lower_gated,
+    LGConv: lower_lg,
+    MixHopConv: lower_mixhop,
+    SSGConv: lower_ssg,
     SGConv: _sg,
     TAGConv: _tag,
     GATConv: lower_gat,

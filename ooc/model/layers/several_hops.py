@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions that look further than one hop, or at rows of one hop by rules of their own, as values.
+
+    LGConv          A X                                  SSGConv     (α X + (1 - α)/K Σ_k A^k X) Wᵀ + b
+    ChebConv        Σ_k T_k Wᵀ_k + b, T_0 = X, T_1 = L X, T_k = 2 L T_{k-1} - T_{k-2}
+    MixHopConv      [A^p X Wᵀ_p for the powers p] + b
+    ARMAConv        mean over stacks of act(A H W + dropout(X) V + b), H = X, then what that gave, T times
+    GatedGraphConv  K times: a GRU cell's state X, which is given A X W
+    EGConv          weights of each row, X Wᵀ + c, times A of its bases, head by head
+
+A is GCN's normalised sum, in ChebConv the Laplacian's without self-loops.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ooc.model.graph import Scaling
+from ooc.model.layers.layer import Call
+from ooc.model.layers.sums import aggregated, bias_of, gcn_scaling, linear_of_rows
+from ooc.model.lowering.symbolic import is_linear
+from ooc.model.lowering.values import Value
+from ooc.plan.workload import EdgeData
+
+
+def lower_lg(conv: Any, call: Call) -> Value:
+    return call.assembly.aggregate(call.matrix("x"), gcn_scaling(conv, call))
+
+
+def lower_ssg(conv: Any, call: Call) -> Value:
+    """Of the columns of the input or, where the output is narrower and the input changes, of those of the output."""
+    assembly, x, scaling = call.assembly, call.matrix("x"), gcn_scaling(conv, call)
+    if conv.cached and not assembly.is_constant(x):
+        raise call.refuse("cached=True keeps the first epoch's aggregation of an input that changes; it is not exact")
+    linear_first = is_linear(conv.lin) and not assembly.is_constant(x) and conv.lin.weight.shape[0] < x.columns
+    power = assembly.linear(x, conv.lin.weight) if linear_first else x
+    terms = [(float(conv.alpha), power)]
+    for _ in range(conv.K):
+        power = assembly.aggregate(power, scaling)
+        terms.append(((1.0 - float(conv.alpha)) / conv.K, power))
+    total = assembly.sum([(factor, term) for factor, term in terms if factor] or terms[:1])
+    if linear_first:
+        return assembly.sum([(1.0, total)], bias_of(conv.lin))
+    product, biases = linear_of_rows(call, conv.lin, total)
+    return assembly.sum([(1.0, product)], biases)
+
+
+def lower_cheb(conv: Any, call: Call) -> Value:
+    """The scaled Laplacian of the symmetric normalisation is (c - 1) I - c A, c = 2/λ; PyG's λ is 2 if it is not
+    given: twice the largest entry, 1, on the diagonal."""
+    if conv.normalization != "sym":
+        raise call.refuse(f"normalization={conv.normalization!r} is not supported; only 'sym' is")
+    if call.arguments.get("edge_weight") is not None:
+        raise call.refuse("edge_weight is not supported")
+    largest = call.arguments.get("lambda_max")
+    if call.arguments.get("batch") is not None or not (largest is None or isinstance(largest, (int, float))):
+        raise call.refuse("batch, and another lambda_max than one number, are not supported")
+    assembly, factor = call.assembly, 1.0 if largest is None else 2.0 / float(largest)
+
+    def hop(rows: Value, times: float, less: Value | None = None) -> Value:
+        terms = [(-times * factor, assembly.aggregate(rows, Scaling.LAPLACIAN)), (times * (factor - 1.0), rows)]
+        terms += [] if less is None else [(-1.0, less)]
+        return assembly.sum([(number, term) for number, term in terms if number])
+
+    powers = [call.matrix("x")]
+    for number in range(1, len(conv.lins)):
+        powers.append(hop(powers[-1], 1.0) if number == 1 else hop(powers[-1], 2.0, powers[-2]))
+    return _sum_of_maps(call, conv.lins, powers, bias_of(conv))
+
+
+def _sum_of_maps(call: Call, linears: Sequence[Any], rows: Sequence[Value], biases: list[nn.Parameter]) -> Value:
+    terms = []
+    for linear, one in zip(linears, rows, strict=True):
+        product, more = linear_of_rows(call, linear, one)
+        terms.append((1.0, product))
+        biases = biases + more
+    return call.assembly.sum(terms, biases)
+
+
+def lower_mixhop(conv: Any, call: Call) -> Value:
+    assembly, power, scaling = call.assembly, call.matrix("x"), gcn_scaling(conv, call)
+    mapped = {}
+    for number, linear in enumerate(conv.lins):
+        power = assembly.aggregate(power, scaling) if number else power
+        if number in conv.powers:
+            product, biases = linear_of_rows(call, linear, power)
+            mapped[number] = assembly.sum([(1.0, product)], biases)
+    if len(set(conv.powers)) < len(conv.powers):
+        raise call.refuse(f"powers={conv.powers} names one twice")
+    beside = [mapped[number] for number in conv.powers]
+    if len(beside) == 1:
+        return assembly.sum([(1.0, beside[0])], bias_of(conv))
+    total = assembly.rowwise(call.where, lambda *rows: torch.cat(rows, dim=-1), beside)
+    return assembly.sum([(1.0, total)], bias_of(conv))
+
+
+def lower_arma(conv: Any, call: Call) -> Value:
+    """The stacks lie side by side."""
+    assembly, x, scaling = call.assembly, call.matrix("x"), gcn_scaling(conv, call)
+    stacks, out = conv.num_stacks, x
+    for layer in range(conv.num_layers):
+        place = 0 if conv.shared_weights else layer
+        if layer == 0:
+            out = _by_stack(call, x, conv.init_weight, None, spread=True)
+        else:
+            out = _by_stack(call, out, conv.weight, 0 if conv.shared_weights else layer - 1, spread=False)
+        root = assembly.dropout(x, float(conv.dropout)) if conv.training and conv.dropout else x
+        root = _by_stack(call, root, conv.root_weight, place, spread=True)
+        total = assembly.sum([(1.0, assembly.aggregate(out, scaling)), (1.0, root)])
+        if conv.bias is not None:
+            total = _with_bias(call, total, conv.bias, place)
+        out = total if conv.act is None else _activated(call, conv.act, total)
+    if stacks == 1:
+        return out
+    return assembly.rowwise(call.where, lambda rows: rows.view(len(rows), stacks, -1).mean(dim=1), [out])
+
+
+def _by_stack(call: Call, rows: Value, weight: nn.Parameter, place: int | None, *, spread: bool) -> Value:
+    """Every stack's product with its weight [K, I, O], the one at ``place`` if there are several; ``spread``: of all
+    the columns, not of the stack's own."""
+
+    def product(rows_RC: Tensor) -> Tensor:
+        weight_KIO = weight if place is None else weight[place]
+        if spread:
+            return torch.cat([rows_RC @ weight_IO for weight_IO in weight_KIO], dim=-1)
+        parts = rows_RC.chunk(len(weight_KIO), dim=-1)
+        return torch.cat([part @ weight_IO for part, weight_IO in zip(parts, weight_KIO, strict=True)], dim=-1)
+
+    return call.assembly.rowwise(call.where, product, [rows], (weight,), heavy=True)
+
+
+def _with_bias(call: Call, rows: Value, bias: nn.Parameter, place: int) -> Value:
+    return call.assembly.rowwise(call.where, lambda rows_RC: rows_RC + bias[place].flatten(), [rows], (bias,))
+
+
+def _activated(call: Call, act: Any, rows: Value) -> Value:
+    if isinstance(act, nn.Module):
+        return call.apply(act, rows)
+    return call.assembly.rowwise(call.where, act, [rows])
+
+
+def lower_gated(conv: Any, call: Call) -> Value:
+    assembly, x, missing = call.assembly, call.matrix("x"), conv.out_channels - call.matrix("x").columns
+    if missing < 0:
+        raise call.refuse(f"it takes at most {conv.out_channels} columns, and is given {x.columns}")
+    if missing:
+        x = assembly.rowwise(call.where, lambda rows: F.pad(rows, (0, missing)), [x])
+    weighted = call.takes("edge_weight", EdgeData.WEIGHT)
+    weight, cell = conv.weight, conv.rnn
+    if type(cell) is not nn.GRUCell:
+        raise call.refuse(f"rnn, a {type(cell).__name__}, is not supported")
+    for layer in range(conv.num_layers):
+        product = assembly.rowwise(call.where, lambda rows, k=layer: rows @ weight[k], [x], (weight,), heavy=True)
+        if weighted:
+            summed: Value = assembly.aggregate(product, Scaling.WEIGHTED_SUM)
+        else:
+            summed = aggregated(call, product, conv.aggr)
+        x = assembly.rowwise(call.where, lambda m, h: cell(m, h), [summed, x], tuple(cell.parameters()), heavy=True)
+    return x
+
+
+def lower_eg(conv: Any, call: Call) -> Value:
+    """Bases are summed as they are, and weighed by each row afterwards."""
+    assembly, x, heads = call.assembly, call.matrix("x"), conv.num_heads
+    bases, biases = linear_of_rows(call, conv.bases_lin, x)
+    bases = assembly.sum([(1.0, bases)], biases)
+    weights, biases = linear_of_rows(call, conv.comb_lin, x)
+    weights = assembly.sum([(1.0, weights)], biases)
+    normalised = Scaling.GCN if conv.add_self_loops else Scaling.GCN_NO_LOOPS
+    sums = [
+        assembly.aggregate(bases, normalised) if aggr == "symnorm" else aggregated(call, bases, aggr)
+        for aggr in conv.aggregators
+    ]
+    width = conv.out_channels // heads
+
+    def combined(weights_RW: Tensor, *sums_RB: Tensor) -> Tensor:
+        weights_RHB = weights_RW.view(len(weights_RW), heads, -1)
+        bases_RBO = torch.cat(sums_RB, dim=-1).view(len(weights_RW), -1, width)
+        return torch.matmul(weights_RHB, bases_RBO).view(len(weights_RW), heads * width)
+
+    total = assembly.rowwise(call.where, combined, [weights, *sums])
+    return assembly.sum([(1.0, total)], bias_of(conv))
+
+
+def has_eg_formula(conv: Any) -> bool:
+    """Whether all its sums are of the edges as they are stored, or GCN's."""
+    known = {"symnorm"} if conv.add_self_loops else {"symnorm", "sum", "mean", "max"}
+    return known.issuperset(conv.aggregators) and len(set(conv.aggregators)) == len(conv.aggregators)

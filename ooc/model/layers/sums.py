@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What convolutions that sum over neighbours have in common: scalings, maps of rows and of sums, biases."""
+
+from typing import Any
+
+from torch import nn
+
+from ooc.model.graph import Scaling
+from ooc.model.layers.layer import Call
+from ooc.model.layers.per_edge import Maximum
+from ooc.model.lowering.symbolic import is_linear
+from ooc.model.lowering.values import Value
+from ooc.plan.workload import EdgeData
+
+SUMS = ("add", "sum")
+
+
+def linear_of_rows(call: Call, linear: Any, rows: Value) -> tuple[Value, list[nn.Parameter]]:
+    """What a linear map, or what is in its place, gives for rows, and a bias that is still to be added."""
+    if not is_linear(linear):
+        return call.apply(linear, rows), []
+    return call.assembly.linear(rows, linear.weight), bias_of(linear)
+
+
+def aggregated(call: Call, x: Value, aggr: str) -> Value:
+    """A x by an aggregation that there is a formula for."""
+    if aggr == "max":
+        return call.assembly.per_edge(Maximum, x)
+    return call.assembly.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
+
+
+def linear_of_sum(
+    call: Call, linear: Any, rows: Value, scaling: Scaling, hops: int = 1
+) -> tuple[Value, list[nn.Parameter]]:
+    """The same for A^hops(rows), in whichever order is cheaper."""
+    if is_linear(linear):
+        return call.assembly.aggregate_product(rows, linear.weight, scaling, hops), bias_of(linear)
+    for _ in range(hops):
+        rows = call.assembly.aggregate(rows, scaling)
+    return call.apply(linear, rows), []
+
+
+def bias_of(module: Any) -> list[nn.Parameter]:
+    return [] if module.bias is None else [module.bias]
+
+
+def gcn_scaling(conv: Any, call: Call) -> Scaling:
+    """GCN's normalisation, as this convolution is told to apply it."""
+    check_sum(conv, call)
+    weighted = call.takes("edge_weight", EdgeData.WEIGHT)
+    if not getattr(conv, "normalize", True):
+        return Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
+    if not getattr(conv, "add_self_loops", False):  # TAGConv has none
+        return Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
+    if not weighted:
+        return Scaling.GCN
+    return Scaling.WEIGHTED_GCN_IMPROVED if getattr(conv, "improved", False) else Scaling.WEIGHTED_GCN
+
+
+def check_sum(conv: Any, call: Call) -> None:
+    if conv.aggr not in SUMS:
+        raise call.refuse(f"aggr={conv.aggr!r} is not supported; {type(conv).__name__} sums")

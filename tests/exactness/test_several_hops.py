@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions of several hops in one layer, and those with a norm over all rows inside, are PyG's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import (
+    AntiSymmetricConv,
+    ARMAConv,
+    ChebConv,
+    EGConv,
+    GatedGraphConv,
+    GENConv,
+    LGConv,
+    MixHopConv,
+    SSGConv,
+)
+
+from ooc.errors import ModelError
+from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
+from tests.exactness.layers import Two
+from tests.exactness.reference import CustomCase
+from tests.graphs import GraphCase, random_data
+
+EPOCHS = 3
+HUB: dict[str, Any] = {"nodes": 60, "edges": 140, "self_loops": 9, "isolated": 7, "duplicates": 15, "unlabelled": 8}
+
+
+class Light(nn.Module):
+    """What LightGCN does: the layers' outputs added up."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.before, self.first, self.second = nn.Linear(features, 6), LGConv(), LGConv(normalize=False)
+        self.after = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        start = self.before(x)
+        once = self.first(start, edge_index)
+        out: Tensor = self.after(start + once + self.second(once, edge_index))
+        return out
+
+
+class Chebyshev(nn.Module):
+    """With PyG's λ and with another one."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second, self.third = ChebConv(features, 6, 4), ChebConv(6, 6, 2, bias=False), ChebConv(6, 6, 1)
+        self.after = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(x, edge_index).relu()
+        x = self.third(self.second(x, edge_index, lambda_max=1.7).relu(), edge_index)
+        out: Tensor = self.after(x)
+        return out
+
+
+class Mixed(nn.Module):
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first = MixHopConv(features, 5, powers=[0, 1, 3])
+        self.second = MixHopConv(15, classes, powers=[2], bias=False, add_self_loops=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x, edge_index).relu(), edge_index)
+        return out
+
+
+class Gated(nn.Module):
+    """Wider than its input, and of maxima."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = GatedGraphConv(features + 3, 2), GatedGraphConv(features + 3, 1, aggr="max")
+        self.after = nn.Linear(features + 3, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.after(self.second(self.first(x, edge_index), edge_index))
+        return out
+
+
+class Antisymmetric(nn.Module):
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.after = AntiSymmetricConv(features, num_iters=2), nn.Linear(features, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.after(self.first(x, edge_index))
+        return out
+
+
+def twice(make: Any) -> CustomCase:
+    return CustomCase(make=lambda features, classes: Two(features, classes, make))
+
+
+CASES = {
+    "LGConv": CustomCase(make=Light),
+    "SSGConv": twice(lambda i, o: SSGConv(i, o, alpha=0.2, K=3)),
+    "SSGConv, no loops": twice(lambda i, o: SSGConv(i, o, alpha=0.0, K=2, add_self_loops=False, bias=False)),
+    "ChebConv": CustomCase(make=Chebyshev),
+    "MixHopConv": CustomCase(make=Mixed),
+    "ARMAConv": twice(lambda i, o: ARMAConv(i, o, num_stacks=3, num_layers=2, dropout=0.3)),
+    "ARMAConv, shared": twice(lambda i, o: ARMAConv(i, o, num_layers=3, shared_weights=True, act=None, bias=False)),
+    "GatedGraphConv": CustomCase(make=Gated),
+    "EGConv": twice(lambda i, o: EGConv(i, o, num_heads=2, num_bases=3)),
+    "EGConv, several": twice(
+        lambda i, o: EGConv(i, o, num_heads=2, aggregators=["symnorm", "max", "mean"], add_self_loops=False)
+    ),
+    "EGConv as it is": twice(lambda i, o: EGConv(i, o, num_heads=2, num_bases=2, aggregators=["std", "sum"])),
+    "GENConv with batch norm": twice(lambda i, o: GENConv(i, o, learn_t=True)),
+    "AntiSymmetricConv": CustomCase(make=Antisymmetric),
+}
+
+
+@pytest.mark.parametrize("undirected", [False, True], ids=["directed", "undirected"])
+@pytest.mark.parametrize("name", CASES)
+def test_layers(name: str, undirected: bool, tmp_path: Path) -> None:
+    """Losses, gradients, buffers and scores; in the least memory on a directed graph, by slabs on another."""
+    data = random_data(GraphCase(**HUB, undirected=undirected))
+    store = store_of(data, tmp_path)
+    options: dict[str, Any] = {"slab_columns": 3}
+    if not undirected:
+        gpu, host = least_budgets(
+            lambda gpu, host: make_trainer(CASES[name], store, tmp_path, gpu_budget=gpu, host_budget=host)
+        )
+        options = {"gpu_budget": gpu, "host_budget": host}
+    assert_agrees(CASES[name], data, tmp_path, epochs=EPOCHS, store=store, **options)
+
+
+def test_weights_of_edges(tmp_path: Path) -> None:
+    """Go to those that sum by them."""
+
+    class Weighted(nn.Module):
+        def __init__(self, features: int, classes: int) -> None:
+            super().__init__()
+            self.first, self.second = SSGConv(features, 6, alpha=0.1, K=2), GatedGraphConv(6, 2)
+            self.third, self.last = ARMAConv(6, 6), MixHopConv(6, classes, powers=[1])
+
+        def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+            for conv in (self.first, self.second, self.third):
+                x = conv(x, edge_index, edge_weight).tanh()
+            out: Tensor = self.last(x, edge_index, edge_weight)
+            return out
+
+    assert_agrees(CustomCase(make=Weighted), random_data(GraphCase(**HUB, weighted=True)), tmp_path, epochs=EPOCHS)
+
+
+REFUSED = [
+    (lambda i, o: ChebConv(i, o, 3, normalization="rw"), "normalization='rw' is not supported"),
+    (lambda i, o: SSGConv(i, o, alpha=0.2, K=2, cached=True), "cached=True keeps the first epoch's"),
+    (lambda i, o: MixHopConv(i, o, powers=[1, 1]), "names one twice"),
+    (lambda i, o: GatedGraphConv(2, 1), "it takes at most 2 columns, and is given"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED, ids=[reason[:20] for _, reason in REFUSED])
+def test_what_is_refused_is_named(make: Any, reason: str, tmp_path: Path) -> None:
+    store = store_of(random_data(GraphCase()), tmp_path)
+    with pytest.raises(ModelError, match=reason):
+        make_trainer(twice(make), store, tmp_path)
+
+
+def test_loops_are_not_rounded_away(tmp_path: Path) -> None:
+    """A Laplacian's self-loops are taken off its sum: not where that is kept in half the bytes."""
+    store = store_of(random_data(GraphCase(**HUB), dtype=torch.float32), tmp_path)
+    with pytest.raises(ModelError, match="ChebConv on a graph with self-loops"):
+        make_trainer(CASES["ChebConv"], store, tmp_path, dtype=torch.float32, spill_dtype="bfloat16")
