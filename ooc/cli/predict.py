@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ooc.train.prediction import Prediction
+    from ooc.train.resources import Resources
+    from ooc.train.run import RunFolder
 
 
 @click.command(
@@ -59,15 +61,13 @@ def command(
     out: Path | None,
     model: str | None,
     weights: str,
-    memory: int | None,
-    gpu_budget: int | None,
-    host_budget: int | None,
     threads: int | None,
     spill_dir: Path | None,
     force: bool,
     dry_run: bool,
     verbosity: Verbosity,
     as_json: bool,
+    **sizes: int | None,
 ) -> None:
     """Predict for the nodes of STORE (that of the run, when left out) with the model trained in RUN.
 
@@ -79,19 +79,14 @@ def command(
     from ooc.cli.recipe import rebuild_model
     from ooc.storage.store import open_store
     from ooc.train.prediction import Prediction
-    from ooc.train.resources import Resources
     from ooc.train.rows_file import check_target
     from ooc.train.run import RunFolder
     from ooc.train.weights import load_weights
 
-    if out is None:
-        out = RunFolder.open(run).path / f"{what}.csv"
+    out = out if out is not None else RunFolder.open(run).path / f"{what}.csv"
     check_target(out, force=force)
     folder = RunFolder.open(run)
-    sizes = {"memory": memory, "gpu_budget": gpu_budget, "host_budget": host_budget}
-    settle_memory(click.get_current_context(), sizes)
-    given = with_one_memory({name: size for name, size in sizes.items() if size is not None})
-    settings = TrainSettings.from_config({**folder.config, **given}, run)
+    settings = _settings(folder, sizes)
     opened = open_store(store if store is not None else settings.store)
     rebuilt = rebuild_model(settings, load_weights(folder, weights), folder, own=model)
     with (
@@ -100,14 +95,7 @@ def command(
             Prediction(
                 rebuilt,
                 opened,
-                Resources.parse(
-                    settings.gpu_budget,
-                    settings.host_budget,
-                    memory=settings.memory,
-                    spill_dir=spill_dir if spill_dir is not None else out.absolute().parent,
-                    threads=threads,
-                    listener=reporter,
-                ).within_memory(),
+                _resources(settings, spill_dir or out.absolute().parent, threads, reporter),
                 what,
                 layer=layer,
                 nodes=None if nodes is None else read_nodes(nodes, texts=opened.id_type.kind == "S"),
@@ -120,9 +108,33 @@ def command(
     if as_json:
         click.echo(json.dumps(_facts(prediction, out, what, dry_run=dry_run), indent=2))
     elif dry_run or verbosity > Verbosity.ERROR:
-        rows, *columns = prediction.shape
-        click.echo(f"{out}: {what} of {format_count(rows, 'nodes')}" + "".join(f", {n} columns" for n in columns))
-    if dry_run and not as_json:
+        _print(prediction, out, what, dry_run=dry_run)
+
+
+def _settings(run: "RunFolder", sizes: dict[str, int | None]) -> TrainSettings:
+    """The run's, with the memory that is given now."""
+    settle_memory(click.get_current_context(), sizes)
+    given = with_one_memory({name: size for name, size in sizes.items() if size is not None})
+    return TrainSettings.from_config({**run.config, **given}, run.path)
+
+
+def _resources(settings: TrainSettings, spill_dir: Path, threads: int | None, listener: Reporter) -> "Resources":
+    from ooc.train.resources import Resources
+
+    return Resources.parse(
+        settings.gpu_budget,
+        settings.host_budget,
+        memory=settings.memory,
+        spill_dir=spill_dir,
+        threads=threads,
+        listener=listener,
+    ).within_memory()
+
+
+def _print(prediction: "Prediction", out: Path, what: str, *, dry_run: bool) -> None:
+    rows, *columns = prediction.shape
+    click.echo(f"{out}: {what} of {format_count(rows, 'nodes')}" + "".join(f", {n} columns" for n in columns))
+    if dry_run:
         plan = prediction.plan
         taken = format_size(plan.device_peak_bytes + plan.host_peak_bytes)
         click.echo(f"not written: it would take {taken} of memory and {format_size(plan.spill_bytes)} of scratch")

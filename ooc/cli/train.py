@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ooc.progress.live import TrainingView
     from ooc.report.logs import EpochLog
     from ooc.report.plan_report import PlanReport
+    from ooc.train.metrics import Metric
     from ooc.train.run import RunFolder
     from ooc.train.trainer import Trainer
 
@@ -168,13 +169,7 @@ def _repeating(settings: TrainSettings) -> str:
 
 
 def _train(
-    run: "RunFolder",
-    settings: TrainSettings,
-    reporter: Reporter,
-    verbosity: Verbosity,
-    *,
-    as_json: bool,
-    dry_run: bool,
+    run: "RunFolder", settings: TrainSettings, reporter: Reporter, verbosity: Verbosity, *, as_json: bool, dry_run: bool
 ) -> None:
     from ooc.storage.store import open_store
 
@@ -189,7 +184,6 @@ def _train(
     from ooc.report.plan_report import PlanReport
     from ooc.report.runs import describe_run
     from ooc.report.starts import note_start
-    from ooc.report.tables import print_outcome
     from ooc.train.metrics import resolve_metric
 
     if settings.threads is not None:
@@ -208,11 +202,10 @@ def _train(
         if verbosity >= Verbosity.INFO:
             _brief(trainer, settings, report, settings.epochs - done, console, verbosity)
         if as_json:
-            begun = {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
-            _say_as_json("start", {"run": str(run.path), "store": settings.store, **begun, "plan": report.as_dict()})
+            _say_as_json("start", _start(run, settings, report, dry_run=dry_run))
+        elif dry_run:
+            click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
         if dry_run:
-            if not as_json:
-                click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
             return
         note_start(run, report, trainer.spill_dir, metric)
         if reporter.is_live:
@@ -230,16 +223,29 @@ def _train(
     reporter.close()
     if as_json:
         _say_as_json("end", describe_run(run.path, held=True))
-        return
+    else:
+        _print_outcome(run, report, metric, store.nbytes)
+
+
+def _print_outcome(run: "RunFolder", report: "PlanReport", metric: "Metric", store_bytes: int) -> None:
+    from ooc.report.console import output
+    from ooc.report.tables import print_outcome
+
     print_outcome(
         run.records(),
         report,
-        console,
+        output(),
         metric=metric,
         process_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        store_bytes=store.nbytes,
+        store_bytes=store_bytes,
         run=run.path,
     )
+
+
+def _start(run: "RunFolder", settings: TrainSettings, report: "PlanReport", *, dry_run: bool) -> dict[str, Any]:
+    """What the first line of ``--json`` says."""
+    begun = {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
+    return {"run": str(run.path), "store": settings.store, **begun, "plan": report.as_dict()}
 
 
 def _say_as_json(event: str, facts: dict[str, Any]) -> None:

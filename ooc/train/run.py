@@ -22,8 +22,6 @@ Not thread-safe: one thread owns a run folder, and a lock keeps other processes 
 
 import contextlib
 import copy
-import errno
-import fcntl
 import io
 import json
 import os
@@ -36,6 +34,7 @@ from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
 from ooc.storage.array import replace_file
 from ooc.suggestions import did_you_mean_path
+from ooc.train.run_lock import is_locked, lock_folder
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
@@ -129,16 +128,7 @@ class RunFolder:
     @property
     def is_going_on(self) -> bool:
         """Whether another process is writing to it."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # a file system without locks
-            return False
-        finally:
-            os.close(descriptor)
-        return False
+        return is_locked(self.path)
 
     def start(self) -> None:
         """Make the folder, lock it and write its configuration. Does nothing while it is locked.
@@ -152,7 +142,8 @@ class RunFolder:
                 if not folder.exists():
                     folder.mkdir()
                     self._made.append(folder)
-        self._lock = _locked(self.path)
+        with _named(self.path):
+            self._lock = lock_folder(self.path)
         try:
             if not (self.resumed or self.started) and holds_run(self.path):  # another process was faster
                 raise RunError(f"{self.path} holds a run already; give resume=True to go on with it")
@@ -429,23 +420,6 @@ def _on_cpu(state: Any) -> Any:
 def _replace(path: Path, data: bytes | memoryview) -> None:
     with _named(path):
         replace_file(path, data, suffix=_TEMPORARY)
-
-
-def _locked(path: Path) -> int:
-    """An open, locked descriptor of the folder; the lock ends with the process, however that ends."""
-    with _named(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise RunError(f"another process is using the run at {path}") from None
-    except OSError as error:
-        # Some network file systems know no locks; the run is only less protected there.
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
-            os.close(descriptor)
-            raise RunError(f"{path}: {error.strerror}") from error
-    return descriptor
 
 
 @contextlib.contextmanager
