@@ -280,14 +280,27 @@ def settle_memory(context: click.Context, options: dict[str, Any]) -> None:
     """Of ``memory`` and the two budgets leave those that were said nearest: the command line goes before the
     environment, that before a file. Said in one place, all stay, and are refused where they are used."""
     kinds = (("memory",), ("gpu_budget", "host_budget"))
-
-    def distance(names: tuple[str, ...]) -> int:
-        sources = [context.get_parameter_source(name) for name in names if options[name] is not None]
-        return min((_NEAREST.index(source) for source in sources if source in _NEAREST), default=len(_NEAREST))
-
-    one, two = map(distance, kinds)
+    one, two = (_distance(context, options, names) for names in kinds)
     if one != two:
         options.update(dict.fromkeys(kinds[one < two]))
+
+
+def settle_seeds(
+    context: click.Context, options: Mapping[str, Any], seeds: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """``seeds``, unless one seed was said nearer; OptionError where both are said in one place."""
+    if seeds is None:
+        return None
+    one, several = (_distance(context, {**options, "seeds": seeds}, (name,)) for name in ("seed", "seeds"))
+    if one == several:
+        raise OptionError("--seed is of one training, --seeds of several; give one of them")
+    return seeds if several < one else None
+
+
+def _distance(context: click.Context, options: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    """How near one of these options was said; the larger, the less so."""
+    sources = [context.get_parameter_source(name) for name in names if options[name] is not None]
+    return min((_NEAREST.index(source) for source in sources if source in _NEAREST), default=len(_NEAREST))
 
 
 def _default(one: "Field[Any]") -> Any:

@@ -5,6 +5,7 @@ import json
 import resource
 import shlex
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ooc.cli import EXIT_INTERRUPTED
 from ooc.cli.configuration import as_toml, config_option
 from ooc.cli.options import GroupedCommand, Option, verbosity_options
 from ooc.cli.report import check_page
+from ooc.cli.seeds import SeedsType, train_seeds
 from ooc.cli.settings import (
     CHANGEABLE,
     RUN,
@@ -24,6 +26,7 @@ from ooc.cli.settings import (
     next_run,
     only_store,
     settle_memory,
+    settle_seeds,
     train_options,
     with_one_memory,
 )
@@ -40,11 +43,13 @@ if TYPE_CHECKING:
     from ooc.report.plan_report import PlanReport
     from ooc.train.metrics import Metric
     from ooc.train.run import RunFolder
+    from ooc.train.seeds import SeedRuns
     from ooc.train.trainer import Trainer
 
 _RUNS = Path("runs")
 _JSON = "One JSON object a line: the start, every epoch, the end."
 _OUT = "The run's folder. [default: a new one in runs/]"
+_SEEDS = "One run each, by so many seeds (0, 1, …) or by these (0,3,7), into RUN/seed-0, …; then mean and deviation."
 _REPORT = "Write a page about the run, as ooc report does, when it ends or is stopped."
 
 
@@ -58,6 +63,7 @@ _REPORT = "Write a page about the run, as ooc report does, when it ends or is st
         Option(
             ["--resume"], is_flag=True, help="Go on with the run at --out; its options hold unless given.", group=RUN
         ),
+        Option(["--seeds"], type=SeedsType(), metavar="N", help=_SEEDS, group=RUN),
         Option(["--dry-run"], is_flag=True, help="Plan, show the plan and write nothing.", group=RUN),
         *verbosity_options(RUN),
         Option(["--json", "as_json"], is_flag=True, help=_JSON, group=RUN),
@@ -73,6 +79,7 @@ def command(
     store: str | None,
     out: str | None,
     resume: bool,
+    seeds: tuple[int, ...] | None,
     dry_run: bool,
     verbosity: Verbosity,
     as_json: bool,
@@ -86,8 +93,28 @@ def command(
     """
     if report is not None:
         check_page(report)
-    run, settings = _open_run(context, store, out, resume, options)
     verbosity = Verbosity.ERROR if as_json else verbosity
+    if resume and out is None:
+        raise OptionError("--resume needs --out RUN, the run to go on with")
+    store = _settle(context, store, options)
+    several = _open_seeds(context, store, out, resume, seeds, options)
+    if several is not None:
+        runs, settings = several
+        try:
+            train_seeds(
+                runs,
+                settings,
+                partial(_train, as_json=as_json, dry_run=dry_run, alone=False),
+                verbosity,
+                say=_say_as_json if as_json else None,
+                dry_run=dry_run,
+            )
+        except KeyboardInterrupt:
+            context.exit(EXIT_INTERRUPTED)
+        if report is not None and not dry_run:
+            _write_report(runs.begun, report, verbosity)
+        return
+    run, settings = _open_run(context, store, out, resume, options)
     with Reporter(verbosity=verbosity, epochs=settings.epochs) as reporter, run:
         if resume and verbosity > Verbosity.ERROR and not run.has_checkpoint:
             click.echo(f"{run.path} has finished no epoch: its first is the first", err=True)
@@ -100,19 +127,19 @@ def command(
             hint = f"; go on with: ooc train --resume --out {shlex.quote(str(run.path))}" if run.started else ""
             click.echo(f"ooc: stopped {epochs}{hint}", err=True)
             if report is not None and done:
-                _write_report(run, report, verbosity)
+                _write_report([run.path], report, verbosity)
             context.exit(EXIT_INTERRUPTED)
         except BaseException:
             run.discard()
             raise
     if report is not None and not dry_run:
-        _write_report(run, report, verbosity)
+        _write_report([run.path], report, verbosity)
 
 
-def _write_report(run: "RunFolder", out: Path, verbosity: Verbosity) -> None:
+def _write_report(runs: list[Path], out: Path, verbosity: Verbosity) -> None:
     from ooc.report.page.document import write_report
 
-    write_report([run.path], out)
+    write_report(runs, out)
     if verbosity > Verbosity.ERROR:
         click.echo(f"report: {out}")
 
@@ -123,33 +150,70 @@ def _open_run(
     """The run to train, new or begun before, and the settings that hold for it. Writes nothing."""
     from ooc.train.run import RunFolder
 
-    if store is not None:
-        store = str(Path(store).resolve())
+    if resume and out is not None:
+        given = _given_now(context, store, options)
+        run = RunFolder.open(out, given=given, changeable=CHANGEABLE, defaults=TrainSettings.defaults())
+        return run, TrainSettings.from_config(run.config, run.path)
+    settings, path = _begun(store, out, options)
+    return RunFolder.create(path, {"ooc_version": __version__, **asdict(settings)}), settings
+
+
+def _open_seeds(
+    context: click.Context,
+    /,
+    store: str | None,
+    out: str | None,
+    resume: bool,
+    seeds: tuple[int, ...] | None,
+    options: dict[str, Any],
+) -> "tuple[SeedRuns, TrainSettings] | None":
+    """The runs of several seeds, where such are asked for or gone on with, and what they share. Writes nothing."""
+    from ooc.train.run import given_anew
+    from ooc.train.seeds import SeedRuns, holds_seeds
+
+    if resume and out is not None:
+        path = Path(out)
+        asked = seeds is not None and _is_given(context, "seeds")
+        if not holds_seeds(path):
+            if asked:
+                SeedRuns.open(path)  # which says what is there
+            return None
+        if _is_given(context, "seed"):
+            raise OptionError(f"{path} holds runs of several seeds; give --seeds, or --out with one of its runs")
+        runs = SeedRuns.open(path, seeds if asked else None)
+        given = _given_now(context, store, options)
+        runs.config = given_anew(path, {**TrainSettings.defaults(), **runs.config}, given, CHANGEABLE)
+        return runs, TrainSettings.from_config({**runs.config, "seed": 0}, path)
+    seeds = settle_seeds(context, options, seeds)
+    if seeds is None:
+        return None
+    settings, path = _begun(store, out, options)
+    shared = {name: value for name, value in asdict(settings).items() if name != "seed"}
+    return SeedRuns.create(path, seeds, {"ooc_version": __version__, **shared}), settings
+
+
+def _settle(context: click.Context, store: str | None, options: dict[str, Any]) -> str | None:
+    """Make whole what paths were given, and choose between options that exclude each other; returns the store's."""
     if options["spill_dir"] is not None:
         options["spill_dir"] = str(Path(options["spill_dir"]).resolve())
     options["log"] = list(options["log"])
     settle_memory(context, options)
-    if resume and out is None:
-        raise OptionError("--resume needs --out RUN, the run to go on with")
-    if resume and out is not None:
-        given = {name: value for name, value in options.items() if _is_given(context, name)}
-        if store is not None:
-            given["store"] = store
-        run = RunFolder.open(
-            out, given=with_one_memory(given), changeable=CHANGEABLE, defaults=TrainSettings.defaults()
-        )
-        settings = TrainSettings.from_config(run.config, run.path)
-        run.repeated_by = _repeating(settings)
-        return run, settings
-    if store is None:
-        store = str(only_store(Path()).resolve())
+    return None if store is None else str(Path(store).resolve())
+
+
+def _given_now(context: click.Context, store: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """What a run that is gone on with is asked for."""
+    given = {name: value for name, value in options.items() if _is_given(context, name)}
+    return with_one_memory(given if store is None else {**given, "store": store})
+
+
+def _begun(store: str | None, out: str | None, options: dict[str, Any]) -> tuple[TrainSettings, Path]:
+    """The settings of what is begun anew, and the folder for it."""
+    store = str(only_store(Path()).resolve()) if store is None else store
     if options["schedule"] == "cosine":
         options["schedule_epochs"] = options["schedule_epochs"] or options["epochs"]  # more epochs later change nothing
     settings = TrainSettings(store=store, **options)
-    path = Path(out) if out is not None else next_run(_RUNS, store, settings.model)
-    run = RunFolder.create(path, {"ooc_version": __version__, **asdict(settings)})
-    run.repeated_by = _repeating(settings)
-    return run, settings
+    return settings, Path(out) if out is not None else next_run(_RUNS, store, settings.model)
 
 
 def _is_given(context: click.Context, name: str) -> bool:
@@ -169,10 +233,19 @@ def _repeating(settings: TrainSettings) -> str:
 
 
 def _train(
-    run: "RunFolder", settings: TrainSettings, reporter: Reporter, verbosity: Verbosity, *, as_json: bool, dry_run: bool
+    run: "RunFolder",
+    settings: TrainSettings,
+    reporter: Reporter,
+    verbosity: Verbosity,
+    *,
+    as_json: bool,
+    dry_run: bool,
+    alone: bool = True,
 ) -> None:
+    """Train ``run``, or only plan it; ``alone``: it is no run of several, and its outcome is printed."""
     from ooc.storage.store import open_store
 
+    run.repeated_by = _repeating(settings)
     store = open_store(settings.store)
     run.check_store(store)
 
@@ -203,7 +276,7 @@ def _train(
             _brief(trainer, settings, report, settings.epochs - done, console, verbosity)
         if as_json:
             _say_as_json("start", _start(run, settings, report, dry_run=dry_run))
-        elif dry_run:
+        elif dry_run and alone:
             click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
         if dry_run:
             return
@@ -223,7 +296,7 @@ def _train(
     reporter.close()
     if as_json:
         _say_as_json("end", describe_run(run.path, held=True))
-    else:
+    elif alone:
         _print_outcome(run, report, metric, store.nbytes)
 
 

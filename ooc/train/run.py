@@ -48,6 +48,8 @@ FORECAST = "plan.json"
 PLANNED = "planned.json"
 TIMELINE = "timeline.json"
 STARTS = "starts.jsonl"
+SEEDS = "seeds.json"
+"""In the folder around the runs of several seeds (``ooc.train.seeds``)."""
 _TEMPORARY = ".tmp"
 _MOST_STARTS = 50
 _HISTORY = "history"
@@ -104,15 +106,11 @@ class RunFolder:
         """
         path = Path(path)
         if not holds_run(path):
-            raise RunError(f"there is no run at {path}{did_you_mean_path(path)}")
+            seeds = sorted(path.glob("seed-*")) if (path / SEEDS).is_file() else []
+            hint = f"; it holds those of several seeds, such as {seeds[0]}" if seeds else did_you_mean_path(path)
+            raise RunError(f"there is no run at {path}{hint}")
         config = {**(defaults or {}), **_read_config(path / CONFIG)}
-        for name, value in (given or {}).items():
-            if name in config and config[name] != value and name not in changeable:
-                option = "--" + name.replace("_", "-")
-                begun = f"{path} was begun with {option} {config[name]}"
-                raise RunError(f"{begun}, not {value}; leave the option out to go on with it")
-            config[name] = value
-        return cls(path, config, resumed=True)
+        return cls(path, given_anew(path, config, given or {}, changeable), resumed=True)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -340,6 +338,16 @@ class RunFolder:
         finally:
             torch.serialization.set_crc32_options(summing)
         _replace(self.path / name, buffer.getbuffer())
+
+
+def given_anew(path: Path, config: Config, given: Mapping[str, Any], changeable: Collection[str]) -> Config:
+    """The configuration of what was begun at ``path`` with options given now; RunError for one that may not change."""
+    for name, value in given.items():
+        if name in config and config[name] != value and name not in changeable:
+            option = "--" + name.replace("_", "-")
+            begun = f"{path} was begun with {option} {config[name]}"
+            raise RunError(f"{begun}, not {value}; leave the option out to go on with it")
+    return {**config, **given}
 
 
 def holds_run(path: Path) -> bool:

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc train --seeds``: the same training by several seeds, one run after the other."""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ooc import __version__
+from ooc.cli.settings import CHANGEABLE, TrainSettings
+from ooc.errors import TrainingError
+from ooc.progress.reporter import Reporter, Verbosity
+
+if TYPE_CHECKING:
+    from ooc.train.run import RunFolder
+    from ooc.train.seeds import SeedRuns
+
+TrainOne = Callable[["RunFolder", TrainSettings, Reporter, Verbosity], None]
+Say = Callable[[str, dict[str, Any]], None]
+
+_MOST = 1000
+"""More are a seed's number rather than how many."""
+_HIGHEST = 2**63 - 1
+if TYPE_CHECKING:
+    _TupleType = click.ParamType[tuple[int, ...]]
+else:  # generic only in newer versions of click
+    _TupleType = click.ParamType
+
+
+class SeedsType(_TupleType):
+    """``5``: the seeds 0 to 4; ``0,3,7``: these, and ``3,`` one alone."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        listed = "," in value
+        try:
+            numbers = [int(part) for part in value.split(",") if part.strip() or not listed]
+        except ValueError:
+            self.fail(f"{value!r} is neither how many, such as 5, nor seeds, such as 0,3,7", param, ctx)
+        if not listed and not 1 <= numbers[0] <= _MOST:
+            hint = f"; for one training by that seed give --seed {value}" if numbers[0] > _MOST else ""
+            self.fail(f"{value} is not in the range 1 to {_MOST}{hint}", param, ctx)
+        if not numbers or not all(0 <= number <= _HIGHEST for number in numbers):
+            self.fail(f"{value!r}: seeds are whole numbers from 0 on", param, ctx)
+        if len(set(numbers)) < len(numbers):
+            self.fail(f"{value!r} has a seed twice", param, ctx)
+        return tuple(numbers) if listed else tuple(range(numbers[0]))
+
+
+def train_seeds(
+    runs: "SeedRuns", settings: TrainSettings, train: TrainOne, verbosity: Verbosity, *, say: Say | None, dry_run: bool
+) -> None:
+    """Train what is not yet trained of ``runs``, and print what all of them have come to; ``say`` as JSON.
+
+    KeyboardInterrupt after having said how to go on.
+    """
+    from ooc.report.console import output, print_hanging
+    from ooc.report.runs import describe_run
+    from ooc.report.seeds import describe_seed, describe_summary, summarize
+    from ooc.train.metrics import Metric
+
+    if say is None and verbosity >= Verbosity.INFO:
+        seeds = ", ".join(map(str, runs.seeds))
+        print_hanging("seeds     ", f"{seeds}: one run each, in {runs.path}", output())
+    if dry_run:
+        _try(runs, settings, train, verbosity, told=say is None)
+        return
+    found = []
+    shown = verbosity
+    with _reporter(verbosity, settings) as reporter:
+        for seed in runs.seeds:
+            path = runs.run_path(seed)
+            run, own = _open_run(runs, settings, seed)
+            before = describe_run(path) if run.resumed else None
+            if before is None or not _is_finished(before, own):
+                _train_one(runs, run, own, train, reporter, shown)
+                shown = min(shown, Verbosity.WARNING)  # what is trained within what is said once
+            found.append(describe_run(path))
+            if say is None and verbosity > Verbosity.ERROR:
+                seconds = sum(record.time_s + record.eval_s for record in run.records())
+                click.echo(describe_seed(seed, found[-1], seconds))
+    metric = Metric(found[-1]["metric"])
+    if say is not None:
+        say("seeds", {"out": str(runs.path), "seeds": runs.seeds, "runs": found, **summarize(found)})
+        return
+    for line in describe_summary(found, metric):
+        click.echo(line)
+    if verbosity > Verbosity.ERROR:
+        click.echo(f"side by side: ooc runs {shlex.quote(str(runs.path))}")
+
+
+def _try(runs: "SeedRuns", settings: TrainSettings, train: TrainOne, verbosity: Verbosity, *, told: bool) -> None:
+    """Plan one of the trainings, and say what would become of all."""
+    run, own = _open_run(runs, settings, runs.seeds[0])
+    with Reporter(verbosity=verbosity) as reporter, run:
+        train(run, own, reporter, verbosity)
+    if told:
+        paths = [str(runs.run_path(seed)) for seed in runs.seeds]
+        where = paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]}"
+        count = f"{len(paths)} run{'s' * (len(paths) != 1)}"
+        click.echo(f"nothing is trained or written; without --dry-run, there would be {count}, {where}")
+
+
+def _reporter(verbosity: Verbosity, settings: TrainSettings) -> Reporter:
+    """What shows a training live on a terminal; elsewhere epochs are lines only for who wants to know all."""
+    live = Reporter(verbosity=verbosity, epochs=settings.epochs)
+    if live.is_live or verbosity >= Verbosity.DEBUG:
+        return live
+    return Reporter(verbosity=min(verbosity, Verbosity.WARNING), epochs=settings.epochs)
+
+
+def _open_run(runs: "SeedRuns", settings: TrainSettings, seed: int) -> "tuple[RunFolder, TrainSettings]":
+    """The run of ``seed``, new or begun before, and its settings, which are those of all but for the seed."""
+    from ooc.train.run import RunFolder, holds_run
+
+    path, own = runs.run_path(seed), replace(settings, seed=seed)
+    if not holds_run(path):
+        return RunFolder.create(path, {"ooc_version": __version__, **asdict(own)}), own
+    run = RunFolder.open(path, given=asdict(own), changeable=CHANGEABLE, defaults=TrainSettings.defaults())
+    return run, TrainSettings.from_config(run.config, path)
+
+
+def _is_finished(found: dict[str, Any], settings: TrainSettings) -> bool:
+    """Whether there is nothing left to train; fewer epochs may have been asked for before."""
+    asked = found["epochs_asked"] == settings.epochs or found["epochs"] >= settings.epochs
+    return bool(found["state"] == "finished" and asked)
+
+
+def _train_one(
+    runs: "SeedRuns",
+    run: "RunFolder",
+    settings: TrainSettings,
+    train: TrainOne,
+    reporter: Reporter,
+    verbosity: Verbosity,
+) -> None:
+    try:
+        with run:
+            runs.start()
+            train(run, settings, reporter, verbosity)
+    except KeyboardInterrupt:
+        reporter.close()
+        done = run.records()
+        epochs = f"epoch {done[-1].epoch} of seed {settings.seed}" if done else f"before seed {settings.seed}"
+        hint = f"; go on with: ooc train --resume --out {shlex.quote(str(runs.path))}"
+        click.echo(f"ooc: stopped {'after ' * bool(done)}{epochs}{hint}", err=True)
+        raise
+    except BaseException as error:
+        run.discard()
+        runs.discard()
+        if isinstance(error, TrainingError):
+            raise TrainingError(f"seed {settings.seed}: {error}") from error
+        raise

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of one training by several seeds, in one folder: each is an ordinary run.
+
+OUT/seeds.json    the seeds, and the configuration that all of them share
+OUT/seed-3        the run of seed 3
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from ooc.errors import RunError
+from ooc.storage.array import replace_file
+from ooc.suggestions import did_you_mean_path
+from ooc.train.run import SEEDS, Config, RunFolder, holds_run
+
+
+class SeedRuns:
+    """The folder of such runs. Make one by `create` or `open`; neither writes anything. ``start`` writes down what is
+    to be trained; ``discard`` takes that back where no run has come to a checkpoint."""
+
+    def __init__(self, path: Path, seeds: Sequence[int], config: Config) -> None:
+        self.path = path
+        self.seeds = tuple(seeds)
+        self.config = config
+        self._made: list[Path] = []
+
+    @classmethod
+    def create(cls, path: Path, seeds: Sequence[int], config: Mapping[str, Any]) -> Self:
+        """New runs below ``path``. RunError where something is there already."""
+        if (path / SEEDS).exists():
+            raise RunError(
+                f"{path} holds runs of several seeds; go on with them by resume=True, or give another folder"
+            )
+        RunFolder.create(path, {})  # which refuses a folder that is in use
+        return cls(path, seeds, dict(config))
+
+    @classmethod
+    def open(cls, path: Path, seeds: Sequence[int] | None = None) -> Self:
+        """The runs begun at ``path``; ``seeds`` asked for now may add to those begun with."""
+        file = path / SEEDS
+        if holds_run(path):
+            raise RunError(f"{path} is the run of one seed; give several a folder of their own")
+        if not file.exists():
+            raise RunError(f"there are no runs of several seeds at {path}{did_you_mean_path(path)}")
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            begun, config = [int(seed) for seed in content["seeds"]], dict(content["config"])
+        except OSError as error:
+            raise RunError(f"{file}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{file} is damaged: {error}") from error
+        if seeds is not None and (dropped := sorted(set(begun) - set(seeds))):
+            raise RunError(f"{path} was begun with seed {dropped[0]}, too; seeds may be added, not left out")
+        return cls(path, begun if seeds is None else seeds, config)
+
+    def run_path(self, seed: int) -> Path:
+        """Where the run of ``seed`` is."""
+        return self.path / f"seed-{seed}"
+
+    @property
+    def begun(self) -> list[Path]:
+        """The runs that are there."""
+        return [path for path in map(self.run_path, self.seeds) if holds_run(path)]
+
+    def start(self) -> None:
+        """Write down what is to be trained."""
+        text = json.dumps({"seeds": list(self.seeds), "config": self.config}, indent=2, allow_nan=False) + "\n"
+        try:
+            for folder in reversed((self.path, *self.path.parents)):
+                if not folder.exists():
+                    folder.mkdir()
+                    self._made.append(folder)
+            replace_file(self.path / SEEDS, text.encode(), suffix=".tmp")
+        except OSError as error:
+            raise RunError(f"{self.path}: {error.strerror or error}") from error
+
+    def discard(self) -> None:
+        """Take back what ``start`` made, unless there is a run to go on with."""
+        if self.begun or not self._made:
+            return
+        (self.path / SEEDS).unlink(missing_ok=True)
+        for folder in reversed(self._made):
+            with contextlib.suppress(OSError):  # not empty: something else lives there
+                folder.rmdir()
+
+
+def holds_seeds(path: Path) -> bool:
+    """Whether runs of several seeds were begun at ``path``."""
+    return (path / SEEDS).is_file()
