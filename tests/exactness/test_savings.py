@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, ResGatedGraphConv, SAGEConv
 
 import ooc
 from ooc.engine import runtime
@@ -19,6 +21,7 @@ from ooc.prefetch.arena import Arena
 from ooc.storage.store import Store
 from ooc.train.trainer import Saving
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, make_trainer, train_epoch
+from tests.exactness.layers import Make, MlpMessages
 from tests.exactness.models import MODELS, Branches, Predicted, Residual
 from tests.exactness.reference import CustomCase, ModelCase, Reference, adam, disagreement
 from tests.examples import examples
@@ -211,3 +214,39 @@ def test_where_z1_would_spill_it_is_computed_again_to_the_same_bits(tmp_path: Pa
         assert [row["matrix"] for row in trainer.plan.summary() if row["fate"] == "recompute"] == ["z1"]
         assert "z1" not in trainer.plan.matrices
         assert [record.loss for record in trainer.fit(epochs=2, eval_every=0)] == plenty
+
+
+class SideBySide(nn.Module):
+    """Two layers in each of which two convolutions pull the same rows."""
+
+    def __init__(self, features: int, classes: int, left: Make, right: Make) -> None:
+        super().__init__()
+        self.left = nn.ModuleList([left(features, 6), left(6, classes)])
+        self.right = nn.ModuleList([right(features, 6), right(6, classes)])
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = (self.left[0](x, edge_index) + self.right[0](x, edge_index)).tanh()
+        out: Tensor = self.left[1](x, edge_index) + self.right[1](x, edge_index)
+        return out
+
+
+PAIRS: dict[str, tuple[Make, Make]] = {
+    "two scalings": (GCNConv, SAGEConv),
+    "attention and a sum": (GATConv, GCNConv),
+    "a sum and attention": (SAGEConv, GATConv),
+    "maxima and attention": (
+        lambda i, o: SAGEConv(i, o, aggr="max"),
+        lambda i, o: GATv2Conv(i, o, heads=2, concat=False),
+    ),
+    "as it is and a sum": (MlpMessages, GCNConv),
+    "a sum and as it is": (GCNConv, MlpMessages),
+    "both as they are": (MlpMessages, ResGatedGraphConv),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_aggregations_of_the_same_rows(name: str, tmp_path: Path) -> None:
+    """The gradient that the later one has for these rows reaches further than what lies between the two."""
+    store, data = in_hop_order(random_data(GraphCase(nodes=150, edges=260, unlabelled=140, seed=5)), tmp_path)
+    case = CustomCase(make=lambda features, classes: SideBySide(features, classes, *PAIRS[name]))
+    assert_same_training(case, store, data, tmp_path)

@@ -83,7 +83,7 @@ class Schedule:
         if training:
             for stage in range(self.last):
                 self._keep_signs(stage)
-        self.stage_hops = self._stage_hops()
+        self.stage_hops = self._stage_hops(training)
 
     def _enter(self, value: Value) -> None:
         if is_constant(value):
@@ -317,13 +317,18 @@ class Schedule:
             value = sources[0]
         return value
 
-    def _stage_hops(self) -> list[int]:
-        """Hops before the output, at most, of what each stage computes; a stage has all rows that later ones have."""
+    def _stage_hops(self, training: bool) -> list[int]:
+        """Hops before the output, at most, of what each stage computes; a stage has all rows that later ones have, and
+        in ``training`` those that its backward pulls the gradient of the next sum's source for: an earlier stage may
+        have computed it, for more rows."""
         found: list[int] = []
         for stage in range(self.last, -1, -1):
             own = [self.hops[v] for v in self.in_stage(stage)]
             own += [self.hops[a.source] for a in self.messages(stage)]
             own += [self.hops[m.source] for m in self.moments(stage)]
+            above = self.pulled(stage + 1) if stage < self.last else None
+            if training and above is not None and above.source.trains and not isinstance(above, Opaque):
+                own.append(self.hops[above.source])
             found.append(max([*own, *found[-1:]], default=0))
         return found[::-1]
 
