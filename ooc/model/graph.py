@@ -41,6 +41,19 @@ class Scaling(Enum):
     WEIGHTED_GCN = "weighted gcn"
     WEIGHTED_GCN_IMPROVED = "weighted gcn with self-loops of weight 2"
     WEIGHTED_GCN_NO_LOOPS = "weighted gcn without self-loops"
+    REVERSED_SUM = "sum against the edges"
+    REVERSED_MEAN = "mean against the edges"
+    REVERSED_GCN = "gcn against the edges"
+    REVERSED_GCN_NO_LOOPS = "gcn against the edges without self-loops"
+
+    @property
+    def reversed(self) -> bool:
+        """Over out-neighbours, and by out-degrees."""
+        return self.name.startswith("REVERSED")
+
+    def against_the_edges(self) -> "Scaling | None":
+        """The same over neighbours at the other end; None where there is none."""
+        return Scaling.__members__.get(f"REVERSED_{self.name}")
 
     @property
     def weighted(self) -> bool:
@@ -50,7 +63,7 @@ class Scaling(Enum):
     @property
     def normalized(self) -> bool:
         """By the degrees of both ends, before and after the sum."""
-        return self not in (Scaling.SUM, Scaling.MEAN, Scaling.WEIGHTED_SUM)
+        return not self.plain and self not in (Scaling.MEAN, Scaling.REVERSED_MEAN)
 
     @property
     def loop_weight(self) -> float | None:
@@ -60,12 +73,12 @@ class Scaling(Enum):
     @property
     def may_vanish(self) -> bool:
         """Whether a row may be scaled with 0: without self-loops there are rows without edges, and weights may be 0."""
-        return self in (Scaling.GCN_NO_LOOPS, Scaling.LAPLACIAN) or (self.weighted and self.normalized)
+        return self in _VANISHING or (self.weighted and self.normalized)
 
     @property
     def plain(self) -> bool:
         """Whether nothing is scaled."""
-        return self in (Scaling.SUM, Scaling.WEIGHTED_SUM)
+        return self in (Scaling.SUM, Scaling.WEIGHTED_SUM, Scaling.REVERSED_SUM)
 
     @property
     def row_scalings(self) -> int:
@@ -73,7 +86,13 @@ class Scaling(Enum):
         return (not self.plain) + self.normalized
 
 
-_LOOP_WEIGHTS = {Scaling.GCN: 1.0, Scaling.WEIGHTED_GCN: 1.0, Scaling.WEIGHTED_GCN_IMPROVED: 2.0}
+_LOOP_WEIGHTS = {
+    Scaling.GCN: 1.0,
+    Scaling.WEIGHTED_GCN: 1.0,
+    Scaling.WEIGHTED_GCN_IMPROVED: 2.0,
+    Scaling.REVERSED_GCN: 1.0,
+}
+_VANISHING = (Scaling.GCN_NO_LOOPS, Scaling.LAPLACIAN, Scaling.REVERSED_GCN_NO_LOOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +236,9 @@ def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype, *
     parts = {direction: _parts(stops) for direction, stops in offsets.items()} if on_device else {}
     into, out_of = offsets[Direction.IN], offsets[directions(store)[-1]]
     found = {
-        scaling: _row_scaling(store, scaling, out_of if scaling is Scaling.LAPLACIAN else into, dtype)
+        scaling: _row_scaling(
+            store, scaling, out_of if scaling.reversed or scaling is Scaling.LAPLACIAN else into, dtype
+        )
         for scaling in scalings
     }
     return GraphRows(offsets, parts, found)
@@ -257,7 +278,7 @@ def _load_offsets(store: Store) -> dict[Direction, npt.NDArray[np.signedinteger]
 def _row_scaling(
     store: Store, scaling: Scaling, into_rows: npt.NDArray[np.signedinteger], dtype: torch.dtype
 ) -> RowScaling:
-    """What ``scaling`` does to the store's rows, whose in-edges (of the Laplacian: out-edges) begin at ``into_rows``
+    """What ``scaling`` does to the store's rows, whose in-edges (or out-edges) begin at ``into_rows``
     [N+1]."""
     if scaling.plain:
         return _PLAIN

@@ -6,16 +6,23 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import (
     AntiSymmetricConv,
     ARMAConv,
     ChebConv,
+    DirGNNConv,
     EGConv,
+    GATConv,
     GatedGraphConv,
+    GCNConv,
     GENConv,
+    GraphConv,
     LGConv,
     MixHopConv,
+    SAGEConv,
+    SGConv,
     SSGConv,
 )
 
@@ -23,6 +30,7 @@ from ooc.errors import ModelError
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
 from tests.exactness.layers import Two
 from tests.exactness.reference import CustomCase
+from tests.exactness.test_savings import in_hop_order
 from tests.graphs import GraphCase, random_data
 
 EPOCHS = 3
@@ -169,3 +177,60 @@ def test_loops_are_not_rounded_away(tmp_path: Path) -> None:
     store = store_of(random_data(GraphCase(**HUB), dtype=torch.float32), tmp_path)
     with pytest.raises(ModelError, match="ChebConv on a graph with self-loops"):
         make_trainer(CASES["ChebConv"], store, tmp_path, dtype=torch.float32, spill_dtype="bfloat16")
+
+
+class Directed(nn.Module):
+    """Both ways along the edges."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first = DirGNNConv(SAGEConv(features, 6), alpha=0.3)
+        self.second = DirGNNConv(GCNConv(6, 6), root_weight=False)
+        self.last = DirGNNConv(GraphConv(6, classes, aggr="add"))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(x, edge_index).relu()
+        x = F.dropout(self.second(x, edge_index).tanh(), 0.3, self.training)
+        out: Tensor = self.last(x, edge_index)
+        return out
+
+
+class Backwards(nn.Module):
+    """Layers that flow from targets to sources, and edges that the model turns round itself."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = GCNConv(features, 6, flow="target_to_source"), SAGEConv(6, 6)
+        self.third = SGConv(6, classes, K=2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.second(self.first(x, edge_index).relu(), edge_index).relu()
+        out: Tensor = self.third(x, torch.flip(edge_index, dims=[0]))
+        return out
+
+
+AGAINST = {"DirGNNConv": CustomCase(make=Directed), "flow": CustomCase(make=Backwards)}
+
+
+@pytest.mark.parametrize("order", ["none", "hop"])
+@pytest.mark.parametrize("undirected", [False, True], ids=["directed", "undirected"])
+@pytest.mark.parametrize("name", AGAINST)
+def test_against_the_edges(name: str, undirected: bool, order: str, tmp_path: Path) -> None:
+    """In hop order, too, which goes along them: what lies before such a sum is needed of every row."""
+    data = random_data(GraphCase(**HUB | {"unlabelled": 40}, undirected=undirected))
+    store, data = in_hop_order(data, tmp_path) if order == "hop" else (store_of(data, tmp_path), data)
+    gpu, host = least_budgets(
+        lambda gpu, host: make_trainer(AGAINST[name], store, tmp_path, gpu_budget=gpu, host_budget=host)
+    )
+    assert_agrees(AGAINST[name], data, tmp_path, epochs=EPOCHS, store=store, gpu_budget=gpu, host_budget=host)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda i, o: GATConv(i, o, flow="target_to_source"), lambda i, o: SAGEConv(i, o, "max", flow="target_to_source")],
+    ids=["attention", "maxima"],
+)
+def test_what_is_not_summed_goes_with_the_edges(make: Any, tmp_path: Path) -> None:
+    store = store_of(random_data(GraphCase()), tmp_path)
+    with pytest.raises(ModelError, match="edges the other way round are supported for sums"):
+        make_trainer(twice(make), store, tmp_path)

@@ -86,7 +86,7 @@ def lower_gat(conv: Any, call: Call) -> Value:
     slope = float(conv.negative_slope)
     if not has_features:
         gat = partial(GatAttention, options=replace(options, slices=slices), negative_slope=slope)
-        attended = call.assembly.per_edge(gat, source, target)
+        attended = call.per_edge(gat, source, target)
     else:
         edge_weight, att_edge = conv.lin_edge.weight, conv.att_edge
 
@@ -98,7 +98,7 @@ def lower_gat(conv: Any, call: Call) -> Value:
         with_features = partial(
             FunctionAttention, options=options, functions=lambda groups: GatWithFeatures(len(groups), slope), term=term
         )
-        attended = call.assembly.per_edge(with_features, source, target, trains=term.trains)
+        attended = call.per_edge(with_features, source, target, trains=term.trains)
     return _with_residual(conv, call, _heads(conv, call, attended))
 
 
@@ -121,7 +121,7 @@ def lower_gatv2(conv: Any, call: Call) -> Value:
 
     gatv2 = partial(FunctionAttention, options=options, functions=functions, att=att, term=term)
     trains = att.requires_grad or (term is not None and term.trains)
-    attended = call.assembly.per_edge(gatv2, source, target, trains=trains)
+    attended = call.per_edge(gatv2, source, target, trains=trains)
     return _with_residual(conv, call, _heads(conv, call, attended))
 
 
@@ -152,7 +152,7 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     dot = partial(
         FunctionAttention, options=options, functions=lambda groups: TransformerAttention(len(groups)), term=term
     )
-    attended = call.assembly.per_edge(dot, source, target, trains=term is not None and term.trains)
+    attended = call.per_edge(dot, source, target, trains=term is not None and term.trains)
     out = _heads(conv, call, attended)
     if not conv.root_weight:
         return out

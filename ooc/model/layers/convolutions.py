@@ -24,6 +24,7 @@ there are others.
 import copy
 import inspect
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -103,12 +104,13 @@ def lower_convolution(
     known = SUMS if arguments.get("edge_weight") is not None else _ALL_KNOWN
     if _aggregates_in_another_way(conv, known):
         return lower_opaque(conv, where, args, kwargs, assembly)
-    if not isinstance(arguments["edge_index"], Graph):
+    graph = arguments["edge_index"]
+    if not isinstance(graph, Graph):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
     if arguments.get("size") is not None:
         raise ModelError(f"{where}: size is not supported")
-    if conv.flow != "source_to_target":
-        raise ModelError(f"{where}: flow={conv.flow!r} is not supported")
+    if conv.flow == "target_to_source":
+        arguments["edge_index"] = replace(graph, flipped=not graph.flipped)
     call = Call(where, arguments, assembly, trace)
     assembly.convolved.append(call.matrix("x"))
     return lower(conv, call)
@@ -150,9 +152,9 @@ def _gcn(conv: Any, call: Call) -> Value:
     scaling = gcn_scaling(conv, call)
     x = call.matrix("x")
     if is_linear(conv.lin) and conv.lin.bias is None:
-        product = call.assembly.aggregate_product(x, conv.lin.weight, scaling)
+        product = call.aggregate_product(x, conv.lin.weight, scaling)
     else:
-        product = call.assembly.aggregate(call.apply(conv.lin, x), scaling)
+        product = call.aggregate(call.apply(conv.lin, x), scaling)
     return call.assembly.sum([(1.0, product)], bias_of(conv))
 
 
@@ -246,7 +248,7 @@ def _gine(conv: Any, call: Call) -> Value:
         raise call.refuse(f"nodes have {into} features here, edges {term.features}; give edge_dim={term.features}")
     if into != x.columns:
         raise call.refuse(f"its edges add {into} columns to {x.columns}")
-    return _gin_update(conv, call, assembly.per_edge(partial(EdgeSum, term=term), x, trains=term.trains), x)
+    return _gin_update(conv, call, call.per_edge(partial(EdgeSum, term=term), x, trains=term.trains), x)
 
 
 def _appnp(conv: Any, call: Call) -> Value:
@@ -256,7 +258,7 @@ def _appnp(conv: Any, call: Call) -> Value:
     start = value = call.matrix("x")
     alpha = float(conv.alpha)
     for _ in range(conv.K):
-        terms = [(1.0 - alpha, call.assembly.aggregate(value, scaling)), (alpha, start)]
+        terms = [(1.0 - alpha, call.aggregate(value, scaling)), (alpha, start)]
         value = call.assembly.sum([(factor, term) for factor, term in terms if factor])
     return value
 
@@ -284,7 +286,7 @@ def _tag(conv: Any, call: Call) -> Value:
         power, terms = x, []
         for k, lin in enumerate(conv.lins):
             if k:
-                power = assembly.aggregate(power, scaling)
+                power = call.aggregate(power, scaling)
             term, of_term = linear_of_rows(call, lin, power)
             terms.append((1.0, term))
             biases = biases + of_term
@@ -292,7 +294,7 @@ def _tag(conv: Any, call: Call) -> Value:
     weights = [lin.weight for lin in conv.lins]
     total = assembly.linear(x, weights[-1])
     for k in range(conv.K - 1, -1, -1):
-        terms = [(1.0, assembly.linear(x, weights[k])), (1.0, assembly.aggregate(total, scaling))]
+        terms = [(1.0, assembly.linear(x, weights[k])), (1.0, call.aggregate(total, scaling))]
         total = assembly.sum(terms, biases if k == 0 else ())
     return total if conv.K else assembly.sum([(1.0, total)], biases)
 
@@ -301,7 +303,7 @@ def _gcn2(conv: Any, call: Call) -> Value:
     assembly = call.assembly
     scaling = gcn_scaling(conv, call)
     alpha, beta = float(conv.alpha), float(conv.beta)
-    aggregated = assembly.aggregate(call.matrix("x"), scaling)
+    aggregated = call.aggregate(call.matrix("x"), scaling)
     start = call.matrix("x_0")
     weight1, weight2 = conv.weight1, conv.weight2
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError
 from ooc.kernels.neighbourhood import Neighbourhood
+from ooc.model.graph import Scaling
+from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from torch_geometric.nn import MessagePassing
 
 _PLAIN = (bool, int, float, str, torch.dtype)
+_NOT_FLIPPED = "edges the other way round are supported for sums, means and GCN's sums only, without weights"
 
 ARGUMENTS = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
 """What PyG's models call what edges carry."""
@@ -30,7 +33,10 @@ ARGUMENTS = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Stands for the edge index: good for nothing but being given to a convolution."""
+    """Stands for the edge index: good for nothing but being given to a convolution. ``flipped``: every edge the other
+    way round."""
+
+    flipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,32 @@ class Call:
             raise self.refuse(f"{name} must be the model's own {ARGUMENTS[data]}")
         self.assembly.edge_data.add(data)
         return True
+
+    @property
+    def flipped(self) -> bool:
+        """Whether the convolution sums over out-neighbours."""
+        graph = self.arguments.get("edge_index")
+        return isinstance(graph, Graph) and graph.flipped
+
+    def aggregate(self, rows: Value, scaling: Scaling) -> Value:
+        """The scaled sum over neighbours, at the end of the edges that this call asks for."""
+        return self.assembly.aggregate(rows, self._oriented(scaling))
+
+    def aggregate_product(self, rows: Value, weight: nn.Parameter, scaling: Scaling, hops: int = 1) -> Value:
+        """A^hops(rows) Wᵀ, in whichever order is cheaper."""
+        return self.assembly.aggregate_product(rows, weight, self._oriented(scaling), hops)
+
+    def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value, trains: bool = False) -> Value:
+        """The result of an aggregation that computes something for every edge (``Assembly.per_edge``)."""
+        if self.flipped:
+            raise self.refuse(_NOT_FLIPPED)
+        return self.assembly.per_edge(make, *inputs, trains=trains)
+
+    def _oriented(self, scaling: Scaling) -> Scaling:
+        other = scaling.against_the_edges() if self.flipped else scaling
+        if other is None:
+            raise self.refuse(_NOT_FLIPPED)
+        return other
 
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.where}: {reason}")
@@ -151,6 +183,8 @@ def layer_of(
     known = {*rows, *edges, *carried.values()}
     plain = {name: value for name, value in given.items() if name not in known and value is not None}
     layer = Layer(module, where, next(iter(rows), ""), edges[0] if edges else "", carried, plain)
+    if any(given[name].flipped for name in edges):
+        raise layer.refuse(_NOT_FLIPPED)
     if len(rows) != 1 or len(edges) != 1:
         raise layer.refuse("it must be given one matrix of rows and the model's own edges, beside what these carry")
     for name, value in plain.items():

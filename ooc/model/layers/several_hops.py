@@ -27,7 +27,7 @@ from ooc.plan.workload import EdgeData
 
 
 def lower_lg(conv: Any, call: Call) -> Value:
-    return call.assembly.aggregate(call.matrix("x"), gcn_scaling(conv, call))
+    return call.aggregate(call.matrix("x"), gcn_scaling(conv, call))
 
 
 def lower_ssg(conv: Any, call: Call) -> Value:
@@ -39,7 +39,7 @@ def lower_ssg(conv: Any, call: Call) -> Value:
     power = assembly.linear(x, conv.lin.weight) if linear_first else x
     terms = [(float(conv.alpha), power)]
     for _ in range(conv.K):
-        power = assembly.aggregate(power, scaling)
+        power = call.aggregate(power, scaling)
         terms.append(((1.0 - float(conv.alpha)) / conv.K, power))
     total = assembly.sum([(factor, term) for factor, term in terms if factor] or terms[:1])
     if linear_first:
@@ -61,7 +61,7 @@ def lower_cheb(conv: Any, call: Call) -> Value:
     assembly, factor = call.assembly, 1.0 if largest is None else 2.0 / float(largest)
 
     def hop(rows: Value, times: float, less: Value | None = None) -> Value:
-        terms = [(-times * factor, assembly.aggregate(rows, Scaling.LAPLACIAN)), (times * (factor - 1.0), rows)]
+        terms = [(-times * factor, call.aggregate(rows, Scaling.LAPLACIAN)), (times * (factor - 1.0), rows)]
         terms += [] if less is None else [(-1.0, less)]
         return assembly.sum([(number, term) for number, term in terms if number])
 
@@ -84,7 +84,7 @@ def lower_mixhop(conv: Any, call: Call) -> Value:
     assembly, power, scaling = call.assembly, call.matrix("x"), gcn_scaling(conv, call)
     mapped = {}
     for number, linear in enumerate(conv.lins):
-        power = assembly.aggregate(power, scaling) if number else power
+        power = call.aggregate(power, scaling) if number else power
         if number in conv.powers:
             product, biases = linear_of_rows(call, linear, power)
             mapped[number] = assembly.sum([(1.0, product)], biases)
@@ -109,7 +109,7 @@ def lower_arma(conv: Any, call: Call) -> Value:
             out = _by_stack(call, out, conv.weight, 0 if conv.shared_weights else layer - 1, spread=False)
         root = assembly.dropout(x, float(conv.dropout)) if conv.training and conv.dropout else x
         root = _by_stack(call, root, conv.root_weight, place, spread=True)
-        total = assembly.sum([(1.0, assembly.aggregate(out, scaling)), (1.0, root)])
+        total = assembly.sum([(1.0, call.aggregate(out, scaling)), (1.0, root)])
         if conv.bias is not None:
             total = _with_bias(call, total, conv.bias, place)
         out = total if conv.act is None else _activated(call, conv.act, total)
@@ -155,7 +155,7 @@ def lower_gated(conv: Any, call: Call) -> Value:
     for layer in range(conv.num_layers):
         product = assembly.rowwise(call.where, lambda rows, k=layer: rows @ weight[k], [x], (weight,), heavy=True)
         if weighted:
-            summed: Value = assembly.aggregate(product, Scaling.WEIGHTED_SUM)
+            summed: Value = call.aggregate(product, Scaling.WEIGHTED_SUM)
         else:
             summed = aggregated(call, product, conv.aggr)
         x = assembly.rowwise(call.where, lambda m, h: cell(m, h), [summed, x], tuple(cell.parameters()), heavy=True)
@@ -171,7 +171,7 @@ def lower_eg(conv: Any, call: Call) -> Value:
     weights = assembly.sum([(1.0, weights)], biases)
     normalised = Scaling.GCN if conv.add_self_loops else Scaling.GCN_NO_LOOPS
     sums = [
-        assembly.aggregate(bases, normalised) if aggr == "symnorm" else aggregated(call, bases, aggr)
+        call.aggregate(bases, normalised) if aggr == "symnorm" else aggregated(call, bases, aggr)
         for aggr in conv.aggregators
     ]
     width = conv.out_channels // heads

@@ -25,8 +25,8 @@ def linear_of_rows(call: Call, linear: Any, rows: Value) -> tuple[Value, list[nn
 def aggregated(call: Call, x: Value, aggr: str) -> Value:
     """A x by an aggregation that there is a formula for."""
     if aggr == "max":
-        return call.assembly.per_edge(Maximum, x)
-    return call.assembly.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
+        return call.per_edge(Maximum, x)
+    return call.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
 
 
 def linear_of_sum(
@@ -34,9 +34,9 @@ def linear_of_sum(
 ) -> tuple[Value, list[nn.Parameter]]:
     """The same for A^hops(rows), in whichever order is cheaper."""
     if is_linear(linear):
-        return call.assembly.aggregate_product(rows, linear.weight, scaling, hops), bias_of(linear)
+        return call.aggregate_product(rows, linear.weight, scaling, hops), bias_of(linear)
     for _ in range(hops):
-        rows = call.assembly.aggregate(rows, scaling)
+        rows = call.aggregate(rows, scaling)
     return call.apply(linear, rows), []
 
 

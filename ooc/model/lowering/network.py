@@ -274,12 +274,15 @@ def values_of(output: Value) -> list[Value]:
 
 
 def hops(output: Value) -> dict[Value, int]:
-    """How many aggregations lie between each value and ``output``, at most; EVERYWHERE below moments."""
+    """How many aggregations lie between each value and ``output``, at most; EVERYWHERE below moments and
+    sums over out-neighbours."""
     found = {output: 0}
     for value in reversed(values_of(output)):
         below = found[value]
         if isinstance(value, Moments):
             below = EVERYWHERE
+        elif isinstance(value, Aggregate) and value.scaling.reversed:
+            below = EVERYWHERE  # hops are counted against the edges
         elif isinstance(value, Aggregate):
             below = min(EVERYWHERE, below + 1)
         for source in value.inputs:

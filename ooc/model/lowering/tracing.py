@@ -9,8 +9,8 @@ none of these is refused by its name.
 import inspect
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from traceback import walk_tb
 from typing import Any
 
@@ -259,6 +259,8 @@ class _Interpreter:
         target = IN_PLACE.get(node.target, node.target)
         name = getattr(node.target, "__name__", str(node.target))
         args, kwargs = self._arguments(node)
+        if target in ("flip", torch.flip) and isinstance(args[0], Graph) and _is_first_axis(args[1:], kwargs):
+            return replace(args[0], flipped=not args[0].flipped)
         if any(isinstance(a, (Graph, EdgeInput)) for a in _leaves((args, kwargs))):
             raise ModelError(f"{name} is given the edges; only graph convolutions may look at them")
         self._check_in_place(node, name, target is not node.target or bool(kwargs.get("inplace")))
@@ -445,6 +447,12 @@ def _parameter(argument: Any) -> Any:
 def _bias_shape(argument: Any) -> tuple[int, ...] | None:
     parameter = _parameter(argument)
     return None if parameter is None or parameter.dim() != 1 else tuple(parameter.shape)
+
+
+def _is_first_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether these are the dimensions of an edge index whose two ends change places."""
+    dims = kwargs.get("dims", args[0] if len(args) == 1 else args)
+    return dims in (0, -2) or (isinstance(dims, (list, tuple)) and list(dims) in ([0], [-2]))
 
 
 def _leaves(tree: Any) -> list[Any]:

@@ -93,7 +93,7 @@ def _backward(program: Program, stage: int) -> Step:
         if isinstance(above, EdgeAggregate):
             per_edge = program.per_edge(above, above.source.columns, names.of("m", above), above.upstream_scalars)
             kernel = partial(above.backward_sources, context)
-        pull = Pull(sums, message, context.backward_direction, per_edge, above.edge_data)
+        pull = Pull(sums, message, context.direction(above.scaling, backward=True), per_edge, above.edge_data)
 
     def compute(tile: Tile) -> Tensors:
         rows = program.rows(tile)

@@ -15,7 +15,7 @@ from ooc.model.stages.forward import forward_steps, output_step, score_step
 from ooc.model.stages.program import Program
 from ooc.model.stages.recomputation import read_backward, recomputable
 from ooc.model.stages.schedule import Schedule
-from ooc.plan.workload import Direction, Kept, Pull
+from ooc.plan.workload import Kept, Pull
 
 
 @dataclass(kw_only=True, eq=False)
@@ -136,7 +136,7 @@ class StageBuilder(StageContext):
                     name: self.scaled_before(rows, tile, scaling) if name.startswith("m") else rows for name in stores
                 }
 
-            pull = Pull(message(hop), sums, Direction.IN, edge_data=wanted[last].edge_data)
+            pull = Pull(message(hop), sums, self.direction(scaling), edge_data=wanted[last].edge_data)
             title = f"aggregate x{so}" if hop == 1 else f"aggregate x again{so} ({hop})"
             steps.append(Step(program.spec(title, nodes, pull=pull, stores=stores), compute, scaling))
         return steps

@@ -107,6 +107,10 @@ class StageContext:
     packed: set[str] = field(default_factory=set)
     read_rows: dict[str, int] = field(default_factory=dict)
 
+    def direction(self, scaling: Scaling, *, backward: bool = False) -> Direction:
+        """Of the edges that are summed over; of those that its gradient is, with ``backward``."""
+        return Direction.IN if scaling.reversed == backward else self.backward_direction
+
     def zeros(self, rows: int, columns: int) -> Tensor:
         """[rows, columns] in the compute dtype."""
         return torch.zeros(rows, columns, dtype=self.network.dtype, device=self.place)

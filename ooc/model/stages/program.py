@@ -106,7 +106,8 @@ class Program:
         message, sums = names.of("m", pulled, recipe.repeated), names.of("p", pulled, recipe.repeated)
         if not isinstance(pulled, EdgeAggregate):
             self.context.columns[sums] = pulled.columns
-            return Pull(message, sums, Direction.IN, edge_data=pulled.edge_data), pulled.scaling
+            direction = self.context.direction(pulled.scaling)
+            return Pull(message, sums, direction, edge_data=pulled.edge_data), pulled.scaling
         own = None if pulled.target is None else names.value(pulled.target)
         per_edge = self.per_edge(pulled, pulled.columns, own, pulled.source_scalars)
         return Pull(message, sums, Direction.IN, per_edge, pulled.edge_data), partial(pulled.forward, self.context)
