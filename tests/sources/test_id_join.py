@@ -73,7 +73,7 @@ def test_a_key_tells_texts_apart() -> None:
 
 def test_memory_stays_within_the_limit(tmp_path: Path) -> None:
     """Of which the keys of all nodes would take eight times as much."""
-    nodes, limit = 100_000, 1 << 20
+    nodes, limit = 40_000, 3 << 17
 
     def keys(seed: int, count: int) -> Iterator[np.ndarray]:
         numbers = np.random.default_rng(seed)

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ids that are texts: of tables and of edges, kept in the store, and the same whatever the memory."""
 
+import csv
+import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ooc
 from ooc.errors import SourceError
@@ -14,6 +18,7 @@ from ooc.events import Event, TaskStarted
 from ooc.storage.store import Store
 from ooc.storage.verification import verify
 from tests.conversion.arrays import edges_of, files_of
+from tests.examples import examples
 
 NODES, EDGES = 60, 300
 _RNG = np.random.default_rng(0)
@@ -154,3 +159,35 @@ def test_an_interrupted_conversion_goes_on(tmp_path: Path, monkeypatch: pytest.M
     store = ooc.convert(source, other / "g.ooc", host_budget="40M", listener=interrupting)
     assert files_of(store.path) == files_of(whole.path)
     assert (task == "finding the edges' nodes") == ("finding the edges' nodes" in begun[before:])
+
+
+_CHARACTERS = st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs"])
+_CALLED = st.text(_CHARACTERS, max_size=20).map(str.strip).filter(bool)
+
+
+@settings(deadline=None, max_examples=examples(12))
+@given(called=st.lists(_CALLED, min_size=2, max_size=12, unique=True), seed=st.integers(0, 9))
+def test_any_text_is_an_id_in_any_kind_of_table(
+    tmp_path_factory: pytest.TempPathFactory, called: list[str], seed: int
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    ends = np.random.default_rng(seed).integers(0, len(called), (2, 15))
+    nodes = {"id": called, "f": [0.5] * len(called), "y": [k % 2 for k in range(len(called))]}
+    edges = {"src": [called[k] for k in ends[0]], "dst": [called[k] for k in ends[1]]}
+    wanted = sorted(ends.T.tolist())
+    for form in ("csv", "jsonl", "parquet"):
+        (source := folder / form).mkdir()
+        for name, columns in (("nodes", nodes), ("edges", edges)):
+            rows = [*zip(*columns.values(), strict=True)]
+            if form == "parquet":
+                pyarrow.parquet.write_table(pa.table(columns), source / f"{name}.parquet")
+            elif form == "csv":
+                with (source / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+                    csv.writer(file).writerows([[*columns], *rows])
+            else:
+                lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
+                (source / f"{name}.jsonl").write_text("\n".join(lines))
+        store = ooc.convert(source, folder / f"{form}.ooc")
+        found = range(len(called)) if store.ids is None else store.ids
+        assert [*map(str, found)] == called
+        assert sorted(edges_of(store).T.tolist()) == wanted
