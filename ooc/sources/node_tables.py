@@ -2,7 +2,7 @@
 """Which columns of which tables hold the nodes' ids, features, labels and splits, and how the user is told."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -111,7 +111,7 @@ class NodeTables:
                 self._take(table, (name,), f"{split} split")
             self._take(table, names, "split, in words")
             return found
-        if self._request.option("split_column") is not None:
+        if any(role in _SPLIT_ROLES for role in self._asked(table).values()):
             raise OptionError(f"{SPLIT}={chosen} and a split column contradict each other; give one of them")
         self._take(table, names, f"split, but not used: the split asked for is {chosen}")
         return None
@@ -121,8 +121,8 @@ class NodeTables:
         found = self._labels(table)
         if not found:
             raise SourceError(
-                f"{table.path} has no column label or y; name the one of labels with label_column=: it has "
-                f"{', '.join(table.columns[:_SHOWN])}"
+                f"{table.path} has no column label or y; say which one it is with {as_argument('NAME', LABEL)}: "
+                f"it has {', '.join(table.columns[:_SHOWN])}"
             )
         kind = table.kinds()[found[0]]
         if kind is ColumnKind.TIMES:
@@ -169,12 +169,7 @@ class NodeTables:
 
     def _id(self, table: Table) -> str | None:
         asked = self._asked(table)
-        said = [name for name, role in asked.items() if role == ID]
-        if said:
-            return said[0]
-        if self._request.option("id_column") is not None:
-            return chosen_column(table, self._request, "id_column", ID_NAMES)
-        usual = chosen_column(table, self._request, "id_column", ID_NAMES, leaving=asked)
+        usual = usual_column(table, ID, ID_NAMES, asked)
         if usual is not None:
             return usual
         alike = [name for name in table.columns if name not in asked and _LIKE_AN_ID.search(name)]
@@ -182,34 +177,33 @@ class NodeTables:
 
     def _split_names(self, table: Table) -> tuple[str, ...]:
         """All columns that are there to say what the splits are."""
-        asked, roles = self._request.option("split_column"), self._asked(table)
+        roles = self._asked(table)
         said = tuple(name for name, role in roles.items() if role in _SPLIT_ROLES)
-        if asked is not None or said:
-            return tuple(dict.fromkeys((*(listed_columns(table, asked) if asked is not None else ()), *said)))
-        features = self._request.option("feature_columns")
-        others = [
-            name
-            for name in table.columns
-            if name not in roles and (features is None or name not in listed_columns(table, features))
-        ]
+        if said:
+            return said
+        others = self._unsaid(table)
         # A column called val or test alone may be any number.
         members = "train" in map(_split_called, others)
         return tuple(name for name in others if name.lower() == "split" or (members and _split_called(name)))
 
     def _labels(self, table: Table) -> tuple[str, ...]:
-        asked, roles = self._request.option("label_column"), self._asked(table)
+        roles = self._asked(table)
         said = tuple(name for name, role in roles.items() if role == LABEL)
-        if asked is not None or said:
-            return tuple(dict.fromkeys((*(listed_columns(table, asked) if asked is not None else ()), *said)))
-        found = chosen_column(table, self._request, "label_column", _LABEL_NAMES, leaving=roles)
+        if said:
+            return said
+        found = usual_column(table, LABEL, _LABEL_NAMES, roles)
         if found is not None:
             return (found,)
         # The one column of words that is nothing else.
-        features, kinds = self._request.option("feature_columns"), table.kinds()
-        other = {self._id(table), *self._split_names(table), *roles}
-        other |= set(listed_columns(table, features)) if features is not None else set()
-        words = [name for name in table.columns if name not in other and kinds[name] in _WORDS]
+        other, kinds = {self._id(table), *self._split_names(table)}, table.kinds()
+        words = [name for name in self._unsaid(table) if name not in other and kinds[name] in _WORDS]
         return tuple(words) if len(words) == 1 else ()
+
+    def _unsaid(self, table: Table) -> list[str]:
+        """The columns of which nobody says what they are."""
+        features, roles = self._request.option("feature_columns"), self._asked(table)
+        listed = () if features is None else listed_columns(table, features)
+        return [name for name in table.columns if name not in roles and name not in listed]
 
 
 def _no_features(table: Table, wrong: dict[str, ColumnKind]) -> SourceError:
@@ -251,7 +245,7 @@ def _split_called(name: str) -> str | None:
 
 
 def _split_columns(table: Table, names: tuple[str, ...], asked: dict[str, str]) -> SplitColumns:
-    """What the columns ``names`` are to the splits, by what is ``asked``, what they are called, or by their order."""
+    """What the columns ``names`` are to the splits, by what is ``asked``, or by what they are called."""
     told = {name: _SPLIT_ROLES[role] for name, role in asked.items() if role in _SPLIT_ROLES}
     if [*told.values()] == [""]:
         return SplitColumns(next(iter(told)), {})
@@ -259,37 +253,38 @@ def _split_columns(table: Table, names: tuple[str, ...], asked: dict[str, str]) 
     members = {split: name for name, split in called.items() if split}
     if not members and len(names) == 1:
         return SplitColumns(names[0], {})
-    if not members and len(names) <= len(SPLITS):
-        return SplitColumns(None, dict(zip(SPLITS, names, strict=False)))
     if len(members) < len(names):
         raise SourceError(
-            f"{table.path} says more than once what the splits are: {', '.join(names)}; name with split_column= the "
-            f"one that counts, or one each for train, valid and test"
+            f"{table.path} says more than once what the splits are: {', '.join(names)}; say of the one that counts "
+            f"{as_argument('NAME', SPLIT_WORDS)}, or of one each {TRAIN!r}, {VALID!r} and {TEST!r}"
         )
     return SplitColumns(None, members)
 
 
-def chosen_column(
-    table: Table, request: Request, option: str, usual: tuple[str, ...], *, leaving: Collection[str] = ()
-) -> str | None:
-    """The column that the ``option`` names, else the one that is called as is ``usual`` and not among those to be left
-    alone (``leaving``), else None."""
-    asked = request.option(option)
-    if asked is not None:
-        return listed_columns(table, asked, most=1)[0]
-    found = [name for name in table.columns if name.lower() in usual and name not in leaving]
+def usual_column(table: Table, role: str, usual: tuple[str, ...], asked: Mapping[str, str]) -> str | None:
+    """The column that is ``asked`` to be of the ``role``, else the one that is called as is ``usual``, else None.
+
+    SourceError where several are called so.
+    """
+    said = [name for name, its in asked.items() if its == role]
+    if said:
+        return said[0]
+    found = [name for name in table.columns if name.lower() in usual and name not in asked]
     if len(found) > 1:
-        raise SourceError(f"{table.path} has the columns {' and '.join(found)}; say with {option}= which one is meant")
+        raise SourceError(
+            f"{table.path} has the columns {' and '.join(found)}; say which one is meant with "
+            f"{as_argument(found[0], role)}"
+        )
     return found[0] if found else None
 
 
-def listed_columns(table: Table, text: str, most: int | None = None) -> tuple[str, ...]:
+def listed_columns(table: Table, text: str) -> tuple[str, ...]:
     """The columns that ``text`` lists, separated by commas; SourceError for one that ``table`` has not."""
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in table.columns:
             columns = ", ".join(table.columns[:_SHOWN])
             raise SourceError(f"{table.path} has no column {name!r}; it has {columns}")
-    if len(set(names)) < len(names) or len(names) > (most or len(names)):
-        raise OptionError(f"{text!r}: {'one column' if most else 'each column once'} is wanted")
+    if len(set(names)) < len(names):
+        raise OptionError(f"{text!r}: each column once is wanted")
     return names

@@ -31,16 +31,7 @@ READING_OPTIONS: dict[str, ReadingOption] = {
     "features": ReadingOption("FILE|random:F[:SEED]", "Features of a graph that has none: npy or a table."),
     "labels": ReadingOption("FILE|random:C[:SEED]", "Labels of a graph that has none: npy or a table."),
     "task": ReadingOption("classes|multilabel|values", "What the labels are. [default: by their type and shape]"),
-    "source_column": ReadingOption("NAME", "Where an edge starts. [default: source, src or the first of two]"),
-    "target_column": ReadingOption("NAME", "Where an edge ends. [default: target, dst or the second of two]"),
-    "id_column": ReadingOption("NAME", "The nodes' ids. [default: id, node, node_id or nid; without, row numbers]"),
     "feature_columns": ReadingOption("A,B,...", "Columns of features. [default: all that are nothing else]"),
-    "label_column": ReadingOption("A[,B,...]", "Columns of labels. [default: label or y]"),
-    "split_column": ReadingOption(
-        "NAME|A,B,C",
-        "A column of train, valid, test or nothing, or a column of true and false for each. "
-        "[default: split, or train, valid, test]",
-    ),
     "edge_weight": ReadingOption("COLUMN|FILE", "The edges' weights: a column beside their ends, or npy [edges]."),
     "edge_features": ReadingOption("A,B,...|FILE", "The edges' features: columns, or npy [edges, features]."),
     "label": ReadingOption("19|2K", "Which of IGB's two kinds of label: 19 classes or 2983. [default: 19]"),

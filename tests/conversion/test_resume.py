@@ -95,6 +95,7 @@ def test_every_format_can_be_recognised_again(tmp_path: Path, name: str) -> None
         budget_bytes=10**9,
         drop_edge_data=made.options.get("drop_edge_data", False),
         options={name: str(value) for name, value in made.options.items() if name in READING_OPTIONS},
+        columns=made.options.get("columns", {}),
     )
     found = [open_source(made.source, format=made.options.get("format"), request=request).fingerprint]
     for file in sorted(file for file in tmp_path.rglob("*") if file.is_file()):

@@ -41,9 +41,7 @@ def test_columns_of_edge_lists_and_tables(tmp_path: Path) -> None:
     by_name = _MADE_UP | {"edge_weight": "w", "edge_features": "f,g"}
     _of_lines(ooc.convert(_write(tmp_path / "a.txt", "\t"), tmp_path / "a.ooc", **by_number))
     _of_lines(
-        ooc.convert(
-            _write(tmp_path / "b.csv", ","), tmp_path / "b.ooc", source_column="0", target_column="1", **by_number
-        )
+        ooc.convert(_write(tmp_path / "b.csv", ","), tmp_path / "b.ooc", columns={"0": "src", "1": "dst"}, **by_number)
     )
     head = "source,target,w,f,g\n"
     _of_lines(ooc.convert(_write(tmp_path / "c.csv", ",", head), tmp_path / "c.ooc", **by_name))

@@ -3,6 +3,7 @@
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -98,7 +99,7 @@ def test_an_undirected_list_is_made_symmetric_unless_asked_not_to(tmp_path: Path
         ("0 1\n", _MADE_UP | {"features": "random:x"}, "not random:NUMBER"),
         ("0 1\n", _MADE_UP | {"features": "nothing.npy"}, "nothing.npy is missing"),
         ("0 1\n", _MADE_UP | {"features": "graph.txt"}, "neither an npy file nor a table"),
-        ("0 1\n", _MADE_UP | {"source_column": "a"}, "snap takes no option source-column"),
+        ("0 1\n", _MADE_UP | {"label": "a"}, "snap takes no option label"),
         ("0 1\n", _MADE_UP | {"colour": "a"}, "no option 'colour'"),
     ],
 )
@@ -180,16 +181,16 @@ def test_a_table_without_names_is_named_by_position(tmp_path: Path) -> None:
     path = tmp_path / "e.tsv"
     path.write_text("0\t1\n1\t2\n")
     assert edges_of(ooc.convert(path, tmp_path / "g.ooc", **_MADE_UP)).tolist() == [[0, 1], [1, 2]]
-    with pytest.raises(SourceError, match="has no column '2'; it has 0, 1"):
-        ooc.convert(path, tmp_path / "h.ooc", source_column="2", **_MADE_UP)
-    turned = ooc.convert(path, tmp_path / "t.ooc", source_column="1", target_column="0", **_MADE_UP)
+    with pytest.raises(SourceError, match="no table has a column '2'; the columns are 0, 1"):
+        ooc.convert(path, tmp_path / "h.ooc", columns={"2": "src"}, **_MADE_UP)
+    turned = ooc.convert(path, tmp_path / "t.ooc", columns={"1": "src", "0": "dst"}, **_MADE_UP)
     assert edges_of(turned).tolist() == [[1, 2], [0, 1]]
 
 
 @pytest.mark.parametrize("values", [False, True])
 def test_several_columns_of_labels_are_answers_or_values(tmp_path: Path, values: bool) -> None:
     nodes = "f,a,b,split\n1,0,1,train\n2,1,1,test\n3,,,\n"
-    options = {"label_column": "a,b"} | ({"task": "values"} if values else {})
+    options: dict[str, Any] = {"columns": {"a": "label", "b": "label"}} | ({"task": "values"} if values else {})
     store = ooc.convert(_tables(tmp_path, "source,target\n0,1\n2,0\n", nodes), tmp_path / "g.ooc", **options)
     assert store.task is (Task.VALUES if values else Task.MULTILABEL) and store.num_classes == 2
     nothing = float("nan") if values else -1
@@ -212,10 +213,9 @@ def test_several_columns_of_labels_are_answers_or_values(tmp_path: Path, values:
         (_EDGES, _NODES.replace("0.5", ""), {}, "feature 0 of node 0 is nan"),
         (_EDGES, _NODES.replace("0,train", "0.5,train"), {}, "node 0 has the label 0.5, which is no class"),
         (_EDGES, _NODES.replace("val", "later"), {}, "node 1 is in the split 'later'; splits are"),
-        (_EDGES, _NODES.replace("label", "kind"), {}, "no column label or y; name the one of labels"),
+        (_EDGES, _NODES.replace("label", "kind"), {}, "no column label or y; say which one it is with"),
         (_EDGES, _NODES.replace("id,f", "id,id"), {}, "two columns of one name"),
         (_EDGES, _NODES, {"feature_columns": "f,g"}, "has no column 'g'; it has id, f, label, split"),
-        (_EDGES, _NODES, {"id_column": "id,f"}, "one column is wanted"),
         (_EDGES, _NODES, {"task": "guess"}, "task 'guess' is not one of"),
         (_EDGES, "id,label,split\n10,0,train\n20,1,test\n30,1,\n", {}, "no column of features, only id, label, split"),
         (_EDGES, "id,f,label,split\n", {}, "has no features"),

@@ -242,5 +242,5 @@ def test_lists_of_numbers_are_as_many_features(tmp_path: Path) -> None:
 
 
 def test_other_options_take_no_arrays(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="label_column= is a list, not a text"):
-        ooc.convert(pandas.DataFrame(EDGES), tmp_path / "g.ooc", label_column=["y"])
+    with pytest.raises(OptionError, match="feature_columns= is a list, not a text"):
+        ooc.convert(pandas.DataFrame(EDGES), tmp_path / "g.ooc", feature_columns=["y"])

@@ -81,18 +81,20 @@ def test_a_random_split_beside_ones_own_is_said_and_makes_no_feature_of_it(tmp_p
     assert any("train, val, test  split, but not used: the split asked for is random:3" in note for note in notes)
     assert any("split is random 60/20/20, seed 3" in note for note in notes)
     with pytest.raises(OptionError, match="contradict each other"):
-        ooc.convert(source, tmp_path / "h.ooc", split="random", split_column="train")
+        ooc.convert(source, tmp_path / "h.ooc", split="random", columns={"train": "train"})
 
 
 def test_split_columns_of_other_names_are_named(tmp_path: Path) -> None:
-    """By what they are called, or in the order train, valid, test."""
+    """Of words, or of true and false for one split each."""
     a, b, c = _MASKS.values()
     source = _folder(tmp_path, "parquet", _NODES | {"a": a, "b": b, "c": c, "part": _WORDS["split"]})
-    store = ooc.convert(source, tmp_path / "g.ooc", split_column="a,b,c", feature_columns="f")
+    store = ooc.convert(
+        source, tmp_path / "g.ooc", columns={"a": "train", "b": "val", "c": "test"}, feature_columns="f"
+    )
     assert _splits(store) == list(_MASKS.values())
-    words = ooc.convert(source, tmp_path / "h.ooc", split_column="part", feature_columns="f")
+    words = ooc.convert(source, tmp_path / "h.ooc", columns={"part": "split"}, feature_columns="f")
     assert _splits(words) == list(_MASKS.values())
-    alone = ooc.convert(source, tmp_path / "i.ooc", split_column="a,b", feature_columns="f,c")
+    alone = ooc.convert(source, tmp_path / "i.ooc", columns={"a": "train", "b": "val"}, feature_columns="f,c")
     assert _splits(alone) == [a, b, [False] * 4] and alone.num_features == 2
 
 
@@ -156,22 +158,26 @@ def test_ids_of_another_name_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"edge 0 \(70 → 10\) has an end that is no node: nodes are the row") as told:
         ooc.convert(source, tmp_path / "g.ooc")
     assert "if one of who, f, label, split holds them, say columns={'NAME': 'id'}" in str(told.value)
-    assert ooc.convert(source, tmp_path / "g.ooc", id_column="who").num_features == 1
-    with pytest.raises(SourceError, match="has the columns node and nid; say with id_column= which one is meant"):
+    assert ooc.convert(source, tmp_path / "g.ooc", columns={"who": "id"}).num_features == 1
+    with pytest.raises(
+        SourceError, match=r"has the columns node and nid; say which one is meant with columns=.'node': 'id"
+    ):
         ooc.convert(_folder(tmp_path, "csv", nodes | {"node": [0] * 4, "nid": [0] * 4}), tmp_path / "h.ooc")
 
 
 def test_two_columns_of_labels_are_told_apart(tmp_path: Path) -> None:
     """The one that is not chosen would give the answer away as a feature."""
     source = _folder(tmp_path, "csv", _NODES | _WORDS | {"y": [1, 0, 1, 0]})
-    with pytest.raises(SourceError, match="has the columns label and y; say with label_column= which one is meant"):
+    with pytest.raises(
+        SourceError, match=r"has the columns label and y; say which one is meant with columns=.'label': 'la"
+    ):
         ooc.convert(source, tmp_path / "g.ooc")
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_mask_that_is_none_is_named(tmp_path: Path, form: str) -> None:
     source = _folder(tmp_path, form, _NODES | _MASKS | {"val": [0.0, 0.7, 1.0, 0.0]})
-    with pytest.raises(SourceError, match=r"the column val holds .*, not true or false .* with feature_columns="):
+    with pytest.raises(SourceError, match=r"the column val holds .*, not true or false .* say columns="):
         ooc.convert(source, tmp_path / "g.ooc")
 
 

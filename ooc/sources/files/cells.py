@@ -30,7 +30,7 @@ class Cells(Enum):
     WHOLE = "whole numbers"
     REAL = "numbers"
     TEXT = "texts"
-    MEMBER = "true or false (1 or 0) as a split does; if it is a feature, name all features with feature_columns="
+    MEMBER = "true or false (1 or 0) as a split does; if it is a feature, say columns={'NAME': 'feature'}"
 
 
 class NoWholeNumber(SourceError):

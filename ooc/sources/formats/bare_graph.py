@@ -18,9 +18,7 @@ from ooc.sources.node_tables import NodeTables
 from ooc.sources.reading import COLUMNS, SPLIT, Request
 from ooc.sources.source import Source, fingerprint_of
 
-NODE_OPTIONS = frozenset(
-    {"features", "labels", "task", "id_column", "feature_columns", "label_column", "split_column", SPLIT, COLUMNS}
-)
+NODE_OPTIONS = frozenset({"features", "labels", "task", "feature_columns", SPLIT, COLUMNS})
 """What any such graph takes of nodes; ``EDGE_OPTIONS`` are those of edges."""
 _LEAST_NODES, _MOST_NODES = 1, 2**32
 

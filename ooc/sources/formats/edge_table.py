@@ -29,7 +29,7 @@ from ooc.sources.files.cells import Cells
 from ooc.sources.files.tables import TABLE_SUFFIXES, Table, is_table, open_table, side_by_side, width
 from ooc.sources.formats.bare_graph import NODE_OPTIONS, bare_source
 from ooc.sources.formats.numbered_graph import BareGraph
-from ooc.sources.node_tables import chosen_column
+from ooc.sources.node_tables import usual_column
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source
 
@@ -58,7 +58,7 @@ def table_graph(
 ) -> BareGraph:
     """The graph called ``name`` whose edges are in ``table``; ``features``, ``labels``: files of theirs beside it."""
     asked = asked_roles(request, table, EDGES)
-    source, target = _ends(table, request, asked)
+    source, target = _ends(table, asked)
     carried, meanings = _carried(table, request, asked, (source, target))
     meanings |= {source: "src: where edges start", target: "dst: where they end"}
     meanings |= dict.fromkeys((name for name, role in asked.items() if role == IGNORE), "left out, as asked")
@@ -93,12 +93,11 @@ def table_graph(
     return graph
 
 
-def _ends(table: Table, request: Request, asked: dict[str, str]) -> tuple[str, str]:
+def _ends(table: Table, asked: dict[str, str]) -> tuple[str, str]:
     """The columns of the edges' sources and targets."""
-    given = {role: name for name, role in asked.items()}
     rest = [name for name in table.columns if name not in asked]
-    source = given.get(SOURCE_END) or chosen_column(table, request, "source_column", _SOURCES, leaving=asked)
-    target = given.get(TARGET_END) or chosen_column(table, request, "target_column", _TARGETS, leaving=asked)
+    source = usual_column(table, SOURCE_END, _SOURCES, asked)
+    target = usual_column(table, TARGET_END, _TARGETS, asked)
     if len(rest) == 2 and not source and not target:
         source, target = rest
     if not source or not target or source == target:
@@ -174,5 +173,5 @@ READER = Reader(
     folder=None,
     recognises=lambda path: _beside(path, "edges") is not None if path.is_dir() else is_table(path),
     open=_open,
-    takes=NODE_OPTIONS.union(EDGE_OPTIONS) | {"source_column", "target_column"},
+    takes=NODE_OPTIONS.union(EDGE_OPTIONS),
 )
