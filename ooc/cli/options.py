@@ -2,7 +2,7 @@
 """Types of option values. Text becomes a number here and nowhere else."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,9 +14,10 @@ from ooc.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     _IntType = click.ParamType[int]
+    _TextType = click.ParamType[str]
     _TextChoice = click.Choice[str]
 else:  # generic only in newer versions of click
-    _IntType = click.ParamType
+    _IntType = _TextType = click.ParamType
     _TextChoice = click.Choice
 
 _Callback = TypeVar("_Callback", bound=Callable[..., Any])
@@ -58,6 +59,34 @@ class ChoiceType(_TextChoice):
         except click.BadParameter as error:
             message = error.message.removesuffix(".") + did_you_mean(str(value), self.choices)
             raise click.BadParameter(message, ctx, param) from error
+
+
+class ReasonedChoiceType(ChoiceType):
+    """Such a choice that has names in it which cannot be chosen, each for a reason."""
+
+    def __init__(self, *names: str, refused: Mapping[str, str]) -> None:
+        super().__init__(*names)
+        self._refused = {name.casefold(): f"{name} {reason}" for name, reason in refused.items()}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if isinstance(value, str) and value.casefold() in self._refused:
+            self.fail(self._refused[value.casefold()], param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class AssignmentType(_TextType):
+    """``KEY=VALUE``, kept as text: what the value may be is for whoever has such a key."""
+
+    name = "assignment"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "KEY=VALUE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        key, equals, content = value.partition("=")
+        if not (key.isidentifier() and equals and content):
+            self.fail(f"{value!r} is not of the form KEY=VALUE", param, ctx)
+        return str(value)
 
 
 class WholeType(click.IntRange):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
+from ooc.cli.optimization import optimizer_options
 from ooc.cli.recipe import admit_parameters, build_average, build_loss, planned_model
 from ooc.cli.settings import TrainSettings, model_name, own_model
 from ooc.events import ignore
@@ -183,6 +184,7 @@ class Planning:
                 savings=self._savings,
                 ignore_edge_data=settings.edge_data_left_out,
                 compute_dtype=settings.dtype,
+                optimizer_options=[optimizer_options(settings)],
             )
         return self._jobs[spill_dtype]
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ooc.cli.optimization import build_optimizer, build_schedule
 from ooc.cli.settings import TrainSettings, model_name, own_model
 from ooc.errors import BudgetError, ModelError, OptionError, RunError
 from ooc.memory import available_memory_bytes
@@ -27,7 +27,6 @@ from ooc.sizes import format_size
 from ooc.storage.store import Task
 from ooc.suggestions import did_you_mean, did_you_mean_path
 from ooc.train.loss import training_classes
-from ooc.train.schedule import Scheduler, by_factor, constant, cosine, steps
 from ooc.train.setup import edge_data_used
 
 if TYPE_CHECKING:
@@ -54,12 +53,6 @@ LOSSES: dict[str, type[nn.Module]] = {
     "mse": nn.MSELoss,
     "l1": nn.L1Loss,
     "smooth-l1": nn.SmoothL1Loss,
-}
-_SGD_MOMENTUM = 0.9
-_OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "adam": (torch.optim.Adam, {}),
-    "adamw": (torch.optim.AdamW, {}),
-    "sgd": (torch.optim.SGD, {"momentum": _SGD_MOMENTUM}),
 }
 
 
@@ -304,40 +297,6 @@ def _balanced(store: "Store") -> torch.Tensor:
     present = int((counts > 0).sum())
     weights = store.split_sizes["train"] / (present * counts.clamp(min=1).double())
     return torch.where(counts > 0, weights, 0.0).float()
-
-
-def build_optimizer(settings: TrainSettings, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer over all parameters."""
-    kind: Any
-    kind, options = _OPTIMIZERS[settings.optimizer]
-    optimizer = kind(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, **options)
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    return optimizer
-
-
-def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *, rising: bool) -> list[Scheduler]:
-    """The learning rate's schedule; ``rising``: whether a higher validation score is better."""
-    warmup = settings.warmup
-    match settings.schedule:
-        case "cosine":
-            epochs = settings.schedule_epochs or settings.epochs
-            if warmup >= epochs:
-                raise OptionError(f"--warmup {warmup} leaves nothing of the schedule's {epochs} epochs")
-            return [by_factor(optimizer, cosine(epochs - warmup), warmup=warmup)]
-        case "step":
-            return [by_factor(optimizer, steps(settings.step_every, settings.lr_factor), warmup=warmup)]
-        case "plateau":
-            plateau = ReduceLROnPlateau(
-                optimizer,
-                mode="max" if rising else "min",
-                factor=settings.lr_factor,
-                patience=settings.plateau_patience,
-            )
-            # Both change the rate as it is, so that each can have its part in it.
-            rise = LinearLR(optimizer, 1 / warmup, total_iters=warmup - 1) if warmup > 1 else None
-            return [plateau] if rise is None else [rise, plateau]
-        case _:
-            return [by_factor(optimizer, constant, warmup=warmup)] if warmup else []
 
 
 def build_average(settings: TrainSettings, model: nn.Module) -> AveragedModel | None:

@@ -24,8 +24,10 @@ from ooc.cli.options import (
     SIZE,
     SIZE_OR_ZERO,
     WIDTH,
+    AssignmentType,
     ChoiceType,
     Option,
+    ReasonedChoiceType,
     WholeType,
 )
 from ooc.errors import OptionError, RunError
@@ -45,6 +47,27 @@ _MODELS_WITH_WEIGHTS = ("gcn",)
 """Those whose convolutions take weights of edges."""
 METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "r2")
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "l1", "smooth-l1")
+OPTIMIZERS = (
+    *("adam", "adamw", "sgd", "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop"),
+    "Rprop",
+)
+"""torch's; the first three are called as ever."""
+NO_OPTIMIZERS = {
+    "LBFGS": "evaluates the loss several times a step, and there is one pass over the graph a step",
+    "SparseAdam": "takes sparse gradients only, these are dense; use Adam",
+    "Muon": "takes matrices only, and models have vectors, too",
+}
+SCHEDULES = (
+    *("ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR", "LinearLR"),
+    *("MultiStepLR", "OneCycleLR", "PolynomialLR", "ReduceLROnPlateau", "StepLR"),
+)
+"""torch's, beside those that have options of their own."""
+NO_SCHEDULES = {
+    **dict.fromkeys(("LambdaLR", "MultiplicativeLR"), "takes a function; from Python: Trainer(scheduler=…)"),
+    **dict.fromkeys(("SequentialLR", "ChainedScheduler"), "takes schedulers; from Python: Trainer(scheduler=…)"),
+}
+SCHEDULES_OVER_EPOCHS = ("cosine", "CosineAnnealingLR", "OneCycleLR")
+"""Those that end after a number of epochs."""
 _FIRST = (
     "store model layers hidden dropout input_dropout norm optimizer lr weight_decay epochs seed metric eval_every "
     "patience gpu_budget host_budget device threads spill_dir block_rows slab_columns"
@@ -155,7 +178,15 @@ class TrainSettings:
         ChoiceType("none", "balanced"),
         "Let every class count alike in cross-entropy, however many training nodes it has.",
     )
-    optimizer: str = _STEPS("adam", ChoiceType("adam", "adamw", "sgd"), "sgd is with momentum 0.9.")
+    optimizer: str = _STEPS(
+        "adam",
+        ReasonedChoiceType(*OPTIMIZERS, refused=NO_OPTIMIZERS),
+        "adam, adamw, sgd (with momentum 0.9), or another of torch.optim's, as NAdam or RMSprop.",
+        metavar="NAME",
+    )
+    optimizer_option: list[str] = _STEPS(  # noqa: RUF009
+        [], AssignmentType(), "An argument that torch has for it, as betas=0.9,0.99. May be given several times."
+    )
     lr: float = _STEPS(0.01, POSITIVE, "Learning rate.")
     weight_decay: float = _STEPS(0.0, NON_NEGATIVE, "On all parameters.")
     clip: float | None = _STEPS(None, POSITIVE, "Scale gradients down to this norm, all together.", metavar="NORM")
@@ -163,12 +194,19 @@ class TrainSettings:
     seed: int = _STEPS(0, WholeType(0, 2**63 - 1), "Of weights and dropout.")
     schedule: str = _RATE(
         "none",
-        ChoiceType("none", "cosine", "step", "plateau"),
-        "How the learning rate changes from epoch to epoch; plateau goes by the validation score.",
+        ReasonedChoiceType("none", "cosine", "step", "plateau", *SCHEDULES, refused=NO_SCHEDULES),
+        "How the learning rate changes from epoch to epoch: none, cosine, step, plateau (by the validation score), or "
+        "one of torch's, as ExponentialLR.",
+        metavar="NAME",
+    )
+    schedule_option: list[str] = _RATE(  # noqa: RUF009
+        [],
+        AssignmentType(),
+        "An argument that torch has for its own, as gamma=0.95. May be given several times.",
     )
     warmup: int = _RATE(0, COUNT_OR_ZERO, "Let it rise linearly first.", metavar="EPOCHS")
     schedule_epochs: int | None = _RATE(
-        None, COUNT, "Epochs until cosine reaches 0. [default: --epochs as given first]"
+        None, COUNT, "That cosine, CosineAnnealingLR and OneCycleLR take. [default: --epochs as given first]"
     )
     step_every: int = _RATE(30, COUNT, "Between the steps of step.", metavar="EPOCHS")
     lr_factor: float = _RATE(0.1, PROPER_FRACTION, "What step and plateau multiply it by.")

@@ -21,6 +21,7 @@ from ooc.cli.seeds import SeedsType, train_seeds
 from ooc.cli.settings import (
     CHANGEABLE,
     RUN,
+    SCHEDULES_OVER_EPOCHS,
     TrainSettings,
     model_name,
     next_run,
@@ -196,7 +197,7 @@ def _settle(context: click.Context, store: str | None, options: dict[str, Any]) 
     """Make whole what paths were given, and choose between options that exclude each other; returns the store's."""
     if options["spill_dir"] is not None:
         options["spill_dir"] = str(Path(options["spill_dir"]).resolve())
-    options["log"] = list(options["log"])
+    options.update({name: list(value) for name, value in options.items() if isinstance(value, tuple)})
     settle_memory(context, options)
     return None if store is None else str(Path(store).resolve())
 
@@ -210,7 +211,7 @@ def _given_now(context: click.Context, store: str | None, options: dict[str, Any
 def _begun(store: str | None, out: str | None, options: dict[str, Any]) -> tuple[TrainSettings, Path]:
     """The settings of what is begun anew, and the folder for it."""
     store = str(only_store(Path()).resolve()) if store is None else store
-    if options["schedule"] == "cosine":
+    if options["schedule"] in SCHEDULES_OVER_EPOCHS:
         options["schedule_epochs"] = options["schedule_epochs"] or options["epochs"]  # more epochs later change nothing
     settings = TrainSettings(store=store, **options)
     return settings, Path(out) if out is not None else next_run(_RUNS, store, settings.model)

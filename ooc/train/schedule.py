@@ -45,7 +45,10 @@ class Schedules:
         """An epoch's optimizer step is done."""
         for scheduler in self._all:
             if not isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step()
+                try:
+                    scheduler.step()
+                except ValueError as error:  # OneCycleLR after its last epoch
+                    raise OptionError(f"scheduler {type(scheduler).__name__} says: {error}") from error
 
     def step_scored(self, score: float) -> None:
         """An epoch's validation score is known."""

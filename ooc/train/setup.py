@@ -7,7 +7,7 @@ at a time, and once more where what they gather does not fit in memory; what tha
 bytes a node (``ooc.engine.shuffle_counts``). ``Job.ready`` is what a ``Session`` runs on this machine.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -93,10 +93,12 @@ def prepare(
     compute_dtype: str = "float32",
     seed: int = 0,
     savings: Collection[Saving] = tuple(Saving),
+    optimizer_options: Sequence[Mapping[str, Any]] = (),
 ) -> "Job":
     """Training ``model`` on ``graph``: a store, or the statistics of a graph that is not here.
 
-    Arguments as of ``Trainer``. Raises ModelError for what cannot be run exactly.
+    Arguments as of ``Trainer``; ``optimizer_options`` are those of each of the optimizer's groups. Raises ModelError
+    for what cannot be run exactly.
     """
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
     if not store.split_sizes["train"]:
@@ -139,7 +141,7 @@ def prepare(
         programs,
         seed=seed,
         extra_host_bytes=host_bytes,
-        extra_device_bytes=averaging.nbytes + device_bytes,
+        extra_device_bytes=averaging.nbytes + device_bytes + _further_state_nbytes(network, optimizer_options),
     )
 
 
@@ -432,6 +434,12 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     own = {id(parameter) for parameter in model.parameters()}
     if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
         raise ModelError(f"optimizer {type(optimizer).__name__} holds parameters that are not the model's")
+
+
+def _further_state_nbytes(network: Network, options: Sequence[Mapping[str, Any]]) -> int:
+    """What optimizers keep of every parameter beside the two numbers that a workload counts: a third one."""
+    third = any(one.get("amsgrad") or (one.get("centered") and one.get("momentum")) for one in options)
+    return sum(parameter.numel() for parameter in network.parameters) * network.dtype.itemsize if third else 0
 
 
 def _products(name: str) -> Products:

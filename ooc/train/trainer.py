@@ -367,6 +367,7 @@ class Trainer:
             compute_dtype=compute_dtype,
             seed=seed,
             savings=_tuning.savings,
+            optimizer_options=self.optimizer.param_groups,
         )
         self._resources, self._objective = job.resources, job.objective
         self._prepared = job.ready()

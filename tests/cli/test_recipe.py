@@ -13,13 +13,15 @@ import torch
 from click.testing import CliRunner
 
 import ooc
-from ooc.cli.recipe import build_loss, build_model, build_optimizer, build_schedule
-from ooc.cli.settings import TrainSettings
+from ooc.cli.optimization import build_optimizer, build_schedule
+from ooc.cli.recipe import build_loss, build_model
+from ooc.cli.settings import NO_OPTIMIZERS, NO_SCHEDULES, OPTIMIZERS, SCHEDULES, TrainSettings
 from ooc.cli.train import command
 from ooc.errors import OptionError
 from ooc.events import EpochFinished
 from ooc.report.logs import CsvLog, TensorBoardLog
 from ooc.storage.store import open_store
+from ooc.train.schedule import Schedules
 from tests.cli.conftest import RunCommand
 from tests.cli.test_run import record
 
@@ -30,7 +32,7 @@ def settings(**changes: Any) -> TrainSettings:
     """Options as by default but for ``changes``."""
     given = command.make_context("train", []).params
     values = {name: given.get(name) for name in TrainSettings.__dataclass_fields__}
-    return TrainSettings(**(values | {"log": []} | changes))
+    return TrainSettings(**(values | {"log": [], "optimizer_option": [], "schedule_option": []} | changes))
 
 
 def rates(epochs: int, **changes: Any) -> list[float]:
@@ -72,10 +74,109 @@ def test_losses(graph: Path) -> None:
     assert float(balanced.weight[0]) * (y == 0).sum() == pytest.approx(float(balanced.weight[1]) * (y == 1).sum())
 
 
+def rates_of_torch(name: str, options: dict[str, Any]) -> list[float]:
+    """The learning rate of six epochs by torch itself."""
+    optimizer = torch.optim.Adam(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+    scheduler = getattr(torch.optim.lr_scheduler, name)(optimizer, **options)
+    found = []
+    for _ in range(6):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step(*([0.5] if name == "ReduceLROnPlateau" else []))
+    return found
+
+
+TORCHS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "ConstantLR": (["factor=0.5", "total_iters=2"], {"factor": 0.5, "total_iters": 2}),
+    "CosineAnnealingLR": (["eta_min=0.1"], {"eta_min": 0.1, "T_max": 6}),
+    "CosineAnnealingWarmRestarts": (["T_0=2"], {"T_0": 2}),
+    "CyclicLR": (
+        ["base_lr=0.1", "max_lr=1.", "step_size_up=2", "mode=exp_range", "gamma=0.9"],
+        {"base_lr": 0.1, "max_lr": 1.0, "step_size_up": 2, "mode": "exp_range", "gamma": 0.9},
+    ),
+    "ExponentialLR": (["gamma=0.5"], {"gamma": 0.5}),
+    "LinearLR": (["total_iters=3"], {"total_iters": 3}),
+    "MultiStepLR": (["milestones=2,4"], {"milestones": [2, 4]}),
+    "OneCycleLR": (["cycle_momentum=false"], {"max_lr": 1.0, "total_steps": 6, "cycle_momentum": False}),
+    "PolynomialLR": (["total_iters=6", "power=2"], {"total_iters": 6, "power": 2}),
+    "ReduceLROnPlateau": (["patience=1", "factor=0.5"], {"patience": 1, "factor": 0.5, "mode": "max"}),
+    "StepLR": (["step_size=2"], {"step_size": 2}),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_torchs_schedules(name: str) -> None:
+    """All that there are, but for those that take functions or schedulers; and a checkpoint can keep them."""
+    texts, options = TORCHS[name]
+    assert rates(6, schedule=name, schedule_option=texts) == rates_of_torch(name, options)
+    chosen = settings(lr=1.0, epochs=6, schedule=name, schedule_option=texts)
+    optimizer = build_optimizer(chosen, torch.nn.Linear(1, 1))
+    Schedules(build_schedule(chosen, optimizer, rising=True), optimizer, rising=True)
+
+
+def test_all_that_torch_has_is_known() -> None:
+    """By name, or by the reason why it cannot be."""
+    optimizers = {name.casefold() for name in dir(torch.optim) if name[0].isupper() and name != "Optimizer"}
+    assert optimizers <= {name.casefold() for name in (*OPTIMIZERS, *NO_OPTIMIZERS)}
+    lrs = torch.optim.lr_scheduler
+    kinds = {name for name in dir(lrs) if name[0].isupper() and isinstance(getattr(lrs, name), type)}
+    schedules = {name for name in kinds if issubclass(getattr(lrs, name), lrs.LRScheduler)} - {"LRScheduler"}
+    assert schedules == {*SCHEDULES, *NO_SCHEDULES}
+    for name, options in {"RMSprop": ["centered=true", "momentum=0.9"], "NAdam": ["betas=0.8,0.9"]}.items():
+        made = build_optimizer(settings(optimizer=name, optimizer_option=options), torch.nn.Linear(2, 2))
+        assert type(made).__name__ == name
+        assert made.defaults["betas"] == (0.8, 0.9) if name == "NAdam" else made.defaults["centered"] is True
+    assert build_optimizer(settings(optimizer="sgd"), torch.nn.Linear(2, 2)).defaults["momentum"] == 0.9
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_goes_on_from_what_a_checkpoint_keeps(name: str, tmp_path: Path) -> None:
+    """To the bit: six steps are three steps, and three."""
+
+    def begun() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 3)
+        return model, build_optimizer(settings(optimizer=name), model)
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.eye(3)).square().sum().backward()
+        optimizer.step()
+
+    whole, optimizer = begun()
+    for _ in range(3):
+        step(whole, optimizer)
+    torch.save([whole.state_dict(), optimizer.state_dict()], tmp_path / "state.pt")
+    parts, other = begun()
+    for one, state in zip((parts, other), torch.load(tmp_path / "state.pt", weights_only=True), strict=True):
+        one.load_state_dict(state)
+    for _ in range(3):
+        step(whole, optimizer)
+        step(parts, other)
+    assert all(map(torch.equal, whole.parameters(), parts.parameters()))
+
+
+def test_budgets_count_a_third_moment(run: RunCommand, graph: Path) -> None:
+    """12 · 16 + 16 · 2 weights and 18 biases, in float32."""
+
+    def least(*options: str) -> int:
+        code, out, err = run("plan", graph, *SMALL[:-1], "--floor", "--json", *options)
+        assert code == 0, err
+        return sum(json.loads(out)["floor"].values())
+
+    amsgrad = least("--optimizer-option", "amsgrad=true")
+    assert amsgrad - least() == 4 * (12 * 16 + 16 * 2 + 18)
+    assert least("--optimizer", "NAdam") == least()
+
+
 RECIPES = {
     "cosine, clipped, averaged": ["--schedule", "cosine", "--warmup", "2", "--clip", "0.1", "--average", "ema"],
     "plateau": ["--schedule", "plateau", "--plateau-patience", "0", "--warmup", "2", "--dropout", "0"],
     "steps of sgd": ["--schedule", "step", "--step-every", "2", "--optimizer", "sgd", "--average", "swa"],
+    "torch's by name": [
+        *("--optimizer", "rmsprop", "--optimizer-option", "centered=true", "--optimizer-option", "momentum=0.5"),
+        *("--schedule", "onecyclelr", "--schedule-option", "pct_start=0.5"),
+    ],
     "weighted": ["--class-weights", "balanced", "--label-smoothing", "0.1", "--metric", "macro-f1", "--dropout", "0"],
 }
 
@@ -128,6 +229,20 @@ def test_runs_of_before_these_options_go_on(run: RunCommand, graph: Path, here: 
         (["--schedule", "plateau", "--eval-every", "0"], "give --eval-every 1 as well"),
         (["--schedule", "cosine", "--warmup", "9", "--epochs", "9"], "leaves nothing of the schedule's 9 epochs"),
         (["--clip", "0"], "--clip"),
+        (["--optimizer", "adan"], "did you mean adam?"),
+        (["--optimizer", "lbfgs"], "LBFGS evaluates the loss several times a step"),
+        (["--optimizer", "sparseadam"], "SparseAdam takes sparse gradients only"),
+        (["--optimizer-option", "beta=0.9"], "Adam has no beta; did you mean betas?"),
+        (["--optimizer-option", "betas=2,3"], "Adam says: Invalid beta parameter at index 0: 2"),
+        (["--optimizer-option", "betas"], "'betas' is not of the form KEY=VALUE"),
+        (["--optimizer-option", "lr=1"], "--optimizer-option lr: give --lr"),
+        (["--optimizer", "rprop", "--weight-decay", "0.1"], "Rprop has no weight decay; leave out --weight-decay"),
+        (["--schedule", "exponential"], "did you mean ExponentialLR?"),
+        (["--schedule", "exponentiallr"], "ExponentialLR wants gamma; give --schedule-option gamma=…"),
+        (["--schedule", "lambdalr"], "LambdaLR takes a function; from Python"),
+        (["--schedule", "steplr", "--schedule-option", "step_size=0"], "StepLR says: "),
+        (["--schedule-option", "gamma=1"], "--schedule-option is of torch's schedules"),
+        (["--schedule", "linearlr", "--warmup", "3"], "--warmup goes with none, cosine, step and plateau"),
         (["--lr-factor", "1"], "--lr-factor"),
         (["--label-smoothing", "1.5"], "--label-smoothing"),
     ],

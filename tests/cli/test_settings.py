@@ -37,7 +37,8 @@ def usual(**changes: Any) -> dict[str, Any]:
     context = command.make_context("train", ["/s.ooc"])
     names = TrainSettings.__dataclass_fields__
     values = {name: value for name, value in context.params.items() if name in names}
-    return {**asdict(TrainSettings(**{**values, "log": list(values["log"])})), **changes}
+    lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
+    return {**asdict(TrainSettings(**{**values, **lists})), **changes}
 
 
 def test_settings_come_back_from_a_configuration() -> None:

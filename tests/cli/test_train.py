@@ -19,7 +19,8 @@ import pytest
 import torch
 
 import ooc
-from ooc.cli.recipe import build_model, build_optimizer
+from ooc.cli.optimization import build_optimizer
+from ooc.cli.recipe import build_model
 from ooc.cli.settings import TrainSettings
 from ooc.engine import session
 from ooc.engine.record import EpochRecord
