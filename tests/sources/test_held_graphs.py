@@ -123,6 +123,16 @@ def test_columns_of_frames_are_what_their_types_say(tmp_path: Path, package: Any
         assert left_out.num_features == 2
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_the_index_of_a_frame_holds_ids(tmp_path: Path, named: bool) -> None:
+    nodes = pandas.DataFrame(NODES).set_index("id")
+    edges = pandas.DataFrame(EDGES).set_index(["src", "dst"])
+    _is_it(ooc.convert({"nodes": nodes if named else nodes.rename_axis(None), "edges": edges}, tmp_path / "g.ooc"))
+    numbered = pandas.DataFrame({"f": [1.0, 2.0, 3.0], "y": [0, 1, 0]}).iloc[1:]  # An index of what was left is none.
+    store = ooc.convert({"nodes": numbered, "edges": pandas.DataFrame({"src": [0], "dst": [1]})}, tmp_path / "h.ooc")
+    assert store.num_nodes == 2 and not store.has("ids")
+
+
 def test_a_frame_of_edges_alone(tmp_path: Path) -> None:
     x, y = np.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 1])
     edges = pandas.DataFrame({"a": [0, 1], "b": [1, 2]})

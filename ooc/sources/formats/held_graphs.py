@@ -72,12 +72,25 @@ def _table_of_frame(name: str, frame: Any) -> HeldTable:
         raise SourceError(f"{name} is a {type(frame).__name__}, not a frame of pandas or polars")
     if type(frame).__name__ == "LazyFrame":
         raise SourceError(f"{name} is a LazyFrame; give {name}.collect()")
+    if _package(frame) == "pandas":
+        frame = _with_index(frame)
     names = [str(column) for column in frame.columns]
     if len(set(names)) < len(names):
         raise SourceError(f"the frame {name} has two columns of one name: {', '.join(names)}")
     of = _pandas_column if _package(frame) == "pandas" else _polars_column
     columns = {text: of(frame[column]) for text, column in zip(names, frame.columns, strict=True)}
     return HeldTable(Path(name), columns, len(frame))
+
+
+def _with_index(frame: Any) -> Any:
+    """``frame`` with an index that has names, or texts without one (``id``), as columns: ids are often there."""
+    index = frame.index
+    if len(index.names) == 1 and index.name is None:
+        if index.dtype.kind in "iu" or "id" in frame.columns:
+            return frame
+        return frame.rename_axis("id").reset_index()
+    new = [name for name in index.names if name is not None and name not in frame.columns]
+    return frame.reset_index(level=new) if new else frame
 
 
 def _pandas_column(series: Any) -> Column:
