@@ -74,6 +74,17 @@ class ReasonedChoiceType(ChoiceType):
         return super().convert(value, param, ctx)
 
 
+class ClassWeightsType(ChoiceType):
+    """One of several names, or a weight a class, ``1,2.5``, kept as text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if "," not in value:
+            return super().convert(value, param, ctx)
+        for part in value.split(","):
+            NON_NEGATIVE.convert(part, param, ctx)
+        return str(value)
+
+
 class AssignmentType(_TextType):
     """``KEY=VALUE``, kept as text: what the value may be is for whoever has such a key."""
 

@@ -282,17 +282,25 @@ def build_loss(settings: TrainSettings, store: "Store") -> nn.Module | None:
     refined = settings.label_smoothing > 0 or settings.class_weights != "none"
     classes = store.task is Task.CLASSES
     if settings.loss == "cross-entropy" or (settings.loss == "auto" and refined and classes):
-        weight = _balanced(store) if settings.class_weights == "balanced" else None
+        weight = _class_weights(settings.class_weights, store)
         return nn.CrossEntropyLoss(weight=weight, label_smoothing=settings.label_smoothing)
     if refined:
         raise OptionError("--label-smoothing and --class-weights are of cross-entropy, for one class a node")
     return None if settings.loss == "auto" else LOSSES[settings.loss]()
 
 
-def _balanced(store: "Store") -> torch.Tensor:
-    """Weights by which every class that has training rows counts alike, their mean over training rows being 1."""
+def _class_weights(asked: str, store: "Store") -> torch.Tensor | None:
+    """A weight a class, as ``asked`` for; ``balanced`` as scikit-learn has it: by n / (C · n_c) every one of the C
+    classes that have training rows counts alike, and the mean over all n of these is 1."""
+    if asked == "none":
+        return None
     if store.task is not Task.CLASSES:
-        raise OptionError("--class-weights balanced is for one class a node")
+        raise OptionError("--class-weights are for one class a node")
+    if asked != "balanced":
+        given = [float(part) for part in asked.split(",")]
+        if len(given) != store.num_classes:
+            raise OptionError(f"--class-weights has {len(given)} weights, {store.path} has {store.num_classes} classes")
+        return torch.tensor(given)
     counts = training_classes(store)
     present = int((counts > 0).sum())
     weights = store.split_sizes["train"] / (present * counts.clamp(min=1).double())

@@ -26,6 +26,7 @@ from ooc.cli.options import (
     WIDTH,
     AssignmentType,
     ChoiceType,
+    ClassWeightsType,
     Option,
     ReasonedChoiceType,
     WholeType,
@@ -175,8 +176,10 @@ class TrainSettings:
     label_smoothing: float = _STEPS(0.0, FRACTION, "Of cross-entropy.")
     class_weights: str = _STEPS(
         "none",
-        ChoiceType("none", "balanced"),
-        "Let every class count alike in cross-entropy, however many training nodes it has.",
+        ClassWeightsType("none", "balanced"),
+        "Of cross-entropy: balanced, by which every class counts alike however many training nodes it has, or one "
+        "number a class.",
+        metavar="W0,W1,…",
     )
     optimizer: str = _STEPS(
         "adam",

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch_geometric.nn.models import GCN
 
 import ooc
+from ooc.cli.recipe import build_loss
 from ooc.errors import ModelError, StoreError
 from ooc.storage.store import Store, Task, open_store
 from ooc.train.loss import resolve_loss
+from tests.cli.test_recipe import settings
 from tests.exactness.comparison import store_of, train_epoch, tuned_trainer
 from tests.exactness.reference import disagreement
 from tests.graphs import GraphCase, random_data
@@ -86,6 +88,29 @@ def assert_same_as_pyg(store: Store, y: Tensor, outputs: int, loss: Any, folder:
 def test_classes(loss: Any, tmp_path: Path) -> None:
     """Weights, smoothing and ignored classes with torch's own divisor."""
     assert_same_as_pyg(store_of(DATA, tmp_path), DATA.y, 4, loss, tmp_path, mean_of_rows=loss is by_row)
+
+
+@pytest.mark.parametrize("asked", ["balanced", "0.5,0,1,3"])
+def test_class_weights_of_the_command_line(asked: str, tmp_path: Path) -> None:
+    """PyG's full batch under ``F.cross_entropy(weight=…)``, with its weighted mean; balanced weights are
+    scikit-learn's."""
+    store = store_of(DATA, tmp_path)
+    weight = torch.tensor([0.5, 0, 1, 3], dtype=torch.float64)
+    if asked == "balanced":
+        y = DATA.y[DATA.train_mask]
+        weight = len(y) / (4 * torch.bincount(y, minlength=4).double())
+    loss: Any = build_loss(settings(class_weights=asked), store)
+    assert torch.equal(loss.weight, weight.float())
+    loss.weight = loss.weight.double()
+
+    def expected(outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, labels, weight=loss.weight)
+
+    with make_trainer(store, 4, tmp_path, loss=loss) as trainer:
+        reference = FullBatch(trainer.model, DATA, DATA.y, expected)
+        for _ in range(3):
+            difference, whose = disagreement(train_epoch(trainer), reference.train(), floor=1e-3)
+            assert difference <= 1e-9, whose
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
