@@ -236,11 +236,11 @@ def test_wrong_lines_of_json_are_named(tmp_path: Path, nodes: str, message: str)
 
 
 def test_a_key_that_comes_late_is_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ooc.sources.files.tables.text_block_bytes", lambda budget: 64)
+    monkeypatch.setattr("ooc.sources.files.value_tables._ROWS_WITH_KEYS", 6)
     (source := tmp_path / "t").mkdir()
     (source / "nodes.jsonl").write_text(_LINES * 3 + '{"id": 9, "g": 1}')
     (source / "edges.jsonl").write_text('{"src": 1, "dst": 2}\n')
-    with pytest.raises(SourceError, match="line 7: no line of the first ones has the key 'g'; give the first line all"):
+    with pytest.raises(SourceError, match="line 7: none of the first 6 lines has the key 'g'; give the first line all"):
         ooc.convert(source, tmp_path / "g.ooc")
 
 

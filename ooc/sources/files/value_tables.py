@@ -29,6 +29,8 @@ from ooc.sources.files.cells import (
 from ooc.sources.files.lines import line_blocks, rows_about
 from ooc.storage.array import AnyArray
 
+_ROWS_WITH_KEYS = 1000
+"""In which all keys must come: so many, whatever the budget, that which columns there are does not depend on it."""
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 _TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
 Values = Sequence[Any] | AnyArray
@@ -80,19 +82,26 @@ class HeldTable:
 
 
 class JsonTable:
-    """A JSON object a line; its columns are the keys in the first lines. Keys may be missing: an empty cell."""
+    """A JSON object a line; its columns are the keys in the first 1,000. Keys may be missing: an empty cell."""
 
     rows: int | None = None
 
     def __init__(self, path: Path, block_bytes: int) -> None:
         self.path = path
         self._block_bytes = block_bytes
-        first = next(line_blocks(path, block_bytes), b"")
-        self._first = self._objects(first, 1)
+        self._first: list[dict[str, Any]] = []
+        keys: dict[str, None] = {}
+        seen = 0
+        for text in line_blocks(path, block_bytes):
+            rows = self._objects(text, seen + 1)[: _ROWS_WITH_KEYS - seen]
+            keys |= dict.fromkeys(key for row in rows for key in row)
+            self._first += rows[: LOOKED_AT_ROWS - len(self._first)]
+            seen += len(rows)
+            if seen == _ROWS_WITH_KEYS:
+                break
         if not self._first:
             raise SourceError(f"{path} is empty")
-        self.columns = tuple(dict.fromkeys(key for row in self._first for key in row))
-        self._first = self._first[:LOOKED_AT_ROWS]
+        self.columns = tuple(keys)
 
     @cached_property
     def rows_about(self) -> int:
@@ -112,8 +121,8 @@ class JsonTable:
                 if not known.issuperset(found):
                     new = next(key for key in found if key not in known)
                     raise SourceError(
-                        f"{self.path}, line {number}: no line of the first ones has the key {new!r}; give the first "
-                        "line all keys, null where there is nothing"
+                        f"{self.path}, line {number}: none of the first {_ROWS_WITH_KEYS:,} lines has the key {new!r}; "
+                        "give the first line all keys, null where there is nothing"
                     )
             for start in range(0, len(rows), size):
                 part = rows[start : start + size]
