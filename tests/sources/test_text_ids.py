@@ -94,6 +94,9 @@ def test_an_edge_list_of_numbers_finds_nodes_named_by_texts(tmp_path: Path) -> N
     store = ooc.convert(tmp_path / "e.txt", tmp_path / "g.ooc", features=tmp_path / "n.csv", labels=tmp_path / "n.csv")
     assert store.ids is not None and store.ids.tolist() == ["1", "20", "a"]
     assert edges_of(store).tolist() == [[1, 0], [0, 1]]
+    (tmp_path / "e.txt").write_text("# Nodes: 2 Edges: 3\n1 20\n20 1\n")
+    with pytest.raises(SourceError, match="says that it has 3 edges, 2 are in it"):
+        ooc.convert(tmp_path / "e.txt", tmp_path / "h.ooc", features=tmp_path / "n.csv", labels=tmp_path / "n.csv")
 
 
 @pytest.mark.parametrize("small", [False, True])

@@ -233,6 +233,7 @@ class NumberedGraph:
         keys = map(keys_of_texts, ends("finding the edges' nodes"))
         found = self._join(nodes_keys, called.rows, keys, folder, listener, texts=called)
         edges = found.ends // 2
+        _compare(graph, "edges", edges)
         ids = "table" if self.ids is not None else "edges"
         width = called.width
         return {"nodes": called.rows, "edges": edges, "ids": ids, "width": width, "joined": True, "class_names": []}
