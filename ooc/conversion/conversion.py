@@ -182,6 +182,7 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
         "undirected": topology["undirected"],
         "num_self_loops": topology["num_self_loops"],
         "split_sizes": labels["split_sizes"],
+        **({"incomplete_labels": labels["incomplete"]} if labels["incomplete"] else {}),
         "order": "none",
         "source": {"what": graph.name, "format": graph.format, **graph.description, "options": asdict(options)},
         "created": work.journal.created,

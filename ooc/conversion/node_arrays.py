@@ -32,7 +32,8 @@ _WRITTEN = ("y", "perm", "split")
 
 
 def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journal) -> dict[str, Any]:
-    """Write labels, splits and original ids (nothing is reordered: row i is node i); ``num_classes``, ``split_sizes``.
+    """Write labels, splits and original ids (nothing is reordered: row i is node i); ``num_classes``, ``split_sizes``,
+    and ``incomplete``: how many nodes have some of their labels only.
 
     SourceError for labels that are none of the source's task, nodes in two splits or in one without a label,
     and an empty train split.
@@ -45,7 +46,7 @@ def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journ
     assert task is Task.CLASSES or source.num_classes, "only classes can be counted on the way"
     nodes = source.num_nodes
     sizes = dict.fromkeys(SPLITS, 0)
-    largest = -1
+    largest, incomplete = -1, 0
     shape = (nodes,) if task is Task.CLASSES else (nodes, source.num_classes or 0)
     with ExitStack() as stack:
         y = stack.enter_context(ArrayWriter(store, "y", shape, task.dtype))
@@ -59,6 +60,7 @@ def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journ
                 sizes[name] += int(getattr(block, name).sum())
             if task is Task.CLASSES:
                 largest = max(largest, int(block.y.max()))
+            incomplete += int(task.incomplete(block.y).sum())
         if y.rows != nodes:
             raise SourceError(f"{source.name} has labels of {y.rows} nodes, not of {nodes}")
         if not sizes["train"]:
@@ -68,7 +70,7 @@ def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journ
         with ArrayWriter(store, "ids", wide, np.uint8 if source.id_bytes else np.int64) as writer:
             for ids in source.ids(block_rows):
                 writer.append(ids)
-    written = {"num_classes": source.num_classes or largest + 1, "split_sizes": sizes}
+    written = {"num_classes": source.num_classes or largest + 1, "split_sizes": sizes, "incomplete": incomplete}
     arrays = _WRITTEN if source.ids is None else (*_WRITTEN, "ids")
     return journal.finish(_LABELS, written, lambda: flush_all([store / name for name in arrays]))
 

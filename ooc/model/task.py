@@ -20,10 +20,13 @@ class Targets:
     that it is only noted there, and ``refuse_damaged`` asks when a program is over; until then class or label 0 stands
     in for it, since a loss that looks up a class which is none spoils a GPU's context. Of a split that has been found
     valid nobody asks again. On a device used by one thread.
+
+    ``incomplete``: rows may have some of their labels only; what is missing is NaN.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, *, incomplete: bool = False) -> None:
         self._task = task
+        self._incomplete = incomplete
         self._noted: Tensor | None = None
         self._noted_of: set[str] = set()
         self._valid: set[str] = set()
@@ -41,7 +44,12 @@ class Targets:
         labels = labels_RL[rows, 0] if self._task is Task.CLASSES else labels_RL[rows]
         if split not in self._valid:
             labels = self._looked_at(split, labels, classes=outputs.shape[1])
-        return labels if self._task is Task.CLASSES else labels.to(outputs.dtype)
+        if self._task is Task.CLASSES:
+            return labels
+        targets = labels.to(outputs.dtype)
+        if self._incomplete and self._task is Task.MULTILABEL:
+            targets = targets.masked_fill_(labels < 0, torch.nan)
+        return targets
 
     def refuse_damaged(self) -> None:
         """StoreError where a row has been met since ``begin`` that has no label. The host waits for the device."""
@@ -52,6 +60,8 @@ class Targets:
 
     def _looked_at(self, split: str, labels: Tensor, *, classes: int) -> Tensor:
         missing = self._missing(labels, classes)
+        if self._incomplete and missing.dim() == 2:
+            missing = missing.all(dim=1, keepdim=True)
         found = missing.any()
         if labels.device.type == "cpu":
             if bool(found):

@@ -32,7 +32,8 @@ class Task(Enum):
     """What the labels of a store are. N nodes, L = ``num_classes``; no node may be scored without a label.
 
     ``CLASSES``: ``y`` [N] int64, a class of each node, -1: none. ``MULTILABEL``: ``y`` [N, L] int8, 0 or 1 for
-    each of L questions, a whole row of -1: none. ``VALUES``: ``y`` [N, L] float32, a whole row of NaN: none.
+    each of L questions, -1: not known. ``VALUES``: ``y`` [N, L] float32, NaN: not known. A row of which nothing is
+    known has no label.
     """
 
     CLASSES = "classes"
@@ -45,24 +46,35 @@ class Task(Enum):
         return np.dtype({Task.CLASSES: "int64", Task.MULTILABEL: "int8", Task.VALUES: "float32"}[self])
 
     def labelled(self, y: AnyArray) -> npt.NDArray[np.bool_]:
-        """Which rows of ``y`` [n] or [n, L] have a label, [n]; for rows that are :meth:`valid`."""
-        first = y if self is Task.CLASSES else y[:, 0]
-        return np.asarray(~np.isnan(first) if self is Task.VALUES else first >= 0)
+        """Which rows of ``y`` [n] or [n, L] have a label, or some of theirs, [n]; for rows that are :meth:`valid`."""
+        known = self.known(y)
+        return known if self is Task.CLASSES else np.asarray(known.any(axis=1))
+
+    def known(self, y: AnyArray) -> npt.NDArray[np.bool_]:
+        """Which entries of ``y`` are there, of its shape."""
+        return np.asarray(~np.isnan(y) if self is Task.VALUES else y >= 0)
+
+    def incomplete(self, y: AnyArray) -> npt.NDArray[np.bool_]:
+        """Which rows of ``y`` [n] or [n, L] have some of their labels, but not all, [n]."""
+        if self is Task.CLASSES:
+            return np.zeros(len(y), dtype=np.bool_)
+        known = self.known(y)
+        return np.asarray(known.any(axis=1) & ~known.all(axis=1))
 
     def valid(self, y: AnyArray, num_classes: int) -> npt.NDArray[np.bool_]:
         """Which rows of ``y`` [n] or [n, L] are a label or none, as this task has them, [n]."""
         if self is Task.CLASSES:
             return np.asarray((y >= -1) & (y < num_classes))
         if self is Task.MULTILABEL:
-            return np.asarray(((y == 0) | (y == 1)).all(axis=1) | (y == -1).all(axis=1))
-        return np.asarray(np.isfinite(y).all(axis=1) | np.isnan(y).all(axis=1))
+            return np.asarray(((y == 0) | (y == 1) | (y == -1)).all(axis=1))
+        return np.asarray((~np.isinf(y)).all(axis=1))
 
     def meaning(self, num_classes: int) -> str:
         """What a valid label is, for messages."""
         return {
             Task.CLASSES: f"the classes are 0 to {num_classes - 1}, -1 for none",
-            Task.MULTILABEL: "labels are 0 or 1, or -1 throughout for none",
-            Task.VALUES: "values are finite, or NaN throughout for none",
+            Task.MULTILABEL: "labels are 0 or 1, or -1 where they are missing",
+            Task.VALUES: "values are finite, or NaN where they are missing",
         }[self]
 
 
@@ -73,6 +85,7 @@ class Store:
     ``num_features``, ``num_classes``, ``task`` (what its labels are), ``undirected``, ``num_self_loops``,
     ``has_edge_weight``, ``num_edge_features`` (0: none), ``source`` (what was converted and how), ``attributes``
     (everything in the group's metadata), ``ids`` and ``class_names`` (what the source calls nodes and classes).
+    ``num_incomplete``: nodes that have some of their labels only.
     ``undirected``: each edge is there both ways, with the same data.
     ``identity``: what tells the folder that was opened from another one of the same name; None: of no folder.
     """
@@ -93,6 +106,7 @@ class Store:
         self.undirected = bool(attributes["undirected"])
         self.has_edge_weight = bool(attributes.get("has_edge_weight", False))
         self.num_edge_features = int(attributes.get("num_edge_features", 0))
+        self.num_incomplete = int(attributes.get("incomplete_labels", 0))
         self.source: dict[str, Any] = dict(attributes["source"])
         self._arrays = arrays
 

@@ -73,6 +73,8 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
             if not store.task.valid(y, store.num_classes).all():
                 meaning = store.task.meaning(store.num_classes)
                 found.setdefault("y", f"y: there are labels outside their task: {meaning}")
+            elif not store.num_incomplete and store.task.incomplete(y).any():
+                found.setdefault("y", "y: nodes have some of their labels only, and the store does not say so")
             unlabelled = ~store.task.labelled(y)
             member = np.zeros(len(y), dtype=np.int8)
             for split in SPLITS:

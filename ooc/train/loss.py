@@ -2,7 +2,8 @@
 """Losses as sums over rows, so that any cut of the rows gives the loss and the gradient of all of them at once.
 
 torch's losses keep their meaning to the letter: a mean is over what torch divides by, so weighted cross-entropy is
-divided by the sum of the training rows' class weights, and losses of [r, L] targets by rows times columns. Any
+divided by the sum of the training rows' class weights, and losses of [r, L] targets by rows times columns, or where
+labels are missing (NaN), which add nothing, by how many there are. Any
 other callable may return either one loss a row, [r], whose mean is taken over all training rows, or a scalar, which
 must be the mean of the losses of the rows it is given. That cannot be seen from outside; it is tried on a few
 rows at a time, of every class and of all kinds of targets, and a scalar that is no such mean is refused.
@@ -37,6 +38,8 @@ _DEFAULTS: dict[Task, type[nn.Module]] = {
 _BLOCK_ROWS = 1 << 16
 _TRIED_ROWS = 5
 _LEAST_TRIALS = 6
+_TRIED_MISSING = 0.3
+"""Of labels, where some of a node's may be missing."""
 _TRIED_SPREADS = (1.0, 4.0)
 """Of outputs, in turn: what a loss makes of sure answers it may not make of unsure ones."""
 _OF_AUTOGRAD, _OF_CROSS_ENTROPY = 30, 5
@@ -87,8 +90,10 @@ def resolve_loss(
         columns = label_columns(store)
         if outputs != columns:
             raise ModelError(f"the model has {outputs} outputs, loss {kind.__name__} needs {columns}, one a label")
-        divisor = float(store.split_sizes["train"] * columns) if getattr(loss, "reduction", "") == "mean" else 1.0
-        return Loss(_by_autograd(_summed(loss, place)), divisor)
+        count = _known_labels(store) if store.num_incomplete else store.split_sizes["train"] * columns
+        divisor = float(count) if getattr(loss, "reduction", "") == "mean" else 1.0
+        total = _summed_where_known(loss, place) if store.num_incomplete else _summed(loss, place)
+        return Loss(_by_autograd(total), divisor)
     return _tried(_moved(loss, place) if isinstance(loss, nn.Module) else loss, store, task, outputs, dtype, place)
 
 
@@ -121,6 +126,27 @@ def _summed(loss: Any, place: torch.device) -> RowsLoss:
     summed: nn.Module = copy.copy(_moved(loss, place))
     summed.reduction = "sum"  # type: ignore[assignment]
     return summed
+
+
+def _summed_where_known(loss: Any, place: torch.device) -> RowsLoss:
+    """The same element-wise torch loss, summed over the labels that are not NaN."""
+    each: nn.Module = copy.copy(_moved(loss, place))
+    each.reduction = "none"  # type: ignore[assignment]
+
+    def total(outputs_rC: Tensor, labels_rC: Tensor) -> Tensor:
+        missing_rC = labels_rC.isnan()
+        losses_rC: Tensor = each(outputs_rC, labels_rC.masked_fill(missing_rC, 0))
+        return losses_rC.masked_fill(missing_rC, 0).sum()
+
+    return total
+
+
+def _known_labels(store: Store) -> int:
+    """How many labels the training rows have, of several each."""
+    train, count = store.array("split/train"), 0
+    for start, labels in store.array("y").blocks(_BLOCK_ROWS):
+        count += int(store.task.known(labels[train.read(start, start + len(labels))]).sum())
+    return count
 
 
 def _cross_entropy(loss: nn.CrossEntropyLoss, store: Store, outputs: int, place: torch.device) -> Loss:
@@ -189,6 +215,9 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
     generator = torch.Generator().manual_seed(1)
     by_row: bool | None = None
     for trial, labels in enumerate(_tried_labels(store, task, dtype, generator)):
+        if store.num_incomplete:
+            missing = torch.rand(labels.shape, generator=generator) < _TRIED_MISSING
+            labels[missing.logical_and_(~missing.all(dim=1, keepdim=True))] = torch.nan
         outputs_rC = torch.randn(_TRIED_ROWS, outputs, generator=generator, dtype=dtype)
         outputs_rC *= _TRIED_SPREADS[trial % len(_TRIED_SPREADS)]
         together, expected = _together_and_alone(loss, name, outputs_rC.to(place), labels.to(place))
@@ -197,6 +226,8 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
         alike = together.shape == expected.shape
         if not alike or not torch.allclose(together, expected, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise ModelError(f"loss {name} is not the mean of its rows' losses; let it return one loss a row, [r]")
+        if store.num_incomplete and together.isnan().any():
+            raise ModelError(f"loss {name} is NaN where a label is missing, which is NaN in y; let it leave such out")
 
     def total(outputs_rC: Tensor, labels: Tensor) -> Tensor:
         value = loss(outputs_rC, labels)

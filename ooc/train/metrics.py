@@ -3,7 +3,7 @@
 
 Shapes: r rows of one split, C outputs, L label columns. Definitions are scikit-learn's, and for several labels a
 node those of OGB's evaluators (Hu et al., "Open Graph Benchmark", NeurIPS 2020): the mean over the labels of which
-there are rows with and rows without.
+there are rows with and rows without. Labels that are missing count nowhere.
 """
 
 from collections.abc import Callable
@@ -98,7 +98,9 @@ def tally(metric: Metric, outputs_rC: Tensor, labels: Tensor) -> Tally:
         case Metric.MICRO_F1 | Metric.MACRO_F1:
             return _confusion(outputs_rC, labels, macro=metric is Metric.MACRO_F1)
         case Metric.MAE:
-            return Mean(labels.numel(), _number((outputs_rC - labels).abs().double().sum()))
+            known = ~labels.isnan()
+            errors = (outputs_rC - labels).abs().double().masked_fill_(~known, 0)
+            return Mean(_number(known.sum()), _number(errors.sum()))
         case Metric.R2:
             return _squared_errors(outputs_rC, labels)
         case _:
@@ -114,7 +116,7 @@ def _number(total: Tensor) -> Tensor | float:
 class Mean:
     """Rows or entries, and the sum over them of what is averaged: hits, absolute errors."""
 
-    count: int
+    count: Tensor | float
     total: Tensor | float
 
     def add(self, other: Self) -> None:
@@ -122,7 +124,8 @@ class Mean:
         self.total += other.total
 
     def value(self) -> float | None:
-        return float(self.total) / self.count if self.count else None
+        count = float(self.count)
+        return float(self.total) / count if count else None
 
 
 @dataclass(slots=True)
@@ -154,7 +157,7 @@ class Confusion:
 def _confusion(outputs_rC: Tensor, labels: Tensor, *, macro: bool) -> Confusion:
     several = labels.dim() == 2
     if several:
-        predicted, actual = outputs_rC > 0, labels > 0.5
+        predicted, actual = (outputs_rC > 0) & ~labels.isnan(), labels > 0.5
         counts = [(predicted & actual).sum(dim=0), predicted.sum(dim=0), actual.sum(dim=0)]
     else:
         classes = outputs_rC.shape[1]
@@ -290,6 +293,8 @@ class Scorer:
 
 def make_scorer(store: Store, metric: Metric, *, rows: int, outputs: int, dtype: torch.dtype) -> Scorer:
     """The scorer of ``metric``. Scored rows lie among the first ``rows``, of so many ``outputs`` of type ``dtype``."""
+    if metric is Metric.R2 and store.num_incomplete:
+        raise OptionError(f"metric r2 is of labels that are all there, {store.path} misses some; use mae")
     return RankingScorer(store, metric, rows, dtype) if metric.ranked else Scorer(metric, outputs)
 
 
@@ -330,7 +335,10 @@ class RankingScorer(Scorer):
         found: dict[str, float | None] = {}
         for split in SPLITS:
             members = self._store.array(f"split/{split}").read(0, rows)
-            ranked = [self._rank(self._outputs[members, k], labels[members, k] == 1) for k in range(columns)]
+            ranked = []
+            for k in range(columns):
+                known = members & (labels[:, k] >= 0) if self._store.num_incomplete else members
+                ranked.append(self._rank(self._outputs[known, k], labels[known, k] == 1))
             defined = [score for score in ranked if score is not None]
             found[split] = sum(defined) / len(defined) if defined else None
         return found

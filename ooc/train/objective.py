@@ -67,8 +67,8 @@ class Objective:
     score_operators = len(SPLITS) * (_PICKING_OPERATORS + _COUNTING_OPERATORS)
     """Operators that ``score`` runs, or that take as long."""
 
-    def __init__(self, task: Task, loss: Loss, scorer: Scorer, *, tile_rows: int) -> None:
-        self._targets = Targets(task)
+    def __init__(self, task: Task, loss: Loss, scorer: Scorer, *, tile_rows: int, incomplete: bool = False) -> None:
+        self._targets = Targets(task, incomplete=incomplete)
         self._loss = loss
         self.gradient_operators = _PICKING_OPERATORS + loss.operators
         """The same of ``gradient``."""

@@ -120,6 +120,7 @@ def prepare(
         resolve_loss(loss, store, store.task, outputs=outputs, dtype=dtype, place=resources.place),
         make_scorer(store, metric, rows=active.scoring[0], outputs=outputs, dtype=dtype),
         tile_rows=tile_rows,
+        incomplete=store.num_incomplete > 0,
     )
     host_bytes, device_bytes = objective.memory_bytes(store, on_device=resources.on_device)
     share_forward = Saving.SHARED_FORWARD in savings and not averaging.active

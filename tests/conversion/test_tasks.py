@@ -62,9 +62,8 @@ def test_a_store_that_says_nothing_has_classes(tmp_path: Path) -> None:
     ("task", "value", "message"),
     [
         (Task.MULTILABEL, 2, "neither 0 nor 1"),
-        (Task.MULTILABEL, -1, "labels are 0 or 1, or -1 throughout for none"),
-        (Task.VALUES, np.nan, "values are finite, or NaN throughout for none"),
-        (Task.VALUES, np.inf, "values are finite, or NaN throughout for none"),
+        (Task.MULTILABEL, -2, "neither 0 nor 1"),
+        (Task.VALUES, np.inf, "values are finite, or NaN where they are missing"),
     ],
 )
 def test_a_label_that_is_none_of_the_task_is_refused(tmp_path: Path, task: Task, value: float, message: str) -> None:
@@ -74,6 +73,23 @@ def test_a_label_that_is_none_of_the_task_is_refused(tmp_path: Path, task: Task,
     with pytest.raises(SourceError, match=message):
         ooc.convert(arrays, tmp_path / "g.ooc", task=task.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("task", [Task.MULTILABEL, Task.VALUES])
+def test_some_of_a_nodes_labels_may_be_missing(tmp_path: Path, task: Task) -> None:
+    """The store says of how many nodes; one that does not is not sound."""
+    arrays = _cases()[task]
+    rows = np.flatnonzero(arrays["train_mask"])[:3]
+    arrays["y"] = arrays["y"].astype(np.float32)
+    arrays["y"][rows, 1] = np.nan
+    store = ooc.convert(arrays, tmp_path / "g.ooc", task=task.value)
+    assert (store.task, store.num_incomplete) == (task, 3)
+    assert (np.isnan(store.array("y").read()) if task is Task.VALUES else store.array("y").read() < 0)[rows, 1].all()
+    ordered = reorder(store, tmp_path / "h.ooc")
+    assert ordered.num_incomplete == 3 and verify(store) == verify(ordered) == []
+    metadata = store.path / "zarr.json"
+    metadata.write_text(metadata.read_text().replace("incomplete_labels", "other"))
+    assert verify(ooc.open(store.path)) == ["y: nodes have some of their labels only, and the store does not say so"]
 
 
 @pytest.mark.parametrize("task", [Task.MULTILABEL, Task.VALUES])
@@ -92,7 +108,7 @@ def test_verification_finds_a_label_of_another_kind(tmp_path: Path) -> None:
     rows[1] = np.inf
     rows.tofile(y.chunk_path(0))
     np.array([y.checksum_of(0)], dtype="<u4").tofile(y.path / CHECKSUM_FILE)
-    assert verify(store) == ["y: there are labels outside their task: values are finite, or NaN throughout for none"]
+    assert verify(store) == ["y: there are labels outside their task: values are finite, or NaN where they are missing"]
 
 
 @pytest.mark.parametrize("task", [Task.MULTILABEL, Task.VALUES])

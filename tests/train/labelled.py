@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.storage.array import open_array
-from ooc.storage.store import Store
+from ooc.storage.store import Store, Task
 from ooc.storage.writer import ArrayWriter
 from tests.exactness.comparison import store_of
 from tests.exactness.reference import Epoch
@@ -26,6 +26,8 @@ def labelled(data: Data, y: Tensor, folder: Path) -> Store:
     store = store_of(data, folder)
     task = {torch.int8: "multilabel", torch.float32: "values"}[y.dtype]
     attributes = {**store.attributes, "task": task, "num_classes": y.shape[1]}
+    if incomplete := int(Task(task).incomplete(y.numpy()).sum()):
+        attributes["incomplete_labels"] = incomplete
     shutil.rmtree(store.path / "y")
     with ArrayWriter(store.path, "y", tuple(y.shape), y.numpy().dtype) as writer:
         writer.append(y.numpy()[store.array("perm").read()])
@@ -49,6 +51,13 @@ def random_values(data: Data, columns: int, *, seed: int = 0) -> Tensor:
     y = (data.x @ mixing + 10).float()
     y[~(data.train_mask | data.val_mask | data.test_mask)] = float("nan")
     return y
+
+
+def with_some_missing(y: Tensor) -> Tensor:
+    """``y`` [N, L] without about a third of its labels; of every node that has some, one stays."""
+    missing = torch.rand(y.shape, generator=torch.Generator().manual_seed(9)) < 0.35
+    missing[missing.all(dim=1), 0] = False
+    return y.masked_fill(missing, torch.nan if y.is_floating_point() else -1)
 
 
 class FullBatch:

@@ -22,7 +22,7 @@ from tests.cli.test_recipe import settings
 from tests.exactness.comparison import store_of, train_epoch, tuned_trainer
 from tests.exactness.reference import disagreement
 from tests.graphs import GraphCase, random_data
-from tests.train.labelled import FullBatch, labelled, random_labels, random_values
+from tests.train.labelled import FullBatch, labelled, random_labels, random_values, with_some_missing
 
 DATA = random_data(GraphCase(nodes=120, edges=400, classes=4, unlabelled=20, self_loops=3))
 COLUMNS = 3
@@ -142,6 +142,61 @@ def test_values(loss: Any, tmp_path: Path) -> None:
     y = random_values(DATA, COLUMNS)
     by_row = not isinstance(loss, nn.Module)
     assert_same_as_pyg(labelled(DATA, y, tmp_path), y, COLUMNS, loss, tmp_path, mean_of_rows=by_row)
+
+
+def of_known(outputs: Tensor, labels: Tensor) -> Tensor:
+    """One loss a row, over what is known of it."""
+    return ((outputs - labels.nan_to_num()) ** 2).masked_fill(labels.isnan(), 0).sum(dim=1)
+
+
+INCOMPLETE = {
+    "bce": (random_labels, nn.BCEWithLogitsLoss(reduction="none")),
+    "positive weights": (random_labels, nn.BCEWithLogitsLoss(pos_weight=LABEL_WEIGHTS, reduction="none")),
+    "mse": (random_values, nn.MSELoss(reduction="none")),
+    "huber": (random_values, nn.HuberLoss(reduction="none")),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_labels_that_are_missing_add_nothing(name: str, reduction: str, tmp_path: Path) -> None:
+    """The mean is over those that are there, of all training nodes together."""
+    make, each = INCOMPLETE[name]
+    y = with_some_missing(make(DATA, COLUMNS))
+    loss = copy.copy(each)
+    loss.reduction = reduction
+
+    def expected(outputs: Tensor, labels: Tensor) -> Tensor:
+        known = ~labels.isnan()
+        losses = each(outputs, labels.nan_to_num())[known]
+        return losses.mean() if reduction == "mean" else losses.sum()
+
+    store = labelled(DATA, y, tmp_path)
+    assert store.num_incomplete > 20
+    with make_trainer(store, COLUMNS, tmp_path, loss=loss) as trainer:
+        wanted = y if y.is_floating_point() else y.double().masked_fill(y < 0, torch.nan)
+        reference = FullBatch(trainer.model, DATA, wanted, expected)
+        for _ in range(3):
+            difference, whose = disagreement(train_epoch(trainer), reference.train(), floor=1e-3)
+            assert difference <= 1e-9, whose
+
+
+def test_a_loss_of_ones_own_knows_missing_labels_as_nan(tmp_path: Path) -> None:
+    """One loss a row it gives, or is refused: how many labels all rows have, no mean over some of them knows."""
+    y = with_some_missing(random_values(DATA, COLUMNS))
+    assert_same_as_pyg(labelled(DATA, y, tmp_path), y, COLUMNS, of_known, tmp_path, mean_of_rows=True)
+    store = labelled(DATA, with_some_missing(random_labels(DATA, COLUMNS)), tmp_path)
+
+    def masked(outputs: Tensor, labels: Tensor) -> Tensor:
+        known = ~labels.isnan()
+        return F.binary_cross_entropy_with_logits(outputs[known], labels[known])
+
+    for loss, said in (
+        (masked, "masked is not the mean of its rows'"),
+        (nn.MultiLabelSoftMarginLoss(), "is NaN where"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            make_trainer(store, COLUMNS, tmp_path, loss=loss)
 
 
 def test_the_usual_loss_follows_from_the_labels(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ooc.storage.store import SPLITS, Store
 from ooc.train.metrics import Metric, average_precision, roc_auc, tally
 from tests.exactness.comparison import store_of, tuned_trainer
 from tests.graphs import GraphCase, random_data
-from tests.train.labelled import FullBatch, labelled, random_labels, random_values
+from tests.train.labelled import FullBatch, labelled, random_labels, random_values, with_some_missing
 
 Array = npt.NDArray[np.float64]
 
@@ -54,24 +54,27 @@ def expected(metric: Metric, outputs: Array, y: Array) -> float | None:
     """The score of one split's rows by the definition."""
     if y.ndim == 1 and metric.ranked:
         outputs, y = outputs[:, 1:] - outputs[:, :1], y[:, None]
+    known = ~np.isnan(y) & (y != -1) if y.ndim == 2 and metric is not Metric.R2 else np.ones(y.shape, dtype=np.bool_)
     match metric:
         case Metric.ACCURACY:
             return float((outputs.argmax(1) == y).mean())
         case Metric.MICRO_F1 if y.ndim == 1:
             return float((outputs.argmax(1) == y).mean())
         case Metric.MICRO_F1:
-            return f1((outputs > 0).ravel(), (y == 1).ravel())
+            return f1((outputs > 0)[known], (y == 1)[known])
         case Metric.MACRO_F1 if y.ndim == 1:
             chosen = outputs.argmax(1)
             return float(np.mean([f1(chosen == k, y == k) for k in set(y.tolist()) | set(chosen.tolist())]))
         case Metric.MACRO_F1:
-            return float(np.mean([f1(outputs[:, k] > 0, y[:, k] == 1) for k in range(y.shape[1])]))
+            columns = zip(outputs.T, y.T, known.T, strict=True)
+            return float(np.mean([f1(o[there] > 0, answer[there] == 1) for o, answer, there in columns]))
         case Metric.ROC_AUC | Metric.AVERAGE_PRECISION:
             one = auc_by_pairs if metric is Metric.ROC_AUC else precision_by_thresholds
-            both = [k for k in range(y.shape[1]) if 0 < (y[:, k] == 1).sum() < len(y)]
-            return float(np.mean([one(outputs[:, k], y[:, k] == 1) for k in both])) if both else None
+            columns = [(o[there], answer[there] == 1) for o, answer, there in zip(outputs.T, y.T, known.T, strict=True)]
+            both = [one(scores, positive) for scores, positive in columns if 0 < positive.sum() < len(positive)]
+            return float(np.mean(both)) if both else None
         case Metric.MAE:
-            return float(np.abs(outputs - y).mean())
+            return float(np.abs(outputs - y)[known].mean())
         case Metric.R2:
             return float((1 - ((outputs - y) ** 2).sum(0) / ((y - y.mean(0)) ** 2).sum(0)).mean())
 
@@ -83,6 +86,8 @@ CASES = [
     *(("two classes", metric) for metric in (Metric.ROC_AUC, Metric.AVERAGE_PRECISION, Metric.MACRO_F1)),
     *(("multilabel", metric) for metric in Metric if metric.value not in ("accuracy", "mae", "r2")),
     *(("values", metric) for metric in (Metric.MAE, Metric.R2)),
+    *(("some missing", metric) for metric in Metric if metric.value not in ("accuracy", "mae", "r2")),
+    ("some values missing", Metric.MAE),
 ]
 
 
@@ -96,6 +101,12 @@ def case_of(labels: str, folder: Path) -> tuple[Store, torch.Tensor, int]:
         case "multilabel":
             y = random_labels(DATA, 3)
             return labelled(DATA, y, folder), y, 3
+        case "some missing":
+            y = with_some_missing(random_labels(DATA, 3))
+            return labelled(DATA, y, folder), y, 3
+        case "some values missing":
+            y = with_some_missing(random_values(DATA, 2))
+            return labelled(DATA, y, folder), y, 2
         case _:
             y = random_values(DATA, 2)
             return labelled(DATA, y, folder), y, 2
@@ -117,7 +128,7 @@ def test_every_split_is_scored_by_the_definition(labels: str, metric: Metric, tm
             found.append(trainer.evaluate())
             logits = FullBatch(model, data, y, lambda *_: _[0].sum()).outputs()
     masks = {"train": data.train_mask, "valid": data.val_mask, "test": data.test_mask}
-    labels_of = y.double().numpy() if labels == "values" else y.numpy()
+    labels_of = y.double().numpy() if y.is_floating_point() else y.numpy()
     for split in SPLITS:
         rows = masks[split].numpy()
         assert found[0][f"{split}_acc"] == pytest.approx(expected(metric, logits[rows], labels_of[rows]), rel=1e-9)
@@ -140,6 +151,7 @@ def test_the_usual_metric_follows_from_the_labels(tmp_path: Path) -> None:
         ("classes", "mae", "task classes; use one of accuracy, micro-f1, macro-f1, roc-auc"),
         ("multilabel", "accuracy", "task multilabel; use one of micro-f1"),
         ("values", "macro-f1", "task values; use one of mae, r2"),
+        ("some values missing", "r2", "r2 is of labels that are all there, .* misses some; use mae"),
         ("classes", "beauty", "'beauty' is not one of accuracy, "),
     ],
 )
