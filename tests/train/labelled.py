@@ -21,12 +21,13 @@ from tests.exactness.comparison import store_of
 from tests.exactness.reference import Epoch
 
 
-def labelled(data: Data, y: Tensor, folder: Path) -> Store:
-    """``data`` with the labels ``y`` [N, L]: int8 for several labels a node, float32 for values."""
+def labelled(data: Data, y: Tensor, folder: Path, *, told: bool = True) -> Store:
+    """``data`` with the labels ``y`` [N, L]: int8 for several labels a node, float32 for values; ``told``: the store
+    says of how many nodes some are missing."""
     store = store_of(data, folder)
     task = {torch.int8: "multilabel", torch.float32: "values"}[y.dtype]
     attributes = {**store.attributes, "task": task, "num_classes": y.shape[1]}
-    if incomplete := int(Task(task).incomplete(y.numpy()).sum()):
+    if told and (incomplete := int(Task(task).incomplete(y.numpy()).sum())):
         attributes["incomplete_labels"] = incomplete
     shutil.rmtree(store.path / "y")
     with ArrayWriter(store.path, "y", tuple(y.shape), y.numpy().dtype) as writer:

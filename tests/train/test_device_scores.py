@@ -18,7 +18,7 @@ from tests.engine.fake_device import FakeDevice
 from tests.engine.test_device import builder, on_device, use
 from tests.exactness.comparison import least_budgets, store_of
 from tests.exactness.reference import ModelCase
-from tests.train.labelled import labelled, random_labels, random_values
+from tests.train.labelled import labelled, random_labels, random_values, with_some_missing
 from tests.train.test_metrics import CASES, DATA, case_of
 
 MODEL = ModelCase(kind="gcn", layers=2, hidden=8)
@@ -122,12 +122,18 @@ def classes(value: int) -> Callable[[str, Path], Store]:
 def several_labels(split: str, folder: Path) -> Store:
     y = random_labels(DATA, 3)
     y[DATA[MASKS[split]].nonzero()[3], 1] = -1
-    return labelled(DATA, y, folder)
+    return labelled(DATA, y, folder, told=False)
 
 
 def values(split: str, folder: Path) -> Store:
     y = random_values(DATA, 2)
-    y[DATA[MASKS[split]].nonzero()[3], 1] = float("nan")
+    y[DATA[MASKS[split]].nonzero()[3]] = float("nan")
+    return labelled(DATA, y, folder)
+
+
+def incomplete(split: str, folder: Path) -> Store:
+    y = with_some_missing(random_labels(DATA, 3))
+    y[DATA[MASKS[split]].nonzero()[3]] = -1
     return labelled(DATA, y, folder)
 
 
@@ -141,8 +147,11 @@ def overwrite(array: Array, row: int, value: int) -> None:
 @pytest.mark.parametrize("split", MASKS)
 @pytest.mark.parametrize(
     ("damaged", "missing"),
-    [(classes(-1), "class"), (classes(4), "class"), (several_labels, "label"), (values, "label")],
-    ids=["no class", "a class too large", "several labels", "values"],
+    [
+        *((classes(-1), "class"), (classes(4), "class")),
+        *((several_labels, "label"), (values, "label"), (incomplete, "label")),
+    ],
+    ids=["no class", "a class too large", "several labels", "values", "none of labels that may be missing"],
 )
 def test_a_row_of_a_split_without_a_label_is_one_line(
     damaged: Callable[[str, Path], Store], missing: str, split: str, tmp_path: Path, device: FakeDevice
