@@ -423,6 +423,7 @@ def test_models_are_those_of_pyg(graph: Path) -> None:
         "norm": "layer",
         "seed": 3,
         "optimizer": "adamw",
+        "optimizer_option": [],
         "lr": 0.1,
         "weight_decay": 0.01,
         "heads": 1,
