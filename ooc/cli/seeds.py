@@ -96,6 +96,8 @@ def train_seeds(
 
 def _try(runs: "SeedRuns", settings: TrainSettings, train: TrainOne, verbosity: Verbosity, *, told: bool) -> None:
     """Plan one of the trainings, and say what would become of all."""
+    from ooc.report.console import output, say
+
     run, own = _open_run(runs, settings, runs.seeds[0])
     with Reporter(verbosity=verbosity) as reporter, run:
         train(run, own, reporter, verbosity)
@@ -103,7 +105,7 @@ def _try(runs: "SeedRuns", settings: TrainSettings, train: TrainOne, verbosity: 
         paths = [str(runs.run_path(seed)) for seed in runs.seeds]
         where = paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]}"
         count = f"{len(paths)} run{'s' * (len(paths) != 1)}"
-        click.echo(f"nothing is trained or written; without --dry-run, there would be {count}, {where}")
+        say(output(), f"nothing is trained or written; it would be {count}, {where}")
 
 
 def _reporter(verbosity: Verbosity, settings: TrainSettings) -> Reporter:

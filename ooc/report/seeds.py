@@ -50,7 +50,7 @@ def describe_summary(runs: Sequence[dict[str, Any]], metric: Metric) -> list[str
         return [f"{count}: nothing was scored"]
     of = "test" if split == "test" else "validation"
     return [
-        f"{count}, {metric.value} on {of} nodes, mean ± standard deviation:",
+        f"{count}, {metric.value} on {of} nodes{', mean ± standard deviation' * (len(runs) > 1)}:",
         f"  {_mean(best, metric)} at the best validation epoch",
         f"  {_mean(last, metric)} after the last epoch",
     ]

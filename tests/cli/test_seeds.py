@@ -90,7 +90,7 @@ def test_interrupted_it_says_how_to_go_on(
 def test_dry_runs_and_errors_leave_nothing(run: RunCommand, graph: Path, here: Path) -> None:
     code, out, err = run("train", graph, *SMALL, "--seeds", "3", "--out", "a", "--dry-run")
     assert code == 0 and out.count("forecast") == 1
-    assert "there would be 3 runs, a/seed-0 to a/seed-2" in out
+    assert "it would be 3 runs, a/seed-0 to a/seed-2" in out
     code, out, err = run("train", graph, *SMALL, "--seeds", "3", "--memory", "1M", "--out", "a")
     assert code == 2 and "the smallest plan needs" in err and err.count("\n") == 1
     assert not list(here.iterdir())
@@ -128,7 +128,7 @@ def test_what_belongs_to_the_runs_is_kept(run: RunCommand, graph: Path, several:
     # A file's seed gives way to seeds that are said nearer.
     config = several / "seed-3" / "config.toml"
     code, out, _ = run("train", "--config", config, "--seeds", "2", "--out", "b", "--dry-run")
-    assert code == 0 and "b/seed-0 to b/seed-1" in out
+    assert code == 0 and "it would be 2 runs, b/seed-0 to b/seed-1" in out
 
 
 def test_mean_and_deviation() -> None:
