@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from ooc import __version__
-from ooc.cli.options import option_names
+from ooc.cli.arguments.options import option_names
 from ooc.errors import OocError, OptionError
 from ooc.interruption import interruptible
 from ooc.suggestions import did_you_mean

@@ -4,7 +4,7 @@
 import click
 from click.shell_completion import get_completion_class
 
-from ooc.cli.options import ChoiceType
+from ooc.cli.arguments.options import ChoiceType
 
 
 @click.command(short_help="Print what makes a shell complete ooc's commands.")

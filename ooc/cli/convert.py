@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from ooc.cli.configuration import config_option
-from ooc.cli.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
+from ooc.cli.arguments.configuration import config_option
+from ooc.cli.arguments.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
 from ooc.progress.figures import format_count
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sizes import format_size

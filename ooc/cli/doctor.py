@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ooc.cli.options import JSON
+from ooc.cli.arguments.options import JSON
 from ooc.sizes import format_size
 
 _MOST = 3

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from ooc.cli.options import FORCE, JSON, ChoiceType, with_verbosity
-from ooc.cli.settings import MODEL, model_name
+from ooc.cli.arguments.options import FORCE, JSON, ChoiceType, with_verbosity
+from ooc.cli.arguments.settings import MODEL, model_name
 from ooc.progress.reporter import Verbosity
 from ooc.sizes import format_size
 
@@ -27,8 +27,8 @@ def command(
 
     They are the state_dict of the PyG model that the run's options describe, under PyG's own names.
     """
-    from ooc.cli.recipe import rebuild_model
-    from ooc.cli.settings import TrainSettings
+    from ooc.cli.arguments.recipe import rebuild_model
+    from ooc.cli.arguments.settings import TrainSettings
     from ooc.train.run import RunFolder
     from ooc.train.weights import export_weights, load_weights
 

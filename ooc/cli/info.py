@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ooc.cli.options import COUNT, JSON, WIDTH
+from ooc.cli.arguments.options import COUNT, JSON, WIDTH
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:

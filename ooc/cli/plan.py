@@ -15,9 +15,9 @@ import click
 from click.core import ParameterSource
 
 from ooc.cli import in_options
-from ooc.cli.configuration import config_option
-from ooc.cli.options import GroupedCommand, Option
-from ooc.cli.settings import RUN, TrainSettings, only_store, settle_memory, train_options
+from ooc.cli.arguments.configuration import config_option
+from ooc.cli.arguments.options import GroupedCommand, Option
+from ooc.cli.arguments.settings import RUN, TrainSettings, only_store, settle_memory, train_options
 from ooc.errors import HardwareError, OptionError
 from ooc.plan import Hardware
 from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph

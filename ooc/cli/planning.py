@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from ooc.cli.optimization import optimizer_options
-from ooc.cli.recipe import admit_parameters, build_average, build_loss, planned_model
-from ooc.cli.settings import TrainSettings, model_name, own_model
+from ooc.cli.arguments.optimization import optimizer_options
+from ooc.cli.arguments.recipe import admit_parameters, build_average, build_loss, planned_model
+from ooc.cli.arguments.settings import TrainSettings, model_name, own_model
 from ooc.events import ignore
 from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.task import label_columns

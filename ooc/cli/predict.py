@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ooc.cli.configuration import config_option
-from ooc.cli.options import COUNT, FORCE, JSON, SIZE, ChoiceType, with_verbosity
-from ooc.cli.settings import MODEL, TrainSettings, settle_memory, with_one_memory
+from ooc.cli.arguments.configuration import config_option
+from ooc.cli.arguments.options import COUNT, FORCE, JSON, SIZE, ChoiceType, with_verbosity
+from ooc.cli.arguments.settings import MODEL, TrainSettings, settle_memory, with_one_memory
 from ooc.errors import OptionError
 from ooc.progress.figures import format_count
 from ooc.progress.reporter import Reporter, Verbosity
@@ -76,7 +76,7 @@ def command(
     these depend on are computed, as far as the store's order lets them be told apart. OUT is written whole or not at
     all.
     """
-    from ooc.cli.recipe import rebuild_model
+    from ooc.cli.arguments.recipe import rebuild_model
     from ooc.storage.store import open_store
     from ooc.train.prediction import Prediction
     from ooc.train.rows_file import check_target

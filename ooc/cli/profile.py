@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ooc.cli.options import JSON, ChoiceType
+from ooc.cli.arguments.options import JSON, ChoiceType
 from ooc.errors import OptionError
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sizes import format_size

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from ooc.cli.arguments.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
 from ooc.cli.info import describe
-from ooc.cli.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
 from ooc.progress.figures import format_count
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sizes import format_size

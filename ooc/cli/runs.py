@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ooc.cli.options import JSON, ChoiceType
+from ooc.cli.arguments.options import JSON, ChoiceType
 from ooc.errors import RunError
 from ooc.suggestions import did_you_mean_path
 

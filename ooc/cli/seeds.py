@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ooc import __version__
-from ooc.cli.settings import CHANGEABLE, TrainSettings
+from ooc.cli.arguments.settings import CHANGEABLE, TrainSettings
 from ooc.errors import TrainingError
 from ooc.progress.reporter import Reporter, Verbosity
 

@@ -14,11 +14,9 @@ from click.core import ParameterSource
 
 from ooc import __version__
 from ooc.cli import EXIT_INTERRUPTED
-from ooc.cli.configuration import as_toml, config_option
-from ooc.cli.options import GroupedCommand, Option, verbosity_options
-from ooc.cli.report import check_page
-from ooc.cli.seeds import SeedsType, train_seeds
-from ooc.cli.settings import (
+from ooc.cli.arguments.configuration import as_toml, config_option
+from ooc.cli.arguments.options import GroupedCommand, Option, verbosity_options
+from ooc.cli.arguments.settings import (
     CHANGEABLE,
     RUN,
     SCHEDULES_OVER_EPOCHS,
@@ -31,6 +29,8 @@ from ooc.cli.settings import (
     train_options,
     with_one_memory,
 )
+from ooc.cli.report import check_page
+from ooc.cli.seeds import SeedsType, train_seeds
 from ooc.errors import OptionError, RunError
 from ooc.progress.reporter import Reporter, Verbosity
 
@@ -252,7 +252,7 @@ def _train(
 
     import torch
 
-    from ooc.cli.recipe import admit_parameters, build_trainer, check_own_model
+    from ooc.cli.arguments.recipe import admit_parameters, build_trainer, check_own_model
     from ooc.report.console import output
     from ooc.report.logs import epoch_as_json, several
     from ooc.report.plan_report import PlanReport

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ooc.cli.options import JSON, with_verbosity
+from ooc.cli.arguments.options import JSON, with_verbosity
 from ooc.errors import StoreError
 from ooc.progress.reporter import Reporter, Verbosity
 

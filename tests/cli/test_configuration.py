@@ -9,7 +9,7 @@ import click
 import pytest
 
 from ooc import cli
-from ooc.cli.configuration import as_toml, read_configuration
+from ooc.cli.arguments.configuration import as_toml, read_configuration
 from ooc.errors import OptionError
 from ooc.suggestions import closest, did_you_mean_path
 from tests.cli.conftest import RunCommand

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ooc.cli.arguments.settings import RUN, train_options
 from ooc.cli.plan import load_hardware, parse_graph, shipped_names
-from ooc.cli.settings import RUN, train_options
 from ooc.errors import BudgetError, HardwareError, OptionError
 from ooc.events import ignore
 from ooc.plan import UNMEASURED, Hardware, Limits

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from ooc import memory
-from ooc.cli import settings
-from ooc.cli.settings import TrainSettings
+from ooc.cli.arguments import settings
+from ooc.cli.arguments.settings import TrainSettings
 from ooc.cli.train import command
 from ooc.errors import OptionError, RunError
 

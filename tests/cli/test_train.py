@@ -19,9 +19,9 @@ import pytest
 import torch
 
 import ooc
-from ooc.cli.optimization import build_optimizer
-from ooc.cli.recipe import build_model
-from ooc.cli.settings import TrainSettings
+from ooc.cli.arguments.optimization import build_optimizer
+from ooc.cli.arguments.recipe import build_model
+from ooc.cli.arguments.settings import TrainSettings
 from ooc.engine import session
 from ooc.engine.record import EpochRecord
 from ooc.sizes import parse_size

@@ -11,8 +11,8 @@ import pytest
 from torch import nn
 from torch_geometric.nn.models import GCN, GIN, GraphSAGE
 
-from ooc.cli.recipe import planned_model
-from ooc.cli.settings import TrainSettings
+from ooc.cli.arguments.recipe import planned_model
+from ooc.cli.arguments.settings import TrainSettings
 from ooc.cli.train import command
 from ooc.model.lowering.model_shape import Gcn, Gin, ModelShape, Sage
 from ooc.model.lowering.network import values_of

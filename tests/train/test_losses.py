@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.models import GCN
 
 import ooc
-from ooc.cli.recipe import build_loss
+from ooc.cli.arguments.recipe import build_loss
 from ooc.errors import ModelError, StoreError
 from ooc.storage.store import Store, Task, open_store
 from ooc.train.loss import resolve_loss

@@ -18,8 +18,8 @@ from typing import Any
 import click
 
 from ooc.cli import COMMANDS, load_command
-from ooc.cli.options import Option, option_names
-from ooc.cli.settings import own_model
+from ooc.cli.arguments.options import Option, option_names
+from ooc.cli.arguments.settings import own_model
 from ooc.errors import OptionError
 from ooc.suggestions import did_you_mean, did_you_mean_path
 

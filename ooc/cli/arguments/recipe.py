@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ooc.cli.optimization import build_optimizer, build_schedule
-from ooc.cli.settings import TrainSettings, model_name, own_model
+from ooc.cli.arguments.optimization import build_optimizer, build_schedule
+from ooc.cli.arguments.settings import TrainSettings, model_name, own_model
 from ooc.errors import BudgetError, ModelError, OptionError, RunError
 from ooc.memory import available_memory_bytes
 from ooc.model.lowering.model_shape import Gcn, Gin, ModelShape, Sage

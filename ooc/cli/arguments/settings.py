@@ -13,7 +13,7 @@ from typing import Any, Self
 import click
 from click.core import ParameterSource
 
-from ooc.cli.options import (
+from ooc.cli.arguments.options import (
     COUNT,
     COUNT_OR_ZERO,
     FRACTION,

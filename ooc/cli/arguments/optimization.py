@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 
-from ooc.cli.settings import TrainSettings
+from ooc.cli.arguments.settings import TrainSettings
 from ooc.errors import OptionError
 from ooc.suggestions import did_you_mean
 from ooc.train.schedule import Scheduler, by_factor, constant, cosine, steps
