@@ -68,14 +68,14 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
         axis, separator, amounts = text.partition("=")
         if axis not in _DEMANDS or not separator:
             axes_there = "gpu=8G,24G and host=64G,128G, on a CPU sizes of memory alike; and ssd=2G,7G"
-            raise OptionError(f"--what-if {text}: give {axes_there}{did_you_mean(axis, _DEMANDS)}")
+            raise OptionError(f"{text}: give {axes_there}{did_you_mean(axis, _DEMANDS)}")
         if axis in axes:
-            raise OptionError(f"--what-if: {axis} is given twice")
+            raise OptionError(f"{axis} is given twice")
         parts = [part.removesuffix("/s") for part in amounts.split(",")]
         found = sorted({parse_size(part, name=f"--what-if {axis}") for part in parts})
         axes[axis] = [Value(size, format_size(size) + ("/s" if axis == "ssd" else "")) for size in found]
     if "memory" in axes and axes.keys() & {"gpu", "host"}:
-        raise OptionError("--what-if: memory is both budgets together; give sizes of it, or of gpu and host")
+        raise OptionError("memory is both budgets together; give sizes of it, or of gpu and host")
     return axes
 
 
@@ -92,7 +92,7 @@ def full_axes(
     axes: dict[str, Sequence[Value]] = {}
     if hardware.has_device_memory:
         if "memory" in given:
-            raise OptionError(f"--what-if: {hardware.name} has a GPU; give gpu= and host=")
+            raise OptionError(f"{hardware.name} has a GPU; give gpu= and host=")
         host_bytes = [memory_bytes // 2, memory_bytes, 2 * memory_bytes]
         axes["gpu"] = given.get("gpu") or [Value(int(SHARE_OF_MEMORY * n * _GB), f"{n} GB card") for n in CARDS]
         axes["host"] = given.get("host") or [_share(size) for size in host_bytes]
