@@ -118,12 +118,20 @@ def test_gcn_knows_a_loop_from_an_added_one(tmp_path: Path) -> None:
         agrees(lambda f, i=improved: GCNConv(f, WIDTH, improved=i), data, tmp_path, kind=AloneWithWeights)
 
 
-def test_gcn_the_other_way_round_is_refused(tmp_path: Path) -> None:
-    """``flow`` is that of the edges as they are stored."""
-    store = store_of(graph(FOUR_TO_TWO), tmp_path)
-    layer = GCNConv(FEATURES, CLASSES, flow="target_to_source").double()
-    with pytest.raises(ModelError, match="flow='target_to_source' is not supported"):
-        tuned_trainer(Alone(layer, CLASSES, CLASSES).double(), store)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gcn_the_other_way_round(weighted: bool, tmp_path: Path) -> None:
+    """``flow`` is that of the edges as they are stored; weights go with them."""
+    data = graph(FOUR_TO_TWO)
+
+    def layer(features: int) -> GCNConv:
+        return GCNConv(features, WIDTH, flow="target_to_source")
+
+    if not weighted:
+        agrees(layer, data, tmp_path)
+        return
+    data.edge_weight = torch.ones(data.num_edges, dtype=torch.float64)
+    with pytest.raises(ModelError, match="edges the other way round are supported .* without weights"):
+        agrees(layer, data, tmp_path, kind=AloneWithWeights)
 
 
 # ---- SAGEConv ----------------------------------------------------------------------------------------------
