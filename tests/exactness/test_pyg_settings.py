@@ -130,7 +130,7 @@ def test_gcn_the_other_way_round(weighted: bool, tmp_path: Path) -> None:
         agrees(layer, data, tmp_path)
         return
     data.edge_weight = torch.ones(data.num_edges, dtype=torch.float64)
-    with pytest.raises(ModelError, match="edges the other way round are supported .* without weights"):
+    with pytest.raises(ModelError, match=r"edges the other way round are supported .* without weights"):
         agrees(layer, data, tmp_path, kind=AloneWithWeights)
 
 
