@@ -157,11 +157,30 @@ def test_weights_of_edges(tmp_path: Path) -> None:
     assert_agrees(CustomCase(make=Weighted), random_data(GraphCase(**HUB, weighted=True)), tmp_path, epochs=EPOCHS)
 
 
+def test_means_by_weight_are_refused(tmp_path: Path) -> None:
+    class Weighted(nn.Module):
+        def __init__(self, features: int, classes: int) -> None:
+            super().__init__()
+            self.first = GatedGraphConv(features, 1, aggr="mean")
+            self.last = nn.Linear(features, classes)
+
+        def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+            out: Tensor = self.last(self.first(x, edge_index, edge_weight))
+            return out
+
+    store = store_of(random_data(GraphCase(weighted=True)), tmp_path)
+    with pytest.raises(ModelError, match="aggr='mean' is not supported with edge_weight"):
+        make_trainer(CustomCase(make=Weighted), store, tmp_path)
+
+
 REFUSED = [
     (lambda i, o: ChebConv(i, o, 3, normalization="rw"), "normalization='rw' is not supported"),
     (lambda i, o: SSGConv(i, o, alpha=0.2, K=2, cached=True), "cached=True keeps the first epoch's"),
     (lambda i, o: MixHopConv(i, o, powers=[1, 1]), "names one twice"),
     (lambda i, o: GatedGraphConv(2, 1), "it takes at most 2 columns, and is given"),
+    (lambda i, o: GatedGraphConv(max(i, o), 1, aggr="min"), "aggr='min' is not supported"),
+    (lambda i, o: ChebConv(i, o, 3, aggr="mean"), "aggr='mean' is not supported"),
+    (lambda i, o: SSGConv(i, o, alpha=0.1, aggr="max"), "aggr='max' is not supported"),
 ]
 
 

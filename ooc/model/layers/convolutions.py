@@ -72,13 +72,20 @@ from ooc.model.layers.several_hops import (
     lower_mixhop,
     lower_ssg,
 )
-from ooc.model.layers.sums import SUMS, aggregated, bias_of, check_sum, gcn_scaling, linear_of_rows, linear_of_sum
+from ooc.model.layers.sums import (
+    ALL_KNOWN,
+    SUMS,
+    aggregated,
+    bias_of,
+    check_sum,
+    gcn_scaling,
+    linear_of_rows,
+    linear_of_sum,
+)
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.symbolic import is_linear, replaced_functions
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
-
-_ALL_KNOWN = (*SUMS, "mean", "max")
 
 
 def lower_convolution(
@@ -91,7 +98,7 @@ def lower_convolution(
     trace: Callable[[nn.Module, Value], Value],
 ) -> Value:
     """What ``conv`` gives for these arguments; ModelError for an option or an argument that is not supported."""
-    if type(conv) is GENConv and any(isinstance(part, nn.BatchNorm1d) for part in conv.mlp):
+    if type(conv) is GENConv and any(isinstance(part, nn.BatchNorm1d) for part in conv.mlp.modules()):
         return _gen(conv, where, args, kwargs, assembly, trace)
     lower = _LOWERINGS.get(type(conv))
     if lower is not None and (replaced := _replaced(conv)):
@@ -101,7 +108,7 @@ def lower_convolution(
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments
-    known = SUMS if arguments.get("edge_weight") is not None else _ALL_KNOWN
+    known = SUMS if arguments.get("edge_weight") is not None else ALL_KNOWN
     if _aggregates_in_another_way(conv, known):
         return lower_opaque(conv, where, args, kwargs, assembly)
     graph = arguments["edge_index"]
@@ -118,7 +125,7 @@ def lower_convolution(
 
 def is_opaque(conv: MessagePassing) -> bool:
     """Whether ``conv`` is run as it is, on the edges of some rows at a time, for what it is itself."""
-    return type(conv) not in _LOWERINGS or bool(_replaced(conv)) or _aggregates_in_another_way(conv, _ALL_KNOWN)
+    return type(conv) not in _LOWERINGS or bool(_replaced(conv)) or _aggregates_in_another_way(conv, ALL_KNOWN)
 
 
 def _aggregates_in_another_way(conv: MessagePassing, known: Collection[str]) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ooc.model.graph import Scaling
 from ooc.model.layers.layer import Call
-from ooc.model.layers.sums import aggregated, bias_of, gcn_scaling, linear_of_rows
+from ooc.model.layers.sums import ALL_KNOWN, SUMS, aggregated, bias_of, check_sum, gcn_scaling, linear_of_rows
 from ooc.model.lowering.symbolic import is_linear
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
@@ -51,6 +51,7 @@ def lower_ssg(conv: Any, call: Call) -> Value:
 def lower_cheb(conv: Any, call: Call) -> Value:
     """The scaled Laplacian of the symmetric normalisation is (c - 1) I - c A, c = 2/λ; PyG's λ is 2 if it is not
     given: twice the largest entry, 1, on the diagonal."""
+    check_sum(conv, call)
     if conv.normalization != "sym":
         raise call.refuse(f"normalization={conv.normalization!r} is not supported; only 'sym' is")
     if call.arguments.get("edge_weight") is not None:
@@ -149,6 +150,8 @@ def lower_gated(conv: Any, call: Call) -> Value:
     if missing:
         x = assembly.rowwise(call.where, lambda rows: F.pad(rows, (0, missing)), [x])
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
+    if conv.aggr not in (SUMS if weighted else ALL_KNOWN):
+        raise call.refuse(f"aggr={conv.aggr!r} is not supported{' with edge_weight' if weighted else ''}")
     weight, cell = conv.weight, conv.rnn
     if type(cell) is not nn.GRUCell:
         raise call.refuse(f"rnn, a {type(cell).__name__}, is not supported")

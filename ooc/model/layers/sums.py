@@ -13,6 +13,8 @@ from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
 
 SUMS = ("add", "sum")
+ALL_KNOWN = (*SUMS, "mean", "max")
+"""The aggregations that there is a formula for."""
 
 
 def linear_of_rows(call: Call, linear: Any, rows: Value) -> tuple[Value, list[nn.Parameter]]:
@@ -23,7 +25,7 @@ def linear_of_rows(call: Call, linear: Any, rows: Value) -> tuple[Value, list[nn
 
 
 def aggregated(call: Call, x: Value, aggr: str) -> Value:
-    """A x by an aggregation that there is a formula for."""
+    """A x by one of ``ALL_KNOWN``."""
     if aggr == "max":
         return call.per_edge(Maximum, x)
     return call.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
