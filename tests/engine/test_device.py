@@ -296,6 +296,18 @@ def test_features_of_edges_come_over_the_wire(
     assert_same(outcome(build(int(1.1 * gpu), int(1.1 * host))), expected)
 
 
+@pytest.mark.parametrize("name", ["gcn", "sage of maxima"])
+def test_features_without_their_zeros_get_these_back(name: str, tmp_path: Path, device: FakeDevice) -> None:
+    """On the device, tile by tile: then it multiplies what the CPU multiplies of features with their zeros."""
+    data = random_data(GRAPH, dtype=torch.float32)
+    data.x[data.x < 1.5] = 0
+    dense, sparse = (
+        ooc.convert(data, tmp_path / f"{form}.ooc", feature_form=form, order="hop") for form in ("dense", "sparse")
+    )
+    expected = outcome(builder(MODELS[name], dense, tmp_path)())
+    assert_same(outcome(on_device(MODELS[name], sparse, tmp_path)()), expected)
+
+
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_blocks_come_and_go_straight(
     name: str, store: Store, least: Least, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch

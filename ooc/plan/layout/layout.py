@@ -19,6 +19,7 @@ from ooc.plan.layout.passes import (
     direct_slabs,
     passes_using,
     streaming_memory,
+    swept_arrays,
 )
 from ooc.plan.layout.shuffle import plan_partial_sums
 from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
@@ -119,7 +120,7 @@ def layout_key(choice: Choice, workload: Workload) -> Hashable:
 
 def lay_out(workload: Workload, choice: Choice) -> Layout:
     """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
-    arrays = [array for t in workload.topologies.values() for array in t.arrays.values()]
+    arrays = [array for _, array in swept_arrays(workload.topologies, workload.sparse).values()]
     values = max((array.itemsize for array in arrays), default=1)
     widest_edge = max((array.edge_bytes for array in arrays), default=1)
     widths = {name: _width(matrix, choice, workload.groupings.get(name)) for name, matrix in workload.matrices.items()}
