@@ -69,6 +69,11 @@ class NeighborLoader:
         memory: str | int | None = None,
     ) -> None:
         self.store = store if isinstance(store, Store) else open_store(store)
+        if self.store.sparse_features is not None:
+            raise OptionError(
+                f"{self.store.path} has features without their zeros, of which mini-batches are not made yet; convert "
+                "with feature_form='dense'"
+            )
         self.fanouts = check_fanouts(num_neighbors)
         if batch_size < 1:
             raise OptionError(f"batch_size must be positive, not {batch_size}")

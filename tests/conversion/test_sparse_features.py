@@ -17,7 +17,7 @@ import ooc
 from ooc.cli import main
 from ooc.conversion import conversion
 from ooc.conversion import reorder as reordering
-from ooc.errors import BudgetError, SourceError, StoreError
+from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Event, Note
 from ooc.storage import verification
 from ooc.storage.store import Store, open_store
@@ -203,3 +203,8 @@ def test_the_format_s_version_is_the_first_that_knows_them(store: Store, tmp_pat
     assert store.attributes["ooc_format"] == 4
     assert ooc.convert(random_arrays(), tmp_path / "g.ooc").attributes["ooc_format"] == 1
     assert conversion.FEATURE_FORMS == ("auto", "dense", "sparse")
+
+
+def test_mini_batches_of_them_are_refused_by_name(store: Store) -> None:
+    with pytest.raises(OptionError, match="feature_form='dense'"):
+        ooc.NeighborLoader(store, [2])
