@@ -74,16 +74,18 @@ def plan_sampling(
     fanouts: Sequence[int],
     memory_bytes: int,
     offset_bytes: int,
+    beside_bytes: int,
 ) -> SamplingPlan:
     """The plan for batches of at most ``most`` nodes and edges; ``others``: the arrays read beside the features, the
-    neighbours first. BudgetError with the least memory that would do."""
+    neighbours first; ``beside_bytes``: what whoever uses the batches takes. BudgetError with the least memory that
+    would do."""
     nodes, edges = most
     node_rows = sum(array.row_bytes for array in (features, *others) if array.shape[0] == store.num_nodes)
     edge_rows = sum(array.row_bytes for array in others[1:] if array.shape[0] == store.num_edges)
     batch_bytes = nodes * (node_rows + 8) + edges * (edge_rows + 24)
     ids = 12 * nodes + 12 * edges + 10 * min(pages_of(features), nodes * most_pages_of_row(features))
     ahead = _SUPERBATCHES * ids + _TAKEN_BYTES * edges  # neighbours of all of them are looked up together
-    fixed = offset_bytes + 4 * store.num_nodes + 24 * seeds
+    fixed = beside_bytes + offset_bytes + 4 * store.num_nodes + 24 * seeds
     fixed += BATCHES_ALIVE * batch_bytes + _DRAWN_EDGE_BYTES * edges + _TAKEN_BYTES * (nodes + edges)
     paged = {array.name: paged_bytes(array, cache_pages=0, work_pages=work_pages(array)) for array in others}
     own = paged_bytes(features, cache_pages=0, work_pages=work_pages(features))
@@ -92,9 +94,10 @@ def plan_sampling(
     least += min(small[features.name], own)
     if least > memory_bytes:
         drawn = ", ".join("all" if fanout < 0 else str(fanout) for fanout in fanouts)
+        model = f" and {format_size(beside_bytes)} for the model" if beside_bytes else ""
         raise BudgetError(
             f"batches of {batch_size:,} nodes and of neighbours {drawn} come to {nodes:,} nodes and {edges:,} edges at "
-            f"most, {format_size(batch_bytes)} each, and need {format_size(least)} of memory; it may take "
+            f"most, {format_size(batch_bytes)} each{model}, and need {format_size(least)} of memory; it may take "
             f"{format_size(memory_bytes)}; give memory='{budget_of(least)}', a smaller batch or smaller fanouts"
         )
     left = memory_bytes - least

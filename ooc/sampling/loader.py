@@ -6,7 +6,7 @@ other reads the rows of one batch while the one before is in use. N nodes; n nod
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +23,7 @@ from ooc.prefetch.engines.choice import choose_engine
 from ooc.sampling.ahead import Ahead
 from ooc.sampling.budget import SamplingPlan, plan_sampling, work_pages
 from ooc.sampling.pages import Foresight, PagedRows, Pages, ResidentRows, Rows, Uses
-from ooc.sampling.sampler import Ints, SampledBatch, Sampler, key_of, most_in_batch
+from ooc.sampling.sampler import Ints, SampledBatch, Sampler, key_of, most_by_hop
 from ooc.sizes import parse_size
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, SPLITS, Store, open_store
@@ -45,7 +45,7 @@ class NeighborLoader:
     PyG's ``Data`` with ``x`` [n, F], ``edge_index`` [2, e] (by hop), ``y``, ``n_id`` [n] (the seeds first), ``e_id``
     [e] (places among the store's in-edges), ``input_id``, ``batch_size``, ``num_sampled_nodes``,
     ``num_sampled_edges``, and ``edge_weight`` and ``edge_attr`` where the store's edges have them. Nodes are numbered
-    as before conversion.
+    as before conversion; ``row_id`` [n] are their rows in the store.
 
     ``input_nodes``: the seeds, all nodes (None), a split by name, a mask [N] or numbers; ``shuffle``: in another order
     each epoch. ``memory`` bounds all that is held, the batches too, ``"64M"`` or bytes; by default half of what is
@@ -67,7 +67,9 @@ class NeighborLoader:
         drop_last: bool = False,
         seed: int = 0,
         memory: str | int | None = None,
+        _beside: Callable[[list[tuple[int, int]]], int] = lambda most: 0,
     ) -> None:
+        """``_beside``: what else is to be had within the memory, by how many nodes and edges the first hops have."""
         self.store = store if isinstance(store, Store) else open_store(store)
         if self.store.sparse_features is not None:
             raise OptionError(
@@ -80,18 +82,20 @@ class NeighborLoader:
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         self._shuffle, self._drop_last = shuffle, drop_last
         self._seeds = _rows_of(self.store, input_nodes)
-        offsets = _load_offsets(self.store)
+        self._offsets = offsets = _load_offsets(self.store)
+        most = most_by_hop(offsets, self.fanouts, min(batch_size, len(self._seeds)))
         self.plan = plan_sampling(
             self.store,
             self.store.array("x"),
             _other_arrays(self.store),
-            most=most_in_batch(offsets, self.fanouts, min(batch_size, len(self._seeds))),
+            most=most[-1],
             seeds=len(self._seeds),
             batches=len(self),
             batch_size=min(batch_size, len(self._seeds)),
             fanouts=self.fanouts,
             memory_bytes=_memory_bytes(memory),
             offset_bytes=offsets.nbytes,
+            beside_bytes=_beside(most),
         )
         self._sampler = Sampler(offsets, self.fanouts, seed=seed)
         self._held: _Held | None = None
@@ -113,6 +117,16 @@ class NeighborLoader:
         batches = Ahead(_read(self._held, Ahead(sampled, name="ooc-sample")), name="ooc-rows")
         self._running = weakref.ref(batches)
         return batches
+
+    @property
+    def retained_bytes(self) -> int:
+        """What is held after ``close``."""
+        return self._offsets.nbytes + 4 * self.store.num_nodes + 8 * len(self._seeds)
+
+    def in_degrees(self, rows: AnyArray) -> Ints:
+        """How many edges lead to each of these rows of the store [n]."""
+        found: Ints = self._offsets[rows + 1].astype(np.int64) - self._offsets[rows]
+        return found
 
     @property
     def pages_read(self) -> int:
@@ -214,6 +228,7 @@ def _data(held: _Held, batch: SampledBatch, seeds: Ints, uses: Uses | None) -> "
         "n_id": others["perm"].take(batch.rows) if "perm" in others else batch.rows,
         "e_id": batch.edges,
         "input_id": seeds,
+        "row_id": batch.rows,
     }
     for name, called in ((EDGE_WEIGHT, "edge_weight"), (EDGE_FEATURES, "edge_attr")):
         if f"in/{name}" in others:

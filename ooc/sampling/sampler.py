@@ -140,19 +140,22 @@ def _words(nodes: Ints, count: int, key: tuple[int, int]) -> tuple[npt.NDArray[n
     return philox((low, high, np.full_like(low, count), np.zeros_like(low)), key)
 
 
-def most_in_batch(offsets: AnyArray, fanouts: Sequence[int], batch_size: int) -> tuple[int, int]:
-    """How many nodes and edges a batch has at most. A node is expanded once, so no hop draws more edges than that many
-    nodes have, nor all hops together more than all nodes have of the largest fanout."""
+def most_by_hop(offsets: AnyArray, fanouts: Sequence[int], batch_size: int) -> list[tuple[int, int]]:
+    """How many nodes and edges a batch has at most, after no hop, after one, and so on. A node is expanded once, so no
+    hop draws more edges than that many nodes have, nor all hops together more than all nodes have of the largest
+    fanout."""
     degrees = _degree_counts(offsets)
     total = len(offsets) - 1
     nodes = frontier = min(batch_size, total)
-    edges = 0
-    for fanout in fanouts:
+    edges, found = 0, [(nodes, 0)]
+    for hop, fanout in enumerate(fanouts, start=1):
         of_hop = _most_edges(degrees, frontier, fanout)
-        edges += of_hop
         frontier = min(of_hop, total)
         nodes = min(nodes + frontier, total)
-    return nodes, min(edges, _most_edges(degrees, total, -1 if min(fanouts) < 0 else max(fanouts)))
+        so_far = fanouts[:hop]
+        edges = min(edges + of_hop, _most_edges(degrees, total, -1 if min(so_far) < 0 else max(so_far)))
+        found.append((nodes, edges))
+    return found
 
 
 def _degree_counts(offsets: AnyArray) -> Ints:

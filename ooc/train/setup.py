@@ -96,11 +96,12 @@ def prepare(
     seed: int = 0,
     savings: Collection[Saving] = tuple(Saving),
     optimizer_options: Sequence[Mapping[str, Any]] = (),
+    scoring_only: bool = False,
 ) -> "Job":
     """Training ``model`` on ``graph``: a store, or the statistics of a graph that is not here.
 
-    Arguments as of ``Trainer``; ``optimizer_options`` are those of each of the optimizer's groups. Raises ModelError
-    for what cannot be run exactly.
+    Arguments as of ``Trainer``; ``optimizer_options`` are those of each of the optimizer's groups. ``scoring_only``:
+    what trains is another's affair, and the program ``train`` scores. Raises ModelError for what cannot be run exactly.
     """
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
     if not store.split_sizes["train"]:
@@ -132,6 +133,8 @@ def prepare(
     share_forward = Saving.SHARED_FORWARD in savings and not averaging.active
 
     def programs(builder: StageBuilder) -> dict[str, list[Step]]:
+        if scoring_only:
+            return {"prepare": builder.prepare(), "train": builder.evaluate()}
         made = {"prepare": builder.prepare(), "train": builder.train(), "evaluate": builder.evaluate()}
         if share_forward and network.same_in_evaluation:
             # Scoring and training compute the same: one pass does both. Where weights are averaged, they do not.
@@ -205,6 +208,11 @@ class Job:
         )
         self._extra_device_bytes = extra_device_bytes + resources.overhead_bytes
         self._candidates: dict[frozenset[int], Candidate] = {}
+
+    @property
+    def network(self) -> Network:
+        """What is computed."""
+        return self._network
 
     @property
     def workload(self) -> Workload:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ooc.sampling.sampler import SampledBatch, Sampler, draw_subsets, most_in_batch
+from ooc.sampling.sampler import SampledBatch, Sampler, draw_subsets, most_by_hop
 
 _CHI_SQUARE_999 = {9: 27.9, 23: 49.7}
 """By degrees of freedom, what chance exceeds once in a thousand times; the seeds here are fixed."""
@@ -52,11 +52,12 @@ def test_batches_are_what_the_definition_says(nodes: int, edges: int, fanouts: l
     rng = np.random.default_rng(seed)
     seeds = [rng.permutation(nodes)[: rng.integers(1, 9)] for _ in range(3)]
     batches = Sampler(offsets, fanouts, seed=seed).sample(seeds, sources.__getitem__, epoch=1, first=5)
-    most = most_in_batch(offsets, fanouts, max(map(len, seeds)))
+    most = most_by_hop(offsets, fanouts, max(map(len, seeds)))
     for number, (batch, own) in enumerate(zip(batches, seeds, strict=True)):
         np.testing.assert_array_equal(batch.rows[: len(own)], own)
         _check(batch, offsets, sources, fanouts)
-        assert len(batch.rows) <= most[0] and len(batch.edges) <= most[1]
+        sizes = zip(np.cumsum(batch.nodes_by_hop), np.cumsum([0, *batch.edges_by_hop]), strict=True)
+        assert all(size[0] <= bound[0] and size[1] <= bound[1] for size, bound in zip(sizes, most, strict=True))
         alone = Sampler(offsets, fanouts, seed=seed).sample([own], sources.__getitem__, epoch=1, first=5 + number)[0]
         np.testing.assert_array_equal(alone.rows, batch.rows)
         np.testing.assert_array_equal(alone.edges, batch.edges)
@@ -97,5 +98,5 @@ def test_draws_differ_by_seed_epoch_and_batch(differs: str) -> None:
 def test_no_degree_sequence_exceeds_the_bound(nodes: int, edges: int, seed: int) -> None:
     offsets, _ = _graph(nodes, edges, seed)
     degrees = np.sort(np.diff(offsets))
-    assert most_in_batch(offsets, [-1], nodes) == (nodes, edges)
-    assert most_in_batch(offsets, [2], 1)[1] == min(2, degrees[-1])
+    assert most_by_hop(offsets, [-1], nodes)[-1] == (nodes, edges)
+    assert most_by_hop(offsets, [2], 1)[-1][1] == min(2, degrees[-1])
