@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from random import Random
 from typing import Any, Self
 
@@ -356,6 +357,8 @@ class Tensors:
         self._known: dict[int, StorageWeakRef] = {}
         self._nbytes: dict[int, int] = {}
         self._purge_at = 4096
+        self._at_most = 0
+        """Bytes of all that are known, alive or not."""
         self.weighing = False
         self.peak_bytes = 0
 
@@ -364,12 +367,17 @@ class Tensors:
         if storage._cdata not in self._known:
             self._known[storage._cdata] = StorageWeakRef(storage)
             self._nbytes[storage._cdata] = storage.nbytes()
-            if self.weighing:
-                alive = (self._nbytes[key] for key, known in self._known.items() if not known.expired())
-                self.peak_bytes = max(self.peak_bytes, sum(alive))
-            if len(self._known) > self._purge_at:
-                self._known = {key: known for key, known in self._known.items() if not known.expired()}
-                self._purge_at = 4096 + 2 * len(self._known)
+            self._at_most += storage.nbytes()
+            if len(self._known) > self._purge_at or (self.weighing and self._at_most > self.peak_bytes):
+                self._purge()
+                if self.weighing:
+                    self.peak_bytes = max(self.peak_bytes, self._at_most)
+
+    def _purge(self) -> None:
+        self._known = {key: known for key, known in self._known.items() if not known.expired()}
+        self._nbytes = {key: self._nbytes[key] for key in self._known}
+        self._at_most = sum(self._nbytes.values())
+        self._purge_at = 4096 + 2 * len(self._known)
 
     def __contains__(self, tensor: object) -> bool:
         return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._known
@@ -437,6 +445,11 @@ class _Operators(TorchDispatchMode):
         super().__init__()
         self._device = device
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, so torch need not see to it that this is not."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -503,18 +516,25 @@ def _goes_to_host(func: Any, tensors: Sequence[Tensor], ours: Tensors) -> bool:
     return func.overloadpacket is torch.ops.aten.copy_ and tensors[0] not in ours
 
 
+@cache
 def _is_view(func: Any) -> bool:
     """Whether it only gives another look at its operand."""
     aliases = [returned.alias_info for returned in func._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
+@cache
+def _arguments(func: Any) -> list[tuple[str, bool]]:
+    """What an operator's arguments are called, and whether it writes to them."""
+    aliases = [(argument.name, argument.alias_info) for argument in func._schema.arguments]
+    return [(name, alias is not None and alias.is_write) for name, alias in aliases]
+
+
 def _accesses(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Tensor, bool]]:
     """The tensors that an operator takes, and whether it writes to them."""
     found = []
-    for place, argument in enumerate(func._schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
-        writes = argument.alias_info is not None and argument.alias_info.is_write
+    for place, (name, writes) in enumerate(_arguments(func)):
+        value = args[place] if place < len(args) else kwargs.get(name)
         found += [(tensor, writes) for tensor in _tensors_of((value,))]
     return found
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
+from torch.overrides import _pop_mode_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 from torch_geometric.nn import GATConv, GATv2Conv
 from torch_geometric.nn.models import GAT, GraphSAGE
@@ -39,7 +41,7 @@ from ooc.storage.store import Store
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
 from ooc.train.run import RunFolder
-from ooc.train.setup import prepare
+from ooc.train.setup import lower_model, prepare
 from ooc.train.trainer import Trainer
 from tests.engine.fake_device import FakeDevice, Race, StraightEngine, WatchedEngine
 from tests.exactness.comparison import least_budgets, make_trainer, store_of, tuned_trainer
@@ -163,8 +165,20 @@ def use(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, engine: Callable[[], 
     monkeypatch.setattr("ooc.train.resources.find_device", lambda name: fake if name == "cuda" else None)
     monkeypatch.setattr("ooc.engine.runtime.choose_engine", watched)
     monkeypatch.setitem(BY_DEVICE, fake.place.type, lambda: fake.pulls(BY_DEVICE["cpu"]()))
+    for caller in ("ooc.train.setup", "ooc.train.prediction"):
+        monkeypatch.setattr(f"{caller}.lower_model", unwatched(lower_model))
     for drawing in (dropout, inner_dropout):
         monkeypatch.setitem(drawing.BY_DEVICE, fake.place.type, fake.kernel(drawing.BY_DEVICE["cpu"]))
+
+
+def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which has nothing to do with a device: nobody watches what it computes."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes(), _pop_mode_temporarily():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def builder(model: ModelCase, store: Store, folder: Path, **options: Any) -> Build:
