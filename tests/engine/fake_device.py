@@ -25,10 +25,11 @@ from random import Random
 from typing import Any, Self
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ooc.kernels.edges import TileEdges
@@ -37,6 +38,7 @@ from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device
 from ooc.prefetch.engine import Counters, Engine, Event, Span, Ticket
+from ooc.train.setup import lower_model
 
 Clock = tuple[int, int, int]
 """How much of each stream has happened: kernels, copies to the device, copies to the host."""
@@ -610,3 +612,19 @@ class StraightEngine(WatchedEngine):
         self.lifted += 1
         pending.inner = self.inner.write(spans, Extent.of(source).memory())
         return pending
+
+
+def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which has nothing to do with a device: nobody watches what it computes."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes(), _pop_mode_temporarily():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def lower_unwatched(patched: pytest.MonkeyPatch) -> None:
+    """Taking models apart is nothing that a device does, and takes several times as long while one is watched."""
+    for caller in ("ooc.train.setup", "ooc.train.prediction"):
+        patched.setattr(f"{caller}.lower_model", unwatched(lower_model))

@@ -25,8 +25,7 @@ from ooc.kernels.dropout.opaque import Discovery, Dropped, InnerDropout
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.model.layers.layer import Layer, sharing
-from ooc.model.lowering.assembly import first_line
-from ooc.model.lowering.symbolic import seed
+from ooc.model.lowering.assembly import first_line, seed
 from ooc.plan.workload import EdgeData
 
 _NODES, _TILE, _EDGES = 23, 5, 70

@@ -26,7 +26,7 @@ from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
-from ooc.model.lowering.assembly import first_line
+from ooc.model.lowering.assembly import first_line, seed
 from ooc.model.lowering.norms import NORMS
 
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
@@ -149,13 +149,6 @@ class Calls:
             upstream = small_rows(result.shape[1:], dtype=result.dtype, place=result.device)[: len(result)]
             gradients = torch.autograd.grad(result, wanted, upstream, allow_unused=True)
         return [result.detach(), *gradients]
-
-
-def seed(number: int) -> None:
-    """``torch.manual_seed`` without what that does for devices not in use: a stack trace for each, 4 ms in all."""
-    torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(number)
 
 
 def place_in_model(frames: Iterable[tuple[FrameType, int]]) -> str:
