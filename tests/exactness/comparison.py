@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 
 import ooc
 from ooc.errors import BudgetError
+from ooc.plan.program.plan import Plan
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.setup import Job
@@ -111,8 +112,8 @@ def assert_agrees(
     epochs: int = EPOCHS,
     store: Store | None = None,
     **options: Any,
-) -> None:
-    """Losses, all gradients and buffers of ``epochs`` epochs are PyG's, and so is evaluation after them.
+) -> Plan:
+    """Losses, all gradients and buffers of ``epochs`` epochs are PyG's, and so is evaluation after them → the plan.
 
     ``store``: ``data`` converted, where that has been done already.
     """
@@ -133,6 +134,7 @@ def assert_agrees(
         scores = trainer.evaluate()
     expected_scores = reference.accuracies()
     assert {name: scores[name] for name in expected_scores} == expected_scores
+    return trainer.plan
 
 
 @torch.no_grad()
