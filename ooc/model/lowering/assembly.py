@@ -267,7 +267,7 @@ def probe(name: str, function: RowFunction, tails: Sequence[Sequence[int]], dtyp
 def seed(number: int) -> None:
     """``torch.manual_seed`` without what that does for devices not in use: a stack trace for each, 4 ms in all."""
     torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(number)
 
 
