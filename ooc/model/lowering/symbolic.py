@@ -7,6 +7,7 @@ a tensor. So each of these is looked for, and refused by name; and the calls, ma
 the module itself gives.
 """
 
+import copy
 import os
 import random
 import sys
@@ -26,7 +27,7 @@ from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
-from ooc.model.lowering.assembly import first_line, seed
+from ooc.model.lowering.assembly import first_line
 from ooc.model.lowering.norms import NORMS
 
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
@@ -142,7 +143,7 @@ class Calls:
         given[0].requires_grad_(training)
         wanted = [given[0], *self._trained]
         with _as_it_was(self._module), torch.set_grad_enabled(training):
-            seed(1)
+            torch.manual_seed(1)
             result = module(*given)
             if not isinstance(result, Tensor) or not (training and result.requires_grad):
                 return [result.detach() if isinstance(result, Tensor) else None]
@@ -242,10 +243,8 @@ class _Before:
                 elif isinstance(original, dict) and list(original.items()) != list(attributes[key].items()):
                     original.clear()
                     original.update(attributes[key])
-            now = vars(one)
-            if now.keys() != originals.keys() or any(now[key] is not value for key, value in originals.items()):
-                now.clear()
-                now.update(originals)
+            vars(one).clear()
+            vars(one).update(originals)
         with torch.no_grad():
             for _, buffer, value in self._buffers:
                 buffer.copy_(value)
@@ -274,7 +273,7 @@ def _alike(before: tuple[Any, Any, Tensor], after: tuple[Any, Any, Tensor]) -> b
 
 
 def _copied(value: Any) -> Any:
-    return list(value) if isinstance(value, list) else dict(value) if isinstance(value, dict) else value
+    return copy.copy(value) if isinstance(value, (list, dict)) else value
 
 
 def _equal(one: Any, other: Any) -> bool:

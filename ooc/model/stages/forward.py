@@ -10,12 +10,9 @@ functions that are called with tiles.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from ooc.kernels.sparse_rows import SparseRows
 from ooc.kernels.tensors import shaped, typed
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.values import Moments, Rows, Value, tile_moments
@@ -144,7 +141,7 @@ def materialise(
         for value, name, stop in loaded:
             if start < stop:
                 matrix = inputs[name]
-                known[value] = _as_computed(matrix, value, dtype)
+                known[value] = matrix if value.packed else shaped(typed(matrix, dtype), value.tail)
         if pulled is not None:
             result = inputs[sums]
             known[pulled] = context.scaled_after(result, tile, pulled.scaling) if is_scaled else result
@@ -154,13 +151,6 @@ def materialise(
         return known
 
     return values_of
-
-
-def _as_computed(matrix: Any, value: Value, dtype: torch.dtype) -> Any:
-    """Rows as they were loaded in the type and shape that they are computed in."""
-    if isinstance(matrix, SparseRows):
-        return matrix.typed(dtype)
-    return matrix if value.packed else shaped(typed(matrix, dtype), value.tail)
 
 
 def flat(rows: Tensor, value: Value) -> Tensor:
