@@ -6,6 +6,7 @@
     with ooc.Trainer(model, store) as trainer:       a store, its path, or PyG's Data
         trainer.fit(epochs=100)
         trainer.predict("labels")
+    for batch in ooc.NeighborLoader(store, [15, 10], batch_size=1024): ...    sampled mini-batches, PyG's Data
     features, graph = ooc.remote_backend(store)      a store for PyG's own loaders
 
 All errors that are the user's to act upon are an ooc.OocError: OptionError, SourceError, StoreError, BudgetError,
@@ -31,12 +32,14 @@ from ooc.version import __version__ as __version__
 if TYPE_CHECKING:
     from ooc.conversion.conversion import convert as convert
     from ooc.remote import remote_backend as remote_backend
+    from ooc.sampling.loader import NeighborLoader as NeighborLoader
     from ooc.sources.names import dataset as dataset
     from ooc.storage.store import Store as Store
     from ooc.storage.store import open_store as open  # noqa: F401
     from ooc.train.trainer import Trainer as Trainer
 
 _HOMES = {
+    "NeighborLoader": ("ooc.sampling.loader", "NeighborLoader"),
     "Store": ("ooc.storage.store", "Store"),
     "Trainer": ("ooc.train.trainer", "Trainer"),
     "convert": ("ooc.conversion.conversion", "convert"),

@@ -87,6 +87,13 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
     help="How features are stored.",
 )
 @click.option(
+    "--feature-form",
+    type=ChoiceType("auto", "dense", "sparse"),
+    default="auto",
+    show_default=True,
+    help="Keep features as they are, or without their zeros; by default so where SOURCE has them so.",
+)
+@click.option(
     "--split",
     metavar="COLUMN|random[:SEED]",
     callback=lambda _context, _option, value: int(value) if value is not None and value.isdecimal() else value,

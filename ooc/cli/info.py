@@ -63,6 +63,7 @@ def describe(store: "Store") -> dict[str, Any]:
         **({"class_names": list(store.class_names)} if store.class_names is not None else {}),
         "undirected": store.undirected,
         "num_self_loops": store.num_self_loops,
+        **({} if store.sparse_features is None else {"feature_entries": store.sparse_features.entries}),
         "dtype": str(store.array("x").dtype),
         **_edge_data(store),
         "split_sizes": dict(store.split_sizes),

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from ooc.cli import in_options
 from ooc.cli.arguments.configuration import config_option
 from ooc.cli.arguments.options import GroupedCommand, Option
-from ooc.cli.arguments.settings import RUN, TrainSettings, only_store, settle_memory, train_options
+from ooc.cli.arguments.settings import RUN, SAMPLING, TrainSettings, only_store, settle_memory, train_options
 from ooc.errors import HardwareError, OptionError
 from ooc.plan import Hardware
 from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
@@ -78,7 +78,7 @@ _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
         Option(["--gantt"], type=click.Path(path_type=Path), metavar="FILE", help=_GANTT, group=_SHOWN),
         Option(["--no-advice"], is_flag=True, help=_NO_ADVICE, group=_SHOWN),
         Option(["--json", "as_json"], is_flag=True, help="One JSON object instead of tables.", group=_SHOWN),
-        *(option for option in train_options() if option.group != RUN),
+        *(option for option in train_options() if option.group not in (RUN, SAMPLING)),
         config_option(_FOR),
     ],
     context_settings={"show_default": True},

@@ -21,6 +21,7 @@ from ooc.cli.arguments.settings import (
     RUN,
     SCHEDULES_OVER_EPOCHS,
     TrainSettings,
+    check_sampling,
     model_name,
     next_run,
     only_store,
@@ -36,7 +37,6 @@ from ooc.progress.reporter import Reporter, Verbosity
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import nn
 
     from ooc.engine.record import EpochRecord
     from ooc.progress.live import TrainingView
@@ -246,9 +246,17 @@ def _train(
     """Train ``run``, or only plan it; ``alone``: it is no run of several, and its outcome is printed."""
     from ooc.storage.store import open_store
 
+    check_sampling(settings)
     run.repeated_by = _repeating(settings)
     store = open_store(settings.store)
     run.check_store(store)
+    if settings.sampler != "none":
+        from ooc.cli.sampled import train_sampled
+
+        say = _say_as_json if as_json else None
+        logs = _logs(settings, run)
+        train_sampled(run, settings, store, reporter, verbosity, logs, say=say, dry_run=dry_run, alone=alone)
+        return
 
     import torch
 
@@ -365,6 +373,7 @@ def _brief(
     verbosity: Verbosity,
 ) -> None:
     """Say what will be trained within what, and what is expected of it; ``verbosity`` DEBUG: the whole plan."""
+    from ooc.cli.arguments.recipe import describe_model
     from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
     from ooc.report.briefing import (
         describe_forecast,
@@ -380,7 +389,7 @@ def _brief(
     print_briefing(
         [
             ("graph", describe_store(trainer.store)),
-            ("model", _describe_model(settings, trainer.model, weighted=trainer.store.has_edge_weight)),
+            ("model", describe_model(settings, trainer.model, weighted=trainer.store.has_edge_weight)),
             ("memory", describe_memory(report, trainer.spill_dir)),
             ("in memory", describe_waiting(report)),
             ("forecast", describe_forecast(report.promise, epochs)),
@@ -393,14 +402,6 @@ def _brief(
         of_device = " --device cuda" if settings.device == "cuda" else ""
         of_disk = "" if trainer.spill_dir.resolve() == Path.cwd() else f" --spill-dir {spill}"
         say(console, f"(estimates; ooc profile{of_device}{of_disk} measures this machine in 15 s)")
-
-
-def _describe_model(settings: TrainSettings, model: "nn.Module", *, weighted: bool) -> str:
-    heads = f", {settings.heads} heads" if settings.heads > 1 else ""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    left_out = ", without the edges' weights" * (weighted and settings.edge_data_left_out in ("weight", "all"))
-    shape = f"{settings.layers} layer{'s' * (settings.layers > 1)}, {settings.hidden} wide{heads}"
-    return f"{model_name(settings.model)}: {shape}, {parameters:,} parameters{left_out}"
 
 
 def _logs(settings: TrainSettings, run: "RunFolder") -> "list[EpochLog]":

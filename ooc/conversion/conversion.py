@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ooc.conversion.budget import (
     Options,
     Shares,
@@ -18,6 +20,7 @@ from ooc.conversion.budget import (
     default_budget_bytes,
     disk_bytes,
     divide,
+    most_entries,
 )
 from ooc.conversion.edges import ValueForm
 from ooc.conversion.node_arrays import write_features, write_labels
@@ -28,14 +31,25 @@ from ooc.conversion.topology import write_topology
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.interruption import interruptible_by_ctrl_c, stopping_if_asked
-from ooc.sizes import parse_size
+from ooc.sizes import format_size, parse_size
 from ooc.sources.reading import Request
 from ooc.sources.registry import open_source
 from ooc.sources.source import Source
-from ooc.storage.store import FIRST_VERSION, FORMAT_VERSION, VERSION_WITH_EDGE_DATA, Store, open_store, write_group
+from ooc.storage.store import (
+    FIRST_VERSION,
+    FORMAT_VERSION,
+    VERSION_WITH_EDGE_DATA,
+    VERSION_WITH_TEXTS,
+    Store,
+    open_store,
+    write_group,
+)
 from ooc.version import __version__
 
 _DTYPES = ("float32", "float64", "float16")
+FEATURE_FORMS = ("auto", "dense", "sparse")
+_SPARSE_TIMES = 2
+"""How many times smaller features have to be without their zeros to be kept so unasked."""
 _UNORDERED = "unordered"
 
 
@@ -50,6 +64,7 @@ def convert(
     row_normalize: bool = False,
     self_loops: bool = False,
     dtype: str = "float32",
+    feature_form: str = "auto",
     split: int | str | None = None,
     order: str = "none",
     host_budget: int | str | None = None,
@@ -70,7 +85,9 @@ def convert(
     ``format``: what the source is, instead of finding out. ``symmetrize``: add each edge's reverse (None: as is
     usual for the format). ``drop_duplicates``: of edges between the same two nodes keep one (None: as is usual
     for the format, or if ``symmetrize`` is given just when it is true). ``row_normalize``: PyG's NormalizeFeatures.
-    ``self_loops``: add one to each node that has none. ``dtype`` of the features. ``split``: the column of
+    ``self_loops``: add one to each node that has none. ``dtype`` of the features, and the ``feature_form`` that
+    they are kept in: ``"dense"``, ``"sparse"`` (without their zeros), or ``"auto"``, sparse where the source has them
+    so and that halves them at least. ``split``: the column of
     two-dimensional masks, or ``"random[:SEED]"``. ``order`` of the rows: ``"none"`` (as in the source) or
     ``"hop"`` (see ``ooc.conversion.order``). ``host_budget``: bytes to work in (default: half of what is
     available). ``drop_edge_data``: convert without the weights or features that edges have. ``columns``: what a
@@ -84,6 +101,7 @@ def convert(
     goes on there when it is called again with the same source and options, to the same bytes.
     """
     check_choice("dtype", dtype, _DTYPES)
+    check_choice("feature_form", feature_form, FEATURE_FORMS)
     check_choice("order", order, ORDERS)
     check_choice("on_cancel", on_cancel, ON_CANCEL)
     budget = default_budget_bytes() if host_budget is None else parse_size(host_budget, name="host budget")
@@ -107,6 +125,7 @@ def convert(
         self_loops=self_loops,
         row_normalize=row_normalize,
         dtype=dtype,
+        feature_form=feature_form,
     )
     sizes, ordered = Sizes.of(graph), order == "hop"
     _shares(graph, budget, ordered=ordered)  # Before anything is made.
@@ -129,12 +148,24 @@ def convert(
     return open_store(target)
 
 
-def chosen_options(graph: Source, *, symmetrize: bool | None, drop_duplicates: bool | None, **others: Any) -> Options:
+def chosen_options(
+    graph: Source,
+    *,
+    symmetrize: bool | None,
+    drop_duplicates: bool | None,
+    feature_form: str,
+    dtype: str,
+    **others: Any,
+) -> Options:
     """What the caller chose, or, where that is None, what is usual for the format."""
     both_ways = graph.symmetrize if symmetrize is None else symmetrize
     usual = both_ways if symmetrize is not None or graph.drop_duplicates is None else graph.drop_duplicates
     once = usual if drop_duplicates is None else drop_duplicates
-    return Options(symmetrize=both_ways, drop_duplicates=once, **others)
+    sparse = feature_form == "sparse"
+    if feature_form == "auto" and graph.feature_entries is not None:
+        most = most_entries(graph.num_nodes, graph.num_features, np.dtype(dtype).itemsize)
+        sparse = _SPARSE_TIMES * graph.num_feature_entries <= most
+    return Options(symmetrize=both_ways, drop_duplicates=once, dtype=dtype, sparse_features=sparse, **others)
 
 
 def _shares(graph: Source, budget_bytes: int, *, ordered: bool) -> list[Shares]:
@@ -164,15 +195,18 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
     labels = write_labels(graph, store, block_rows=shares.label_rows, journal=work.journal)
     values = ValueForm.of_source(graph, options.dtype)
     topology = write_topology(graph, store, work, options=options, values=values, shares=shares)
-    write_features(graph, store, work, options=options, block_rows=shares.feature_rows)
-    write_groups(store, undirected=topology["undirected"])
+    features = write_features(graph, store, work, options=options, shares=shares)
+    write_groups(store, undirected=topology["undirected"], sparse_features=options.sparse_features)
+    if options.sparse_features:
+        work.listener(Note(_saved(graph, features["entries"], options.dtype)))
     edge_data = {name: topology[name] for name in ("has_edge_weight", "num_edge_features") if topology[name]}
     attributes = {
-        "ooc_format": FORMAT_VERSION if graph.id_bytes else VERSION_WITH_EDGE_DATA if edge_data else FIRST_VERSION,
+        "ooc_format": _version(graph, options, edge_data=bool(edge_data)),
         "name": name,
         "num_nodes": graph.num_nodes,
         "num_edges": topology["num_edges"],
         "num_features": graph.num_features,
+        **({"num_feature_entries": features["entries"]} if options.sparse_features else {}),
         "num_classes": labels["num_classes"],
         "task": graph.task.value,
         "has_ids": graph.ids is not None,
@@ -189,3 +223,20 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
         "complete": True,
     }
     write_group(store, attributes)
+
+
+def _version(graph: Source, options: Options, *, edge_data: bool) -> int:
+    """The first version of the format that has all of this."""
+    if options.sparse_features:
+        return FORMAT_VERSION
+    return VERSION_WITH_TEXTS if graph.id_bytes else VERSION_WITH_EDGE_DATA if edge_data else FIRST_VERSION
+
+
+def _saved(graph: Source, entries: int, dtype: str) -> str:
+    """That features are kept without their zeros, and what that saves."""
+    values, itemsize = graph.num_nodes * graph.num_features, np.dtype(dtype).itemsize
+    kept, full = entries * (4 + itemsize) + 8 * (graph.num_nodes + 1), values * itemsize
+    return (
+        f"{graph.name}: {entries / values:.2%} of the features are not zero; only those are kept, "
+        f"{format_size(kept)} instead of {format_size(full)}"
+    )

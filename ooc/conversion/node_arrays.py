@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc.conversion.budget import Options
+from ooc.conversion.budget import Options, Shares, most_entries
 from ooc.conversion.journal import Journal, flush_all
 from ooc.conversion.output import Workplace
 from ooc.errors import SourceError
@@ -22,6 +22,7 @@ from ooc.sources.files.prefetching import prefetched
 from ooc.sources.labels import MOST_CLASSES
 from ooc.sources.source import LabelBlock, Source
 from ooc.storage.array import AnyArray
+from ooc.storage.sparse_array import INDEX_DTYPE, Entries
 from ooc.storage.store import SPLITS, Task
 from ooc.storage.writer import ArrayWriter
 
@@ -103,17 +104,20 @@ def _label_blocks(source: Source, block_rows: int) -> Iterator[tuple[int, LabelB
         row += len(block.y)
 
 
-def write_features(source: Source, store: Path, work: Workplace, *, options: Options, block_rows: int) -> None:
-    """Write ``x`` [N, F], from where an earlier process had come.
+def write_features(source: Source, store: Path, work: Workplace, *, options: Options, shares: Shares) -> dict[str, Any]:
+    """Write ``x`` [N, F], from where an earlier process had come; ``entries``, how many it has, where it is written
+    without its zeros.
 
     ``row_normalize`` is PyG's NormalizeFeatures: the least entry of the whole matrix is subtracted, then
     each row divided by its sum, or by 1 where that is less. SourceError for NaN, infinity, and values
     that the ``dtype`` cannot hold.
     """
-    journal = work.journal
-    if journal.result(_FEATURES) is not None:
-        return
+    journal, block_rows = work.journal, shares.feature_rows
+    if (found := journal.result(_FEATURES)) is not None:
+        return dict(found)
     wanted = np.dtype(options.dtype)
+    if options.sparse_features:
+        return _write_entries(source, store, work, options=options, shares=shares)
     smallest = _smallest(source, wanted, block_rows, work) if options.row_normalize else None
     shape, progress = (source.num_nodes, source.num_features), journal.progress(_FEATURES)
     if progress is None:
@@ -130,7 +134,84 @@ def write_features(source: Source, store: Path, work: Workplace, *, options: Opt
                 journal.advance(_FEATURES, writer.flush, writer.progress)
             if writer.rows != source.num_nodes:
                 raise SourceError(f"{source.name} has features of {writer.rows} nodes, not of {source.num_nodes}")
-        journal.finish(_FEATURES, {}, writer.flush)
+        return journal.finish(_FEATURES, {}, writer.flush)
+
+
+def _write_entries(source: Source, store: Path, work: Workplace, *, options: Options, shares: Shares) -> dict[str, Any]:
+    """The same of features without their zeros."""
+    journal, nodes, wanted = work.journal, source.num_nodes, np.dtype(options.dtype)
+    most = most_entries(nodes, source.num_features, wanted.itemsize)
+    shapes: dict[str, tuple[int, np.dtype[Any]]] = {
+        "indptr": (nodes + 1, np.dtype(np.int64)),
+        "indices": (most, INDEX_DTYPE),
+        "values": (most, wanted),
+    }
+    progress = journal.progress(_FEATURES)
+    if progress is None:
+        rmtree(store / "x", ignore_errors=True)
+    writers = {
+        part: ArrayWriter(store, f"x/{part}", (rows,), kind, progress=progress and progress[part])
+        for part, (rows, kind) in shapes.items()
+    }
+    indptr, indices, values = writers.values()
+
+    def flush() -> None:
+        for writer in writers.values():
+            writer.flush()
+
+    with ExitStack() as stack, reported(work.listener, "writing features", nodes, "nodes") as advance:
+        for writer in writers.values():
+            stack.callback(writer.abandon)
+        if progress is None:
+            indptr.append(np.zeros(1, dtype=np.int64))
+        for row, block in _entry_blocks(source, wanted, shares, first=indptr.rows - 1):
+            found, at = block.values, np.repeat(np.arange(row, row + len(block.counts)), block.counts)
+            if values.rows + len(found) > most:
+                raise SourceError(f"{source.name} has features that take more without their zeros; keep them dense")
+            if options.row_normalize:
+                if len(found) and found.min() < 0:
+                    least = int(found.argmin())
+                    raise SourceError(
+                        f"feature {block.columns[least]} of node {at[least]} is {found[least]:g}: with entries below "
+                        "zero none is zero once rows are normalised; keep features dense, or do not normalise"
+                    )
+                sums = np.bincount(at - row, weights=found, minlength=len(block.counts))
+                found = found / np.maximum(sums, 1)[at - row].astype(found.dtype)
+            with np.errstate(over="ignore"):
+                cast = found.astype(wanted, copy=False)
+            if not (fits := np.isfinite(cast)).all():
+                bad = int(fits.argmin())
+                raise _unfit(found[bad], feature=block.columns[bad], node=at[bad], wanted=wanted)
+            indptr.append(values.rows + np.cumsum(block.counts))
+            indices.append(block.columns.astype(INDEX_DTYPE, copy=False))
+            values.append(cast)
+            advance(indptr.rows - 1)
+            journal.advance(_FEATURES, flush, lambda: {part: writer.progress() for part, writer in writers.items()})
+        if indptr.rows != nodes + 1:
+            raise SourceError(f"{source.name} has features of {indptr.rows - 1} nodes, not of {nodes}")
+        for part, writer in writers.items():
+            writer.close(shrink=part != "indptr")
+        return journal.finish(_FEATURES, {"entries": values.rows}, flush)
+
+
+def _entry_blocks(
+    source: Source, wanted: np.dtype[np.generic], shares: Shares, *, first: int
+) -> Iterator[tuple[int, Entries]]:
+    """``(row, entries)`` of the rows from ``first`` on, finite, in the types of ``_feature_blocks``."""
+    if source.feature_entries is None:
+        for row, rows in _feature_blocks(source, wanted, shares.feature_rows, first=first):
+            yield row, Entries.of_rows(rows)
+        return
+    with prefetched(source.feature_entries(shares.feature_entries, first)) as blocks:
+        for block in blocks:
+            double = np.float64 in (block.values.dtype, wanted)
+            values = block.values.astype(np.float64 if double else np.float32, copy=False)
+            if not (finite := np.isfinite(values)).all():
+                bad = int(finite.argmin())
+                at = first + int(np.searchsorted(np.cumsum(block.counts), bad, side="right"))
+                raise SourceError(f"feature {block.columns[bad]} of node {at} is {values[bad]}")
+            yield first, block._replace(values=values)
+            first += len(block.counts)
 
 
 def _cast(rows: AnyArray, wanted: np.dtype[np.generic], row: int) -> AnyArray:
@@ -138,9 +219,12 @@ def _cast(rows: AnyArray, wanted: np.dtype[np.generic], row: int) -> AnyArray:
         cast = rows.astype(wanted, copy=False)
     if cast.dtype.itemsize < rows.dtype.itemsize and not (fits := np.isfinite(cast)).all():
         at, column = np.argwhere(~fits)[0]
-        value = rows[at, column]
-        raise SourceError(f"feature {column} of node {row + at} is {value:g}, more than {wanted.name} can hold")
+        raise _unfit(rows[at, column], feature=column, node=row + at, wanted=wanted)
     return cast
+
+
+def _unfit(value: float, *, feature: int, node: int, wanted: np.dtype[np.generic]) -> SourceError:
+    return SourceError(f"feature {feature} of node {node} is {value:g}, more than {wanted.name} can hold")
 
 
 def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, work: Workplace) -> AnyArray:

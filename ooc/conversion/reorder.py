@@ -36,9 +36,10 @@ from ooc.sizes import format_size, parse_size
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
 from ooc.storage.array import Array
+from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import SPLITS, Store, open_store, write_group
 from ooc.storage.traversal import check_range
-from ooc.storage.writer import RowScatter
+from ooc.storage.writer import ArrayWriter, RowScatter
 from ooc.version import __version__
 
 _WINDOW_ROWS = 1 << 17
@@ -149,6 +150,7 @@ def _sizes(store: Store) -> Sizes:
         num_edges=store.num_edges,
         num_features=store.num_features,
         edge_numbers=store.has_edge_weight + store.num_edge_features,
+        feature_entries=store.sparse_features.entries if store.sparse_features is not None else None,
     )
 
 
@@ -159,12 +161,15 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
     for direction in ("in",) if store.undirected else ("in", "out"):
         _write_edges(store, direction, order.places, work, shares)
     ids = ("ids",) if store.has("ids") else ()
-    for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), "x"):
+    features = ("x",) if store.sparse_features is None else ()
+    for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), *features):
         rows = shares.feature_rows if array == "x" else shares.label_rows
         if array == "ids":  # Texts may be long.
             rows = max(1, min(rows, _ID_BLOCK_BYTES // store.array(array).row_bytes))
         _write_rows(store.array(array), order.places, work, block_rows=rows)
-    write_groups(folder, undirected=store.undirected)
+    if store.sparse_features is not None:
+        _write_entries(store.sparse_features, order.places, work, most=shares.feature_entries)
+    write_groups(folder, undirected=store.undirected, sparse_features=store.sparse_features is not None)
     attributes = {
         **store.attributes,
         "name": name,
@@ -177,9 +182,9 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
     write_group(folder, attributes)
 
 
-def write_groups(folder: Path, *, undirected: bool) -> None:
+def write_groups(folder: Path, *, undirected: bool, sparse_features: bool) -> None:
     """Write the metadata of the groups within the store in ``folder``."""
-    for group in ("split", "in") if undirected else ("split", "in", "out"):
+    for group in ("split", "in", *([] if undirected else ["out"]), *(["x"] if sparse_features else [])):
         write_group(folder / group, {})
 
 
@@ -292,3 +297,50 @@ def _write_rows(array: Array, places: Places, work: Workplace, *, block_rows: in
 
 def _moved_state(scatter: RowScatter, rows: int) -> dict[str, Any]:
     return {"rows": rows, "scatter": scatter.progress()}
+
+
+def _entries_state(scatters: dict[str, RowScatter], rows: int) -> dict[str, Any]:
+    return {name: scatter.progress() for name, scatter in scatters.items()} | {"rows": rows}
+
+
+def _write_entries(x: SparseArray, places: Places, work: Workplace, *, most: int) -> None:
+    """Move the rows of features without their zeros, about ``most`` entries at a time. Holds where each row begins."""
+    folder, journal, stage, rows = work.store, work.journal, "moving x", x.shape[0]
+    if journal.result(stage) is not None:
+        return
+    starts = np.zeros(rows + 1, dtype=np.int64)
+    for start, stop in ranges(rows, _WINDOW_ROWS):
+        starts[places[start:stop].astype(np.int64) + 1] = np.diff(x.indptr.read(start, stop + 1))
+    np.cumsum(starts, out=starts)
+    progress = journal.progress(stage)
+    if progress is None:
+        shutil.rmtree(folder / "x", ignore_errors=True)
+        with ArrayWriter(folder, "x/indptr", starts.shape, starts.dtype) as writer:
+            writer.append(starts)
+        writer.flush()
+    scatters = {
+        part.name: RowScatter(folder, part.name, part.shape, part.dtype, progress=progress and progress[part.name])
+        for part in (x.indices, x.values)
+    }
+
+    def flush() -> None:
+        for scatter in scatters.values():
+            scatter.flush()
+
+    first = progress["rows"] if progress else 0
+    with reported(work.listener, stage, rows, "nodes") as advance:
+        while first < rows:
+            ends = x.indptr.read(first, min(first + _WINDOW_ROWS, rows) + 1)
+            count = max(1, int(np.searchsorted(ends, ends[0] + most, side="right")) - 1)
+            ends = ends[: count + 1]
+            here = places[first : first + count].astype(np.int64)
+            to = np.repeat(starts[here] - ends[:-1], np.diff(ends)) + np.arange(ends[0], ends[-1])
+            order = np.argsort(to, kind="stable")
+            for part in (x.indices, x.values):
+                scatters[part.name].put(to[order], part.read(int(ends[0]), int(ends[-1]))[order])
+            first += count
+            advance(first)
+            journal.advance(stage, flush, partial(_entries_state, scatters, first))
+        for scatter in scatters.values():
+            scatter.close()
+        journal.finish(stage, {}, flush)

@@ -8,9 +8,9 @@ from time import perf_counter, process_time
 import torch
 from torch import Tensor
 
-from ooc.engine.operands import Input, Output, blocks_within
+from ooc.engine.operands import Input, Output
 from ooc.engine.program_run import PassRun, ProgramRun, TilePassRun
-from ooc.engine.pull_run import BucketedPull, EdgeSweep, PullRun, SlabBuffers, SlabPull, WholePull
+from ooc.engine.pull_run import BucketedPull, EdgeSweep, PullRun, SlabBuffers, SlabPull, SparseSweep, WholePull
 from ooc.engine.record import PassRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
@@ -111,6 +111,7 @@ class RowPassRun(TilePassRun):
         self.item, self.buffers = item, buffers
         self.compute_tile = run.functions[item.stage.name]
         self.inputs = {name: run.summed_rows(name, item) or self._input(name) for name in item.loads}
+        self.sparse = {name: SparseSweep(run.runtime) for name in item.stage.sparse_loads}
         self.outputs = {name: self._output(name) for name in item.stage.stores if name in item.stores}
         self.pulled_before = item.pulled
         self.pull: PullRun | None = None
@@ -158,7 +159,7 @@ class RowPassRun(TilePassRun):
         """The tiles of a step in the order of the pass, their inputs still to be filled in."""
         if self.pull is not None:
             self.pull.open(number, step)
-        for operand in (*self.inputs.values(), *self.outputs.values()):
+        for operand in (*self.inputs.values(), *self.sparse.values(), *self.outputs.values()):
             operand.open(step.start, step.stop)
         height = self.runtime.plan.tile_rows
         firsts = range(step.start, step.stop, height)
@@ -170,6 +171,8 @@ class RowPassRun(TilePassRun):
         inputs = task.inputs
         for name, matrix in self.inputs.items():
             inputs[name] = matrix.tile(task.start, task.stop)
+        for name, sweep in self.sparse.items():
+            inputs[name] = sweep.tile(task.start, task.stop)
         pull = self.item.stage.pull
         if pull is not None:
             inputs[pull.output] = self._pulled(task)
@@ -205,23 +208,18 @@ class ColumnPassRun(TilePassRun):
     def open(self, number: int, step: Step) -> Iterator[Tile]:
         """The rows of a step, cut for the threads."""
         self.pull.open(number, step)
-        for block in blocks_within(self.target.grid, step.start, step.stop):
-            self.out[block] = self.target.rows(self.workspace, step.slab, block)
+        block = step.start // self.target.grid.block_rows
+        self.out[block] = self.target.rows(self.workspace, step.slab, block)
         for start in range(step.start, step.stop, self.item.rows_at_once):
             yield Tile(start, min(step.stop, start + self.item.rows_at_once), {})
 
     def compute(self, task: Tile) -> Tile | None:
         """Pull some rows of the slab; a tile where there is something to add to a matrix."""
-        height = self.target.grid.block_rows
-        block, *others = blocks_within(self.target.grid, task.start, task.stop)
-        first = task.start - block * height
-        out = None if others else self.out[block][first : first + task.stop - task.start]
+        block, first = divmod(task.start, self.target.grid.block_rows)
+        out = self.out[block][first : first + task.stop - task.start]
         pulled = self.pull.rows(task, out)
-        for each in (block, *others) if pulled is not out else ():
-            low, high = max(task.start, each * height), min(task.stop, (each + 1) * height)
-            self.out[each][low - each * height : high - each * height].copy_(
-                pulled[low - task.start : high - task.start]
-            )
+        if pulled is not out:
+            out.copy_(pulled)
         return task if task.scattered is not None else None
 
 

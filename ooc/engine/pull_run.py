@@ -18,7 +18,8 @@ from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import RowsReader
 from ooc.kernels.edges import ColumnCopy, TileEdges
 from ooc.kernels.neighbourhood import BucketRows
-from ooc.model.graph import Scaling
+from ooc.kernels.sparse_rows import SparseRows
+from ooc.model.graph import Scaling, damaged
 from ooc.model.stages import Kernel, Tile
 from ooc.plan.layout.passes import ColumnPass, RowPass, edges_name
 from ooc.plan.program.sequence import Step
@@ -89,6 +90,34 @@ class EdgeSweep:
         first, last = (bisect_left(self._parts_P2[:, 0], row) for row in (start, stop))
         parts_P2 = torch.from_numpy(self._parts_P2[first:last])
         return parts_P2.to(place, non_blocking=True) if first < last else torch.empty_like(parts_P2, device=place)
+
+
+class SparseSweep:
+    """The features, where they are kept without their zeros, for one sweep over the rows."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        x, offsets = runtime.store.sparse_features, runtime.rows.entry_offsets
+        assert x is not None and offsets is not None
+        self._store, self._x, self._offsets = runtime.store, x, offsets
+        self._columns, self._values = (
+            Edges(runtime.matrices[part.name], runtime.workspace) for part in (x.indices, x.values)
+        )
+
+    def open(self, start: int, stop: int) -> None:
+        """Rows ``start:stop`` are about to be taken."""
+        for array in (self._columns, self._values):
+            array.open(int(self._offsets[start]), int(self._offsets[stop]))
+
+    def tile(self, start: int, stop: int) -> SparseRows:
+        """Rows ``start:stop``, on any thread; StoreError where a column is none of the matrix."""
+        first, last = int(self._offsets[start]), int(self._offsets[stop])
+        columns_E, values_E = self._columns.take(first, last)[:, 0], self._values.take(first, last)[:, 0]
+        if last > first:
+            lowest, highest = torch.aminmax(columns_E)
+            if bool((lowest < 0) | (highest >= self._x.columns)):
+                raise damaged(self._store, self._x.indices.name)
+        offsets_R1 = relative_offsets(self._offsets, start, stop, columns_E.dtype, columns_E.device)
+        return SparseRows(offsets_R1, columns_E, values_E, self._x.columns)
 
 
 class PullRun(ABC):

@@ -131,6 +131,10 @@ class Runtime:
 
     def _array(self, name: str, arrays: Mapping[str, Array]) -> Array | None:
         """The store's array behind a matrix or an index array; None for what is the run's own."""
+        x = self.store.sparse_features
+        for part in () if x is None else (x.indices, x.values):
+            if name == part.name:
+                return part
         for direction, topology in self.plan.topologies.items():
             if name == edges_name(direction):
                 return self.store.topology(direction.value)[1]

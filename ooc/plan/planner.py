@@ -128,6 +128,8 @@ def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, Plann
     limits, hardware = kept.problem.limits, kept.problem.hardware
     stages = list(kept.problem.kept_bytes)
     best, recomputed = kept, NOTHING
+    if not kept.plan.ssd_bytes + kept.plan.to_device_bytes + kept.plan.to_host_bytes:
+        return recomputed, best  # an epoch waits for nothing
     if not _worth_trying(kept, [frozenset((stage,)) for stage in stages], variants):
         return recomputed, best
     tried = {NOTHING}

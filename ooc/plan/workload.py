@@ -168,7 +168,8 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One local stage over the first ``rows`` rows: ``loads`` and at most one ``pull`` in, ``stores`` out.
+    """One local stage over the first ``rows`` rows: ``loads`` and at most one ``pull`` in, ``stores`` out;
+    ``sparse_loads`` come in, too, without their zeros.
 
     A loaded or pulled matrix may have fewer rows than the stage: gradients of rows that are not there are zero.
     ``scratch_bytes_per_row`` bounds the temporaries alive at once while a tile of rows is computed;
@@ -187,6 +188,7 @@ class Stage:
     multiplies_per_row: int = 0
     streamed_bytes_per_row: int = 0
     operators: int = 0
+    sparse_loads: tuple[str, ...] = ()
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -248,6 +250,25 @@ class Topology:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SparseMatrix:
+    """A matrix of the store that is kept without its zeros: ``tile_edges[i]`` is the number of entries of tiles
+    0…i-1, ``parts`` what there is of every entry, by the name of the array.
+
+    A tile takes ``bytes_per_entry`` besides what lies in blocks, and ``bytes_beside``.
+    """
+
+    parts: Mapping[str, EdgeArray]
+    tile_edges: Sequence[int]
+    bytes_per_entry: int
+    bytes_beside: int
+
+    @property
+    def edges(self) -> int:
+        """Entries."""
+        return self.tile_edges[-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Bucketing:
     """How sources can be shuffled to those who gather them (``ooc.plan.layout.shuffle``): by the edges of
     ``direction``, out of every row, and ``gathered`` many at a time, which is counted when it is first asked for."""
@@ -267,7 +288,8 @@ class Workload:
     forward stages; ``recomputed`` matrices do not: it computes them again. Kernels take values of ``pulled_itemsize``
     bytes; plain sums, with ``sums_as_kept``, values as they are kept, however narrow. ``scatter_counts``: by matrix
     that a pull scatters to, how often something is added to a row of its tiles 0…i-1; without that, it can only be in
-    memory whole. ``parts``: how plain sums are made where that takes memory. ``bucketing``: how what opaque layers
+    memory whole. ``sparse``: the matrices that stages load without their zeros; they are none of ``matrices``.
+    ``parts``: how plain sums are made where that takes memory. ``bucketing``: how what opaque layers
     gather from can be shuffled; without that, it can only be in memory whole.
     """
 
@@ -288,6 +310,7 @@ class Workload:
     scatter_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     parts: Parts | None = None
     bucketing: Bucketing | None = None
+    sparse: Mapping[str, SparseMatrix] = field(default_factory=dict)
 
     @cached_property
     def pulls(self) -> tuple[Pull, ...]:

@@ -45,21 +45,23 @@ def print_forecast(
     be written, are those of ``ooc.convert``.
     """
     budget = default_budget_bytes() if host_budget is None else host_budget
-    wanted: dict[str, Any] = {field.name: options.pop(field.name) for field in fields(Options)}
+    feature_form = options.pop("feature_form")
+    names = [field.name for field in fields(Options) if field.name != "sparse_features"]
+    wanted: dict[str, Any] = {name: options.pop(name) for name in names}
     given = {name: value for name, value in options.items() if value is not None}
     dataset = named(source)
     place = Path(source) if dataset is None else dataset.find(root)
     if dataset is not None and place is None:
         sizes, where = sizes_of_dataset(dataset), "as published; its files are not here"
         wanted |= {name: False for name, value in wanted.items() if value is None}
-        chosen = Options(**wanted)
+        chosen = Options(**wanted, sparse_features=feature_form == "sparse")
     else:
         request = Request(
             split=split, budget_bytes=budget, drop_edge_data=drop_edge_data, options=given, columns=columns
         )
         opened = open_source(source if dataset is None else place, format=format, request=request)
         sizes, where = Sizes.of(opened), str(place)
-        chosen = chosen_options(opened, **wanted)
+        chosen = chosen_options(opened, feature_form=feature_form, **wanted)
         for note in () if as_json else opened.notes:
             console.print(note, highlight=False, markup=False, soft_wrap=True)  # It is broken into lines already.
         where += "" if opened.prepare is None else "; estimated, the conversion counts"

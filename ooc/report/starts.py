@@ -26,29 +26,30 @@ from ooc.train.run import RunFolder
 _PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "zarr")
 
 
-def note_start(run: RunFolder, report: PlanReport, spill_dir: Path, metric: Metric) -> None:
+def note_start(run: RunFolder, report: PlanReport | None, spill_dir: Path, metric: Metric) -> None:
     """Put the forecast, the planned epoch, the command, the machine and the versions into the folder of ``run``, for
-    the epochs from here on."""
+    the epochs from here on. Without a ``report`` nothing is forecast."""
     last = run.last()
     first_epoch = 1 if last is None else last["epoch"] + 1
-    run.save_forecast({"first_epoch": first_epoch, **report.as_dict()})
-    run.save_timeline(condense(report.timeline), planned=True)
+    if report is not None:
+        run.save_forecast({"first_epoch": first_epoch, **report.as_dict()})
+        run.save_timeline(condense(report.timeline), planned=True)
     run.add_start(
         {
             "first_epoch": first_epoch,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": shlex.join(["ooc", *sys.argv[1:]]),
             "metric": {"name": metric.value, "higher_is_better": metric.higher_is_better},
-            "machine": _machine(spill_dir, report.hardware),
+            "machine": _machine(spill_dir, None if report is None else report.hardware),
             "versions": _versions(),
         }
     )
 
 
-def _machine(spill_dir: Path, hardware: Hardware) -> dict[str, Any]:
+def _machine(spill_dir: Path, hardware: Hardware | None) -> dict[str, Any]:
     folder = next(path for path in (spill_dir, *spill_dir.absolute().parents) if path.exists())
     gpu = {}
-    if hardware.has_device_memory:
+    if hardware is not None and hardware.has_device_memory:
         import torch
 
         gpu["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else hardware.name

@@ -206,10 +206,10 @@ def print_outcome(
         return f"{format_duration(seconds)} (median; forecast {format_duration(promised)})"
 
     last = records[-1]
-    rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores(last))]
+    rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, describe_scores(last))]
     best = best_record(records, rising=metric.higher_is_better)
     if best is not None and best.epoch != last.epoch:
-        rows.append((f"best {metric.value}", f"{_scores(best)} (epoch {best.epoch})"))
+        rows.append((f"best {metric.value}", f"{describe_scores(best)} (epoch {best.epoch})"))
     rows += [
         ("time an epoch", median("time_s", report.timeline.epoch_s)),
         ("waiting for SSD", median("io_wait_s", report.timeline.wait_s)),
@@ -247,5 +247,5 @@ def best_record(records: Sequence[EpochRecord], *, rising: bool = True) -> Epoch
     return max(evaluated, key=lambda scored: scored[0], default=(0.0, None))[1]
 
 
-def _scores(record: EpochRecord) -> str:
+def describe_scores(record: EpochRecord) -> str:
     return ", ".join(format_scores(record)) or "not evaluated"

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ooc.errors import SourceError
 from ooc.events import Listener
 from ooc.storage.array import AnyArray
+from ooc.storage.sparse_array import Entries
 from ooc.storage.store import Task
 
 Ids = npt.NDArray[np.int64]
@@ -71,6 +72,8 @@ class Source:
     calls the classes, by their numbers; none where they are numbers.
 
     ``features_from(n, row)``, where the source can: the rows from ``row`` on, without reading all before.
+    ``feature_entries(n, row)``, where the source has features without their zeros, ``num_feature_entries`` of them: the
+    same as entries, about ``n`` at a time, zeros and repetitions among them.
 
     ``prepare``, for a source that must put something on the disk before it can stream: called once, before
     all else, with a folder of the partial store and a listener; gives the source to convert, whose own
@@ -93,6 +96,8 @@ class Source:
     features: Callable[[int], Iterator[AnyArray]]
     labels: Callable[[int], Iterator[LabelBlock]]
     features_from: Callable[[int, int], Iterator[AnyArray]] | None = None
+    feature_entries: Callable[[int, int], Iterator[Entries]] | None = None
+    num_feature_entries: int = 0
     ids: Callable[[int], Iterator[AnyArray]] | None = None
     id_bytes: int = 0
     has_edge_weight: bool = False

@@ -13,14 +13,15 @@ import numpy.typing as npt
 
 from ooc.errors import StoreError
 from ooc.storage.array import METADATA_FILE, AnyArray, Array, damaged, open_array
+from ooc.storage.sparse_array import PARTS, SparseArray
 from ooc.suggestions import did_you_mean_path
 
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
-FORMAT_VERSION, VERSION_WITH_EDGE_DATA, FIRST_VERSION = 3, 2, 1
-"""The newest knows ids that are texts, the one before edge data. Stores without stay as they were, so that every ooc
-reads those it understands."""
+FORMAT_VERSION, VERSION_WITH_TEXTS, VERSION_WITH_EDGE_DATA, FIRST_VERSION = 4, 3, 2, 1
+"""The newest knows features without their zeros, those before ids that are texts, and edge data. Stores without stay as
+they were, so that every ooc reads those it understands."""
 PARTIAL_SUFFIX = ".partial"
 SPLITS = ("train", "valid", "test")
 EDGE_WEIGHT, EDGE_FEATURES = "edge_weight", "edge_features"
@@ -85,7 +86,8 @@ class Store:
     ``num_features``, ``num_classes``, ``task`` (what its labels are), ``undirected``, ``num_self_loops``,
     ``has_edge_weight``, ``num_edge_features`` (0: none), ``source`` (what was converted and how), ``attributes``
     (everything in the group's metadata), ``ids`` and ``class_names`` (what the source calls nodes and classes).
-    ``num_incomplete``: nodes that have some of their labels only.
+    ``num_incomplete``: nodes that have some of their labels only. ``sparse_features``: the features, where they are
+    kept without their zeros; None where all of them are kept.
     ``undirected``: each edge is there both ways, with the same data.
     ``identity``: what tells the folder that was opened from another one of the same name; None: of no folder.
     """
@@ -109,6 +111,9 @@ class Store:
         self.num_incomplete = int(attributes.get("incomplete_labels", 0))
         self.source: dict[str, Any] = dict(attributes["source"])
         self._arrays = arrays
+        self.sparse_features: SparseArray | None = None
+        if "num_feature_entries" in attributes:
+            self.sparse_features = SparseArray("x", path / "x", self.num_features, arrays)
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges})"
@@ -137,6 +142,8 @@ class Store:
 
     def array(self, name: str) -> Array:
         """The array ``name``: ``"x"``, ``"y"``, ``"split/train"``, … StoreError if absent."""
+        if name == "x" and self.sparse_features is not None:
+            return self.sparse_features
         if name not in self._arrays:
             present = ", ".join(self.arrays())
             raise StoreError(f"the store {self.path} has no array {name!r}; it has {present}")
@@ -255,7 +262,12 @@ def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The arrays that a store of these attributes must have, and their shapes."""
     nodes, edges = int(attributes["num_nodes"]), int(attributes["num_edges"])
     labels = (nodes,) if task_of(attributes) is Task.CLASSES else (nodes, int(attributes["num_classes"]))
-    shapes: dict[str, tuple[int, ...]] = {"x": (nodes, int(attributes["num_features"])), "y": labels}
+    shapes: dict[str, tuple[int, ...]] = {"y": labels}
+    if "num_feature_entries" in attributes:
+        entries = int(attributes["num_feature_entries"])
+        shapes |= {f"x/{part}": (nodes + 1,) if part == "indptr" else (entries,) for part in PARTS}
+    else:
+        shapes["x"] = (nodes, int(attributes["num_features"]))
     shapes |= {f"split/{split}": (nodes,) for split in SPLITS}
     shapes |= {"in/indptr": (nodes + 1,), "in/indices": (edges,), "perm": (nodes,)}
     if not attributes["undirected"]:

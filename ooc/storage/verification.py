@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ooc.errors import StoreError
 from ooc.events import Listener, ignore, reported
 from ooc.storage.array import AnyArray, Array
+from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import SPLITS, Store
 
 _ROWS = 1 << 14
@@ -99,6 +100,8 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
 
 def _features(store: Store, listener: Listener) -> list[str]:
     x = store.array("x")
+    if store.sparse_features is not None:
+        return _entries(store.sparse_features, listener)
     with reported(listener, "checking features", store.num_nodes, "nodes") as advance:
         for start, rows in x.blocks(max(1, _BLOCK_BYTES // x.row_bytes)):
             if not (finite := np.isfinite(rows)).all():
@@ -106,6 +109,31 @@ def _features(store: Store, listener: Listener) -> list[str]:
                 return [f"x: feature {column} of node {start + at} is {rows[at, column]}"]
             advance(start + len(rows))
     return []
+
+
+def _entries(x: SparseArray, listener: Listener) -> list[str]:
+    """The same of features that are kept without their zeros."""
+    if problem := _offsets_problem(x.indptr, x.entries, "entries"):
+        return [problem]
+    found: dict[str, str] = {}
+    done, last = 0, (-1, -1)
+    with reported(listener, "checking features", x.entries, "entries") as advance:
+        for start in range(0, x.shape[0], _ROWS):
+            stop = min(start + _ROWS, x.shape[0])
+            for rows, columns in _pieces(x.indptr.read(start, stop + 1), x.indices, start, _EDGES):
+                values = x.values.read(done, done + len(rows))
+                if ((columns < 0) | (columns >= x.columns)).any():
+                    found.setdefault("range", f"{x.indices.name}: there are columns outside 0 to {x.columns - 1}")
+                falls = (columns[1:] <= columns[:-1]) & (rows[1:] == rows[:-1])
+                if falls.any() or (last[0] == rows[0] and columns[0] <= last[1]):
+                    found.setdefault("sorted", f"{x.indices.name}: there are rows whose columns do not rise")
+                if not (finite := np.isfinite(values)).all():
+                    at = int(finite.argmin())
+                    found.setdefault("finite", f"x: feature {columns[at]} of node {rows[at]} is {values[at]}")
+                last = (int(rows[-1]), int(columns[-1]))
+                done += len(rows)
+                advance(done)
+    return list(found.values())
 
 
 @dataclass
@@ -142,7 +170,7 @@ class _Direction:
 def _direction(store: Store, side: str, listener: Listener) -> _Direction:
     result = _Direction()
     indptr, indices = store.topology(side)
-    if problem := _offsets_problem(store, indptr):
+    if problem := _offsets_problem(indptr, store.num_edges, "edges"):
         result.problems.append(problem)
         return result
     found: dict[str, str] = {}
@@ -177,7 +205,7 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
     return result
 
 
-def _offsets_problem(store: Store, indptr: Array) -> str | None:
+def _offsets_problem(indptr: Array, entries: int, what: str) -> str | None:
     before = 0
     for start, ends in indptr.blocks(_EDGES):
         if start == 0 and ends[0] != 0:
@@ -185,8 +213,8 @@ def _offsets_problem(store: Store, indptr: Array) -> str | None:
         if ends[0] < before or (np.diff(ends) < 0).any():
             return f"{indptr.name}: it falls somewhere after row {start}"
         before = int(ends[-1])
-    if before != store.num_edges:
-        return f"{indptr.name}: it ends at {before}, the store has {store.num_edges} edges"
+    if before != entries:
+        return f"{indptr.name}: it ends at {before}, the store has {entries} {what}"
     return None
 
 

@@ -33,7 +33,7 @@ from ooc.train.metrics import Metric, Scorer
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
-from ooc.train.setup import Job, Saving, edge_counts, lower_model, whole_tiles
+from ooc.train.setup import Job, Saving, edge_counts, lower_model, sized, whole_tiles
 
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40
@@ -88,12 +88,16 @@ class Prediction:
         nodes: npt.ArrayLike | None = None,
         ignore_edge_data: str = "none",
     ) -> None:
-        resources = resources.for_model(model, store)
         self._store = store
         self._what = _what(what, store.task)
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
-        network = _lowered(model, store, resources, ignore_edge_data, whole=self._wanted is None)
+        whole = self._wanted is None
+
+        def lowered(resources: Resources) -> Network:
+            return _lowered(model, store, resources, ignore_edge_data, whole=whole)
+
+        resources, network = sized(model, store, resources, lowered, lambda found: found)
         self._layer = _layer(self._what, layer, network)
         self._sink: Sink | None = None
         reaching = _reaching(store, self._wanted, network.hops, resources.listener)
@@ -305,7 +309,11 @@ def _lowered(model: nn.Module, store: Store, resources: Resources, ignore_edge_d
     """The model's layers. Of some nodes' sake the features of all are not aggregated, but a kept aggregation used."""
 
     def lowered(*savings: Saving) -> Network:
-        options: dict[str, Any] = {"tile_rows": resources.tile_rows, "ignore_edge_data": ignore_edge_data}
+        options: dict[str, Any] = {
+            "tile_rows": resources.tile_rows,
+            "ignore_edge_data": ignore_edge_data,
+            "on_device": resources.on_device,
+        }
         return lower_model(model, store, input_dropout=0.0, savings=savings, **options)[0]
 
     network = lowered(Saving.FIRST_AGGREGATION)

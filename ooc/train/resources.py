@@ -87,12 +87,16 @@ class Resources:
         """Whether the machine that is planned for has a device with memory of its own; it need not be here."""
         return self.hardware.has_device_memory
 
-    def for_model(self, model: nn.Module, store: Store) -> Self:
+    def for_model(self, model: nn.Module, store: Store, *, makes_dense: bool = False) -> Self:
         """With the rows of a tile settled, by the widths of the model, the store, and what kind of machine computes, so
         that no budget changes what is summed, and threads, of which a device needs one, be it here or only planned for.
-        OptionError if blocks are to be no whole tiles."""
-        widths = (max(p.shape, default=1) for p in model.parameters() if not is_lazy(p))
-        columns = max([store.num_features, *widths])
+        OptionError if blocks are to be no whole tiles. The width of features without their zeros counts only where the
+        model ``makes_dense`` rows of them."""
+        widths = [width for p in model.parameters() if not is_lazy(p) for width in p.shape]
+        x, features = store.sparse_features, store.num_features
+        if x is not None and not makes_dense:
+            widths, features = [width for width in widths if width != features], 2 * ceil(x.entries / store.num_nodes)
+        columns = max([features, *widths])
         tile_rows = self.tile_rows or usual_tile_rows(columns, store.num_nodes, on_device=self.on_device)
         if not self.tile_rows and not self.on_device and has_opaque_layers(model):
             edge_bytes = max(p.dtype.itemsize for p in model.parameters()) * columns

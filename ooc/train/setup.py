@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ from ooc.train.loss import RowsLoss, resolve_loss
 from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources, spill_dtype
+
+T = TypeVar("T")
 
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
 """What may be left out of what edges carry."""
@@ -94,26 +96,31 @@ def prepare(
     seed: int = 0,
     savings: Collection[Saving] = tuple(Saving),
     optimizer_options: Sequence[Mapping[str, Any]] = (),
+    scoring_only: bool = False,
 ) -> "Job":
     """Training ``model`` on ``graph``: a store, or the statistics of a graph that is not here.
 
-    Arguments as of ``Trainer``; ``optimizer_options`` are those of each of the optimizer's groups. Raises ModelError
-    for what cannot be run exactly.
+    Arguments as of ``Trainer``; ``optimizer_options`` are those of each of the optimizer's groups. ``scoring_only``:
+    what trains is another's affair, and the program ``train`` scores. Raises ModelError for what cannot be run exactly.
     """
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
     if not store.split_sizes["train"]:
         raise StoreError(f"{store.path} has no training nodes; convert it with a split")
     averaging = averaging or Averaging(model, None, 1)
-    resources = resources.for_model(model, store)
-    network, active = lower_model(
-        model,
-        store,
-        input_dropout=input_dropout,
-        tile_rows=resources.tile_rows,
-        savings=savings,
-        ignore_edge_data=ignore_edge_data,
-        compute_dtype=compute_dtype,
-    )
+
+    def lowered(resources: Resources) -> tuple[Network, ActiveRows]:
+        return lower_model(
+            model,
+            store,
+            input_dropout=input_dropout,
+            tile_rows=resources.tile_rows,
+            savings=savings,
+            ignore_edge_data=ignore_edge_data,
+            compute_dtype=compute_dtype,
+            on_device=resources.on_device,
+        )
+
+    resources, (network, active) = sized(model, store, resources, lowered, lambda found: found[0])
     outputs, dtype, tile_rows = network.outputs, network.dtype, resources.tile_rows
     objective = Objective(
         store.task,
@@ -126,6 +133,8 @@ def prepare(
     share_forward = Saving.SHARED_FORWARD in savings and not averaging.active
 
     def programs(builder: StageBuilder) -> dict[str, list[Step]]:
+        if scoring_only:
+            return {"prepare": builder.prepare(), "train": builder.evaluate()}
         made = {"prepare": builder.prepare(), "train": builder.train(), "evaluate": builder.evaluate()}
         if share_forward and network.same_in_evaluation:
             # Scoring and training compute the same: one pass does both. Where weights are averaged, they do not.
@@ -144,6 +153,19 @@ def prepare(
         extra_host_bytes=host_bytes,
         extra_device_bytes=averaging.nbytes + device_bytes + _further_state_nbytes(network, optimizer_options),
     )
+
+
+def sized(
+    model: nn.Module, store: Store, resources: Resources, lowered: Callable[[Resources], T], of: Callable[[T], Network]
+) -> tuple[Resources, T]:
+    """``resources`` with rows of a tile that suit the model, and what ``lowered`` makes of them, the network ``of``
+    which says whether features without their zeros get these back. Then tiles are as low as for dense ones."""
+    found = resources.for_model(model, store)
+    result = lowered(found)
+    if of(result).makes_dense:
+        found = resources.for_model(model, store, makes_dense=True)
+        result = lowered(found)
+    return found, result
 
 
 class Job:
@@ -186,6 +208,11 @@ class Job:
         )
         self._extra_device_bytes = extra_device_bytes + resources.overhead_bytes
         self._candidates: dict[frozenset[int], Candidate] = {}
+
+    @property
+    def network(self) -> Network:
+        """What is computed."""
+        return self._network
 
     @property
     def workload(self) -> Workload:
@@ -269,6 +296,7 @@ class Job:
             seed=self._seed,
             place=resources.place,
             on_device=resources.on_device,
+            sparse=("x",) if store.sparse_features is not None else (),
         )
         steps = self._programs(builder)
         workload = describe_workload(
@@ -303,7 +331,7 @@ def edge_counts(graph: Store | GraphStatistics) -> EdgeCounts:
 
 def _arrays(network: Network, store: Store) -> dict[str, Array]:
     """The store's matrices, with the first aggregations that were kept and are of use."""
-    arrays = {name: store.array(name) for name in STORE_MATRICES}
+    arrays = {name: store.array(name) for name in STORE_MATRICES if name != "x" or store.sparse_features is None}
     for scaling in network.aggregated_once:
         kept = find_aggregation(store, scaling, network.dtype)
         if kept is not None:
@@ -320,9 +348,11 @@ def lower_model(
     savings: Collection[Saving],
     ignore_edge_data: str = "none",
     compute_dtype: str = "float32",
+    on_device: bool = False,
 ) -> tuple[Network, ActiveRows]:
     """The network that ``model`` is on the store, and the rows to compute for it. ModelError for what cannot be.
 
+    ``on_device``: features without their zeros get these back before they are multiplied.
     ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``). ``compute_dtype``: what
     the factors of dense products are rounded to, if it is narrower than the model's own type.
     """
@@ -332,6 +362,7 @@ def lower_model(
             return ActiveRows.everything(store.num_nodes, hops)
         return whole_tiles(ActiveRows.of_store(store, hops), tile_rows)
 
+    x = store.sparse_features
     network = lower(
         model,
         num_features=store.num_features,
@@ -343,6 +374,8 @@ def lower_model(
         edge_data=edge_data_used(store, ignore_edge_data),
         product=_products(compute_dtype),
         num_edge_features=store.num_edge_features,
+        feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
+        sparse_products=not on_device,
     )
     return network, active_rows(network.hops)
 

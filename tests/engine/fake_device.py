@@ -20,14 +20,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from random import Random
 from typing import Any, Self
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ooc.kernels.edges import TileEdges
@@ -36,6 +38,7 @@ from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device
 from ooc.prefetch.engine import Counters, Engine, Event, Span, Ticket
+from ooc.train.setup import lower_model
 
 Clock = tuple[int, int, int]
 """How much of each stream has happened: kernels, copies to the device, copies to the host."""
@@ -356,6 +359,8 @@ class Tensors:
         self._known: dict[int, StorageWeakRef] = {}
         self._nbytes: dict[int, int] = {}
         self._purge_at = 4096
+        self._at_most = 0
+        """Bytes of all that are known, alive or not."""
         self.weighing = False
         self.peak_bytes = 0
 
@@ -364,12 +369,17 @@ class Tensors:
         if storage._cdata not in self._known:
             self._known[storage._cdata] = StorageWeakRef(storage)
             self._nbytes[storage._cdata] = storage.nbytes()
-            if self.weighing:
-                alive = (self._nbytes[key] for key, known in self._known.items() if not known.expired())
-                self.peak_bytes = max(self.peak_bytes, sum(alive))
-            if len(self._known) > self._purge_at:
-                self._known = {key: known for key, known in self._known.items() if not known.expired()}
-                self._purge_at = 4096 + 2 * len(self._known)
+            self._at_most += storage.nbytes()
+            if len(self._known) > self._purge_at or (self.weighing and self._at_most > self.peak_bytes):
+                self._purge()
+                if self.weighing:
+                    self.peak_bytes = max(self.peak_bytes, self._at_most)
+
+    def _purge(self) -> None:
+        self._known = {key: known for key, known in self._known.items() if not known.expired()}
+        self._nbytes = {key: self._nbytes[key] for key in self._known}
+        self._at_most = sum(self._nbytes.values())
+        self._purge_at = 4096 + 2 * len(self._known)
 
     def __contains__(self, tensor: object) -> bool:
         return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._known
@@ -437,6 +447,11 @@ class _Operators(TorchDispatchMode):
         super().__init__()
         self._device = device
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, so torch need not see to it that this is not."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -503,18 +518,25 @@ def _goes_to_host(func: Any, tensors: Sequence[Tensor], ours: Tensors) -> bool:
     return func.overloadpacket is torch.ops.aten.copy_ and tensors[0] not in ours
 
 
+@cache
 def _is_view(func: Any) -> bool:
     """Whether it only gives another look at its operand."""
     aliases = [returned.alias_info for returned in func._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
+@cache
+def _arguments(func: Any) -> list[tuple[str, bool]]:
+    """What an operator's arguments are called, and whether it writes to them."""
+    aliases = [(argument.name, argument.alias_info) for argument in func._schema.arguments]
+    return [(name, alias is not None and alias.is_write) for name, alias in aliases]
+
+
 def _accesses(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Tensor, bool]]:
     """The tensors that an operator takes, and whether it writes to them."""
     found = []
-    for place, argument in enumerate(func._schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
-        writes = argument.alias_info is not None and argument.alias_info.is_write
+    for place, (name, writes) in enumerate(_arguments(func)):
+        value = args[place] if place < len(args) else kwargs.get(name)
         found += [(tensor, writes) for tensor in _tensors_of((value,))]
     return found
 
@@ -590,3 +612,19 @@ class StraightEngine(WatchedEngine):
         self.lifted += 1
         pending.inner = self.inner.write(spans, Extent.of(source).memory())
         return pending
+
+
+def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which has nothing to do with a device: nobody watches what it computes."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes(), _pop_mode_temporarily():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def lower_unwatched(patched: pytest.MonkeyPatch) -> None:
+    """Taking models apart is nothing that a device does, and takes several times as long while one is watched."""
+    for caller in ("ooc.train.setup", "ooc.train.prediction"):
+        patched.setattr(f"{caller}.lower_model", unwatched(lower_model))

@@ -3,8 +3,11 @@
 
 import copy
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +17,7 @@ from torch_geometric.data import Data
 
 import ooc
 from ooc.errors import BudgetError
+from ooc.plan.program.plan import Plan
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.setup import Job
@@ -38,10 +42,25 @@ FLOOR = {torch.float64: 1e-3, torch.float32: 1e-2}
 EPOCHS = 5
 
 
+_converted: dict[str, Path] = {}
+"""By what was converted: stores that nobody changes."""
+_folder = tempfile.TemporaryDirectory(prefix="ooc-converted-")
+
+
 def store_of(data: Data, folder: Path) -> Store:
-    """``data`` converted in its own precision, edges exactly as they are."""
-    dtype = str(data.x.dtype).removeprefix("torch.")
-    return ooc.convert(data, folder / "graph.ooc", dtype=dtype, force=True)
+    """``data`` converted in its own precision, edges exactly as they are; once, and copied from then on."""
+    dtype, digest = str(data.x.dtype).removeprefix("torch."), sha256()
+    for name, tensor in sorted(data.to_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy())
+    key, path = digest.hexdigest(), folder / "graph.ooc"
+    if key not in _converted:
+        _converted[key] = Path(_folder.name) / f"{key}.ooc"
+        ooc.convert(data, _converted[key], dtype=dtype)
+    if path.exists():
+        shutil.rmtree(path)
+    shutil.copytree(_converted[key], path)
+    return ooc.open(path)
 
 
 def tuned_trainer(
@@ -93,32 +112,36 @@ def assert_agrees(
     epochs: int = EPOCHS,
     store: Store | None = None,
     **options: Any,
-) -> None:
-    """Losses, all gradients and buffers of ``epochs`` epochs are PyG's, and so is evaluation after them.
+) -> Plan:
+    """Losses, all gradients and buffers of ``epochs`` epochs are PyG's, and so is evaluation after them → the plan.
 
     ``store``: ``data`` converted, where that has been done already.
     """
     store = store_of(data, folder) if store is None else store
     with make_trainer(case, store, folder, dtype=dtype, make_optimizer=make_optimizer, seed=seed, **options) as trainer:
-        start = copy.deepcopy(trainer.model)
+        start = {name: value.clone() for name, value in trainer.model.state_dict().items()}
         reference = Reference(case, trainer.model, data, make_optimizer, seed)
         for epoch in range(1, epochs + 1):
             expected = reference.train()
             difference, whose = disagreement(train_epoch(trainer), expected, floor=FLOOR[dtype])
             allowed = TOLERANCE[dtype]
             if difference > allowed:
-                shaken = Reference(case, with_last_bits_changed(start), data, make_optimizer, seed)
+                changed = with_last_bits_changed(trainer.model, start)
+                shaken = Reference(case, changed, data, make_optimizer, seed)
                 itself, _ = disagreement([shaken.train() for _ in range(epoch)][-1], expected, floor=FLOOR[dtype])
                 allowed = min(max(allowed, ILL_CONDITIONED * itself), MOST_EVER * allowed)
             assert difference <= allowed, f"epoch {epoch}: {whose} differs by {difference:.1e}, {allowed:.1e} allowed"
         scores = trainer.evaluate()
     expected_scores = reference.accuracies()
     assert {name: scores[name] for name in expected_scores} == expected_scores
+    return trainer.plan
 
 
 @torch.no_grad()
-def with_last_bits_changed(model: torch.nn.Module) -> torch.nn.Module:
-    """``model`` with parameters that are a few units in the last place larger."""
+def with_last_bits_changed(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> torch.nn.Module:
+    """A copy of ``model`` as it was at the ``start``, with parameters a few units in the last place larger."""
+    model = copy.deepcopy(model)
+    model.load_state_dict(start)
     for parameter in model.parameters():
         parameter.mul_(1 + 4 * torch.finfo(parameter.dtype).eps)
     return model

@@ -215,9 +215,8 @@ def test_any_graph_is_exact(graph: GraphCase, name: str, tile_rows: int, blocks:
     store = store_of(data, tmp_path)
     options: dict[str, Any] = {"tile_rows": tile_rows, "block_rows": blocks and blocks * tile_rows}
     budgets = least(CASES[name], store, tmp_path, **options)
-    with make_trainer(CASES[name], store, tmp_path, **options, **budgets) as trainer:
-        assert gathered_in(trainer.plan)
-    assert_agrees(CASES[name], data, tmp_path, epochs=3, store=store, **options, **budgets)
+    plan = assert_agrees(CASES[name], data, tmp_path, epochs=3, store=store, **options, **budgets)
+    assert gathered_in(plan)
 
 
 def test_rows_that_do_not_reach_the_loss_are_left_out(tmp_path: Path) -> None:
@@ -225,13 +224,11 @@ def test_rows_that_do_not_reach_the_loss_are_left_out(tmp_path: Path) -> None:
     graph = GraphCase(nodes=3000, edges=4500, unlabelled=2250, seed=5)
     store, data = in_hop_order(random_data(graph), tmp_path)
     budgets = least(CASE, store, tmp_path, tile_rows=32)
-    with make_trainer(CASE, store, tmp_path, tile_rows=32, **budgets) as trainer:
-        plan = trainer.plan
-        (item,) = [item for item in plan.programs["train"] if item.title == "deal out m2"]
-        assert item.pull is not None
-        deal = plan.bucketed_rows[item.pull.output]
-        assert deal.targets < deal.rows < graph.nodes
-    assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=32, **budgets)
+    plan = assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=32, **budgets)
+    (item,) = [item for item in plan.programs["train"] if item.title == "deal out m2"]
+    assert item.pull is not None
+    deal = plan.bucketed_rows[item.pull.output]
+    assert deal.targets < deal.rows < graph.nodes
 
 
 def test_dropout_in_layers_drops_the_same(store: Store, tmp_path: Path) -> None:

@@ -174,9 +174,8 @@ def test_any_graph_is_exact(graph: GraphCase, tile_rows: int, tmp_path: Path) ->
     data = random_data(graph)
     store = store_of(data, tmp_path)
     budgets = least(CASE, store, tmp_path, tile_rows=tile_rows)
-    with make_trainer(CASE, store, tmp_path, tile_rows=tile_rows, **budgets) as trainer:
-        assert trainer.plan.partial_sums
-    assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=tile_rows, **budgets)
+    plan = assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=tile_rows, **budgets)
+    assert plan.partial_sums
 
 
 def test_rows_that_do_not_reach_the_loss_have_none(tmp_path: Path) -> None:
@@ -184,9 +183,8 @@ def test_rows_that_do_not_reach_the_loss_have_none(tmp_path: Path) -> None:
     graph = GraphCase(nodes=3000, edges=5000, unlabelled=2700, seed=5)
     store, data = in_hop_order(random_data(graph), tmp_path)
     budgets = least(CASE, store, tmp_path, tile_rows=64)
-    with make_trainer(CASE, store, tmp_path, tile_rows=64, **budgets) as trainer:
-        assert trainer.plan.partial_sums["dm2"].rows < graph.nodes / 2
-    assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=64, **budgets)
+    plan = assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=64, **budgets)
+    assert plan.partial_sums["dm2"].rows < graph.nodes / 2
 
 
 def test_several_layers_that_spill(tmp_path: Path) -> None:
@@ -195,9 +193,8 @@ def test_several_layers_that_spill(tmp_path: Path) -> None:
     data = random_data(GraphCase(nodes=1500, edges=4000))
     store = store_of(data, tmp_path)
     budgets = least(case, store, tmp_path, tile_rows=64)
-    with make_trainer(case, store, tmp_path, tile_rows=64, **budgets) as trainer:
-        assert sorted(trainer.plan.partial_sums) == ["dm2", "dm4"]
-    assert_agrees(case, data, tmp_path, epochs=2, store=store, tile_rows=64, **budgets)
+    plan = assert_agrees(case, data, tmp_path, epochs=2, store=store, tile_rows=64, **budgets)
+    assert sorted(plan.partial_sums) == ["dm2", "dm4"]
 
 
 @pytest.mark.parametrize("faults", [{"full": 0.2}, {"broken": 0.2}], ids=["full", "broken"])

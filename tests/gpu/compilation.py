@@ -2,7 +2,8 @@
 """Compiles every kernel for a GPU that is not there, and tells as JSON what the assembler made of it.
 
 Run as a script with a compute capability ("90"), in a process without the interpreter: the kernels are launched as
-ever, but on a driver that only knows what it would drive, and nothing is run. With "sums" behind it, only those.
+ever, but on a driver that only knows what it would drive, and nothing is run. With "sums" behind it, only those; with
+"all", attentions and functions of edges in every type, not only in one each.
 """
 
 import json
@@ -49,7 +50,7 @@ class NamedDriver:
         return 0
 
 
-def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
+def compiled(capability: int, which: str = "") -> list[dict[str, Any]]:
     """Every program that the calls below launch: name, what it was compiled as, registers, bytes spilled, widest load,
     whether it has atomics."""
     found: list[dict[str, Any]] = []
@@ -77,7 +78,7 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
         sums.pull_tile(summed, torch.zeros(NODES, width, dtype=dtype), segments=segments)
     label = "sum with self-loops"
     sums.pull_tile(tile, torch.zeros(NODES, 128, dtype=torch.bfloat16), segments=segments)
-    if not only_sums:
+    if which != "sums":
         label = "masks"
         dropout.keep_mask(torch.zeros(NODES, 100), key=1 << 100, threshold=1 << 31, row_start=4)
         ends = torch.zeros(3, 100, dtype=torch.int64)
@@ -91,7 +92,8 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
             source = torch.zeros(NODES, heads * (channels + 1), dtype=dtype)
             target = torch.zeros(NODES, heads * (channels + 3), dtype=dtype)
             a_dst = torch.zeros(NODES, heads)
-            for dropped in (None, EdgeDropout(0.5, 1, 2, 3)):
+            masks = (None, EdgeDropout(0.5, 1, 2, 3))
+            for dropped in masks if which == "all" else masks[dtype is torch.bfloat16 :][:1]:
                 label = f"attention{'' if dropped is None else ' with dropout'} {dtype}"
                 layer = GatHeads(range(heads), 0.2, dropped)
                 gat.attend(layer, tile, source_NS=source, a_dst_RG=a_dst, keep=True, segments=segments)
@@ -99,7 +101,10 @@ def compiled(capability: int, *, only_sums: bool) -> list[dict[str, Any]]:
         label = "attention's upstream"
         gat.upstream(torch.zeros(NODES, heads * channels), torch.zeros(NODES, heads * (2 * channels + 2)), a_dst)
         for dtype in (torch.float32, torch.bfloat16):
-            for function, columns, features, dropped in edge_functions(heads, channels, dtype):
+            functions = edge_functions(heads, channels, dtype)
+            if which != "all":
+                functions = functions[dtype is torch.bfloat16 :: 2]
+            for function, columns, features, dropped in functions:
                 extras = f"{', features' if features else ''}{', dropout' if dropped else ''}"
                 label = f"{type(function).__name__}{extras} {dtype}"
                 pull_edges(function, columns, features, dropped, tile, heads, channels, segments, dtype)
@@ -201,4 +206,4 @@ def _described(kernel: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compiled(int(sys.argv[1]), only_sums=sys.argv[2:] == ["sums"])))
+    print(json.dumps(compiled(int(sys.argv[1]), *sys.argv[2:])))

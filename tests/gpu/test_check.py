@@ -213,16 +213,18 @@ def test_tests_that_do_not_end_in_time_are_counted_as_far_as_they_got(monkeypatc
         run_tests(3.0, processes=1)
 
 
+NO_TESTS = subprocess.CompletedProcess[str]([], 5, "3 deselected", "")
+"""As pytest ends where it has been given nothing to run."""
+
+
 def test_processes_share_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is run by one of them; some get none, all of them none only by mistake."""
     pytest.importorskip("triton", reason="without it the tests are left out")
-    monkeypatch.setattr("gpu_parts.suite._files", lambda: ["tests/gpu/test_sums.py", "tests/gpu/test_dropout.py"])
-    assert run_tests(100, ("-k", "no_rows_and_no_edges or test_a_matrix_of_several_programs"), 3) == {
-        "passed": 2,
-        "processes": 3,
-    }
+    chosen = ("-k", "no_rows_and_no_edges or test_a_matrix_of_several_programs")
+    assert run_tests(100, chosen, 3, ["test_sums.py", "test_dropout.py"]) == {"passed": 2, "processes": 3}
+    monkeypatch.setattr("gpu_parts.suite.subprocess.run", lambda *command, **options: NO_TESTS)
     with pytest.raises(Failed, match="none ended"):
-        run_tests(100, ("-k", "no_such_test"), 1)
+        run_tests(100, processes=1)
 
 
 def test_tests_that_need_a_package_that_is_missing_are_skipped_by_its_name(
@@ -233,10 +235,8 @@ def test_tests_that_need_a_package_that_is_missing_are_skipped_by_its_name(
     (tmp_path / "without.py").write_text(WITHOUT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    files = ["tests/gpu/test_sums.py", "tests/gpu/test_training.py"]
-    monkeypatch.setattr("gpu_parts.suite._files", lambda: files)
     plugins = ("-p", "without", "-p", "pytest_timeout")
-    found = run_tests(100, ("-k", "no_rows_and_no_edges", *plugins), 1)
+    found = run_tests(100, ("-k", "no_rows_and_no_edges", *plugins), 1, ["test_sums.py", "test_training.py"])
     assert found["passed"] == 1
     assert found["cannot_be_imported"] == ["torch_geometric"]
 

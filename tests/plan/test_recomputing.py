@@ -15,7 +15,7 @@ from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Kept
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 
-ROWS, WIDTH, LAYERS, DEGREE = 40_000, 64, 5, 4
+ROWS, WIDTH, LAYERS, DEGREE = 20_000, 64, 5, 4
 MATRIX = ROWS * WIDTH * 4
 NOTHING: Recomputed = frozenset()
 

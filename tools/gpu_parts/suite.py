@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +25,11 @@ _NO_TESTS = 5
 """Pytest's status where there is nothing to run."""
 
 
-def run_tests(limit_s: float, arguments: tuple[str, ...] = (), processes: int | None = None) -> dict[str, Any]:
-    """How many passed and how many were skipped, as far as they got in ``limit_s``.
+def run_tests(
+    limit_s: float, arguments: tuple[str, ...] = (), processes: int | None = None, files: Sequence[str] = ()
+) -> dict[str, Any]:
+    """How many passed and how many were skipped, as far as they got in ``limit_s``; of ``files`` below tests/gpu, or of
+    all there are.
 
     Compiling kernels takes most of the time, on one core: so ``processes`` share the tests, by default one for two
     cores. Raises ``Failed`` where a test did not pass.
@@ -34,8 +38,9 @@ def run_tests(limit_s: float, arguments: tuple[str, ...] = (), processes: int | 
     if missing:
         raise LeftOut(f"{', '.join(missing)} cannot be imported")
     count = processes or max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0)) // 2))
+    run_share = partial(_run_share, command=[*_files(files), *arguments], limit_s=limit_s, count=count)
     with ThreadPoolExecutor(count) as threads:
-        shares = list(threads.map(partial(_run_share, count=count, limit_s=limit_s, arguments=arguments), range(count)))
+        shares = list(threads.map(run_share, range(count)))
     counts: Counter[str] = sum((share.counts for share in shares), Counter())
     lacking = sorted({name for share in shares for name in share.lacking})
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "none ended"
@@ -61,14 +66,14 @@ class _Share:
     lacking: tuple[str, ...] = ()
 
 
-def _run_share(number: int, *, count: int, limit_s: float, arguments: tuple[str, ...]) -> _Share:
+def _run_share(number: int, *, command: Sequence[str], limit_s: float, count: int) -> _Share:
     """Every ``count``-th of the tests, from ``number`` on."""
-    command = [sys.executable, "-m", "pytest", "-v", "-rs", "-m", "gpu", *_files(), "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-v", "-rs", "-m", "gpu", "-p", "no:cacheprovider", *command]
     command += ["--timeout=0"]  # the part's own limit holds: of a test on a GPU, most of the time may be compiling
     path = os.pathsep.join([str(TOOLS), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
-            [*command, "-p", "gpu_parts.share", *arguments],
+            [*command, "-p", "gpu_parts.share"],
             cwd=TOOLS.parent,
             env={**os.environ, "PYTHONPATH": path, "GPU_CHECK_SHARE": f"{number}/{count}"},
             capture_output=True,
@@ -92,9 +97,9 @@ def _run_share(number: int, *, count: int, limit_s: float, arguments: tuple[str,
     return _Share(counts, f"pytest ended with {done.returncode}: {told}")
 
 
-def _files() -> list[str]:
+def _files(wanted: Sequence[str]) -> list[str]:
     """Those first that training depends on most: compiling takes its time, and not all of them may be reached."""
-    found = sorted(path.name for path in (TOOLS.parent / "tests" / "gpu").glob("test_*.py"))
+    found = wanted or sorted(path.name for path in (TOOLS.parent / "tests" / "gpu").glob("test_*.py"))
     first = [name for name in FIRST if name in found]
     ordered = [*first, *(name for name in found if name not in first)]
     return [f"tests/gpu/{name}" for name in ordered]

@@ -100,6 +100,21 @@ class AssignmentType(_TextType):
         return str(value)
 
 
+class FanoutsType(_TextType):
+    """``15,10,-1``: a number a hop, kept as text."""
+
+    name = "fanouts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            numbers = [int(part) for part in str(value).split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is no list of whole numbers, such as 15,10,5", param, ctx)
+        if any(number < -1 or number == 0 for number in numbers):
+            self.fail(f"{value!r}: a hop draws at least 1 neighbour, or -1, which is all", param, ctx)
+        return ",".join(map(str, numbers))
+
+
 class WholeType(click.IntRange):
     """A whole number in a range."""
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ooc.storage.store import Store
     from ooc.train.metrics import Metric
     from ooc.train.run import RunFolder
+    from ooc.train.sampled import SampledTrainer
     from ooc.train.trainer import Trainer
 
 _SHAPES: dict[str, type[Gcn | Sage | Gin]] = {"gcn": Gcn, "sage": Sage, "gin": Gin}
@@ -77,6 +78,15 @@ def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
         layers=settings.layers,
         dropout=settings.dropout,
     )
+
+
+def describe_model(settings: TrainSettings, model: nn.Module, *, weighted: bool) -> str:
+    """The model in a line."""
+    heads = f", {settings.heads} heads" if settings.heads > 1 else ""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    left_out = ", without the edges' weights" * (weighted and settings.edge_data_left_out in ("weight", "all"))
+    shape = f"{settings.layers} layer{'s' * (settings.layers > 1)}, {settings.hidden} wide{heads}"
+    return f"{model_name(settings.model)}: {shape}, {parameters:,} parameters{left_out}"
 
 
 def check_own_model(model: str, run: "RunFolder") -> None:
@@ -351,5 +361,34 @@ def build_trainer(
         max_ssd_writes=settings.max_ssd_writes,
         spill_dtype=settings.spill_dtype,
         compute_dtype=settings.dtype,
+        ignore_edge_data=settings.edge_data_left_out,
+    )
+
+
+def build_sampled_trainer(
+    settings: TrainSettings, store: "Store", run: "RunFolder", metric: "Metric", listener: "Listener"
+) -> "SampledTrainer":
+    """The same by sampled batches."""
+    from ooc.train.sampled import SampledTrainer, Sampling
+
+    model = build_model(settings, store)
+    optimizer = build_optimizer(settings, model)
+    return SampledTrainer(
+        model,
+        store,
+        Sampling(fanouts=settings.drawn, batch_size=settings.batch_size, accumulate=settings.accumulate),
+        memory=settings.memory,
+        seed=settings.seed,
+        optimizer=optimizer,
+        loss=build_loss(settings, store),
+        spill_dir=settings.spill_dir,
+        out=run,
+        input_dropout=settings.input_dropout,
+        metric=metric.value,
+        scheduler=build_schedule(settings, optimizer, rising=metric.higher_is_better),
+        clip_norm=settings.clip,
+        average=build_average(settings, model),
+        average_from=settings.average_from,
+        listener=listener,
         ignore_edge_data=settings.edge_data_left_out,
     )

@@ -27,6 +27,7 @@ from ooc.cli.arguments.options import (
     AssignmentType,
     ChoiceType,
     ClassWeightsType,
+    FanoutsType,
     Option,
     ReasonedChoiceType,
     WholeType,
@@ -34,6 +35,7 @@ from ooc.cli.arguments.options import (
 from ooc.errors import OptionError, RunError
 
 RESOURCES, GPU, RUN = "Resources, which never change results", "With a GPU", "The run"
+SAMPLING = "Sampled mini-batches"
 
 MODEL_NAMES = {
     "gcn": "GCN",
@@ -87,6 +89,7 @@ def _option(group: str, default: Any, kind: "click.ParamType[Any]", help: str, *
 
 _MODEL = partial(_option, "Model")
 _STEPS = partial(_option, "Loss and optimizer")
+_SAMPLING = partial(_option, SAMPLING)
 _RATE = partial(_option, "Learning rate")
 _AVERAGE = partial(_option, "Averaged weights")
 _EVALUATION = partial(_option, "Evaluation")
@@ -195,6 +198,20 @@ class TrainSettings:
     clip: float | None = _STEPS(None, POSITIVE, "Scale gradients down to this norm, all together.", metavar="NORM")
     epochs: int = _STEPS(100, COUNT, "Epochs in all, those before --resume included.")
     seed: int = _STEPS(0, WholeType(0, 2**63 - 1), "Of weights and dropout.")
+    sampler: str = _SAMPLING(
+        "none",
+        ChoiceType("none", "neighbor"),
+        "none: every step is of the full graph; neighbor: of a batch of training nodes and neighbours that are drawn. "
+        "Scores are the full graph's either way.",
+    )
+    fanouts: str | None = _SAMPLING(
+        None,
+        FanoutsType(),
+        "The most neighbours that are drawn of a node, hop by hop; -1: all. [default: 10 a layer]",
+        metavar="N,N,…",
+    )
+    batch_size: int = _SAMPLING(1024, COUNT, "Training nodes of a batch.")
+    accumulate: int = _SAMPLING(1, COUNT, "Batches of a step.")
     schedule: str = _RATE(
         "none",
         ReasonedChoiceType("none", "cosine", "step", "plateau", *SCHEDULES, refused=NO_SCHEDULES),
@@ -257,6 +274,11 @@ class TrainSettings:
         "Write every epoch to RUN/metrics.csv or for TensorBoard to RUN/tensorboard, too. May be given twice.",
     )
     allow_nonfinite: bool = _RUN(False, click.BOOL, "Go on when the loss or the weights are no finite numbers.")
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """``fanouts`` as numbers."""
+        return (10,) * self.layers if self.fanouts is None else tuple(map(int, self.fanouts.split(",")))
 
     @property
     def edge_data_left_out(self) -> str:
@@ -373,6 +395,35 @@ def _is_same(converted: object, value: object) -> bool:
     """Whether ``value`` is what it was converted to; JSON may have a whole number for a fraction."""
     alike = type(converted) is type(value) or (isinstance(converted, float) and type(value) is int)
     return alike and converted == value
+
+
+_NOT_SAMPLED = {
+    "spill_dtype": "batches are not spilled",
+    "dtype": "batches are computed in float32",
+    "max_ssd_writes": "batches write nothing",
+    "block_rows": "batches have no blocks",
+    "slab_columns": "batches have no slabs",
+    "gpu_budget": "give --memory",
+    "host_budget": "give --memory",
+}
+"""Options of full-graph training alone, and why."""
+
+
+def check_sampling(settings: TrainSettings) -> None:
+    """OptionError for options of sampled batches where the full graph is trained, and the other way round."""
+    defaults = TrainSettings(store=settings.store)
+    given = {one.name for one in fields(settings) if getattr(settings, one.name) != getattr(defaults, one.name)}
+    if settings.sampler == "none":
+        for name in given & {"fanouts", "batch_size", "accumulate"}:
+            raise OptionError(f"--{name.replace('_', '-')} is of sampled mini-batches; give --sampler neighbor, too")
+        return
+    for name, reason in _NOT_SAMPLED.items():
+        if name in given:
+            raise OptionError(f"--{name.replace('_', '-')} is of full-graph training, not of --sampler: {reason}")
+    if settings.device == "cuda":
+        raise OptionError("--sampler trains on the CPU; leave out --device cuda")
+    if settings.norm == "graph":
+        raise OptionError("--norm graph takes statistics of all nodes, which a batch has not; give another norm")
 
 
 def only_store(folder: Path) -> Path:

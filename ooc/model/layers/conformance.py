@@ -25,7 +25,7 @@ from ooc.kernels.dropout.opaque import Discovery, Dropped, InnerDropout
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.model.layers.layer import Layer, sharing
-from ooc.model.lowering.assembly import first_line
+from ooc.model.lowering.assembly import first_line, seed
 from ooc.plan.workload import EdgeData
 
 _NODES, _TILE, _EDGES = 23, 5, 70
@@ -157,7 +157,7 @@ class _Probe:
         """Columns of what it gives; refused where that is no matrix, or another one every time."""
         layer, x_NC = self.layer, self.case.x_NC
         kept = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        torch.manual_seed(1)
+        seed(1)
         before = torch.random.get_rng_state()
         first = self._whole(self._masked(self.case.near))
         drawn = not torch.equal(before, torch.random.get_rng_state())

@@ -21,7 +21,7 @@ from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import Projection
-from ooc.model.lowering.values import Aggregate, Moments, Multiplied, Value
+from ooc.model.lowering.values import Aggregate, Dense, Dropout, Moments, Multiplied, Value
 from ooc.plan.cost import aggregating_first_pays, transforming_constants_pays
 from ooc.plan.workload import EdgeData
 
@@ -112,6 +112,22 @@ class Network:
 
         return self._in_either_mode(lambda value: value.made.nbytes if isinstance(value, Projection) else 0)
 
+    @property
+    def by_columns_nbytes(self) -> int:
+        """What the weights take besides that rows without their zeros are multiplied by, with their gradients."""
+        numel = self._in_either_mode(lambda value: value.by_columns_numel if isinstance(value, Multiplied) else 0)
+        return numel * self.dtype.itemsize
+
+    @property
+    def makes_dense(self) -> bool:
+        """Whether features that come without their zeros are needed with them."""
+        return any(isinstance(v, Dense) for output in (self.training, self.evaluation) for v in values_of(output))
+
+    @property
+    def drops_sparse(self) -> bool:
+        """Whether there is dropout of features that come without their zeros."""
+        return any(isinstance(value, Dropout) and value.is_sparse for value in values_of(self.training))
+
     def _in_either_mode(self, nbytes: Callable[[Value], int]) -> int:
         """What the values of one mode take, of the one where they take more."""
         return max(sum(map(nbytes, values_of(output))) for output in (self.training, self.evaluation))
@@ -123,15 +139,22 @@ class Network:
             for value in values_of(output):
                 if isinstance(value, Projection):
                     value.made.forget()
+                if isinstance(value, Multiplied) and value.by_columns is not None:
+                    value.by_columns.forget()
 
     @contextmanager
     def summing_gradients(self) -> Iterator[None]:
         """Within it tiles add what they have for weights made of parameters, which these get at its end."""
-        trained = [v.made for v in values_of(self.training) if isinstance(v, Projection) and v.own_trains]
+        multiplied = [v for v in values_of(self.training) if isinstance(v, Multiplied) and v.own_trains]
+        trained = [v.made for v in multiplied if isinstance(v, Projection)]
         try:
             for made in trained:
                 made.begin()
+            for value in multiplied:
+                value.begin_columns()
             yield
+            for value in multiplied:
+                value.finish_columns()
             for made in trained:
                 made.finish()
         finally:
@@ -151,13 +174,16 @@ def lower(
     edge_data: frozenset[EdgeData] = frozenset(),
     product: Products = IN_FULL,
     num_edge_features: int = 0,
+    feature_entries_per_row: float | None = None,
+    sparse_products: bool = True,
 ) -> Network:
     """The values of ``model``; ModelError names what cannot be run exactly.
 
     ``aggregate_once``: whether what is aggregated from constant features may be computed once. ``active`` gives the
     rows to be computed for a network of so many layers; with ``edges_per_row`` they decide the order of product and
     sum in each layer. ``edge_data`` is what edges carry that has to have a part in the result, among it so
-    many features. ``product`` multiplies rows and weights.
+    many features. ``product`` multiplies rows and weights. ``feature_entries_per_row`` and ``sparse_products`` are the
+    setting's.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     _check(model, num_features)
@@ -183,6 +209,8 @@ def lower(
         product=product,
         probed=[],
         traced={},
+        feature_entries_per_row=feature_entries_per_row,
+        sparse_products=sparse_products,
     )
     draft, output = _assembled(model, setting)
     _check_edge_data(model, edge_data - draft.edge_data)

@@ -73,13 +73,14 @@ class Projection(Multiplied):
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         weight, bias = self.made.values()
-        if self.product.dtype is None:
+        if self.product.dtype is None and self.by_columns is None:
             return self.repeated.put(F.linear(inputs[0], weight, bias))
         out = self._multiplied(inputs[0], rows)
         return self.repeated.put(out if bias is None else out.add_(bias))
 
-    def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
-        return self.made.gradients(weight_gradient, gradient.sum(dim=0) if self.made.has_bias else None)
+    def of_parameters(self, weight_gradient: Tensor | None, gradient: Tensor | None) -> list[tuple[Summed, Tensor]]:
+        has_bias = gradient is not None and self.made.has_bias
+        return self.made.gradients(weight_gradient, gradient.sum(dim=0) if has_bias and gradient is not None else None)
 
 
 class Made:
@@ -122,7 +123,7 @@ class Made:
         """Parameters may have changed."""
         self._values = None
 
-    def gradients(self, weight: Tensor, bias: Tensor | None) -> list[tuple[Summed, Tensor]]:
+    def gradients(self, weight: Tensor | None, bias: Tensor | None) -> list[tuple[Summed, Tensor]]:
         """What a tile adds, with what it is to be added to."""
         made = self._sums or self._weights()
         pairs = [(made[0], weight), (made[1], bias)]

@@ -7,7 +7,6 @@ a tensor. So each of these is looked for, and refused by name; and the calls, ma
 the module itself gives.
 """
 
-import copy
 import os
 import random
 import sys
@@ -27,7 +26,7 @@ from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
-from ooc.model.lowering.assembly import first_line
+from ooc.model.lowering.assembly import first_line, seed
 from ooc.model.lowering.norms import NORMS
 
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
@@ -143,7 +142,7 @@ class Calls:
         given[0].requires_grad_(training)
         wanted = [given[0], *self._trained]
         with _as_it_was(self._module), torch.set_grad_enabled(training):
-            torch.manual_seed(1)
+            seed(1)
             result = module(*given)
             if not isinstance(result, Tensor) or not (training and result.requires_grad):
                 return [result.detach() if isinstance(result, Tensor) else None]
@@ -243,8 +242,10 @@ class _Before:
                 elif isinstance(original, dict) and list(original.items()) != list(attributes[key].items()):
                     original.clear()
                     original.update(attributes[key])
-            vars(one).clear()
-            vars(one).update(originals)
+            now = vars(one)
+            if now.keys() != originals.keys() or any(now[key] is not value for key, value in originals.items()):
+                now.clear()
+                now.update(originals)
         with torch.no_grad():
             for _, buffer, value in self._buffers:
                 buffer.copy_(value)
@@ -273,7 +274,7 @@ def _alike(before: tuple[Any, Any, Tensor], after: tuple[Any, Any, Tensor]) -> b
 
 
 def _copied(value: Any) -> Any:
-    return copy.copy(value) if isinstance(value, (list, dict)) else value
+    return list(value) if isinstance(value, list) else dict(value) if isinstance(value, dict) else value
 
 
 def _equal(one: Any, other: Any) -> bool:

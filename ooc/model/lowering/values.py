@@ -17,7 +17,7 @@ Shapes: R rows at hand, I/O columns in and out. A gradient may have fewer rows t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 from typing import Any, Protocol
 
 import torch
@@ -25,12 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.kernels.dropout.rows import keep_scale
+from ooc.kernels.sparse_rows import SparseRows, WeightByColumns
 from ooc.kernels.tensors import first_rows, shaped
 from ooc.model.graph import Scaling
 from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
 from ooc.plan.workload import EdgeData
 
-_NOT_COMPARED = {"index", "columns", "trains", "signs"}
+_NOT_COMPARED = {"index", "columns", "trains", "signs", "by_columns"}
 """Attributes of values that tell nothing of what they compute, or nothing that the others do not."""
 RowFunction = Callable[..., Tensor]
 """Tensors [R, …] → tensor [R, …], each row for itself."""
@@ -49,6 +50,12 @@ class Rows:
     shared_gradient: SharedFactor = field(default_factory=SharedFactor)
 
 
+class SummedByColumns(Protocol):
+    """What the gradients of some columns of a weight are added to, tile after tile."""
+
+    def add(self, columns_U: Tensor, sums_UO: Tensor) -> None: ...
+
+
 class Summed(Protocol):
     """What gradients are added to, tile after tile: a parameter, or what is made of parameters."""
 
@@ -57,11 +64,12 @@ class Summed(Protocol):
 
 @dataclass(slots=True)
 class Gradients:
-    """Of a value's inputs (None: none, or not wanted), parameters and moments."""
+    """Of a value's inputs (None: none, or not wanted), parameters, some columns of weights, and moments."""
 
     inputs: list[Tensor | None]
     parameters: list[tuple[Summed, Tensor]] = field(default_factory=list)
     moments: tuple[Tensor, Tensor] | None = None
+    columns: list[tuple[SummedByColumns, Tensor, Tensor]] = field(default_factory=list)
 
 
 class Value:
@@ -71,6 +79,8 @@ class Value:
     """Whether computing it again costs a dense product."""
     packed = False
     """Whether it holds bits, eight a byte, and no numbers of the compute dtype."""
+    entries_per_row: float | None = None
+    """Where its rows come without their zeros, as ``SparseRows``: how many numbers they have left, on average."""
 
     def __init__(self, index: int, inputs: Sequence["Value"], tail: Sequence[int]) -> None:
         self.index = index
@@ -82,6 +92,17 @@ class Value:
     def columns(self) -> int:
         """Numbers in a row."""
         return prod(self.tail)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether its rows come without their zeros. They are multiplied and dropped out of, and made dense for
+        anything else (``Dense``)."""
+        return self.entries_per_row is not None
+
+    @property
+    def held_columns(self) -> int:
+        """Numbers of a row that are there."""
+        return self.columns if self.entries_per_row is None else ceil(self.entries_per_row)
 
     @property
     def source(self) -> "Value":
@@ -126,10 +147,19 @@ class Value:
 
 
 class Features(Value):
-    """The store's x, in the compute dtype."""
+    """The store's x, in the compute dtype; with ``entries_per_row`` without its zeros."""
 
-    def __init__(self, index: int, columns: int) -> None:
+    def __init__(self, index: int, columns: int, entries_per_row: float | None = None) -> None:
         super().__init__(index, (), (columns,))
+        self.entries_per_row = entries_per_row
+
+
+class Dense(Value):
+    """Sparse rows with their zeros."""
+
+    def compute(self, inputs: Sequence[Any], rows: Rows, *, record: bool) -> Tensor:
+        found: Tensor = inputs[0].dense()
+        return found
 
 
 class Aggregate(Value):
@@ -253,10 +283,19 @@ class Moments(Value):
 
 
 class Multiplied(Value):
-    """x Wᵀ, W [O, I] being what ``_weight`` gives."""
+    """x Wᵀ, W [O, I] being what ``_weight`` gives; ``by_columns``: what takes its place where x is sparse."""
 
     heavy = True
     product: Products
+
+    def __init__(self, index: int, inputs: Sequence[Value], tail: Sequence[int]) -> None:
+        super().__init__(index, inputs, tail)
+        self.by_columns = WeightByColumns() if self.source.is_sparse else None
+
+    @property
+    def by_columns_numel(self) -> int:
+        """Numbers of the weight, and of its gradient where it has one, by columns."""
+        return 0 if self.by_columns is None else (1 + self.own_trains) * self.source.columns * self.columns
 
     def needs(self) -> tuple[Value, ...]:
         return self.inputs if self.own_trains else ()
@@ -265,24 +304,47 @@ class Multiplied(Value):
         """W, without a gradient."""
         raise NotImplementedError
 
-    def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
-        """What a tile adds to the gradients of parameters, from those of the weight and of the tile's rows."""
+    def of_parameters(self, weight_gradient: Tensor | None, gradient: Tensor | None) -> list[tuple[Summed, Tensor]]:
+        """What a tile adds to the gradients of parameters, from those of the weight and of the tile's rows; None: that
+        is not known, or added otherwise."""
         raise NotImplementedError
 
-    def _multiplied(self, source: Tensor, rows: Rows) -> Tensor:
+    def begin_columns(self) -> None:
+        """No tile has added to the gradient of the weight by columns."""
+        if self.by_columns is not None:
+            self.by_columns.begin(self._weight())
+
+    def finish_columns(self) -> None:
+        """All tiles have: it goes to where others add it tile by tile."""
+        if self.by_columns is not None:
+            for summed, part in self.of_parameters(self.by_columns.end(), None):
+                assert summed.grad is not None
+                summed.grad.add_(part)
+
+    def _multiplied(self, source: Tensor | SparseRows, rows: Rows) -> Tensor:
         multiply = self.product
+        if isinstance(source, SparseRows):
+            assert self.by_columns is not None
+            return multiply.of_sparse(source, self.by_columns.weight(lambda: multiply.as_multiplied(self._weight())))
         weight_IO = multiply.weight((self, "forward"), lambda: self._weight().T)
         return multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
 
-    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+    def backward(self, gradient: Tensor, operands: Sequence[Any], rows: Rows) -> Gradients:
         source, multiply, kept_as = operands[0], self.product, gradient.dtype
-        factor = multiply.rounded(gradient, rows.shared_gradient)
         found = Gradients([None])
+        if isinstance(source, SparseRows):
+            assert self.by_columns is not None
+            sparse = multiply.rounded_sparse(source.first(gradient.shape[0]))
+            columns_U, sums_UO = sparse.transposed_times(multiply.as_multiplied(gradient))
+            found.columns = [(self.by_columns, columns_U, sums_UO)]
+            found.parameters = self.of_parameters(None, gradient)
+            return found
+        factor = multiply.rounded(gradient, rows.shared_gradient)
         if self.source.trains:
             found.inputs[0] = multiply(factor, multiply.weight((self, "backward"), self._weight), kept_as)
         if source is not None and self.own_trains:
             taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
-            found.parameters = self._of_parameters(multiply(factor.T, taken, kept_as), gradient)
+            found.parameters = self.of_parameters(multiply(factor.T, taken, kept_as), gradient)
         return found
 
 
@@ -301,8 +363,8 @@ class Linear(Multiplied):
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         return self._multiplied(inputs[0], rows)
 
-    def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
-        return [(self.weight, weight_gradient)]
+    def of_parameters(self, weight_gradient: Tensor | None, gradient: Tensor | None) -> list[tuple[Summed, Tensor]]:
+        return [] if weight_gradient is None else [(self.weight, weight_gradient)]
 
 
 class Sum(Value):
@@ -344,8 +406,11 @@ class Dropout(Value):
         super().__init__(index, (source,), source.tail)
         self.p = p
         self.site = site
+        self.entries_per_row = source.entries_per_row
 
-    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+    def compute(self, inputs: Sequence[Any], rows: Rows, *, record: bool) -> Any:
+        if isinstance(inputs[0], SparseRows):  # of features: they have no gradient
+            return inputs[0].dropped(rows.seed, rows.epoch, self.site, rows.start, self.p)
         scale = self._scale(inputs[0], rows)
         if record:
             rows.tape[self] = scale

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ooc.kernels.sparse_rows import SparseRows
 from ooc.model.graph import Scaling
 from ooc.model.lowering.values import Aggregate, Summed, Value
 from ooc.model.stages.backward import backward_steps, loss_step
@@ -77,6 +78,8 @@ class StageBuilder(StageContext):
     def reduce(self, tile: Tile) -> None:
         """Add what a computed tile contributes to gradients, moments, loss and scores."""
         self._add_gradients(tile.gradients)
+        for summed, columns, sums in tile.column_gradients:
+            summed.add(columns, sums)
         for moments, part in tile.moments:
             if tile.start == 0:
                 moments.statistics.begin()
@@ -119,7 +122,9 @@ class StageBuilder(StageContext):
             return f"mx{hop}{other}"
 
         def scaled(tile: Tile) -> Tensors:
-            return {message(1): self.scaled_before(tile.inputs["x"].to(network.dtype), tile, scaling)}
+            x = tile.inputs["x"]
+            rows: Tensor = x.dense() if isinstance(x, SparseRows) else x
+            return {message(1): self.scaled_before(rows.to(network.dtype), tile, scaling)}
 
         steps: list[Step] = []
         for hop in range(1, last + 1):

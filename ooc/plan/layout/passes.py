@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ooc.plan.layout.grid import Grid, align_up
 from ooc.plan.layout.shuffle import Shuffle
-from ooc.plan.workload import Direction, EdgeData, Matrix, Pull, Stage
+from ooc.plan.workload import Direction, EdgeArray, EdgeData, Matrix, Pull, SparseMatrix, Stage, Topology, Workload
 
 _GENERAL = ", general path"
 """Of a pass that runs an opaque layer: slower than the others."""
@@ -53,6 +53,31 @@ def edges_name(direction: Direction, data: EdgeData | None = None) -> str:
     """What the topology of ``direction`` is called among the matrices, ``in-edges``, ``out-edges``, and what edges
     carry: ``in-weight``, ``in-features``, …"""
     return f"{direction.value}-{'edges' if data is None else data.value}"
+
+
+def swept_arrays(
+    topologies: Mapping[Direction, Topology], sparse: Mapping[str, SparseMatrix]
+) -> dict[str, tuple[Topology | SparseMatrix, EdgeArray]]:
+    """By name: the arrays of edges, and of entries of sparse matrices, with what they are the edges or entries of."""
+    found: dict[str, tuple[Topology | SparseMatrix, EdgeArray]] = {
+        edges_name(direction, data): (topology, array)
+        for direction, topology in topologies.items()
+        for data, array in topology.arrays.items()
+    }
+    return found | {name: (one, array) for one in sparse.values() for name, array in one.parts.items()}
+
+
+def arrays_swept_by(item: "Pass", workload: Workload) -> list[tuple[str, Topology | SparseMatrix, EdgeArray]]:
+    """Those of them that a pass goes over."""
+    found: list[tuple[str, Topology | SparseMatrix, EdgeArray]] = []
+    if item.pull is not None:
+        topology = workload.topologies[item.pull.direction]
+        for data in (None, *item.pull.edge_data):
+            found.append((edges_name(item.pull.direction, data), topology, topology.arrays[data]))
+    for name in item.stage.sparse_loads if isinstance(item, RowPass) else ():
+        one = workload.sparse[name]
+        found += [(part, one, array) for part, array in one.parts.items()]
+    return found
 
 
 def shuffles_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dict[str, Shuffle]:
@@ -275,8 +300,7 @@ def slabs_beside(source: Grid, own: Grid, slab: int) -> range:
     )
 
 
-def column_step_rows(item: ColumnPass, matrices: Mapping[str, MatrixPlan], step_rows: int) -> int:
-    """Rows of a step of a column pass: a block of the output, or of the own rows that go with it, but no fewer than
-    the ``step_rows`` of a row pass."""
+def column_step_rows(item: ColumnPass, matrices: Mapping[str, MatrixPlan]) -> int:
+    """Rows of a step of a column pass: a block of the output, or of the own rows that go with it."""
     heights = [matrices[name].grid.block_rows for name in item.pull.own if not matrices[name].whole]
-    return max(step_rows, min([matrices[item.output].grid.block_rows, *heights]))
+    return min([matrices[item.output].grid.block_rows, *heights])

@@ -21,13 +21,13 @@ from ooc.plan.layout.passes import (
     ColumnPass,
     Pass,
     RowPass,
+    arrays_swept_by,
     blocks_of,
     column_step_rows,
     direct_slabs,
-    edges_name,
     slabs_beside,
 )
-from ooc.plan.workload import EdgeArray, Pull, Topology, Workload
+from ooc.plan.workload import EdgeArray, SparseMatrix, Topology, Workload
 
 
 class Use(IntEnum):
@@ -139,9 +139,9 @@ def row_spans(grid: Grid, base: int, slabs: range, first_step: int, steps: Seque
 
 
 def edge_spans(
-    topology: Topology, grid: Grid, base: int, tile_rows: int, first_step: int, steps: Sequence[Step]
+    topology: Topology | SparseMatrix, grid: Grid, base: int, tile_rows: int, first_step: int, steps: Sequence[Step]
 ) -> list[Span]:
-    """Reads of the blocks of an array of the edges by ``steps``, one sweep over the rows in one direction."""
+    """Reads of the blocks of an array of edges or entries by ``steps``, one sweep over the rows in one direction."""
     edges = topology.tile_edges
     last_tile = len(edges) - 1
     spans: list[Span] = []
@@ -190,8 +190,7 @@ def _row_uses(
     for name, slabs, is_stored in blocks_of(item, layout.matrices, passes):
         use = Use.WRITE if is_stored else Use.READ
         spans += row_spans(layout.matrices[name].grid, blocks.base(name), slabs, first, steps, use)
-    if item.pull is not None:
-        spans += _edges(item.pull, first, steps, layout, workload, blocks)
+    spans += _edges(item, first, steps, layout, workload, blocks)
     return steps, spans
 
 
@@ -199,7 +198,7 @@ def _column_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
-    row_bounds = _row_bounds(item.rows, column_step_rows(item, layout.matrices, layout.step_rows))
+    row_bounds = _row_bounds(item.rows, column_step_rows(item, layout.matrices))
     steps = [Step(item.index, slab, *bounds) for slab in range(item.slabs) for bounds in pairwise(row_bounds)]
     sweep = len(row_bounds) - 1
     rows = next((p.rows for p in passes if item.pull.source in p.stores), source.rows)
@@ -208,7 +207,7 @@ def _column_uses(
         at = first + slab * sweep
         mine = steps[slab * sweep : (slab + 1) * sweep]
         spans += row_spans(target, blocks.base(item.output), range(slab, slab + 1), at, mine, Use.WRITE)
-        spans += _edges(item.pull, at, mine, layout, workload, blocks)
+        spans += _edges(item, at, mine, layout, workload, blocks)
         for name in item.pull.own:
             planned = layout.matrices[name]
             if not planned.whole:
@@ -222,12 +221,10 @@ def _column_uses(
 
 
 def _edges(
-    pull: Pull, first: int, steps: Sequence[Step], layout: Layout, workload: Workload, blocks: BlockTable
+    item: Pass, first: int, steps: Sequence[Step], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> list[Span]:
-    topology = workload.topologies[pull.direction]
     spans: list[Span] = []
-    for data in (None, *pull.edge_data):
-        grid = edge_grid(topology.arrays[data], topology.edges, layout.frame_bytes)
-        base = blocks.base(edges_name(pull.direction, data))
-        spans += edge_spans(topology, grid, base, workload.tile_rows, first, steps)
+    for name, swept, array in arrays_swept_by(item, workload):
+        grid = edge_grid(array, swept.edges, layout.frame_bytes)
+        spans += edge_spans(swept, grid, blocks.base(name), workload.tile_rows, first, steps)
     return spans

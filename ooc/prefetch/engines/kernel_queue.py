@@ -22,6 +22,12 @@ _BLOCK = struct.Struct("<Q8xQQQQ16x")
 offset, (two unused)."""
 _EVENT = struct.Struct("<Q8xq8x")  # tag, (control block), result, (second result)
 
+_KEPT = 4
+"""Queues that nobody uses are kept for the next one who wants one as deep: giving one back takes the kernel 10 to 20 ms
+(it waits for a grace period), longer than all else that closing a small trainer takes."""
+_idle: dict[int, list[int]] = {}  # by depth
+os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
@@ -62,9 +68,13 @@ class KernelQueue:
         self._places = range(0, depth * _BLOCK.size, _BLOCK.size)
         self._pointers = array("Q", [blocks_at + place for place in self._places])
         self._pointers_at = self._pointers.buffer_info()[0]
-        context = ctypes.c_ulong(0)
-        self._call(_SETUP, depth, ctypes.addressof(context))
-        self._context = context.value
+        kept = _idle.get(depth)
+        if kept:
+            self._context = kept.pop()
+        else:
+            context = ctypes.c_ulong(0)
+            self._call(_SETUP, depth, ctypes.addressof(context))
+            self._context = context.value
 
     def submit(self, requests: Requests, first: int, count: int) -> int:
         """Send ``count`` requests from the ``first`` on → how many were taken; OSError if the first one was not.
@@ -91,9 +101,13 @@ class KernelQueue:
         return list(_EVENT.iter_unpack(memoryview(self._events)[: count * _EVENT.size]))
 
     def close(self) -> None:
-        """Wait for what is under way and give the queue back."""
+        """Give the queue back. Nothing may be under way, or its results unread."""
         if self._context:
-            self._call(_DESTROY, self._context)
+            kept = _idle.setdefault(self._depth, [])
+            if len(kept) < _KEPT:
+                kept.append(self._context)
+            else:
+                self._call(_DESTROY, self._context)
             self._context = 0
 
     def _call(self, which: int, first: int, second: int = 0, third: int = 0, fourth: int = 0) -> int:

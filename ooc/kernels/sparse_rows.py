@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of which only the entries that are not zero are at hand (CSR), and their products with a weight.
+
+A product is a sum of the weight's rows, as many as a row has entries; the weight's gradient is a sum of the rows'
+gradients for every column, once the entries lie column by column. Both are ``embedding_bag``, which adds a bag's terms
+in their order: results depend on the rows alone.
+
+Shapes: R rows with E entries of F columns, O columns of a product, U columns that have an entry.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ooc.kernels.dropout.rows import keep_scale
+from ooc.kernels.tensors import typed
+
+ENTRY_BYTES = 80
+"""That a tile takes for each of its entries besides the store's blocks: put together from several, in another type,
+dropped out of, sorted by column and brought into that order."""
+DRAWN_NUMBERS = 1 << 17
+"""Of dropout at a time, or those of a row."""
+DRAWN_BYTES = 16
+"""For each of them."""
+_RADIX_COLUMNS = 1 << 16
+"""Numbers of up to 16 bits are sorted in a fifth of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    """Where the entries of each row begin, counted from the first [R + 1], their columns [E], ascending within a row,
+    both int32 or int64, and values [E]; ``width``: F."""
+
+    offsets_R1: Tensor
+    columns_E: Tensor
+    values_E: Tensor
+    width: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.offsets_R1) - 1
+
+    def typed(self, dtype: torch.dtype) -> "SparseRows":
+        """With values in ``dtype``."""
+        return SparseRows(self.offsets_R1, self.columns_E, typed(self.values_E, dtype), self.width)
+
+    def rounded(self, dtype: torch.dtype) -> "SparseRows":
+        """With values as they are in ``dtype``, in their own type."""
+        return self.typed(dtype).typed(self.values_E.dtype)
+
+    def first(self, rows: int) -> "SparseRows":
+        """The first ``rows`` rows, or all."""
+        if rows >= self.rows:
+            return self
+        entries = int(self.offsets_R1[rows])
+        return SparseRows(self.offsets_R1[: rows + 1], self.columns_E[:entries], self.values_E[:entries], self.width)
+
+    def dense(self) -> Tensor:
+        """[R, F], with the zeros; anywhere."""
+        out_RF = self.values_E.new_zeros(self.rows, self.width)
+        counts_R = self.offsets_R1.diff().long()
+        rows_R = torch.arange(0, self.rows * self.width, self.width, device=out_RF.device)
+        place_E = torch.repeat_interleave(rows_R, counts_R, output_size=len(self.columns_E)).add_(self.columns_E)
+        out_RF.view(-1)[place_E] = self.values_E
+        return out_RF
+
+    def times(self, weight_FO: Tensor) -> Tensor:
+        """Rows · weight [R, O]."""
+        return F.embedding_bag(
+            self.columns_E,
+            weight_FO,
+            self.offsets_R1,
+            mode="sum",
+            include_last_offset=True,
+            per_sample_weights=self.values_E,
+        )
+
+    def transposed_times(self, gradient_RO: Tensor) -> tuple[Tensor, Tensor]:
+        """Rowsᵀ · gradient: the columns that have entries [U], ascending, and their sums [U, O]."""
+        columns = self.columns_E.numpy()
+        if not len(columns):
+            return self.columns_E.long(), gradient_RO.new_empty(0, gradient_RO.shape[1])
+        order = np.argsort(columns.astype(np.uint16) if self.width <= _RADIX_COLUMNS else columns, kind="stable")
+        in_order = columns[order]
+        firsts = np.flatnonzero(np.diff(in_order, prepend=-1))
+        rows = np.repeat(np.arange(self.rows, dtype=columns.dtype), self.offsets_R1.diff().numpy())
+        sums_UO = F.embedding_bag(
+            torch.from_numpy(rows[order]),
+            gradient_RO.contiguous(),
+            torch.from_numpy(np.append(firsts, len(in_order)).astype(columns.dtype)),
+            mode="sum",
+            include_last_offset=True,
+            per_sample_weights=self.values_E[torch.from_numpy(order)],
+        )
+        return torch.from_numpy(in_order[firsts].astype(np.int64)), sums_UO
+
+    def dropped(self, seed: int, epoch: int, site: int, row_start: int, p: float) -> "SparseRows":
+        """After dropout of the dense rows, ``row_start`` and on, by the same masks; a few rows are drawn at a time."""
+        scale_E = torch.empty_like(self.values_E)
+        at_once = max(1, DRAWN_NUMBERS // self.width)
+        offsets = self.offsets_R1.numpy()
+        for first in range(0, self.rows, at_once):
+            last = min(first + at_once, self.rows)
+            here = slice(int(offsets[first]), int(offsets[last]))
+            like = self.values_E.new_empty(1).expand(last - first, self.width)
+            scale_RF = keep_scale(seed, epoch, site, row_start + first, like, p)
+            row_E = np.repeat(np.arange(last - first), np.diff(offsets[first : last + 1]))
+            scale_E[here] = scale_RF[torch.from_numpy(row_E), self.columns_E[here].long()]
+        return SparseRows(self.offsets_R1, self.columns_E, self.values_E * scale_E, self.width)
+
+
+class WeightByColumns:
+    """A weight [O, F] as sparse rows take it, column by column [F, O]: made once a program, between which alone it
+    changes; and the sum of its gradient, in the same form."""
+
+    def __init__(self) -> None:
+        self._weight_FO: Tensor | None = None
+        self._sum_FO: Tensor | None = None
+        self._making = Lock()
+
+    def weight(self, make: Callable[[], Tensor]) -> Tensor:
+        """[F, O] of the weight [O, F] that ``make`` gives. On any thread."""
+        found = self._weight_FO
+        if found is None:
+            with self._making:  # so that threads do not each make one
+                found = self._weight_FO
+                if found is None:
+                    found = self._weight_FO = make().T.contiguous()
+        return found
+
+    def forget(self) -> None:
+        """It may have changed."""
+        self._weight_FO = None
+
+    def begin(self, like_OF: Tensor) -> None:
+        """No tile has added anything."""
+        self._sum_FO = like_OF.new_zeros(like_OF.shape[::-1])
+
+    def add(self, columns_U: Tensor, sums_UO: Tensor) -> None:
+        """What a tile has."""
+        assert self._sum_FO is not None
+        self._sum_FO.index_add_(0, columns_U, sums_UO)
+
+    def end(self) -> Tensor:
+        """The gradient [O, F]; nothing is left here."""
+        found, self._sum_FO = self._sum_FO, None
+        assert found is not None
+        return found.T

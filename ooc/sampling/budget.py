@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sampled batches take of memory at most, and what becomes of the rest: known before anything is allocated.
+
+First comes what no batch can do without: where every row's in-edges begin, where a node is in a batch, the batches
+themselves as large as the degrees and fanouts let them be. Of what is left a quarter at most lets more batches be
+sampled ahead; topology and labels stay in memory where they take less than their share; all else is for pages of the
+features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ooc.errors import BudgetError
+from ooc.plan.program.capacity import budget_of
+from ooc.prefetch.engine import PAGE_BYTES
+from ooc.sampling.pages import (
+    MOST_BATCHES,
+    frame_bytes,
+    most_pages_of_row,
+    paged_bytes,
+    pages_of,
+    resident_bytes,
+)
+from ooc.sizes import format_size
+from ooc.storage.array import Array
+from ooc.storage.store import Store
+
+BATCHES_ALIVE = 3
+"""One that is made, one that waits, and one in use."""
+_SUPERBATCHES = 2
+"""One whose rows are read, and one that is sampled meanwhile."""
+WORK_BYTES = 1 << 20
+"""Of the pages that rows are picked from at a time: they stay in the cache of a core meanwhile."""
+_MOST_LOOKAHEAD = 64
+"""Batches ahead: beyond, what more is known of hardly saves a read."""
+_LOOKAHEAD_SHARE, _TOPOLOGY_SHARE, _ROWS_SHARE = 4, 2, 8
+"""Of what is left: sampling ahead takes a quarter, topology a half, and another array an eighth, at most."""
+_DRAWN_EDGE_BYTES = 96
+"""Of each edge of a batch while it is drawn: places, random numbers, what is sorted."""
+_TAKEN_BYTES = 48
+"""Of each row while rows are picked: their order, and where they lie."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingPlan:
+    """How memory is divided. ``lookahead`` batches are sampled at once; ``cache_pages`` of features are kept, all of
+    them where ``"x"`` is among the ``resident`` arrays. A batch has at most ``most_nodes`` and ``most_edges``, and
+    takes ``batch_bytes``; all together take ``nbytes``, at the least ``least_bytes`` would do."""
+
+    most_nodes: int
+    most_edges: int
+    batch_bytes: int
+    lookahead: int
+    cache_pages: int
+    resident: frozenset[str]
+    nbytes: int
+    least_bytes: int
+
+
+def work_pages(array: Array) -> int:
+    """Pages that rows of the array are picked from at a time."""
+    return max(WORK_BYTES // PAGE_BYTES, 2 * most_pages_of_row(array))
+
+
+def plan_sampling(
+    store: Store,
+    features: Array,
+    others: Sequence[Array],
+    *,
+    most: tuple[int, int],
+    seeds: int,
+    batches: int,
+    batch_size: int,
+    fanouts: Sequence[int],
+    memory_bytes: int,
+    offset_bytes: int,
+    beside_bytes: int,
+) -> SamplingPlan:
+    """The plan for batches of at most ``most`` nodes and edges; ``others``: the arrays read beside the features, the
+    neighbours first; ``beside_bytes``: what whoever uses the batches takes. BudgetError with the least memory that
+    would do."""
+    nodes, edges = most
+    node_rows = sum(array.row_bytes for array in (features, *others) if array.shape[0] == store.num_nodes)
+    edge_rows = sum(array.row_bytes for array in others[1:] if array.shape[0] == store.num_edges)
+    batch_bytes = nodes * (node_rows + 8) + edges * (edge_rows + 24)
+    ids = 12 * nodes + 12 * edges + 10 * min(pages_of(features), nodes * most_pages_of_row(features))
+    ahead = _SUPERBATCHES * ids + _TAKEN_BYTES * edges  # neighbours of all of them are looked up together
+    fixed = beside_bytes + offset_bytes + 4 * store.num_nodes + 24 * seeds
+    fixed += BATCHES_ALIVE * batch_bytes + _DRAWN_EDGE_BYTES * edges + _TAKEN_BYTES * (nodes + edges)
+    paged = {array.name: paged_bytes(array, cache_pages=0, work_pages=work_pages(array)) for array in others}
+    own = paged_bytes(features, cache_pages=0, work_pages=work_pages(features))
+    small = {array.name: resident_bytes(array) for array in (features, *others)}
+    least = fixed + ahead + sum(min(small[name], nbytes) for name, nbytes in paged.items())
+    least += min(small[features.name], own)
+    if least > memory_bytes:
+        drawn = ", ".join("all" if fanout < 0 else str(fanout) for fanout in fanouts)
+        model = f" and {format_size(beside_bytes)} for the model" if beside_bytes else ""
+        raise BudgetError(
+            f"batches of {batch_size:,} nodes and of neighbours {drawn} come to {nodes:,} nodes and {edges:,} edges at "
+            f"most, {format_size(batch_bytes)} each{model}, and need {format_size(least)} of memory; it may take "
+            f"{format_size(memory_bytes)}; give memory='{budget_of(least)}', a smaller batch or smaller fanouts"
+        )
+    left = memory_bytes - least
+    resident = {name for name, nbytes in paged.items() if small[name] <= nbytes}
+    everything = small[features.name] - min(small[features.name], own)
+    everything += sum(max(0, small[name] - nbytes) for name, nbytes in paged.items())
+    all_fits = everything <= left
+    lookahead = min(MOST_BATCHES, _MOST_LOOKAHEAD, batches, 1 + left // _LOOKAHEAD_SHARE // max(1, ahead))
+    if all_fits:  # nothing is gained by knowing more
+        lookahead = min(batches, 1 + (left - everything) // _LOOKAHEAD_SHARE // max(1, ahead), 4)
+    left -= (lookahead - 1) * ahead
+    for place, array in enumerate(others):
+        more = small[array.name] - paged[array.name]
+        share = _ROWS_SHARE if place else _TOPOLOGY_SHARE
+        if array.name not in resident and (all_fits or more <= left // share):
+            resident.add(array.name)
+            left -= more
+    cache_pages = 0
+    if all_fits or small[features.name] <= left + own:
+        resident.add(features.name)
+        left -= max(0, small[features.name] - own)
+    else:
+        cache_pages = left // frame_bytes()
+        left -= cache_pages * frame_bytes()
+    return SamplingPlan(
+        most_nodes=nodes,
+        most_edges=edges,
+        batch_bytes=batch_bytes,
+        lookahead=lookahead,
+        cache_pages=cache_pages,
+        resident=frozenset(resident),
+        nbytes=memory_bytes - left,
+        least_bytes=least,
+    )

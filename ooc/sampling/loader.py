@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mini-batches of a store in the place of PyG's ``NeighborLoader``: sampled ahead, and read from the SSD ahead.
+
+Two threads stand behind an epoch. One samples batches, several at once, so that what they will need is known; the
+other reads the rows of one batch while the one before is in use. N nodes; n nodes and e edges of a batch.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ooc.errors import OptionError, StoreError
+from ooc.memory import available_memory_bytes
+from ooc.model.graph import damaged
+from ooc.prefetch.engine import Engine
+from ooc.prefetch.engines.choice import choose_engine
+from ooc.sampling.ahead import Ahead
+from ooc.sampling.budget import SamplingPlan, plan_sampling, work_pages
+from ooc.sampling.pages import Foresight, PagedRows, Pages, ResidentRows, Rows, Uses
+from ooc.sampling.sampler import Ints, SampledBatch, Sampler, key_of, most_by_hop
+from ooc.sizes import parse_size
+from ooc.storage.array import AnyArray, Array
+from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, SPLITS, Store, open_store
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+_DEFAULT_SHARE = 0.5
+"""Of the memory that is free, where nothing is said."""
+_CHUNK_ROWS = 1 << 16
+_SHUFFLED = 2**32
+"""Beside seed and epoch in the key of the order of the seeds; no batch has this number."""
+
+
+class NeighborLoader:
+    """Batches of ``batch_size`` seed nodes with neighbours of theirs, as PyG's ``NeighborLoader`` makes them.
+
+    ``num_neighbors``: the most in-edges that are drawn of a node, by hop, without replacement (-1: all). A batch is
+    PyG's ``Data`` with ``x`` [n, F], ``edge_index`` [2, e] (by hop), ``y``, ``n_id`` [n] (the seeds first), ``e_id``
+    [e] (places among the store's in-edges), ``input_id``, ``batch_size``, ``num_sampled_nodes``,
+    ``num_sampled_edges``, and ``edge_weight`` and ``edge_attr`` where the store's edges have them. Nodes are numbered
+    as before conversion; ``row_id`` [n] are their rows in the store.
+
+    ``input_nodes``: the seeds, all nodes (None), a split by name, a mask [N] or numbers; ``shuffle``: in another order
+    each epoch. ``memory`` bounds all that is held, the batches too, ``"64M"`` or bytes; by default half of what is
+    free. It changes no batch: what is drawn depends on ``seed``, epoch and batch alone.
+
+    An iteration is an epoch; ``epoch`` is the number of the next one, and may be set. What is kept in memory stays for
+    the next epoch until ``close``, or the end of a ``with`` block, or until nobody holds the loader any more. One
+    iteration at a time. BudgetError with the least memory that would do; StoreError for a store that is damaged.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | Path,
+        num_neighbors: Sequence[int],
+        batch_size: int = 1,
+        *,
+        input_nodes: npt.ArrayLike | str | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+        memory: str | int | None = None,
+        _beside: Callable[[list[tuple[int, int]]], int] = lambda most: 0,
+    ) -> None:
+        """``_beside``: what else is to be had within the memory, by how many nodes and edges the first hops have."""
+        self.store = store if isinstance(store, Store) else open_store(store)
+        if self.store.sparse_features is not None:
+            raise OptionError(
+                f"{self.store.path} has features without their zeros, of which mini-batches are not made yet; convert "
+                "with feature_form='dense'"
+            )
+        self.fanouts = check_fanouts(num_neighbors)
+        if batch_size < 1:
+            raise OptionError(f"batch_size must be positive, not {batch_size}")
+        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
+        self._shuffle, self._drop_last = shuffle, drop_last
+        self._seeds = _rows_of(self.store, input_nodes)
+        self._offsets = offsets = _load_offsets(self.store)
+        most = most_by_hop(offsets, self.fanouts, min(batch_size, len(self._seeds)))
+        self.plan = plan_sampling(
+            self.store,
+            self.store.array("x"),
+            _other_arrays(self.store),
+            most=most[-1],
+            seeds=len(self._seeds),
+            batches=len(self),
+            batch_size=min(batch_size, len(self._seeds)),
+            fanouts=self.fanouts,
+            memory_bytes=_memory_bytes(memory),
+            offset_bytes=offsets.nbytes,
+            beside_bytes=_beside(most),
+        )
+        self._sampler = Sampler(offsets, self.fanouts, seed=seed)
+        self._held: _Held | None = None
+        self._running: weakref.ref[Ahead[Data]] | None = None
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        whole, rest = divmod(len(self._seeds), self.batch_size)
+        return whole + (rest > 0 and not self._drop_last)
+
+    def __iter__(self) -> Iterator["Data"]:
+        if self._running is not None and (running := self._running()) is not None:
+            running.close()
+        self.store.check_unreplaced()
+        if self._held is None:
+            self._held = _Held(self.store, self.plan)
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        sampled = _superbatches(self, self._held, epoch)
+        batches = Ahead(_read(self._held, Ahead(sampled, name="ooc-sample")), name="ooc-rows")
+        self._running = weakref.ref(batches)
+        return batches
+
+    @property
+    def retained_bytes(self) -> int:
+        """What is held after ``close``."""
+        return self._offsets.nbytes + 4 * self.store.num_nodes + 8 * len(self._seeds)
+
+    def in_degrees(self, rows: AnyArray) -> Ints:
+        """How many edges lead to each of these rows of the store [n]."""
+        found: Ints = self._offsets[rows + 1].astype(np.int64) - self._offsets[rows]
+        return found
+
+    @property
+    def pages_read(self) -> int:
+        """Pages of features that were read so far; those that stay in memory once."""
+        return 0 if self._held is None else self._held.x.pages_read
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that were read so far, of everything."""
+        return 0 if self._held is None else self._held.engine.counters.read_bytes
+
+    def seeds_of(self, epoch: int) -> list[Ints]:
+        """The seeds of an epoch by batch, as places in ``input_nodes``."""
+        order = np.arange(len(self._seeds))
+        if self._shuffle:
+            first, second = key_of(self.seed, epoch, _SHUFFLED)
+            np.random.Generator(np.random.Philox(key=first << 32 | second)).shuffle(order)
+        return [order[k * self.batch_size : (k + 1) * self.batch_size] for k in range(len(self))]
+
+    def sampled(self, epoch: int, first: int, seeds: Sequence[Ints], neighbours: Rows) -> list[SampledBatch]:
+        """The subgraphs of the batches from ``first`` on, around these ``seeds``."""
+
+        def take(edges: Ints) -> AnyArray:
+            found = neighbours.take(edges)
+            if len(found) and not 0 <= int(found.min()) <= int(found.max()) < self.store.num_nodes:
+                raise damaged(self.store, "in/indices")
+            return found
+
+        return self._sampler.sample([self._seeds[places] for places in seeds], take, epoch=epoch, first=first)
+
+    def close(self) -> None:
+        """End threads, and free all but offsets and seeds. May be called twice, and the loader be used again."""
+        if self._running is not None and (running := self._running()) is not None:
+            running.close()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+class _Held:
+    """What is kept from epoch to epoch: the engine, rows in memory, pages."""
+
+    def __init__(self, store: Store, plan: SamplingPlan) -> None:
+        self.store = store
+        self.engine, _ = choose_engine(store.path)
+        self.close = weakref.finalize(self, self.engine.close)
+        self.neighbours, *others = (_rows(array, plan, self.engine) for array in _other_arrays(store))
+        self.others = dict(zip([array.name for array in _other_arrays(store)][1:], others, strict=True))
+        self.x = _rows(store.array("x"), plan, self.engine)
+
+
+@dataclass(frozen=True, slots=True)
+class _Superbatch:
+    """Batches sampled together, the places of their seeds among the input nodes, and what they need of the features."""
+
+    batches: list[SampledBatch]
+    seeds: list[Ints]
+    foresight: Foresight | None
+
+
+def _superbatches(loader: NeighborLoader, held: _Held, epoch: int) -> Iterator[_Superbatch]:
+    """The epoch, so many batches at once as the plan lets be sampled ahead."""
+    seeds, ahead = loader.seeds_of(epoch), loader.plan.lookahead
+    for first in range(0, len(seeds), ahead):
+        part = seeds[first : first + ahead]
+        batches = loader.sampled(epoch, first, part, held.neighbours)
+        yield _Superbatch(batches, part, held.x.foresee([batch.rows for batch in batches]))
+
+
+def _read(held: _Held, superbatches: Ahead[_Superbatch]) -> Iterator["Data"]:
+    """Every batch with its rows."""
+    try:
+        for superbatch in superbatches:
+            foresight = superbatch.foresight
+            if foresight is not None:
+                held.x.begin(foresight)
+            for place, (batch, seeds) in enumerate(zip(superbatch.batches, superbatch.seeds, strict=True)):
+                yield _data(held, batch, seeds, None if foresight is None else foresight.uses[place])
+    finally:
+        superbatches.close()
+
+
+def _data(held: _Held, batch: SampledBatch, seeds: Ints, uses: Uses | None) -> "Data":
+    from torch_geometric.data import Data
+
+    edge_index = np.empty((2, len(batch.edges)), dtype=np.int64)
+    edge_index[0], edge_index[1] = batch.sources, batch.targets
+    others = held.others
+    made: dict[str, Any] = {
+        "x": held.x.take(batch.rows, uses),
+        "edge_index": edge_index,
+        "y": others["y"].take(batch.rows),
+        "n_id": others["perm"].take(batch.rows) if "perm" in others else batch.rows,
+        "e_id": batch.edges,
+        "input_id": seeds,
+        "row_id": batch.rows,
+    }
+    for name, called in ((EDGE_WEIGHT, "edge_weight"), (EDGE_FEATURES, "edge_attr")):
+        if f"in/{name}" in others:
+            made[called] = others[f"in/{name}"].take(batch.edges)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in made.items()}
+    return Data(
+        **tensors,
+        batch_size=len(seeds),
+        num_sampled_nodes=batch.nodes_by_hop,
+        num_sampled_edges=batch.edges_by_hop,
+    )
+
+
+# ---- what is given ---------------------------------------------------------------------------------------------
+
+
+def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
+    """``fanouts``, unless they make no sense."""
+    if not fanouts or any(fanout < -1 or fanout == 0 for fanout in fanouts):
+        raise OptionError(f"neighbours to draw must be a number a hop, -1 for all, not {list(fanouts)}")
+    return tuple(fanouts)
+
+
+def _memory_bytes(memory: str | int | None) -> int:
+    if memory is None:
+        return int(_DEFAULT_SHARE * available_memory_bytes())
+    return parse_size(memory, name="memory")
+
+
+def _other_arrays(store: Store) -> list[Array]:
+    """What is read beside the features: neighbours first, then labels, what edges carry, and what rows are called."""
+    found = [store.topology("in")[1], store.array("y"), *store.edge_data("in")]
+    if store.attributes.get("order", "none") != "none":
+        found.append(store.array("perm"))
+    return found
+
+
+def _rows(array: Array, plan: SamplingPlan, engine: Engine) -> Rows:
+    pages = Pages(array, engine)
+    if array.name in plan.resident:
+        return ResidentRows(pages)
+    cached = plan.cache_pages if array.name == "x" else 0
+    return PagedRows(pages, cache_pages=cached, work_pages=work_pages(array))
+
+
+def _load_offsets(store: Store) -> AnyArray:
+    """Where every row's in-edges begin [N + 1]."""
+    indptr, _ = store.topology("in")
+    offsets = np.empty(store.num_nodes + 1, dtype=np.int32 if store.num_edges < 2**31 else np.int64)
+    for start, block in indptr.blocks(_CHUNK_ROWS):
+        offsets[start : start + len(block)] = block
+    if offsets[0] != 0 or offsets[-1] != store.num_edges or bool((np.diff(offsets) < 0).any()):
+        raise damaged(store, "in/indptr")
+    return offsets
+
+
+def _rows_of(store: Store, nodes: npt.ArrayLike | str | None) -> Ints:
+    """The rows of the nodes that are asked for, in the order in which they are. OptionError for what are none."""
+    if isinstance(nodes, str):
+        split = "valid" if nodes == "val" else nodes
+        if split not in SPLITS:
+            raise OptionError(f"input_nodes {nodes!r} is not one of {', '.join(SPLITS)}")
+        parts = store.array(f"split/{split}").blocks(_CHUNK_ROWS)
+        found = np.concatenate([start + np.flatnonzero(member) for start, member in parts])
+        if not len(found):
+            raise StoreError(f"{store.path} has no {split} nodes")
+        return found
+    if nodes is None:
+        return np.arange(store.num_nodes)
+    given = np.asarray(nodes)
+    if given.dtype.kind == "b":
+        if given.shape != (store.num_nodes,):
+            raise OptionError(f"input_nodes is a mask of shape {given.shape}; the store has {store.num_nodes} nodes")
+        given = np.flatnonzero(given)
+    if given.dtype.kind not in "iu" or given.ndim != 1 or not len(given):
+        raise OptionError("input_nodes must be a split, a mask of all nodes or numbers of nodes, at least one")
+    numbers = given.astype(np.int64)
+    if numbers.min() < 0 or numbers.max() >= store.num_nodes:
+        raise OptionError(f"input_nodes has a node that is not among 0 … {store.num_nodes - 1}")
+    if len(np.unique(numbers)) < len(numbers):
+        raise OptionError("input_nodes has a node twice")
+    return numbers if store.attributes.get("order", "none") == "none" else _rows_by_number(store, numbers)
+
+
+def _rows_by_number(store: Store, numbers: Ints) -> Ints:
+    """The rows of the nodes of these ``numbers`` before conversion."""
+    order = np.argsort(numbers)
+    ascending, rows = numbers[order], np.empty_like(numbers)
+    for start, block in store.array("perm").blocks(_CHUNK_ROWS):
+        place = np.minimum(np.searchsorted(ascending, block), len(numbers) - 1)
+        asked = np.flatnonzero(ascending[place] == block)
+        rows[order[place[asked]]] = start + asked
+    return rows

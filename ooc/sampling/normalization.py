@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GCN's normalisation by the degrees of the whole graph, in batches that know some of a node's edges only.
+
+``GCNConv`` takes degrees of the edges it is given. In a batch these are what was drawn, at the outermost nodes none; so
+with all neighbours drawn its results would not be those of the full graph, and what is trained not what is scored. Here
+an edge from j to i weighs as in the full graph, times the in-edges of i over those of them that were drawn: with
+all drawn the same, and otherwise right on average.
+
+n nodes and e edges of a batch.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GCNConv, MessagePassing
+
+from ooc.errors import ModelError
+from ooc.model.graph import RowScaling, Scaling
+
+_ARGUMENTS = ("x", "edge_index", "edge_weight")
+
+
+class GcnNormalization:
+    """Of the ``GCNConv`` in ``model``; ``scalings`` are of the store's rows. ModelError for another layer that takes
+    degrees of its edges."""
+
+    def __init__(self, model: nn.Module, scalings: Mapping[Scaling, RowScaling]) -> None:
+        self._scalings = scalings
+        self._convs = [m for m in model.modules() if isinstance(m, GCNConv) and m.normalize]
+        for module in model.modules():
+            if isinstance(module, MessagePassing) and not isinstance(module, GCNConv) and _normalizes(module):
+                raise ModelError(
+                    f"{type(module).__name__} takes degrees of the edges it is given, which in a batch are some of "
+                    "them; train it on the full graph"
+                )
+
+    @contextmanager
+    def applied(self, rows_n: Tensor, degrees_n: Tensor, edge_index: Tensor) -> Iterator[None]:
+        """Meanwhile the model is given a batch of these rows of the store, whose in-degrees there are ``degrees_n``. On
+        the meta device what it is given has the right sizes."""
+        if not self._convs:
+            yield
+            return
+        share_n = torch.empty_like(degrees_n)
+        if not edge_index.is_meta:
+            share_n = degrees_n / torch.bincount(edge_index[1], minlength=len(rows_n)).clamp_(min=1)
+        handles = [
+            conv.register_forward_pre_hook(self._hook(rows_n, share_n), with_kwargs=True) for conv in self._convs
+        ]
+        try:
+            for conv in self._convs:
+                conv.normalize = False
+            yield
+        finally:
+            for conv, handle in zip(self._convs, handles, strict=True):
+                conv.normalize = True
+                handle.remove()
+
+    def _hook(self, rows_n: Tensor, share_n: Tensor) -> Callable[..., Any]:
+        def normalize(conv: GCNConv, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            arguments: dict[str, Any] = dict(zip(_ARGUMENTS, given, strict=False)) | named
+            x, edge_index, weight_e = arguments["x"], arguments["edge_index"], arguments.get("edge_weight")
+            if x.is_meta:
+                edges = edge_index.shape[1] + len(x)
+                return (x, edge_index.new_empty(2, edges), x.new_empty(edges)), {}
+            scaling = self._scalings[_scaling(conv, weighted=weight_e is not None)]
+            return (x, *_normalized(scaling, rows_n[: len(x)], share_n, edge_index, weight_e)), {}
+
+        return normalize
+
+
+def _normalized(
+    scaling: RowScaling, rows_n: Tensor, share_n: Tensor, edge_index: Tensor, weight_e: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The edges with self-loops as they count in the full graph, and the weight of each."""
+    assert scaling.scale_N1 is not None
+    scale_n = scaling.scale_N1[rows_n, 0]
+    source_e, target_e = edge_index
+    found_e = scale_n[source_e] * (scale_n * share_n[: len(rows_n)].to(scale_n.dtype))[target_e]
+    if weight_e is not None:
+        found_e = found_e * weight_e.to(found_e.dtype)
+    if not scaling.self_term:
+        return edge_index, found_e
+    loops_n = scale_n.square()
+    if scaling.self_N1 is not None:
+        loops_n = loops_n * scaling.self_N1[rows_n, 0]
+    own = torch.arange(len(rows_n)).expand(2, -1)
+    return torch.cat([edge_index, own], dim=1), torch.cat([found_e, loops_n])
+
+
+def _scaling(conv: GCNConv, *, weighted: bool) -> Scaling:
+    if not conv.add_self_loops:
+        return Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
+    if not weighted:
+        return Scaling.GCN
+    return Scaling.WEIGHTED_GCN_IMPROVED if conv.improved else Scaling.WEIGHTED_GCN
+
+
+def _normalizes(layer: MessagePassing) -> bool:
+    """Whether it calls PyG's ``gcn_norm``, or the like of it."""
+    code = getattr(type(layer).forward, "__code__", None)
+    names = () if code is None else code.co_names
+    return ("gcn_norm" in names and bool(getattr(layer, "normalize", True))) or "get_laplacian" in names

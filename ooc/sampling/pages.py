@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of one array of a store by their numbers, from memory or from pages of 4 KiB that an engine reads.
+
+What batches to come need of an array is known once they are sampled. So pages are kept by L. A. Belady's rule, with
+bypass (IBM Systems Journal 5(2), 1966): after each batch those whose next use is nearest, be they in the cache or just
+read, and of those that no batch in sight needs again the ones that are there. Within a batch a page is read once.
+
+n rows asked for, P pages of a batch, C columns.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc.prefetch.arena import Arena, Bytes
+from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, Engine, Span, Ticket
+from ooc.storage.array import AnyArray, Array
+
+Places = npt.NDArray[np.int64]
+MOST_BATCHES = 1000
+"""That may be in sight at once."""
+_NEVER, _FREE = MOST_BATCHES, MOST_BATCHES + 1
+"""Next uses of a page that no batch in sight needs, and of a frame that holds none."""
+_STAGED = 2
+"""Windows of pages on their way at once, beside the one whose rows are picked."""
+_PER_PAGE_BYTES = 1 + 4 + 2 * 2
+"""Of every page of an array, cached or not: whether it is wanted, its frame, its next use in two foresights."""
+_PER_FRAME_BYTES = 8 + 2 + 4
+"""Of every page that is kept: which it is, when it is needed next, and a list of frames that are free."""
+
+
+class Pages:
+    """The chunk files of ``array`` as one row of ``count`` pages."""
+
+    def __init__(self, array: Array, engine: Engine) -> None:
+        self.array = array
+        self.count = pages_of(array)
+        self._per_chunk = array.chunk_bytes // PAGE_BYTES
+        self._engine = engine
+        self._files = [ChunkFile(array.chunk_path(chunk)) for chunk in range(array.num_chunks)]
+
+    def read(self, pages: Places, into: Bytes) -> Ticket:
+        """Fill ``into`` with these ``pages``, ascending; those that follow one another by one request."""
+        apart = (np.diff(pages) != 1) | (pages[1:] % self._per_chunk == 0)
+        bounds = np.concatenate([[0], np.flatnonzero(apart) + 1, [len(pages)]])
+        chunks, within = np.divmod(pages[bounds[:-1]], self._per_chunk)
+        offsets, sizes = within * PAGE_BYTES, np.diff(bounds) * PAGE_BYTES
+        runs = zip(chunks.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
+        spans = [Span(self._files[chunk], offset, nbytes, self.array.name) for chunk, offset, nbytes in runs]
+        return self._engine.read(spans, into)
+
+
+class ResidentRows:
+    """All rows of an array in memory, read once."""
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages_read = pages.count
+        array = pages.array
+        memory = Arena(pages.count * PAGE_BYTES).view(0, pages.count * PAGE_BYTES)
+        pages.read(np.arange(pages.count), memory).wait()
+        self._rows = memory.view(array.dtype).reshape(array.padded_rows, *array.shape[1:])
+
+    def foresee(self, batches: Sequence[AnyArray]) -> "Foresight | None":
+        """Nothing needs to be known."""
+        return None
+
+    def begin(self, foresight: "Foresight | None") -> None:
+        """Nothing changes."""
+
+    def take(self, rows: AnyArray, uses: "Uses | None" = None) -> AnyArray:
+        """``rows`` [n] in their order, [n] or [n, C]."""
+        return np.take(self._rows, rows, axis=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """The ``pages`` [P] that a batch needs, ascending, and which batch in sight needs each ``next``, by its place."""
+
+    pages: Places
+    next: npt.NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """The uses of several batches, and of every page of the array the ``first``."""
+
+    uses: list[Uses]
+    first: npt.NDArray[np.int16]
+
+
+class _Window(NamedTuple):
+    """Pages ``low`` to ``high`` of a batch, of which those from ``new`` on were in no window before, and of the rows in
+    ascending order those that lie in them: from ``start`` to ``stop``."""
+
+    low: int
+    new: int
+    high: int
+    start: int
+    stop: int
+
+
+class PagedRows:
+    """Rows of an array of which ``cache_pages`` are kept in memory; ``work_pages`` at a time are picked from.
+
+    ``foresee`` may be called on one thread while another one calls ``begin`` and ``take``.
+    """
+
+    def __init__(self, pages: Pages, *, cache_pages: int, work_pages: int) -> None:
+        self.pages_read = 0
+        self._pages = pages
+        array = pages.array
+        self._row_bytes, self._work_pages = array.row_bytes, work_pages
+        self._pages_a_row = most_pages_of_row(array)
+        arena = Arena((cache_pages + (1 + _STAGED) * work_pages) * PAGE_BYTES)
+
+        def frames(first: int, count: int) -> Bytes:
+            return arena.view(first * PAGE_BYTES, count * PAGE_BYTES).reshape(count, PAGE_BYTES)
+
+        self._cache = frames(0, cache_pages)
+        self._work = frames(cache_pages, work_pages)
+        self._staging = [frames(cache_pages + (1 + k) * work_pages, work_pages) for k in range(_STAGED)]
+        items = self._work.reshape(-1).view(array.dtype)
+        strides = (array.itemsize,) * len(array.shape)
+        overlapping = (len(items) - array.columns + 1, *array.shape[1:])
+        self._rows_at = np.lib.stride_tricks.as_strided(items, overlapping, strides, writeable=False)
+        self._wanted = np.zeros(pages.count, dtype=np.bool_)
+        self._frame_of = np.full(pages.count, -1, dtype=np.int32)
+        self._page_in = np.full(cache_pages, -1, dtype=np.int64)
+        self._next_use = np.full(cache_pages, _FREE, dtype=np.int16)
+        self._spare = np.arange(cache_pages, dtype=np.int32)
+        self._spares = cache_pages
+
+    def foresee(self, batches: Sequence[AnyArray]) -> Foresight:
+        """What batches that take these rows need, one after the other."""
+        following = np.full(self._pages.count, _NEVER, dtype=np.int16)
+        uses = []
+        for number in range(len(batches) - 1, -1, -1):
+            pages = self._pages_of(batches[number])
+            uses.append(Uses(pages, following[pages]))
+            following[pages] = number
+        return Foresight(uses[::-1], following)
+
+    def begin(self, foresight: Foresight) -> None:
+        """From now on batches are those of ``foresight``: what is kept is needed when they first need it."""
+        held = np.flatnonzero(self._page_in >= 0)
+        self._next_use[held] = foresight.first[self._page_in[held]]
+
+    def take(self, rows: AnyArray, uses: Uses | None = None) -> AnyArray:
+        """``rows`` [n] in their order, [n] or [n, C]; ``uses``: what was foreseen of them."""
+        array = self._pages.array
+        if uses is None:
+            uses = self.foresee([rows]).uses[0]
+        out = np.empty((len(rows), *array.shape[1:]), dtype=array.dtype)
+        order = np.argsort(rows, kind="stable")
+        at_bytes = rows[order].astype(np.int64) * self._row_bytes
+        first = np.searchsorted(uses.pages, at_bytes // PAGE_BYTES)
+        last = np.searchsorted(uses.pages, (at_bytes + self._row_bytes - 1) // PAGE_BYTES)
+        for window in self._windows(uses, first, last):
+            picked = slice(window.start, window.stop)
+            in_work = (first[picked] - window.low) * PAGE_BYTES + at_bytes[picked] % PAGE_BYTES
+            out[order[picked]] = self._rows_at[in_work // array.itemsize]
+        return out
+
+    # ---- pages of a batch --------------------------------------------------------------------------------------
+
+    def _pages_of(self, rows: AnyArray) -> Places:
+        wanted, at_bytes = self._wanted, rows.astype(np.int64) * self._row_bytes
+        first, last = at_bytes // PAGE_BYTES, (at_bytes + self._row_bytes - 1) // PAGE_BYTES
+        for further in range(self._pages_a_row):
+            wanted[np.minimum(first + further, last)] = True
+        pages = np.flatnonzero(wanted)
+        wanted[pages] = False
+        return pages
+
+    def _cut(self, count: int, first: Places, last: Places) -> Iterator[_Window]:
+        """Windows over ``count`` pages, such that each row lies in one of them."""
+        low = new = start = 0
+        while start < len(last):
+            high = min(count, low + self._work_pages)
+            stop = int(np.searchsorted(last, high))
+            yield _Window(low, new, high, start, stop)
+            start, new = stop, high
+            low = int(first[stop]) if stop < len(first) else high
+
+    def _windows(self, uses: Uses, first: Places, last: Places) -> Iterator[_Window]:
+        """Each window of a batch while its pages lie in ``_work``. Meanwhile those of the next are read."""
+        pages = uses.pages
+        frames = self._frame_of[pages]
+        missing = frames < 0
+        kept, given_up = self._choose(uses, frames, missing)
+        self.pages_read += int(missing.sum())
+        windows = list(self._cut(len(pages), first, last))
+
+        def send(number: int) -> Ticket | None:
+            window = windows[number]
+            part = slice(window.new, window.high)
+            absent = pages[part][missing[part]]
+            staging = self._staging[number % _STAGED].reshape(-1)
+            return self._pages.read(absent, staging[: len(absent) * PAGE_BYTES]) if len(absent) else None
+
+        tickets = [send(0)] if windows else []
+        before = 0
+        try:
+            for number, window in enumerate(windows):
+                if number + 1 < len(windows):
+                    tickets.append(send(number + 1))
+                ticket = tickets[number]
+                if ticket is not None:
+                    ticket.wait()
+                self._assemble(window, before, frames, missing, number)
+                yield window
+                self._replace(window, uses, frames, missing, kept, given_up, number)
+                before = window.low
+        finally:
+            for ticket in tickets:
+                if ticket is not None:
+                    ticket.settle()  # nobody may free the memory before
+
+    def _assemble(self, window: _Window, before: int, frames: AnyArray, missing: AnyArray, number: int) -> None:
+        """The window's pages side by side: some from the window that began at ``before``, the cache, the disk."""
+        work, carried = self._work, window.new - window.low
+        if carried:
+            work[:carried] = work[window.low - before : window.new - before]
+        into = work[carried : window.high - window.low]
+        part = slice(window.new, window.high)
+        absent = missing[part]
+        into[absent] = self._staging[number % _STAGED][: int(absent.sum())]
+        into[~absent] = self._cache[frames[part][~absent]]
+
+    # ---- the cache ---------------------------------------------------------------------------------------------
+
+    def _choose(self, uses: Uses, frames: AnyArray, missing: AnyArray) -> tuple[AnyArray, AnyArray]:
+        """Which of the pages to keep after the batch of those read [P], and to give up of those in the cache [P].
+        Frames of others that are to be given up are free at once."""
+        next_use, room = self._next_use, len(self._next_use)
+        here = frames[~missing]
+        next_use[here] = uses.next[~missing]
+        held = np.bincount(next_use, minlength=_FREE + 1)[:_FREE]
+        total = np.cumsum(held + np.bincount(uses.next[missing], minlength=_FREE))
+        limit = int(np.searchsorted(total, room, side="right"))  # those of later uses have no room
+        room_at_limit = room - (int(total[limit - 1]) if limit else 0)
+        surplus = next_use > limit
+        surplus[next_use == _FREE] = False
+        kept = missing & (uses.next < limit)
+        if limit < _FREE:
+            surplus[np.flatnonzero(next_use == limit)[room_at_limit:]] = True
+            places = np.flatnonzero(missing & (uses.next == limit))
+            kept[places[: max(0, room_at_limit - int(held[limit]))]] = True
+        given_up = np.zeros(len(frames), dtype=np.bool_)
+        given_up[~missing] = surplus[here]
+        surplus[here] = False
+        self._free(np.flatnonzero(surplus))
+        return kept, given_up
+
+    def _replace(
+        self,
+        window: _Window,
+        uses: Uses,
+        frames: AnyArray,
+        missing: AnyArray,
+        kept: AnyArray,
+        given_up: AnyArray,
+        number: int,
+    ) -> None:
+        """Free the frames of the window's pages that are given up, and keep those that are to be kept in free frames.
+
+        A page for which none is free yet is not kept. That is rare, as frames come free all along a batch.
+        """
+        part = slice(window.new, window.high)
+        self._free(frames[part][given_up[part]])
+        absent, wanted = np.flatnonzero(missing[part]), kept[part]
+        staged = np.flatnonzero(wanted[absent])
+        free = self._spare[max(0, self._spares - len(staged)) : self._spares]
+        self._spares -= len(free)
+        staged = staged[: len(free)]
+        self._cache[free] = self._staging[number % _STAGED][staged]
+        places = window.new + absent[staged]
+        self._frame_of[uses.pages[places]] = free
+        self._page_in[free] = uses.pages[places]
+        self._next_use[free] = uses.next[places]
+
+    def _free(self, frames: AnyArray) -> None:
+        self._frame_of[self._page_in[frames]] = -1
+        self._page_in[frames] = -1
+        self._next_use[frames] = _FREE
+        self._spare[self._spares : self._spares + len(frames)] = frames
+        self._spares += len(frames)
+
+
+Rows = ResidentRows | PagedRows
+
+
+def pages_of(array: Array) -> int:
+    """Pages of all its chunk files."""
+    return array.num_chunks * array.chunk_bytes // PAGE_BYTES
+
+
+def most_pages_of_row(array: Array) -> int:
+    """Pages that one row lies in, at most."""
+    return -(-array.row_bytes // PAGE_BYTES) + (PAGE_BYTES % array.row_bytes != 0)
+
+
+def resident_bytes(array: Array) -> int:
+    """What :class:`ResidentRows` takes."""
+    return pages_of(array) * PAGE_BYTES
+
+
+def paged_bytes(array: Array, *, cache_pages: int, work_pages: int) -> int:
+    """What :class:`PagedRows` takes, of which each page of the cache takes :func:`frame_bytes`."""
+    buffers = (1 + _STAGED) * work_pages * PAGE_BYTES
+    return pages_of(array) * _PER_PAGE_BYTES + buffers + cache_pages * frame_bytes()
+
+
+def frame_bytes() -> int:
+    """Of the cache."""
+    return PAGE_BYTES + _PER_FRAME_BYTES

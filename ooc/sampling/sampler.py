@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neighbours drawn hop by hop, as PyG's ``NeighborLoader`` draws them: without replacement, from the in-edges.
+
+Of a node with more in-edges than a hop's fanout, every subset of that size is equally likely (R. Floyd's algorithm, in
+J. Bentley, "Programming Pearls", CACM 30(9), 1987, for all nodes of a hop at once). Its numbers come of a counter-based
+generator whose key is (seed, epoch, batch, hop) and whose counter is the node: the same draw wherever, whenever and
+beside whatever else it is made.
+
+N nodes and E edges of the store; of a batch n nodes and e edges.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc.kernels.dropout.edges import HEADS_PER_COUNT, philox
+from ooc.storage.array import AnyArray
+
+Ints = npt.NDArray[np.int64]
+Take = Callable[[Ints], AnyArray]
+"""Places among the store's in-edges [e] → where these edges come from [e]."""
+
+_WORD_BITS = np.uint64(32)
+_CHUNK_ROWS = 1 << 20
+
+
+@dataclass(slots=True)
+class SampledBatch:
+    """The subgraph of one batch. ``rows`` [n]: its nodes as rows of the store, the seeds first, then hop by hop those
+    that are new, ascending. ``edges`` [e]: places among the store's in-edges, by hop and target. ``sources`` [e]: where
+    they come from, ``counts`` [targets]: how many each node has that was expanded, both by places in ``rows``.
+    ``nodes_by_hop`` and ``edges_by_hop`` as PyG's ``num_sampled_nodes`` and ``num_sampled_edges``.
+    """
+
+    number: int
+    rows: AnyArray
+    edges: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    sources: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    counts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    nodes_by_hop: list[int] = field(default_factory=list)
+    edges_by_hop: list[int] = field(default_factory=list)
+
+    @property
+    def targets(self) -> Ints:
+        """Where the edges lead to [e], by places in ``rows``."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+
+class Sampler:
+    """Draws the subgraphs of batches. ``offsets`` [N + 1]: where every row's in-edges begin; ``fanouts``: the most that
+    are drawn of a node, by hop, -1: all.
+
+    Holds four bytes a node: where in a batch it is.
+    """
+
+    def __init__(self, offsets: AnyArray, fanouts: Sequence[int], *, seed: int) -> None:
+        self._offsets = offsets
+        self._fanouts = tuple(fanouts)
+        self._seed = seed
+        self._places = np.full(len(offsets) - 1, -1, dtype=np.int32)
+
+    def sample(self, seeds: Sequence[AnyArray], take: Take, *, epoch: int, first: int) -> list[SampledBatch]:
+        """The batches around ``seeds``, rows without repetition each, numbered from ``first`` on; all of them hop by
+        hop, so that ``take`` is asked once a hop."""
+        batches = [SampledBatch(first + k, rows, nodes_by_hop=[len(rows)]) for k, rows in enumerate(seeds)]
+        for hop, fanout in enumerate(self._fanouts):
+            drawn = [self._draw(batch, epoch, hop, fanout) for batch in batches]
+            found = take(np.concatenate([edges for edges, _ in drawn]))
+            start = 0
+            for batch, (edges, counts) in zip(batches, drawn, strict=True):
+                self._extend(batch, edges, counts, found[start : start + len(edges)])
+                start += len(edges)
+        return batches
+
+    def _draw(self, batch: SampledBatch, epoch: int, hop: int, fanout: int) -> tuple[Ints, Ints]:
+        """Of the nodes that came last, the edges drawn [e] and how many each node has of them."""
+        nodes = batch.rows[len(batch.rows) - batch.nodes_by_hop[-1] :].astype(np.int64, copy=False)
+        starts = self._offsets[nodes].astype(np.int64, copy=False)
+        degrees = self._offsets[nodes + 1] - starts
+        return draw_edges(nodes, starts, degrees, fanout, key_of(self._seed, epoch, batch.number, hop))
+
+    def _extend(self, batch: SampledBatch, edges: Ints, counts: Ints, found: AnyArray) -> None:
+        """Add a hop: ``edges``, which come from the rows ``found`` [e]."""
+        places = self._places
+        places[batch.rows] = np.arange(len(batch.rows), dtype=np.int32)
+        new = np.sort(found[places[found] < 0])
+        new = new[np.diff(new, prepend=-1) > 0]
+        places[new] = np.arange(len(batch.rows), len(batch.rows) + len(new), dtype=np.int32)
+        batch.rows = np.concatenate([batch.rows, new.astype(batch.rows.dtype, copy=False)])
+        batch.edges = np.concatenate([batch.edges, edges])
+        batch.sources = np.concatenate([batch.sources, places[found]])
+        batch.counts = np.concatenate([batch.counts, counts.astype(np.int32)])
+        batch.nodes_by_hop.append(len(new))
+        batch.edges_by_hop.append(len(edges))
+        places[batch.rows] = -1
+
+
+def key_of(*numbers: int) -> tuple[int, int]:
+    """The generator's key for draws that have these ``numbers``: the seed, and what tells them from one another."""
+    entropy = [number & (2**64 - 1) for number in numbers]
+    first, second = np.random.SeedSequence(entropy).generate_state(2, np.uint32)
+    return int(first), int(second)
+
+
+def draw_edges(nodes: Ints, starts: Ints, degrees: Ints, fanout: int, key: tuple[int, int]) -> tuple[Ints, Ints]:
+    """At most ``fanout`` (-1: all) of the edges of each of ``nodes`` [n], which begin at ``starts`` and are ``degrees``
+    many: their places, ascending for a node, and how many each has [n]."""
+    counts = degrees if fanout < 0 else np.minimum(degrees, fanout)
+    begins = np.cumsum(counts) - counts
+    edges = np.repeat(starts - begins, counts)
+    edges += np.arange(len(edges))
+    chosen = np.flatnonzero(degrees > counts)
+    if fanout > 0 and len(chosen):
+        subsets = draw_subsets(nodes[chosen], degrees[chosen], fanout, key)
+        edges[begins[chosen, None] + np.arange(fanout)] = starts[chosen, None] + subsets
+    return edges, counts
+
+
+def draw_subsets(nodes: Ints, degrees: Ints, size: int, key: tuple[int, int]) -> Ints:
+    """Of each of ``nodes`` [n] ``size`` of the numbers 0 … ``degrees`` - 1, every subset equally likely, [n, size]
+    and ascending. ``size`` is less than any of ``degrees``.
+    """
+    chosen = np.empty((size, len(nodes)), dtype=np.int64)
+    for step in range(size):
+        if step % HEADS_PER_COUNT == 0:
+            words = _words(nodes, step // HEADS_PER_COUNT, key)
+        last = degrees - size + step
+        number = words[step % HEADS_PER_COUNT].astype(np.uint64) * (last + 1).astype(np.uint64)
+        drawn = (number >> _WORD_BITS).astype(np.int64)
+        taken = (chosen[:step] == drawn).any(axis=0)
+        chosen[step] = np.where(taken, last, drawn)
+    return np.sort(chosen.T, axis=1)
+
+
+def _words(nodes: Ints, count: int, key: tuple[int, int]) -> tuple[npt.NDArray[np.uint32], ...]:
+    """Four random 32-bit numbers of each node [n]; others for each ``count``."""
+    low, high = nodes.astype(np.uint32), (nodes >> 32).astype(np.uint32)
+    return philox((low, high, np.full_like(low, count), np.zeros_like(low)), key)
+
+
+def most_by_hop(offsets: AnyArray, fanouts: Sequence[int], batch_size: int) -> list[tuple[int, int]]:
+    """How many nodes and edges a batch has at most, after no hop, after one, and so on. A node is expanded once, so no
+    hop draws more edges than that many nodes have, nor all hops together more than all nodes have of the largest
+    fanout."""
+    degrees = _degree_counts(offsets)
+    total = len(offsets) - 1
+    nodes = frontier = min(batch_size, total)
+    edges, found = 0, [(nodes, 0)]
+    for hop, fanout in enumerate(fanouts, start=1):
+        of_hop = _most_edges(degrees, frontier, fanout)
+        frontier = min(of_hop, total)
+        nodes = min(nodes + frontier, total)
+        so_far = fanouts[:hop]
+        edges = min(edges + of_hop, _most_edges(degrees, total, -1 if min(so_far) < 0 else max(so_far)))
+        found.append((nodes, edges))
+    return found
+
+
+def _degree_counts(offsets: AnyArray) -> Ints:
+    """How many nodes there are of each in-degree."""
+    counts = np.zeros(1, dtype=np.int64)
+    for start in range(0, len(offsets) - 1, _CHUNK_ROWS):
+        found = np.bincount(np.diff(offsets[start : start + _CHUNK_ROWS + 1]), minlength=len(counts))
+        found[: len(counts)] += counts
+        counts = found
+    return counts
+
+
+def _most_edges(degrees: Ints, nodes: int, fanout: int) -> int:
+    """That so many nodes have at most, ``fanout`` of each."""
+    falling = degrees[::-1]
+    of_each = np.minimum(np.clip(nodes - (np.cumsum(falling) - falling), 0, None), falling)
+    drawn = np.arange(len(degrees))[::-1]
+    return int(of_each @ (drawn if fanout < 0 else np.minimum(drawn, fanout)))

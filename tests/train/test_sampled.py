@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training by sampled batches: with all neighbours drawn, the full graph's losses; resumed, an undisturbed run's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import SGConv
+from torch_geometric.nn.models import GCN, GIN, GraphSAGE
+
+import ooc
+from ooc.cli import main
+from ooc.engine.record import EpochRecord
+from ooc.storage.store import Store
+from ooc.train.sampled import SampledTrainer, Sampling
+from tests.graphs import GraphCase, random_data
+
+_CASE = GraphCase(nodes=400, edges=2500, features=9, self_loops=15, duplicates=20, isolated=5, weighted=True)
+_ALL = Sampling(fanouts=[-1, -1], batch_size=10_000)
+_FEW = Sampling(fanouts=[4, 3], batch_size=60)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return ooc.convert(random_data(_CASE), tmp_path_factory.mktemp("sampled") / "g.ooc", dtype="float64")
+
+
+def _model(kind: type[nn.Module], **options: Any) -> nn.Module:
+    torch.manual_seed(1)
+    return kind(9, 8, 2, 4, **options).double()
+
+
+def _train(model: nn.Module, store: Store, sampling: Sampling, epochs: int = 3, **options: Any) -> list[EpochRecord]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    with SampledTrainer(model, store, sampling, optimizer=optimizer, **({"memory": "100M"} | options)) as trainer:
+        return trainer.fit(epochs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ignored", "options"),
+    [
+        (GCN, "none", {}),
+        (GCN, "weight", {"jk": "cat"}),
+        (GCN, "none", {"improved": True}),
+        (GCN, "none", {"add_self_loops": False}),
+        (GraphSAGE, "weight", {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}),
+        (GIN, "weight", {}),
+    ],
+)
+def test_with_all_neighbours_losses_are_the_full_graphs(
+    store: Store, kind: type[nn.Module], ignored: str, options: dict[str, Any]
+) -> None:
+    model = _model(kind, **options)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    with ooc.Trainer(model, store, memory="100M", optimizer=optimizer, ignore_edge_data=ignored) as trainer:
+        full = trainer.fit(3, progress=False)
+    sampled = _train(_model(kind, **options), store, _ALL, ignore_edge_data=ignored)
+    for one, other in zip(full, sampled, strict=True):
+        assert other.loss == pytest.approx(one.loss, rel=1e-12)
+        assert (other.train_acc, other.valid_acc, other.test_acc) == (one.train_acc, one.valid_acc, one.test_acc)
+
+
+def test_gcn_is_right_on_average_where_few_are_drawn(store: Store) -> None:
+    """One layer, of which every seed's output is the full graph's in expectation."""
+    torch.manual_seed(0)
+    model = GCN(9, 4, 1).double()
+    means = []
+    with torch.no_grad():
+        for fanout, epochs in ((-1, 1), (2, 25), (2, 400)):
+            sampling = Sampling(fanouts=[fanout], batch_size=10_000)
+            with SampledTrainer(model, store, sampling, memory="100M") as trainer:
+                outputs = torch.zeros(store.num_nodes, 4, dtype=torch.float64)
+                for _ in range(epochs):
+                    (batch,) = trainer.loader
+                    outputs[batch.n_id[: batch.batch_size]] += trainer._outputs(model, batch)[: batch.batch_size]
+                means.append(outputs / epochs)
+    exact, few, many = means
+    # Errors that are chance alone fall with the root of how many are averaged: here to a quarter.
+    assert 3 < (few - exact).norm() / (many - exact).norm() < 5
+
+
+def test_memory_and_scoring_in_between_change_no_bit(store: Store) -> None:
+    options = {"dropout": 0.5, "norm": "batch_norm"}
+    losses = [record.loss for record in _train(_model(GCN, **options), store, _FEW)]
+    optimizer_of = _model(GCN, **options)
+    with SampledTrainer(
+        optimizer_of, store, _FEW, memory="100M", optimizer=torch.optim.Adam(optimizer_of.parameters(), lr=0.02)
+    ) as trainer:
+        trainer._both_fit = False  # as where the batches' memory is needed for scoring
+        assert [trainer.fit(1)[0].loss for _ in range(3)] == losses
+    least = trainer.loader.plan.least_bytes
+    with pytest.raises(ooc.BudgetError, match=r"for the model, and need .*give memory="):
+        _train(_model(GCN, **options), store, _FEW, memory=least - 1000)
+
+
+def test_batches_of_a_step_make_one_large_batch(store: Store) -> None:
+    one = _train(_model(GraphSAGE), store, Sampling(fanouts=[-1, -1], batch_size=80), ignore_edge_data="weight")
+    several = Sampling(fanouts=[-1, -1], batch_size=20, accumulate=4)
+    other = _train(_model(GraphSAGE), store, several, ignore_edge_data="weight")
+    assert [record.loss for record in other] == pytest.approx([record.loss for record in one], rel=1e-12)
+
+
+def test_what_takes_degrees_of_its_edges_is_refused(store: Store) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SGConv(9, 4)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            return self.conv(x, edge_index)
+
+    with pytest.raises(ooc.ModelError, match="SGConv takes degrees"):
+        _train(Model().double(), store, _ALL, ignore_edge_data="weight")
+
+
+# ---- from the command line -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ooc.convert(random_data(_CASE), tmp_path_factory.mktemp("sampled") / "f.ooc").path
+
+
+def _ooc(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+_OPTIONS = [
+    *("--layers", "2", "--hidden", "8", "--memory", "100M", "--threads", "1"),
+    *("--sampler", "neighbor", "--fanouts", "4,3", "--batch-size", "60"),
+]
+
+
+def _losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_that_is_gone_on_with_has_an_undisturbed_ones_losses(
+    floats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert _ooc("train", floats, *_OPTIONS, "--epochs", 4, "--out", whole) == 0
+    assert _ooc("train", floats, *_OPTIONS, "--epochs", 2, "--out", parts) == 0
+    capsys.readouterr()
+    assert _ooc("train", "--resume", "--epochs", 4, "--out", parts) == 0
+    assert "neighbours 4, 3" in capsys.readouterr().out
+    assert _losses(parts) == _losses(whole) and len(_losses(whole)) == 4
+    assert _ooc("report", parts, "--out", tmp_path / "page.html") == 0
+    assert _ooc("predict", parts, "--out", tmp_path / "labels.npy") == 0
+    assert _ooc("runs", tmp_path) == 0
+    capsys.readouterr()
+    assert _ooc("train", "--resume", "--fanouts", "9,9", "--out", parts) == 2
+    assert "fanouts" in capsys.readouterr().err
+
+
+def test_json_says_how_batches_are_made(floats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _ooc("train", floats, *_OPTIONS, "--epochs", 1, "--json", "--out", tmp_path / "run") == 0
+    start, epoch, end = map(json.loads, capsys.readouterr().out.splitlines())
+    assert start["sampling"]["fanouts"] == [4, 3] and epoch["epoch"] == 1 and end["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--fanouts", "3,3"], "give --sampler neighbor"),
+        (["--sampler", "neighbor", "--spill-dtype", "bfloat16"], "--spill-dtype is of full-graph training"),
+        (["--sampler", "neighbor", "--host-budget", "1G"], "give --memory"),
+        (["--sampler", "neighbor", "--norm", "graph"], "takes statistics of all nodes"),
+        (["--sampler", "neighbor", "--fanouts", "3,0"], "at least 1 neighbour"),
+        (["--sampler", "neighbor", "--memory", "1M"], "give --memory"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(
+    floats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert _ooc("train", floats, *options, "--epochs", 1, "--out", tmp_path / "run") == 2
+    line = capsys.readouterr().err
+    assert said in line and not (tmp_path / "run").exists()
+    assert "Traceback" not in line
