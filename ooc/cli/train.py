@@ -250,13 +250,6 @@ def _train(
     run.repeated_by = _repeating(settings)
     store = open_store(settings.store)
     run.check_store(store)
-    if settings.sampler != "none":
-        from ooc.cli.sampled import train_sampled
-
-        say = _say_as_json if as_json else None
-        logs = _logs(settings, run)
-        train_sampled(run, settings, store, reporter, verbosity, logs, say=say, dry_run=dry_run, alone=alone)
-        return
 
     import torch
 
@@ -267,6 +260,7 @@ def _train(
     from ooc.report.runs import describe_run
     from ooc.report.starts import note_start
     from ooc.train.metrics import resolve_metric
+    from ooc.train.sampled import SampledTrainer
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -277,20 +271,21 @@ def _train(
     lines = [epoch_as_json] if as_json else []
     console = output()
     with build_trainer(settings, store, run, metric, several(reporter, *logs, *lines)) as trainer:
-        report = PlanReport.of_run(
-            trainer.workload, trainer.plan, trainer.hardware, trainer.limits, eval_every=settings.eval_every
-        )
+        report = None
+        if not isinstance(trainer, SampledTrainer):
+            parts = trainer.workload, trainer.plan, trainer.hardware, trainer.limits
+            report = PlanReport.of_run(*parts, eval_every=settings.eval_every)
         done = _epochs_done(run)
         if verbosity >= Verbosity.INFO:
             _brief(trainer, settings, report, settings.epochs - done, console, verbosity)
         if as_json:
-            _say_as_json("start", _start(run, settings, report, dry_run=dry_run))
+            _say_as_json("start", _start(run, settings, trainer, report, dry_run=dry_run))
         elif dry_run and alone:
             click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
         if dry_run:
             return
         note_start(run, report, trainer.spill_dir, metric)
-        if reporter.is_live:
+        if reporter.is_live and report is not None:
             reporter.show(_view(settings, run, trainer, report, done))
         trainer.fit(
             epochs=settings.epochs,
@@ -309,7 +304,7 @@ def _train(
         _print_outcome(run, report, metric, store.nbytes)
 
 
-def _print_outcome(run: "RunFolder", report: "PlanReport", metric: "Metric", store_bytes: int) -> None:
+def _print_outcome(run: "RunFolder", report: "PlanReport | None", metric: "Metric", store_bytes: int) -> None:
     from ooc.report.console import output
     from ooc.report.tables import print_outcome
 
@@ -324,10 +319,20 @@ def _print_outcome(run: "RunFolder", report: "PlanReport", metric: "Metric", sto
     )
 
 
-def _start(run: "RunFolder", settings: TrainSettings, report: "PlanReport", *, dry_run: bool) -> dict[str, Any]:
+def _start(
+    run: "RunFolder", settings: TrainSettings, trainer: "Trainer", report: "PlanReport | None", *, dry_run: bool
+) -> dict[str, Any]:
     """What the first line of ``--json`` says."""
-    begun = {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
-    return {"run": str(run.path), "store": settings.store, **begun, "plan": report.as_dict()}
+    from ooc.train.sampled import SampledTrainer
+
+    begun: dict[str, Any] = {"run": str(run.path), "store": settings.store}
+    begun |= {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
+    if isinstance(trainer, SampledTrainer):
+        plan = trainer.loader.plan
+        drawn = {"fanouts": settings.drawn, "batches": len(trainer.loader)}
+        return begun | {"sampling": {**drawn, **asdict(plan), "resident": sorted(plan.resident)}}
+    assert report is not None
+    return begun | {"plan": report.as_dict()}
 
 
 def _say_as_json(event: str, facts: dict[str, Any]) -> None:
@@ -367,7 +372,7 @@ def _earlier_records(run: "RunFolder", done: int) -> "list[EpochRecord]":
 def _brief(
     trainer: "Trainer",
     settings: TrainSettings,
-    report: "PlanReport",
+    report: "PlanReport | None",
     epochs: int,
     console: "Console",
     verbosity: Verbosity,
@@ -376,6 +381,7 @@ def _brief(
     from ooc.cli.arguments.recipe import describe_model
     from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
     from ooc.report.briefing import (
+        describe_batches,
         describe_forecast,
         describe_memory,
         describe_store,
@@ -384,18 +390,25 @@ def _brief(
     )
     from ooc.report.console import say
     from ooc.report.tables import print_plan
+    from ooc.train.sampled import SampledTrainer
 
     spill = shlex.quote(str(trainer.spill_dir))
-    print_briefing(
-        [
-            ("graph", describe_store(trainer.store)),
-            ("model", describe_model(settings, trainer.model, weighted=trainer.store.has_edge_weight)),
-            ("memory", describe_memory(report, trainer.spill_dir)),
-            ("in memory", describe_waiting(report)),
-            ("forecast", describe_forecast(report.promise, epochs)),
-        ],
-        console,
-    )
+    weighted = trainer.store.has_edge_weight
+    lines = [
+        ("graph", describe_store(trainer.store)),
+        ("model", describe_model(settings, trainer.model, weighted=weighted)),
+    ]
+    if report is None:
+        assert isinstance(trainer, SampledTrainer)
+        lines += describe_batches(trainer.loader, a_step=settings.accumulate, memory_bytes=trainer.memory_bytes)
+        print_briefing(lines, console)
+        return
+    lines += [
+        ("memory", describe_memory(report, trainer.spill_dir)),
+        ("in memory", describe_waiting(report)),
+        ("forecast", describe_forecast(report.promise, epochs)),
+    ]
+    print_briefing(lines, console)
     if verbosity >= Verbosity.DEBUG:
         print_plan(report, console)
     if trainer.hardware in (UNMEASURED, UNMEASURED_DEVICE):

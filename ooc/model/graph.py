@@ -239,7 +239,7 @@ def _counts_own(store: Store, scaling: Scaling) -> bool:
 def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype, *, on_device: bool) -> GraphRows:
     """Read offsets and derive ``scalings``, in chunks of rows so that nothing larger than the result is held.
     ``on_device``: and list the parts of long rows."""
-    offsets = {side: _offsets(store, store.topology(side.value)[0], store.num_edges) for side in directions(store)}
+    offsets = {side: load_offsets(store, side) for side in directions(store)}
     x = store.sparse_features
     parts = {direction: _parts(stops) for direction, stops in offsets.items()} if on_device else {}
     into, out_of = offsets[Direction.IN], offsets[directions(store)[-1]]
@@ -250,6 +250,11 @@ def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype, *
         for scaling in scalings
     }
     return GraphRows(offsets, None if x is None else _offsets(store, x.indptr, x.entries), parts, found)
+
+
+def load_offsets(store: Store, direction: Direction) -> npt.NDArray[np.signedinteger]:
+    """Where every row's edges begin, and the last one's end [N+1]."""
+    return _offsets(store, store.topology(direction.value)[0], store.num_edges)
 
 
 def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:

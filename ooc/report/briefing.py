@@ -10,10 +10,12 @@ from rich.console import Console
 
 from ooc.plan import Kind
 from ooc.plan.program.plan import Shares
+from ooc.prefetch.engine import PAGE_BYTES
 from ooc.progress.figures import format_count, format_duration
 from ooc.progress.live import Promise
 from ooc.report.console import print_hanging
 from ooc.report.plan_report import PlanReport, lifetimes
+from ooc.sampling.loader import NeighborLoader
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
 
@@ -114,3 +116,19 @@ def _mean(parts: Sequence[tuple[int, Shares]]) -> Shares:
 
 def _listed(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def describe_batches(loader: NeighborLoader, *, a_step: int, memory_bytes: int) -> list[tuple[str, str]]:
+    """What sampled batches are, ``a_step`` of them, and what is kept of their data."""
+    plan = loader.plan
+    drawn = ", ".join("all" if fanout < 0 else str(fanout) for fanout in loader.fanouts)
+    steps = f", {a_step} a step" if a_step > 1 else ""
+    sizes = f"{format_count(plan.most_nodes, 'nodes')} and {format_count(plan.most_edges, 'edges')}"
+    batches = f"{len(loader)} an epoch{steps}, of {loader.batch_size:,} nodes and neighbours {drawn}; at most {sizes}"
+    kept = "all features in memory"
+    if "x" not in plan.resident:
+        neighbours = "neighbours too" if "in/indices" in plan.resident else "neighbours on the SSD"
+        pages = format_size(plan.cache_pages * PAGE_BYTES)
+        kept = f"{pages} of the features in memory, {neighbours}; {plan.lookahead} sampled ahead"
+    memory = f"{format_size(memory_bytes)}, of which {format_size(plan.nbytes)} at most are used; {kept}"
+    return [("batches", batches), ("memory", memory)]

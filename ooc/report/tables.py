@@ -186,7 +186,7 @@ def print_plan(report: PlanReport, console: Console) -> None:
 
 def print_outcome(
     records: Sequence[EpochRecord],
-    report: PlanReport,
+    report: PlanReport | None,
     console: Console,
     *,
     metric: "Metric",
@@ -194,30 +194,36 @@ def print_outcome(
     store_bytes: int,
     run: Path,
 ) -> None:
-    """Loss, accuracies, time, bytes moved, peak memory, and where the run's files are."""
+    """Loss, accuracies, time, bytes moved, peak memory, and where the run's files are. Without a ``report`` nothing was
+    forecast."""
 
     def moved(title: str, field: str, promised: int | None = None) -> tuple[str, str]:
         total = sum(getattr(record, field) for record in records)
         forecast = "" if promised is None else f"; forecast {format_size(promised)}"
         return title, f"{format_size(total)} ({format_size(total / len(records))} an epoch{forecast})"
 
-    def median(field: str, promised: float) -> str:
+    def median(field: str, promised: float | None) -> str:
         seconds = statistics.median(getattr(record, field) for record in records)
-        return f"{format_duration(seconds)} (median; forecast {format_duration(promised)})"
+        forecast = "" if promised is None else f"; forecast {format_duration(promised)}"
+        return f"{format_duration(seconds)} (median{forecast})"
 
-    last = records[-1]
-    rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, describe_scores(last))]
+    last, scratch_bytes = records[-1], 0
+    epoch_s = wait_s = read_bytes = written_bytes = None
+    if report is not None:
+        epoch_s, wait_s, scratch_bytes = report.timeline.epoch_s, report.timeline.wait_s, report.plan.spill_bytes
+        read_bytes, written_bytes = report.ssd_read_bytes, report.ssd_write_bytes
+    rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores(last))]
     best = best_record(records, rising=metric.higher_is_better)
     if best is not None and best.epoch != last.epoch:
-        rows.append((f"best {metric.value}", f"{describe_scores(best)} (epoch {best.epoch})"))
+        rows.append((f"best {metric.value}", f"{_scores(best)} (epoch {best.epoch})"))
     rows += [
-        ("time an epoch", median("time_s", report.timeline.epoch_s)),
-        ("waiting for SSD", median("io_wait_s", report.timeline.wait_s)),
-        moved("SSD read", "ssd_read_bytes", report.ssd_read_bytes),
-        moved("SSD written", "ssd_write_bytes", report.ssd_write_bytes),
+        ("time an epoch", median("time_s", epoch_s)),
+        ("waiting for SSD", median("io_wait_s", wait_s)),
+        moved("SSD read", "ssd_read_bytes", read_bytes),
+        moved("SSD written", "ssd_write_bytes", written_bytes),
         *(moved(title, field) for title, field in _OVER_PCIE if any(getattr(r, field) for r in records)),
-        ("data on disk", f"{format_size(store_bytes)} store + {format_size(report.plan.spill_bytes)} scratch"),
-        *_peaks(records, report),
+        ("data on disk", f"{format_size(store_bytes)} store + {format_size(scratch_bytes)} scratch"),
+        *(_peaks(records, report) if report else ()),
         ("peak of the process", f"{format_size(process_peak_bytes)}, Python and torch included"),
         ("run", str(run)),
     ]
@@ -247,5 +253,5 @@ def best_record(records: Sequence[EpochRecord], *, rising: bool = True) -> Epoch
     return max(evaluated, key=lambda scored: scored[0], default=(0.0, None))[1]
 
 
-def describe_scores(record: EpochRecord) -> str:
+def _scores(record: EpochRecord) -> str:
     return ", ".join(format_scores(record)) or "not evaluated"

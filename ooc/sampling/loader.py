@@ -5,11 +5,13 @@ Two threads stand behind an epoch. One samples batches, several at once, so that
 other reads the rows of one batch while the one before is in use. N nodes; n nodes and e edges of a batch.
 """
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +19,10 @@ import torch
 
 from ooc.errors import OptionError, StoreError
 from ooc.memory import available_memory_bytes
-from ooc.model.graph import damaged
+from ooc.model.graph import damaged, load_offsets
+from ooc.plan.workload import Direction
 from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.choice import choose_engine
-from ooc.sampling.ahead import Ahead
 from ooc.sampling.budget import SamplingPlan, plan_sampling, work_pages
 from ooc.sampling.pages import Foresight, PagedRows, Pages, ResidentRows, Rows, Uses
 from ooc.sampling.sampler import Ints, SampledBatch, Sampler, key_of, most_by_hop
@@ -31,6 +33,8 @@ from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, SPLITS, Store, open_st
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
+T = TypeVar("T")
+_END: Any = object()
 _DEFAULT_SHARE = 0.5
 """Of the memory that is free, where nothing is said."""
 _CHUNK_ROWS = 1 << 16
@@ -82,7 +86,7 @@ class NeighborLoader:
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         self._shuffle, self._drop_last = shuffle, drop_last
         self._seeds = _rows_of(self.store, input_nodes)
-        self._offsets = offsets = _load_offsets(self.store)
+        self._offsets = offsets = load_offsets(self.store, Direction.IN)
         most = most_by_hop(offsets, self.fanouts, min(batch_size, len(self._seeds)))
         self.plan = plan_sampling(
             self.store,
@@ -99,22 +103,22 @@ class NeighborLoader:
         )
         self._sampler = Sampler(offsets, self.fanouts, seed=seed)
         self._held: _Held | None = None
-        self._running: weakref.ref[Ahead[Data]] | None = None
+        self._running: weakref.ref[Generator[Data]] | None = None
 
     def __len__(self) -> int:
         """Batches of an epoch."""
         whole, rest = divmod(len(self._seeds), self.batch_size)
         return whole + (rest > 0 and not self._drop_last)
 
-    def __iter__(self) -> Iterator["Data"]:
+    def __iter__(self) -> Generator["Data"]:
         if self._running is not None and (running := self._running()) is not None:
             running.close()
         self.store.check_unreplaced()
         if self._held is None:
             self._held = _Held(self.store, self.plan)
         epoch, self.epoch = self.epoch, self.epoch + 1
-        sampled = _superbatches(self, self._held, epoch)
-        batches = Ahead(_read(self._held, Ahead(sampled, name="ooc-sample")), name="ooc-rows")
+        sampled = _ahead(_superbatches(self, self._held, epoch), name="ooc-sample")
+        batches = _ahead(_read(self._held, sampled), name="ooc-rows")
         self._running = weakref.ref(batches)
         return batches
 
@@ -193,7 +197,17 @@ class _Superbatch:
     foresight: Foresight | None
 
 
-def _superbatches(loader: NeighborLoader, held: _Held, epoch: int) -> Iterator[_Superbatch]:
+def _ahead(items: Generator[T], *, name: str) -> Generator[T]:
+    """The same, each made on a thread of its own while the one before it is used. The thread ends with the last item,
+    or when the generator is closed or dropped."""
+    with contextlib.closing(items), ThreadPoolExecutor(1, name) as thread:
+        made = thread.submit(next, items, _END)
+        while (item := made.result()) is not _END:
+            made = thread.submit(next, items, _END)
+            yield item
+
+
+def _superbatches(loader: NeighborLoader, held: _Held, epoch: int) -> Generator[_Superbatch]:
     """The epoch, so many batches at once as the plan lets be sampled ahead."""
     seeds, ahead = loader.seeds_of(epoch), loader.plan.lookahead
     for first in range(0, len(seeds), ahead):
@@ -202,17 +216,15 @@ def _superbatches(loader: NeighborLoader, held: _Held, epoch: int) -> Iterator[_
         yield _Superbatch(batches, part, held.x.foresee([batch.rows for batch in batches]))
 
 
-def _read(held: _Held, superbatches: Ahead[_Superbatch]) -> Iterator["Data"]:
+def _read(held: _Held, superbatches: Generator[_Superbatch]) -> Generator["Data"]:
     """Every batch with its rows."""
-    try:
+    with contextlib.closing(superbatches):
         for superbatch in superbatches:
             foresight = superbatch.foresight
             if foresight is not None:
                 held.x.begin(foresight)
             for place, (batch, seeds) in enumerate(zip(superbatch.batches, superbatch.seeds, strict=True)):
                 yield _data(held, batch, seeds, None if foresight is None else foresight.uses[place])
-    finally:
-        superbatches.close()
 
 
 def _data(held: _Held, batch: SampledBatch, seeds: Ints, uses: Uses | None) -> "Data":
@@ -272,17 +284,6 @@ def _rows(array: Array, plan: SamplingPlan, engine: Engine) -> Rows:
         return ResidentRows(pages)
     cached = plan.cache_pages if array.name == "x" else 0
     return PagedRows(pages, cache_pages=cached, work_pages=work_pages(array))
-
-
-def _load_offsets(store: Store) -> AnyArray:
-    """Where every row's in-edges begin [N + 1]."""
-    indptr, _ = store.topology("in")
-    offsets = np.empty(store.num_nodes + 1, dtype=np.int32 if store.num_edges < 2**31 else np.int64)
-    for start, block in indptr.blocks(_CHUNK_ROWS):
-        offsets[start : start + len(block)] = block
-    if offsets[0] != 0 or offsets[-1] != store.num_edges or bool((np.diff(offsets) < 0).any()):
-        raise damaged(store, "in/indptr")
-    return offsets
 
 
 def _rows_of(store: Store, nodes: npt.ArrayLike | str | None) -> Ints:

@@ -133,10 +133,9 @@ def prepare(
     share_forward = Saving.SHARED_FORWARD in savings and not averaging.active
 
     def programs(builder: StageBuilder) -> dict[str, list[Step]]:
-        if scoring_only:
-            return {"prepare": builder.prepare(), "train": builder.evaluate()}
-        made = {"prepare": builder.prepare(), "train": builder.train(), "evaluate": builder.evaluate()}
-        if share_forward and network.same_in_evaluation:
+        trained = builder.evaluate() if scoring_only else builder.train()
+        made = {"prepare": builder.prepare(), "train": trained, "evaluate": builder.evaluate()}
+        if share_forward and not scoring_only and network.same_in_evaluation:
             # Scoring and training compute the same: one pass does both. Where weights are averaged, they do not.
             made["train_and_score"] = builder.train_and_score()
         return made
@@ -208,11 +207,6 @@ class Job:
         )
         self._extra_device_bytes = extra_device_bytes + resources.overhead_bytes
         self._candidates: dict[frozenset[int], Candidate] = {}
-
-    @property
-    def network(self) -> Network:
-        """What is computed."""
-        return self._network
 
     @property
     def workload(self) -> Workload:

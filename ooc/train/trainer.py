@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
@@ -40,7 +41,7 @@ from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources, spill_folder
 from ooc.train.run import RunFolder, holds_run
 from ooc.train.schedule import Scheduler, Schedules
-from ooc.train.setup import Saving, Tuning, check_optimizer, prepare
+from ooc.train.setup import Job, Saving, Tuning, check_optimizer, prepare
 from ooc.train.state import TrainingState
 
 if TYPE_CHECKING:
@@ -136,11 +137,14 @@ class Trainer:
 
     def _step(self) -> None:
         """One optimizer step, and what follows it."""
+        self._update()
+        self._schedules.step()
+        self._averaging.update(self.epoch + 1)
+
+    def _update(self) -> None:
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._prepared.network.parameters, self._clip_norm)
         self.optimizer.step()
-        self._schedules.step()
-        self._averaging.update(self.epoch + 1)
 
     @interruptible_by_ctrl_c()
     def evaluate(self) -> Scores:
@@ -355,10 +359,10 @@ class Trainer:
         self._clip_norm = clip_norm
         self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
         self._averaging = Averaging(model, average, average_from)
-        job = prepare(
+        make = partial(
+            prepare,
             model,
             graph,
-            resources,
             metric=self.metric,
             loss=loss,
             averaging=self._averaging,
@@ -369,6 +373,7 @@ class Trainer:
             savings=_tuning.savings,
             optimizer_options=self.optimizer.param_groups,
         )
+        job = self._job(make, resources)
         self._resources, self._objective = job.resources, job.objective
         self._prepared = job.ready()
         self.hardware, self.limits = job.resources.hardware, job.resources.limits
@@ -388,6 +393,10 @@ class Trainer:
         )
         dropped = weakref.finalize(self, _close_dropped, type(model).__name__, self._session, self._run)
         dropped.atexit = False  # the process gives everything back by itself
+
+    def _job(self, make: partial[Job], resources: Resources) -> Job:
+        """What is planned. Who takes memory for more than it has it made of less."""
+        return make(resources)
 
     @interruptible_by_ctrl_c()
     def close(self) -> None:

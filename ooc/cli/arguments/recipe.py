@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ooc.storage.store import Store
     from ooc.train.metrics import Metric
     from ooc.train.run import RunFolder
-    from ooc.train.sampled import SampledTrainer
     from ooc.train.trainer import Trainer
 
 _SHAPES: dict[str, type[Gcn | Sage | Gin]] = {"gcn": Gcn, "sage": Sage, "gin": Gin}
@@ -333,11 +332,14 @@ def build_trainer(
     settings: TrainSettings, store: "Store", run: "RunFolder", metric: "Metric", listener: "Listener"
 ) -> "Trainer":
     """What trains the model that the options describe, in the way that they describe; it tells ``listener``."""
+    from ooc.train.sampled import SampledTrainer, Sampling
     from ooc.train.trainer import Trainer
 
     model = build_model(settings, store)
     optimizer = build_optimizer(settings, model)
-    return Trainer(
+    drawn = Sampling(fanouts=settings.drawn, batch_size=settings.batch_size, accumulate=settings.accumulate)
+    kind = Trainer if settings.sampler == "none" else partial(SampledTrainer, sampling=drawn)
+    return kind(
         model,
         store,
         memory=settings.memory,
@@ -361,34 +363,5 @@ def build_trainer(
         max_ssd_writes=settings.max_ssd_writes,
         spill_dtype=settings.spill_dtype,
         compute_dtype=settings.dtype,
-        ignore_edge_data=settings.edge_data_left_out,
-    )
-
-
-def build_sampled_trainer(
-    settings: TrainSettings, store: "Store", run: "RunFolder", metric: "Metric", listener: "Listener"
-) -> "SampledTrainer":
-    """The same by sampled batches."""
-    from ooc.train.sampled import SampledTrainer, Sampling
-
-    model = build_model(settings, store)
-    optimizer = build_optimizer(settings, model)
-    return SampledTrainer(
-        model,
-        store,
-        Sampling(fanouts=settings.drawn, batch_size=settings.batch_size, accumulate=settings.accumulate),
-        memory=settings.memory,
-        seed=settings.seed,
-        optimizer=optimizer,
-        loss=build_loss(settings, store),
-        spill_dir=settings.spill_dir,
-        out=run,
-        input_dropout=settings.input_dropout,
-        metric=metric.value,
-        scheduler=build_schedule(settings, optimizer, rising=metric.higher_is_better),
-        clip_norm=settings.clip,
-        average=build_average(settings, model),
-        average_from=settings.average_from,
-        listener=listener,
         ignore_edge_data=settings.edge_data_left_out,
     )
