@@ -8,7 +8,7 @@ from time import perf_counter, process_time
 import torch
 from torch import Tensor
 
-from ooc.engine.operands import Input, Output
+from ooc.engine.operands import Input, Output, blocks_within
 from ooc.engine.program_run import PassRun, ProgramRun, TilePassRun
 from ooc.engine.pull_run import BucketedPull, EdgeSweep, PullRun, SlabBuffers, SlabPull, SparseSweep, WholePull
 from ooc.engine.record import PassRecord
@@ -208,18 +208,23 @@ class ColumnPassRun(TilePassRun):
     def open(self, number: int, step: Step) -> Iterator[Tile]:
         """The rows of a step, cut for the threads."""
         self.pull.open(number, step)
-        block = step.start // self.target.grid.block_rows
-        self.out[block] = self.target.rows(self.workspace, step.slab, block)
+        for block in blocks_within(self.target.grid, step.start, step.stop):
+            self.out[block] = self.target.rows(self.workspace, step.slab, block)
         for start in range(step.start, step.stop, self.item.rows_at_once):
             yield Tile(start, min(step.stop, start + self.item.rows_at_once), {})
 
     def compute(self, task: Tile) -> Tile | None:
         """Pull some rows of the slab; a tile where there is something to add to a matrix."""
-        block, first = divmod(task.start, self.target.grid.block_rows)
-        out = self.out[block][first : first + task.stop - task.start]
+        height = self.target.grid.block_rows
+        block, *others = blocks_within(self.target.grid, task.start, task.stop)
+        first = task.start - block * height
+        out = None if others else self.out[block][first : first + task.stop - task.start]
         pulled = self.pull.rows(task, out)
-        if pulled is not out:
-            out.copy_(pulled)
+        for each in (block, *others) if pulled is not out else ():
+            low, high = max(task.start, each * height), min(task.stop, (each + 1) * height)
+            self.out[each][low - each * height : high - each * height].copy_(
+                pulled[low - task.start : high - task.start]
+            )
         return task if task.scattered is not None else None
 
 

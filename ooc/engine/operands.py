@@ -79,19 +79,21 @@ class _Operand:
     def open(self, start: int, stop: int) -> None:
         """Rows ``start:stop`` are about to be taken, or put."""
         if self._whole is None:
-            self._blocks.open(_blocks(self._matrix.grid, start, stop), self._rows)
+            self._blocks.open(blocks_within(self._matrix.grid, start, stop), self._rows)
 
     def _rows(self, block: int) -> list[Tensor]:
         return [self._matrix.rows(self._workspace, k, block) for k in self._slabs]
 
-    def _of_tile(self, start: int, stop: int) -> list[Tensor]:
-        """Rows ``start:stop``, which lie in one block, of each of its slabs."""
-        grid = self._matrix.grid
-        block, first = divmod(start, grid.block_rows)
-        pieces = self._blocks[block]
-        if first == 0 and stop - start >= grid.height(block):
-            return pieces
-        return [piece[first : first + stop - start] for piece in pieces]
+    def _of_tile(self, start: int, stop: int) -> list[list[Tensor]]:
+        """Rows ``start:stop``: of each block that they lie in, those of each of its slabs."""
+        height, found = self._matrix.grid.block_rows, []
+        for block in blocks_within(self._matrix.grid, start, stop):
+            pieces, first = self._blocks[block], max(0, start - block * height)
+            last = stop - block * height
+            if first > 0 or last < self._matrix.grid.height(block):
+                pieces = [piece[first:last] for piece in pieces]
+            found.append(pieces)
+        return found
 
 
 class Input(_Operand):
@@ -125,9 +127,22 @@ class Input(_Operand):
         if self._whole is not None:
             rows = typed(self._whole[start:stop], self._dtype)
             return rows if self._all else rows[:, self._columns.start : self._columns.stop]
-        pieces = self._of_tile(start, stop)
-        rows = typed(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1), self._dtype)
+        blocks = self._of_tile(start, stop)
+        if len(blocks) == 1:
+            pieces = blocks[0]
+            rows = typed(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1), self._dtype)
+        else:
+            rows = self._together(blocks)
         return rows if self._all else rows[:, self._taken]
+
+    def _together(self, blocks: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Rows that lie in several blocks, one behind the other."""
+        heights, widths = [len(pieces[0]) for pieces in blocks], [piece.shape[1] for piece in blocks[0]]
+        rows = torch.empty(sum(heights), sum(widths), dtype=self._dtype, device=self._workspace.place)
+        for part, pieces in zip(torch.split(rows, heights), blocks, strict=True):
+            for target, piece in zip(torch.split(part, widths, dim=1), pieces, strict=True):
+                target.copy_(piece)
+        return rows
 
 
 class Output(_Operand):
@@ -166,8 +181,11 @@ class Output(_Operand):
         slabs = (rows,) if grid.slabs == 1 else torch.split(rows, grid.slab_columns, dim=1)
         for region, slab in zip(self._direct, slabs, strict=False):
             region[start:stop].copy_(slab)
-        for k, piece in zip(self._slabs, self._of_tile(start, stop), strict=True):
-            piece.copy_(slabs[k])
+        blocks, at = self._of_tile(start, stop), 0
+        for pieces in blocks:
+            for k, piece in zip(self._slabs, pieces, strict=True):
+                piece.copy_(slabs[k] if len(blocks) == 1 else slabs[k][at : at + len(piece)])
+            at += len(pieces[0]) if pieces else 0
 
 
 class Sums:
@@ -200,7 +218,7 @@ class Edges(_Operand):
             return torch.empty(0, self._matrix.grid.columns, dtype=self._matrix.dtype, device=self._workspace.place)
         pieces = [
             self._blocks[block][0][max(0, start - block * height) : stop - block * height]
-            for block in _blocks(self._matrix.grid, start, stop)
+            for block in blocks_within(self._matrix.grid, start, stop)
         ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -229,7 +247,7 @@ class OpenBlocks(Generic[T]):
         return self._before[block] if found is None else found
 
 
-def _blocks(grid: Grid, start: int, stop: int) -> range:
+def blocks_within(grid: Grid, start: int, stop: int) -> range:
     """The row blocks that rows ``start:stop`` lie in."""
     stop = min(stop, grid.rows)
     return range(start // grid.block_rows, -(-stop // grid.block_rows)) if stop > start else range(0)

@@ -127,7 +127,7 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
         columns = pulled_columns(item, source.grid)
         slab_columns = min(columns, source.grid.slab_columns)
     if isinstance(item, ColumnPass):
-        steps = -(-item.rows // layout.matrices[item.output].grid.block_rows) * item.slabs
+        steps = -(-item.rows // max(layout.step_rows, layout.matrices[item.output].grid.block_rows)) * item.slabs
     portion = Portion(item.rows, edges, columns, slab_columns, steps)
     taken = computing_of(item, portion, workload, layout.matrices, hardware)
     return taken.in_short_steps_s(workload, hardware)

@@ -98,6 +98,10 @@ class Moves:
                 found.append(replace(choice, bucketed={**choice.bucketed, name: part}))
         return found
 
+    def parts(self, choice: Choice) -> list[Choice]:
+        """Larger frames, where a step's rows of the widest matrix are several blocks."""
+        return [replace(choice, parts=choice.parts // fewer) for fewer in (2, 4, 16, 64) if choice.parts % fewer == 0]
+
     # ---- where to begin ------------------------------------------------------------------------------------
 
     def of_one_width(self, like: Choice) -> Iterator[Choice]:
@@ -108,7 +112,9 @@ class Moves:
             cuts = {name: replace(cut, columns=min(columns, cut.columns)) for name, columns in self.sources.items()}
             yield replace(like, cuts=cuts)
 
-    def _minimum_memory(self, height: int, bucketed: frozenset[str], *, direct: bool) -> tuple[Choice, Layout]:
+    def _minimum_memory(
+        self, height: int, bucketed: frozenset[str], *, direct: bool, parts: int = 1
+    ) -> tuple[Choice, Layout]:
         """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
         more."""
         widths = [NARROW_COLUMNS << k for k in range(4)] + [max(self.sources.values(), default=1)]
@@ -121,6 +127,7 @@ class Moves:
                 {name: SlabChoice(min(columns, width), 1, direct) for name, columns in self.sources.items()},
                 spare_writes,
                 bucketed=dict.fromkeys(bucketed, 0),
+                parts=parts,
             )
             for width in widths
         ]

@@ -11,7 +11,7 @@ the first slabs of what is gathered go by way of blocks like the others (``SlabC
 become lower.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -32,13 +32,16 @@ _LAST_STEPS = 4 * MOST_STEPS
 """Steps of a row pass beyond which no lower blocks are tried: a plan takes a minute to make. Where rows are wide and
 slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
 _BEGINNINGS = (
-    (FEW_STEPS, True),
-    (MOST_STEPS, True),
-    (MOST_STEPS, False),
-    (_LAST_STEPS, True),
-    (_LAST_STEPS, False),
+    (FEW_STEPS, True, 1),
+    (MOST_STEPS, True, 1),
+    (MOST_STEPS, False, 1),
+    (_LAST_STEPS, True, 1),
+    (_LAST_STEPS, False, 1),
 )
-"""The most steps, and whether the first slabs are computed right into their buffers: the first that fits is taken."""
+"""The most steps, whether the first slabs are computed right into their buffers, and how many blocks a step's rows of
+the widest matrix are: the first that fits is taken."""
+_SMALLER_BEGINNINGS = tuple((_LAST_STEPS, direct, parts) for parts in (4, 16, 64) for direct in (True, False))
+"""The same where nothing fits so."""
 _ROUNDS = 3
 _OTHERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
 """How many candidates beside the best are remembered, how much longer their forecasts may be, and by how much they
@@ -70,10 +73,10 @@ def solve(problem: Problem) -> PlannedLayout:
 def minimum_memory(problem: Problem) -> Layout:
     """The layout that takes the least memory, whatever the limits."""
     moves = Moves(problem)
-    ways = product(_BEGINNINGS, dict.fromkeys((frozenset[str](), moves.bucketable)))
+    ways = product(_BEGINNINGS + _SMALLER_BEGINNINGS, dict.fromkeys((frozenset[str](), moves.bucketable)))
     tried = (
-        moves.minimum_memory(height, bucketed, direct=direct)[1]
-        for (most_steps, direct), bucketed in ways
+        moves.minimum_memory(height, bucketed, direct=direct, parts=parts)[1]
+        for (most_steps, direct, parts), bucketed in ways
         for height in moves.heights(most_steps)
     )
     return min(tried, key=problem.capacity.needed_bytes)
@@ -140,7 +143,8 @@ class _Solver:
                     best = other if other.score < (best.score[0], (1 - TIE) * best.seconds) else best
             best = self._better(best, moves.spills(best.choice))
             best = self._better(best, moves.buckets(best.choice))
-            heights = moves.heights(FEW_STEPS, best.layout.frame_bytes // best.layout.step_rows)
+            best = self._better(best, moves.parts(best.choice))
+            heights = moves.heights(FEW_STEPS, best.choice.parts * best.layout.frame_bytes // best.layout.step_rows)
             best = self._better(best, [replace(best.choice, step_rows=height) for height in heights])
             if self.on_device:
                 best = self._better(best, [replace(best.choice, spare_writes=True)])
@@ -169,23 +173,25 @@ class _Solver:
     def _least_memory(self) -> Candidate:
         """What takes the least memory, with the tallest blocks that leave three quarters of it for other things."""
         too_large: list[Layout] = []
-        fitting = self._fitting(too_large, frozenset())
-        if fitting is None and self.moves.bucketable:  # what goes to buckets has to be counted first
-            fitting = self._fitting(too_large, self.moves.bucketable)
+        ways = dict.fromkeys((frozenset[str](), self.moves.bucketable))  # what goes to buckets has to be counted first
+        tried = (self._fitting(too_large, *way) for way in product((_BEGINNINGS, _SMALLER_BEGINNINGS), ways))
+        fitting = next((choice for choice in tried if choice is not None), None)
         if fitting is None:
             raise BudgetError(self.problem.capacity.shortage(too_large))
         found = self.problem.candidate(fitting)
         assert found is not None, "it fits"
         return found
 
-    def _fitting(self, too_large: list[Layout], bucketed: frozenset[str]) -> Choice | None:
+    def _fitting(
+        self, too_large: list[Layout], beginnings: Iterable[tuple[int, bool, int]], bucketed: frozenset[str]
+    ) -> Choice | None:
         """The choice of least memory to begin with; what was tried and does not fit is added to ``too_large``. Laying
         out takes most of a plan's time, so no lower blocks are laid out than are asked for."""
         capacity = self.problem.capacity
-        for most_steps, direct in _BEGINNINGS:
+        for most_steps, direct, parts in beginnings:
             fitting = None
             for height in self.moves.heights(most_steps):
-                choice, layout = self.moves.minimum_memory(height, bucketed, direct=direct)
+                choice, layout = self.moves.minimum_memory(height, bucketed, direct=direct, parts=parts)
                 if capacity.fits(layout):
                     fitting = choice
                     if most_steps > FEW_STEPS or 4 * self._arena_needed(layout) <= capacity.arena_bytes(layout):

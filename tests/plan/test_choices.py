@@ -47,14 +47,30 @@ def also_loading(work: Workload, loaded: bool) -> Workload:
     loaded=st.booleans(),
     kept=st.booleans(),
     share=st.floats(1.0, 3.0),
+    parts=st.sampled_from([1, 1, 4, 16]),
 )
-@example(cuts=BLOCK_IN_USE_BETWEEN_PASSES, rows=24_000, height=1024, loaded=True, kept=False, share=1.534488108718917)
+@example(
+    cuts=BLOCK_IN_USE_BETWEEN_PASSES,
+    rows=24_000,
+    height=1024,
+    loaded=True,
+    kept=False,
+    share=1.534488108718917,
+    parts=1,
+)
 def test_what_fits_can_run(
-    machine: Hardware, cuts: tuple[SlabChoice, ...], rows: int, height: int, loaded: bool, kept: bool, share: float
+    machine: Hardware,
+    cuts: tuple[SlabChoice, ...],
+    rows: int,
+    height: int,
+    loaded: bool,
+    kept: bool,
+    share: float,
+    parts: int,
 ) -> None:
     work = also_loading(workload(rows=rows, width=64), loaded)
     work = keeping(work) if kept else work
-    choice = Choice(height, dict(zip(pulled_sources(work), cuts, strict=True)))
+    choice = Choice(height, dict(zip(pulled_sources(work), cuts, strict=True)), parts=parts)
     layout = lay_out(work, choice)
     needed = Capacity(work, Limits(1, 1), machine).needed_bytes(layout)
     limits = Limits(int(share * needed), 10**9 if machine.has_device_memory else work.fixed_host_bytes)

@@ -68,7 +68,7 @@ def test_a_device_pulls_as_many_rows_at_once_as_others_leave_room_for(
     def scratch_of(item: Pass) -> int:
         return scratch_nbytes(item, plan.matrices, work, plan.frame_bytes)
 
-    step_rows, height = column_step_rows(pull, plan.matrices), pull.rows_at_once
+    step_rows, height = column_step_rows(pull, plan.matrices, plan.step_rows), pull.rows_at_once
     assert height == max(PULL_TILE_ROWS, int(blocks * step_rows))
     assert scratch(height) <= plan.scratch_bytes
     assert height == step_rows or scratch(2 * height) > plan.scratch_bytes

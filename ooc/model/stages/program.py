@@ -24,6 +24,7 @@ from ooc.model.lowering.rectified import Rectified, Signs
 from ooc.model.lowering.values import (
     MOMENTS_BYTES,
     Aggregate,
+    Differentiated,
     Dropout,
     Linear,
     Moments,
@@ -225,11 +226,11 @@ class Program:
         temporary_columns: int | None = None,
         work: Work = NO_WORK,
     ) -> Stage:
-        """A stage of so much ``work`` with room for ``temporary_columns`` numbers a row (default: twice what goes in
-        and out)."""
+        """A stage of so much ``work`` with room for ``temporary_columns`` numbers a row (default: what goes in, and
+        twice what comes out)."""
         if temporary_columns is None:
-            names = [*loads, *stores, *((pull.source,) if pull else ())]
-            temporary_columns = 2 * sum(self.context.columns[name] for name in names)
+            names = [*loads, *stores, *stores, *((pull.source,) if pull else ())]
+            temporary_columns = sum(self.context.columns[name] for name in names)
         itemsize = max(4, self.context.network.dtype.itemsize)
         sparse = self.context.sparse
         return Stage(
@@ -316,9 +317,9 @@ def _copies(value: Value, differentiated: bool) -> int:
 
 
 def _columns_at(value: Value) -> int:
-    """Columns of the gradients at hand while that of ``value`` is taken to its inputs."""
-    inputs = sum(source.columns for source in value.inputs if not source.is_sparse)
-    return value.columns + inputs + 2 * _product_columns(value)
+    """Columns of the gradients at hand while that of ``value`` is taken to its inputs, as far as these need one."""
+    needed = [v.columns for v in value.inputs if v.trains or (isinstance(value, Differentiated) and not v.is_sparse)]
+    return value.columns + sum(needed) + 2 * _product_columns(value)
 
 
 def _product_columns(value: Value) -> int:

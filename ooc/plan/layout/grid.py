@@ -66,5 +66,8 @@ class Grid:
 
 
 def block_height(*, step_rows: int, row_bytes: int, frame_bytes: int) -> int:
-    """The most rows of ``row_bytes`` that fit a frame: ``step_rows`` times a power of two."""
-    return step_rows << max(0, (frame_bytes // (step_rows * row_bytes)).bit_length() - 1)
+    """The most rows of ``row_bytes`` that fit a frame: ``step_rows`` times a power of two, or divided by one."""
+    height = step_rows << max(0, (frame_bytes // (step_rows * row_bytes)).bit_length() - 1)
+    while height % 2 == 0 and height * row_bytes > frame_bytes:
+        height //= 2
+    return height

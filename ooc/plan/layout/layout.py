@@ -7,6 +7,7 @@ that loads the pulled rows, and may pull those of the last slab itself.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 from ooc.plan.layout.bucketing import shuffle_passes
 from ooc.plan.layout.grid import Grid, align_up, block_height
@@ -48,13 +49,15 @@ class Choice:
     """All that the planner decides; replacement follows from it. ``cuts``: by pulled matrix. ``spare_writes``: rather
     read from the SSD again than write to it (``Uses``). ``spilled_sums``: the matrices that are scattered to and not in
     memory whole. ``bucketed``: by pulled matrix that is gathered by buckets, what these may take of memory (0: as
-    little as they can)."""
+    little as they can). ``parts``: how many blocks, a power of two, a step's rows of the widest matrix are; frames are
+    that much smaller."""
 
     step_rows: int
     cuts: dict[str, SlabChoice] = field(default_factory=dict)
     spare_writes: bool = False
     spilled_sums: frozenset[str] = frozenset()
     bucketed: dict[str, int] = field(default_factory=dict)
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +95,19 @@ def pulled_sources(workload: Workload) -> dict[str, int]:
     return {pull.source: workload.matrices[pull.source].columns for pull in workload.pulls}
 
 
-def _widest_row_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> int:
-    """Bytes of the widest row that a block may hold, what is pulled included; ``widths``: columns of the slabs of each
-    matrix."""
+def _frame_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> int:
+    """Bytes of a frame: a step's rows, or a part of them, of the widest slab of any matrix, what is pulled included;
+    ``widths``: columns of the slabs of each matrix."""
     rows = {name: widths[name] * matrix.itemsize for name, matrix in workload.matrices.items()}
     for pull in workload.pulls:
         source = workload.matrices[pull.source]
         if choice.cuts[pull.source].columns and pull.source not in choice.bucketed:
             into = _pulled_into(pull, source.itemsize, workload.matrices)
             rows[into] = pull.output_columns(widths[pull.source], source.columns) * source.itemsize
-    return max(rows.values(), default=1)
+    arrays = [array for _, array in swept_arrays(workload.topologies, workload.sparse).values()]
+    widest = max(1, *rows.values(), *(array.itemsize for array in arrays))
+    widest_edge = max((array.edge_bytes for array in arrays), default=1)
+    return align_up(max(choice.step_rows // gcd(choice.step_rows, choice.parts) * widest, widest_edge))
 
 
 def layout_key(choice: Choice, workload: Workload) -> Hashable:
@@ -115,17 +121,13 @@ def layout_key(choice: Choice, workload: Workload) -> Hashable:
             slabs, direct = -(-matrix.columns // width), cut.direct
         cuts.append((name, width, min(cut.buffers, slabs), direct, cut.overlap_last and slabs > 1))
     bucketed = tuple(sorted(choice.bucketed.items()))
-    return choice.step_rows, tuple(cuts), choice.spare_writes, choice.spilled_sums, bucketed
+    return choice.step_rows, choice.parts, tuple(cuts), choice.spare_writes, choice.spilled_sums, bucketed
 
 
 def lay_out(workload: Workload, choice: Choice) -> Layout:
     """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
-    arrays = [array for _, array in swept_arrays(workload.topologies, workload.sparse).values()]
-    values = max((array.itemsize for array in arrays), default=1)
-    widest_edge = max((array.edge_bytes for array in arrays), default=1)
     widths = {name: _width(matrix, choice, workload.groupings.get(name)) for name, matrix in workload.matrices.items()}
-    widest = max(_widest_row_bytes(workload, choice, widths), values)
-    frame_bytes = align_up(max(choice.step_rows * widest, widest_edge))
+    frame_bytes = _frame_bytes(workload, choice, widths)
     matrices = {
         name: _plan_matrix(matrix, choice, frame_bytes, workload, widths[name])
         for name, matrix in workload.matrices.items()
@@ -147,19 +149,25 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
             scratch, heaviest = nbytes, item
     if workload.parts is not None:
         programs = {
-            name: _taller_pulls(passes, matrices, workload, frame_bytes, scratch) for name, passes in programs.items()
+            name: _taller_pulls(passes, matrices, workload, frame_bytes, scratch, choice.step_rows)
+            for name, passes in programs.items()
         }
     return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch, choice.spare_writes, heaviest)
 
 
 def _taller_pulls(
-    passes: Passes, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most_bytes: int
+    passes: Passes,
+    matrices: dict[str, MatrixPlan],
+    workload: Workload,
+    frame_bytes: int,
+    most_bytes: int,
+    step_rows: int,
 ) -> Passes:
     """The same on a device, whose column passes pull as many rows at once as their temporaries may be for."""
     found: list[Pass] = []
     for item in passes:
         if isinstance(item, ColumnPass):
-            found.append(taller_pull(item, matrices, workload, frame_bytes, most_bytes))
+            found.append(taller_pull(item, matrices, workload, frame_bytes, most_bytes, step_rows=step_rows))
         elif item.sweeps is not None:
             last = found[-1]
             assert isinstance(last, ColumnPass)

@@ -300,7 +300,8 @@ def slabs_beside(source: Grid, own: Grid, slab: int) -> range:
     )
 
 
-def column_step_rows(item: ColumnPass, matrices: Mapping[str, MatrixPlan]) -> int:
-    """Rows of a step of a column pass: a block of the output, or of the own rows that go with it."""
+def column_step_rows(item: ColumnPass, matrices: Mapping[str, MatrixPlan], step_rows: int) -> int:
+    """Rows of a step of a column pass: a block of the output, or of the own rows that go with it, but no fewer than
+    the ``step_rows`` of a row pass."""
     heights = [matrices[name].grid.block_rows for name in item.pull.own if not matrices[name].whole]
-    return min([matrices[item.output].grid.block_rows, *heights])
+    return max(step_rows, min([matrices[item.output].grid.block_rows, *heights]))

@@ -84,14 +84,20 @@ def rows_pulled_at_once(pull: Pull, tile_rows: int, block_rows: int, *, on_devic
 
 
 def taller_pull(
-    item: ColumnPass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most_bytes: int
+    item: ColumnPass,
+    matrices: dict[str, MatrixPlan],
+    workload: Workload,
+    frame_bytes: int,
+    most_bytes: int,
+    *,
+    step_rows: int,
 ) -> ColumnPass:
     """The same with more rows pulled at once, up to a step's, where a device makes something of every edge: as many as
     take ``most_bytes``, which another pass takes anyway. To launch a pull costs the host the same for a few rows as for
     many."""
     if item.pull.per_edge is None or item.pull.is_opaque:
         return item
-    step_rows = column_step_rows(item, matrices)
+    step_rows = column_step_rows(item, matrices, step_rows)
     while step_rows % (2 * item.rows_at_once) == 0:
         taller = replace(item, rows_at_once=2 * item.rows_at_once)
         if scratch_nbytes(taller, matrices, workload, frame_bytes) > most_bytes:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ooc.plan.hardware import Hardware
+from ooc.plan.layout.grid import Grid
 from ooc.plan.layout.layout import Layout
 from ooc.plan.layout.passes import (
     ColumnPass,
@@ -15,6 +16,7 @@ from ooc.plan.layout.passes import (
     arrays_swept_by,
     blocks_of,
     column_step_rows,
+    direct_slabs,
     slabs_beside,
     swept_arrays,
 )
@@ -242,17 +244,21 @@ def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Passe
 
 def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Passes) -> int:
     count = 0
+    used: list[tuple[Grid, int]] = []  # matrices, and how many slabs of each
     if isinstance(item, ColumnPass):
-        count += 2
-        height = column_step_rows(item, layout.matrices)
-        for name in item.pull.own:
-            planned = layout.matrices[name]
-            source = layout.matrices[item.pull.source].grid
-            slabs = max(len(slabs_beside(source, planned.grid, slab)) for slab in range(item.slabs))
-            count += 0 if planned.whole else 2 * slabs
+        height = column_step_rows(item, layout.matrices, layout.step_rows)
+        source = layout.matrices[item.pull.source].grid
+        used.append((layout.matrices[item.output].grid, 1))
+        for own in (layout.matrices[name] for name in item.pull.own):
+            slabs = max(len(slabs_beside(source, own.grid, slab)) for slab in range(item.slabs))
+            used.append((own.grid, 0 if own.whole else slabs))
+        if source.block_rows < layout.step_rows:  # of the step before, until they are in the buffers
+            copied = item.slab_buffers - direct_slabs(passes, item)
+            count += copied * -(-layout.step_rows // source.block_rows)
     else:
         height = layout.step_rows
-        count += sum(2 * len(slabs) for _, slabs, _ in blocks_of(item, layout.matrices, passes))
+        used += [(layout.matrices[name].grid, len(one)) for name, one, _ in blocks_of(item, layout.matrices, passes)]
+    count += sum(2 * number * -(-height // grid.block_rows) for grid, number in used)
     for _, swept, array in arrays_swept_by(item, workload):
         most = most_edges(swept, workload.tile_rows, item.rows, height)
         grid = edge_grid(array, swept.edges, layout.frame_bytes)

@@ -198,7 +198,7 @@ def _column_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
-    row_bounds = _row_bounds(item.rows, column_step_rows(item, layout.matrices))
+    row_bounds = _row_bounds(item.rows, column_step_rows(item, layout.matrices, layout.step_rows))
     steps = [Step(item.index, slab, *bounds) for slab in range(item.slabs) for bounds in pairwise(row_bounds)]
     sweep = len(row_bounds) - 1
     rows = next((p.rows for p in passes if item.pull.source in p.stores), source.rows)

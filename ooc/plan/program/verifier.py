@@ -9,12 +9,22 @@ fails this.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from operator import attrgetter
 
 from ooc.plan.layout.layout import Region
-from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass, direct_slabs, streaming_memory, sweeps_of
+from ooc.plan.layout.passes import (
+    ColumnPass,
+    RowPass,
+    ShufflePass,
+    direct_slabs,
+    loaded_slabs,
+    slabs_beside,
+    stored_slabs,
+    streaming_memory,
+    sweeps_of,
+)
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import Program
 from ooc.plan.program.sequence import Use
@@ -34,6 +44,7 @@ def verify_plan(plan: Plan) -> None:
     for name, program in plan.unrolled.items():
         _verify_regions(plan, name)
         _verify_slabs(plan, name)
+        _verify_low_blocks(plan, name)
         _Replay(plan, name, program, plan.frames, plan.regions[name]).run()
     if plan.has_tiers:
         _claim(plan.staged.keys() == plan.unrolled.keys(), "not every program has its program of host frames")
@@ -166,6 +177,37 @@ def _verify_slabs(plan: Plan, program: str) -> None:
             numbers = range(base + slab * grid.blocks, base + slab * grid.blocks + blocks)
             if not all(free <= copied.get(block, -1) <= begins for block in numbers):
                 raise AssertionError(f"{program}: slab {slab} of {name} is not in its buffer when it is pulled")
+
+
+def _verify_low_blocks(plan: Plan, program: str) -> None:
+    """Where blocks have fewer rows than steps, a step uses all of them that its rows lie in."""
+    low = {name: m for name, m in plan.matrices.items() if m.in_frames and m.grid.block_rows < plan.step_rows}
+    if not low:
+        return
+    passes, unrolled = plan.programs[program], plan.unrolled[program]
+    uses = (span for span in unrolled.uses.spans if span.use is not Use.COPY)
+    used = {(block, step) for first, last, block, _ in uses for step in range(first, last + 1)}
+    for item in passes:
+        for number in range(*unrolled.bounds[item.index]):
+            _, slab, start, stop = unrolled.steps[number]
+            slabs: dict[str, Iterable[int]]
+            if isinstance(item, ColumnPass):
+                source = plan.matrices[item.pull.source].grid
+                slabs = {name: slabs_beside(source, low[name].grid, slab) for name in item.pull.own if name in low}
+                slabs[item.output] = [slab]
+            else:
+                slabs = {name: loaded_slabs(name, item, low[name].grid) for name in item.loads if name in low}
+                slabs |= {
+                    name: [*slabs.get(name, ()), *stored_slabs(name, item.index, plan.matrices, passes)]
+                    for name in item.stores
+                    if name in low
+                }
+            for name, several in slabs.items():
+                grid, base = plan.matrices[name].grid, plan.blocks.base(name)
+                for block in range(start // grid.block_rows, -(-min(stop, grid.rows) // grid.block_rows)):
+                    for one in several if name in low else ():
+                        there = (base + one * grid.blocks + block, number) in used
+                        _claim(there, f"{program}: step {number} lacks some of its rows of {name}")
 
 
 def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
