@@ -24,10 +24,11 @@ from ooc.plan.workload import Direction
 from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.choice import choose_engine
 from ooc.sampling.budget import SamplingPlan, plan_sampling, work_pages
-from ooc.sampling.pages import Foresight, PagedRows, Pages, ResidentRows, Rows, Uses
+from ooc.sampling.pages import Foresight, PagedRows, Pages, ResidentRows, Rows, SparseRows, Uses
 from ooc.sampling.sampler import Ints, SampledBatch, Sampler, key_of, most_by_hop
 from ooc.sizes import parse_size
 from ooc.storage.array import AnyArray, Array
+from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, SPLITS, Store, open_store
 
 if TYPE_CHECKING:
@@ -75,11 +76,6 @@ class NeighborLoader:
     ) -> None:
         """``_beside``: what else is to be had within the memory, by how many nodes and edges the first hops have."""
         self.store = store if isinstance(store, Store) else open_store(store)
-        if self.store.sparse_features is not None:
-            raise OptionError(
-                f"{self.store.path} has features without their zeros, of which mini-batches are not made yet; convert "
-                "with feature_form='dense'"
-            )
         self.fanouts = check_fanouts(num_neighbors)
         if batch_size < 1:
             raise OptionError(f"batch_size must be positive, not {batch_size}")
@@ -279,6 +275,8 @@ def _other_arrays(store: Store) -> list[Array]:
 
 
 def _rows(array: Array, plan: SamplingPlan, engine: Engine) -> Rows:
+    if isinstance(array, SparseArray):
+        return SparseRows(array)
     pages = Pages(array, engine)
     if array.name in plan.resident:
         return ResidentRows(pages)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, Engine, Span, Ticket
 from ooc.storage.array import AnyArray, Array
+from ooc.storage.sparse_array import INDEX_DTYPE, Entries, SparseArray
 
 Places = npt.NDArray[np.int64]
 MOST_BATCHES = 1000
@@ -28,6 +29,7 @@ _STAGED = 2
 """Windows of pages on their way at once, beside the one whose rows are picked."""
 _PER_PAGE_BYTES = 1 + 4 + 2 * 2
 """Of every page of an array, cached or not: whether it is wanted, its frame, its next use in two foresights."""
+_PICKED_ENTRY_BYTES = 32
 _PER_FRAME_BYTES = 8 + 2 + 4
 """Of every page that is kept: which it is, when it is needed next, and a list of frames that are free."""
 
@@ -73,6 +75,23 @@ class ResidentRows:
     def take(self, rows: AnyArray, uses: "Uses | None" = None) -> AnyArray:
         """``rows`` [n] in their order, [n] or [n, C]."""
         return np.take(self._rows, rows, axis=0)
+
+
+class SparseRows(ResidentRows):
+    """The rows of a matrix that is kept without its zeros: its entries in memory, read once, and rows dense."""
+
+    def __init__(self, array: SparseArray) -> None:
+        self.pages_read = 0
+        self._columns = array.columns
+        self._counts, self._columns_of, self._values = array.read_entries(0, array.shape[0])
+        self._starts = np.cumsum(self._counts) - self._counts
+
+    def take(self, rows: AnyArray, uses: "Uses | None" = None) -> AnyArray:
+        """``rows`` [n] in their order, [n, C]."""
+        counts = self._counts[rows]
+        places = np.repeat(self._starts[rows] - (np.cumsum(counts) - counts), counts)
+        places += np.arange(len(places))
+        return Entries(counts, self._columns_of[places], self._values[places]).dense(self._columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +313,8 @@ Rows = ResidentRows | PagedRows
 
 
 def pages_of(array: Array) -> int:
-    """Pages of all its chunk files."""
-    return array.num_chunks * array.chunk_bytes // PAGE_BYTES
+    """Pages of all its chunk files; of one kept without its zeros none are asked for by themselves."""
+    return 0 if isinstance(array, SparseArray) else array.num_chunks * array.chunk_bytes // PAGE_BYTES
 
 
 def most_pages_of_row(array: Array) -> int:
@@ -304,12 +323,16 @@ def most_pages_of_row(array: Array) -> int:
 
 
 def resident_bytes(array: Array) -> int:
-    """What :class:`ResidentRows` takes."""
+    """What :class:`ResidentRows` takes; of one kept without its zeros, with what picking rows takes meanwhile."""
+    if isinstance(array, SparseArray):
+        return array.entries * (_PICKED_ENTRY_BYTES + INDEX_DTYPE.itemsize + array.itemsize) + 16 * array.shape[0]
     return pages_of(array) * PAGE_BYTES
 
 
 def paged_bytes(array: Array, *, cache_pages: int, work_pages: int) -> int:
     """What :class:`PagedRows` takes, of which each page of the cache takes :func:`frame_bytes`."""
+    if isinstance(array, SparseArray):
+        return resident_bytes(array)
     buffers = (1 + _STAGED) * work_pages * PAGE_BYTES
     return pages_of(array) * _PER_PAGE_BYTES + buffers + cache_pages * frame_bytes()
 

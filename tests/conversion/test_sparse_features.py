@@ -17,7 +17,7 @@ import ooc
 from ooc.cli import main
 from ooc.conversion import conversion
 from ooc.conversion import reorder as reordering
-from ooc.errors import BudgetError, OptionError, SourceError, StoreError
+from ooc.errors import BudgetError, SourceError, StoreError
 from ooc.events import Event, Note
 from ooc.storage import verification
 from ooc.storage.store import Store, open_store
@@ -205,6 +205,7 @@ def test_the_format_s_version_is_the_first_that_knows_them(store: Store, tmp_pat
     assert conversion.FEATURE_FORMS == ("auto", "dense", "sparse")
 
 
-def test_mini_batches_of_them_are_refused_by_name(store: Store) -> None:
-    with pytest.raises(OptionError, match="feature_form='dense'"):
-        ooc.NeighborLoader(store, [2])
+def test_mini_batches_have_them_dense(store: Store) -> None:
+    rows = torch.from_numpy(store.array("x").read())
+    with ooc.NeighborLoader(store, [2, -1], 16, memory="50M", shuffle=True) as loader:
+        assert all(torch.equal(batch.x, rows[batch.row_id]) for batch in loader) and "x" in loader.plan.resident
