@@ -16,7 +16,8 @@ from ooc.memory import available_memory_bytes
 from ooc.sizes import format_size
 from ooc.sources.files.prefetching import cores
 from ooc.sources.source import Source
-from ooc.storage.array import chunk_rows
+from ooc.storage.array import CHUNK_BYTES, chunk_rows
+from ooc.storage.sparse_array import PARTS
 from ooc.storage.store import Store, Task
 
 _FLOOR_BYTES = 32 << 20
@@ -25,16 +26,12 @@ _SORT_PARTS = 48  # ... unless that many more buckets would need a second level.
 _EDGE_BYTES = 256  # A block being read, one waiting, one being spread, and what comes of it on the way.
 _EDGE_NUMBER_BYTES = 128  # More for each number that an edge carries: up to 16 copies of 8 bytes, as those above.
 _FEATURE_BYTES = 48  # Three such blocks of float64, and up to three copies of the one at work.
-_ENTRY_BYTES = (
-    192  # Of features without their zeros: three blocks of 16 bytes, and nine arrays made of the one at work.
-)
-_MOST_ENTRIES = 1 << 20
-_START_BYTES = 8  # Of a row, when its entries are moved.
 _LEAST_FEATURE_ROWS = 16
 _LEAST_EDGES = 16
 _METADATA_BYTES = 32 << 10  # A zarr.json for each of up to 16 arrays and their groups, and the journal.
 _CHECKSUM_BYTES = 4
 _LABEL_ROWS = 1 << 16
+_START_BYTES = 8  # Of a row, when its entries are moved.
 _MOST_NUMBER_BYTES = 8  # Of what edges carry.
 _ID_BYTES = 8
 
@@ -54,7 +51,7 @@ class Options:
     row_normalize: bool
     dtype: str
     sparse_features: bool = False
-    """Kept without their zeros."""
+    """Without their zeros."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ class Sizes:
 
     ``packed_bytes``: of its files (0: as large as their arrays). ``resident_bytes``: what it holds in memory meanwhile;
     ``prepare_bytes``: the disk it needs besides; ``edge_numbers``: how many numbers an edge carries;
-    ``feature_entries``: how many entries of the features there are, where it has them without their zeros.
+    ``feature_entries``: how many the features have, where they come without their zeros.
     """
 
     name: str
@@ -93,7 +90,7 @@ class Sizes:
             resident_bytes=source.resident_bytes,
             prepare_bytes=source.prepare_bytes,
             edge_numbers=source.num_edge_numbers,
-            feature_entries=source.num_feature_entries if source.feature_entries is not None else None,
+            feature_entries=source.feature_entries,
         )
 
     @property
@@ -111,14 +108,11 @@ class Sizes:
         return self.raw_edge_bytes + self.raw_feature_bytes + self.num_nodes * self.label_columns * 4
 
     def stored_feature_bytes(self, options: Options) -> int:
-        """Of the features in a store, padding included; a bound where zeros are still to be left out."""
+        """Of features in a store; as much as with their zeros where nobody knows how many there are."""
         itemsize = np.dtype(options.dtype).itemsize
-        entries = most_entries(self.num_nodes, self.num_features, itemsize)
-        if not options.sparse_features:
-            return stored_bytes(self.num_nodes, self.num_features * itemsize)
-        if self.feature_entries is not None:
-            entries = min(entries, self.feature_entries)
-        return stored_bytes(self.num_nodes + 1, 8) + sum(stored_bytes(entries, part) for part in (4, itemsize))
+        if options.sparse_features and self.feature_entries is not None:
+            return (4 + itemsize) * self.feature_entries + 8 * self.num_nodes
+        return self.num_nodes * self.num_features * itemsize
 
     @property
     def input_bytes(self) -> int:
@@ -139,14 +133,12 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """What fits: keys sorted at once by each of some workers, edges, rows of features and labels, and entries of
-    features at once."""
+    """What fits: keys sorted at once by each of some workers, edges and rows of features and labels at once."""
 
     sort_keys: int
     sort_workers: int = 1
     edges: int
     feature_rows: int
-    feature_entries: int = _MOST_ENTRIES
     label_rows: int = _LABEL_ROWS
 
 
@@ -157,17 +149,14 @@ def default_budget_bytes() -> int:
 
 def least_budget_bytes(sizes: Sizes, *, ordering: bool = False) -> int:
     """The least budget that does: what is resident, some room, and a few rows of features, of nodes or edges."""
-    row_bytes = _LEAST_FEATURE_ROWS * _FEATURE_BYTES if sizes.feature_entries is None else 2 * _ENTRY_BYTES
-    rows = sizes.num_features * row_bytes
+    rows = _LEAST_FEATURE_ROWS * sizes.num_features * _FEATURE_BYTES
     edges = _LEAST_EDGES * sizes.edge_numbers * _EDGE_NUMBER_BYTES
     return _resident_bytes(sizes, ordering) + max(_FLOOR_BYTES, 4 * rows, 4 * edges)
 
 
 def _resident_bytes(sizes: Sizes, ordering: bool) -> int:
-    if not ordering:
-        return sizes.resident_bytes
-    starts = 0 if sizes.feature_entries is None else _START_BYTES * (sizes.num_nodes + 1)
-    return sizes.resident_bytes + order_bytes(sizes.num_nodes) + starts
+    starts = _START_BYTES * (sizes.num_nodes + 1) if sizes.feature_entries is not None else 0
+    return sizes.resident_bytes + (order_bytes(sizes.num_nodes) + starts if ordering else 0)
 
 
 def divide(sizes: Sizes, budget_bytes: int, *, ordering: bool = False) -> Shares:
@@ -192,7 +181,6 @@ def divide(sizes: Sizes, budget_bytes: int, *, ordering: bool = False) -> Shares
         edges=min(1 << 20, free // 4 // (_EDGE_BYTES + sizes.edge_numbers * _EDGE_NUMBER_BYTES)),
         # A block of features takes no more than a quarter of all.
         feature_rows=min(1 << 16, free // 4 // (sizes.num_features * _FEATURE_BYTES)),
-        feature_entries=max(1, min(_MOST_ENTRIES, free // 4 // _ENTRY_BYTES - sizes.num_features)),
     )
 
 
@@ -203,12 +191,11 @@ def disk_bytes(sizes: Sizes, options: Options, *, ordered: bool) -> int:
     """
     nodes, keys, sides = sizes.num_nodes, 2 * sizes.num_edges, 1 if options.symmetrize else 2
     entries, edge_row_bytes = keys // sides + nodes * options.self_loops, sizes.edge_row_bytes(options.dtype)
-    carried = stored_bytes(entries, edge_row_bytes) if edge_row_bytes else 0
-    topology = sides * (
-        stored_bytes(nodes + 1, 8) + stored_bytes(nodes, 4) + stored_bytes(entries, sizes.index_bytes) + carried
-    )
-    labels = stored_bytes(nodes, 8) + stored_bytes(nodes, sizes.label_row_bytes) + 3 * stored_bytes(nodes, 1)
-    features = sizes.stored_feature_bytes(options)
+    carried = _stored(entries, edge_row_bytes) if edge_row_bytes else 0
+    topology = sides * (_stored(nodes + 1, 8) + _stored(nodes, 4) + _stored(entries, sizes.index_bytes) + carried)
+    labels = _stored(nodes, 8) + _stored(nodes, sizes.label_row_bytes) + 3 * _stored(nodes, 1)
+    features = _stored(nodes, -(-sizes.stored_feature_bytes(options) // nodes))
+    features += options.sparse_features * len(PARTS) * CHUNK_BYTES
     need = labels + max(keys * (8 + edge_row_bytes) + topology // 2, topology + features)
     if ordered:
         need += labels + topology + features
@@ -223,12 +210,7 @@ def disk_bytes_for_order(store: Store) -> int:
     return sum(sizes.values()) - rows + max(rows, store.num_edges * (8 + carried))
 
 
-def most_entries(nodes: int, features: int, itemsize: int) -> int:
-    """With how many entries features take as much without their zeros as with them."""
-    return max(1, nodes * features * itemsize // (4 + itemsize))
-
-
-def stored_bytes(rows: int, row_bytes: int) -> int:
+def _stored(rows: int, row_bytes: int) -> int:
     """Bytes of an array's chunk files, padding included, and of their checksums."""
     height = chunk_rows(rows, row_bytes)
     return -(-rows // height) * (height * row_bytes + _CHECKSUM_BYTES)

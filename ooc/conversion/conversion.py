@@ -9,8 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ooc.conversion.budget import (
     Options,
     Shares,
@@ -20,10 +18,9 @@ from ooc.conversion.budget import (
     default_budget_bytes,
     disk_bytes,
     divide,
-    most_entries,
 )
 from ooc.conversion.edges import ValueForm
-from ooc.conversion.node_arrays import write_features, write_labels
+from ooc.conversion.node_arrays import mostly_zeros, write_features, write_labels
 from ooc.conversion.order import ORDERS
 from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, resolved, workplace
 from ooc.conversion.reorder import write_groups, write_in_order
@@ -31,7 +28,7 @@ from ooc.conversion.topology import write_topology
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.interruption import interruptible_by_ctrl_c, stopping_if_asked
-from ooc.sizes import format_size, parse_size
+from ooc.sizes import parse_size
 from ooc.sources.reading import Request
 from ooc.sources.registry import open_source
 from ooc.sources.source import Source
@@ -47,9 +44,7 @@ from ooc.storage.store import (
 from ooc.version import __version__
 
 _DTYPES = ("float32", "float64", "float16")
-FEATURE_FORMS = ("auto", "dense", "sparse")
-_SPARSE_TIMES = 2
-"""How many times smaller features have to be without their zeros to be kept so unasked."""
+_FEATURE_FORMS = ("auto", "dense", "sparse")
 _UNORDERED = "unordered"
 
 
@@ -86,8 +81,8 @@ def convert(
     usual for the format). ``drop_duplicates``: of edges between the same two nodes keep one (None: as is usual
     for the format, or if ``symmetrize`` is given just when it is true). ``row_normalize``: PyG's NormalizeFeatures.
     ``self_loops``: add one to each node that has none. ``dtype`` of the features, and the ``feature_form`` that
-    they are kept in: ``"dense"``, ``"sparse"`` (without their zeros), or ``"auto"``, sparse where the source has them
-    so and that halves them at least. ``split``: the column of
+    they are kept in: ``"dense"``, ``"sparse"`` (without their zeros), or ``"auto"``: sparse where that takes an eighth
+    at most. ``split``: the column of
     two-dimensional masks, or ``"random[:SEED]"``. ``order`` of the rows: ``"none"`` (as in the source) or
     ``"hop"`` (see ``ooc.conversion.order``). ``host_budget``: bytes to work in (default: half of what is
     available). ``drop_edge_data``: convert without the weights or features that edges have. ``columns``: what a
@@ -101,7 +96,7 @@ def convert(
     goes on there when it is called again with the same source and options, to the same bytes.
     """
     check_choice("dtype", dtype, _DTYPES)
-    check_choice("feature_form", feature_form, FEATURE_FORMS)
+    check_choice("feature_form", feature_form, _FEATURE_FORMS)
     check_choice("order", order, ORDERS)
     check_choice("on_cancel", on_cancel, ON_CANCEL)
     budget = default_budget_bytes() if host_budget is None else parse_size(host_budget, name="host budget")
@@ -161,10 +156,8 @@ def chosen_options(
     both_ways = graph.symmetrize if symmetrize is None else symmetrize
     usual = both_ways if symmetrize is not None or graph.drop_duplicates is None else graph.drop_duplicates
     once = usual if drop_duplicates is None else drop_duplicates
-    sparse = feature_form == "sparse"
-    if feature_form == "auto" and graph.feature_entries is not None:
-        most = most_entries(graph.num_nodes, graph.num_features, np.dtype(dtype).itemsize)
-        sparse = _SPARSE_TIMES * graph.num_feature_entries <= most
+    normal = others["row_normalize"]
+    sparse = feature_form == "sparse" or (feature_form == "auto" and mostly_zeros(graph, dtype, row_normalize=normal))
     return Options(symmetrize=both_ways, drop_duplicates=once, dtype=dtype, sparse_features=sparse, **others)
 
 
@@ -195,18 +188,24 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
     labels = write_labels(graph, store, block_rows=shares.label_rows, journal=work.journal)
     values = ValueForm.of_source(graph, options.dtype)
     topology = write_topology(graph, store, work, options=options, values=values, shares=shares)
-    features = write_features(graph, store, work, options=options, shares=shares)
+    features = write_features(graph, store, work, options=options, block_rows=shares.feature_rows)
     write_groups(store, undirected=topology["undirected"], sparse_features=options.sparse_features)
     if options.sparse_features:
-        work.listener(Note(_saved(graph, features["entries"], options.dtype)))
+        share = features["entries"] / (graph.num_nodes * graph.num_features)
+        work.listener(Note(f"{graph.name}: {share:.2%} of the features are not zero; only those are kept"))
     edge_data = {name: topology[name] for name in ("has_edge_weight", "num_edge_features") if topology[name]}
     attributes = {
-        "ooc_format": _version(graph, options, edge_data=bool(edge_data)),
+        "ooc_format": max(
+            FIRST_VERSION,
+            VERSION_WITH_EDGE_DATA * bool(edge_data),
+            VERSION_WITH_TEXTS * bool(graph.id_bytes),
+            FORMAT_VERSION * options.sparse_features,
+        ),
         "name": name,
         "num_nodes": graph.num_nodes,
         "num_edges": topology["num_edges"],
         "num_features": graph.num_features,
-        **({"num_feature_entries": features["entries"]} if options.sparse_features else {}),
+        **{f"num_feature_{name}": number for name, number in features.items()},
         "num_classes": labels["num_classes"],
         "task": graph.task.value,
         "has_ids": graph.ids is not None,
@@ -223,20 +222,3 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
         "complete": True,
     }
     write_group(store, attributes)
-
-
-def _version(graph: Source, options: Options, *, edge_data: bool) -> int:
-    """The first version of the format that has all of this."""
-    if options.sparse_features:
-        return FORMAT_VERSION
-    return VERSION_WITH_TEXTS if graph.id_bytes else VERSION_WITH_EDGE_DATA if edge_data else FIRST_VERSION
-
-
-def _saved(graph: Source, entries: int, dtype: str) -> str:
-    """That features are kept without their zeros, and what that saves."""
-    values, itemsize = graph.num_nodes * graph.num_features, np.dtype(dtype).itemsize
-    kept, full = entries * (4 + itemsize) + 8 * (graph.num_nodes + 1), values * itemsize
-    return (
-        f"{graph.name}: {entries / values:.2%} of the features are not zero; only those are kept, "
-        f"{format_size(kept)} instead of {format_size(full)}"
-    )

@@ -101,9 +101,7 @@ def _stages(sizes: Sizes, rates: Rates, options: Options, ordered: bool) -> Iter
     key_bytes = _KEY_BYTES + carried
     raw_features = sizes.raw_feature_bytes
     share = sizes.input_bytes / sizes.raw_bytes
-    stored_features = nodes * sizes.num_features * np.dtype(options.dtype).itemsize
-    if options.sparse_features:
-        stored_features = sizes.stored_feature_bytes(options)
+    stored_features = sizes.stored_feature_bytes(options)
 
     def stage(name: str, read: int, written: int, *threads: float) -> Stage:
         """The disk's seconds, or those of the busiest thread: they work at the same time."""

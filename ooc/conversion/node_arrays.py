@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc.conversion.budget import Options, Shares, most_entries
+from ooc.conversion.budget import Options
 from ooc.conversion.journal import Journal, flush_all
 from ooc.conversion.output import Workplace
 from ooc.errors import SourceError
@@ -22,13 +22,15 @@ from ooc.sources.files.prefetching import prefetched
 from ooc.sources.labels import MOST_CLASSES
 from ooc.sources.source import LabelBlock, Source
 from ooc.storage.array import AnyArray
-from ooc.storage.sparse_array import INDEX_DTYPE, Entries
+from ooc.storage.sparse_array import Entries, EntriesWriter, most_entries
 from ooc.storage.store import SPLITS, Task
 from ooc.storage.writer import ArrayWriter
 
 _FEATURES = "features"
 _LEAST = "least feature"
 _LABELS = "labels"
+_TIMES_FEWER = 8  # Products with them are about as fast then as with all.
+_COUNTED_VALUES = 1 << 18
 _WRITTEN = ("y", "perm", "split")
 
 
@@ -104,127 +106,87 @@ def _label_blocks(source: Source, block_rows: int) -> Iterator[tuple[int, LabelB
         row += len(block.y)
 
 
-def write_features(source: Source, store: Path, work: Workplace, *, options: Options, shares: Shares) -> dict[str, Any]:
-    """Write ``x`` [N, F], from where an earlier process had come; ``entries``, how many it has, where it is written
-    without its zeros.
+def write_features(
+    source: Source, store: Path, work: Workplace, *, options: Options, block_rows: int
+) -> dict[str, Any]:
+    """Write ``x`` [N, F], from where an earlier process had come; ``entries``, how many there are, where only those
+    that are not zero are written.
 
     ``row_normalize`` is PyG's NormalizeFeatures: the least entry of the whole matrix is subtracted, then
-    each row divided by its sum, or by 1 where that is less. SourceError for NaN, infinity, and values
-    that the ``dtype`` cannot hold.
+    each row divided by its sum, or by 1 where that is less. SourceError for NaN, infinity, values
+    that the ``dtype`` cannot hold, and what would take more without its zeros.
     """
-    journal, block_rows = work.journal, shares.feature_rows
+    journal, sparse = work.journal, options.sparse_features
     if (found := journal.result(_FEATURES)) is not None:
         return dict(found)
     wanted = np.dtype(options.dtype)
-    if options.sparse_features:
-        return _write_entries(source, store, work, options=options, shares=shares)
     smallest = _smallest(source, wanted, block_rows, work) if options.row_normalize else None
+    if sparse and smallest:
+        raise SourceError(f"{source.name}: normalised rows are not zero where features are; keep them dense")
     shape, progress = (source.num_nodes, source.num_features), journal.progress(_FEATURES)
     if progress is None:
         rmtree(store / "x", ignore_errors=True)
-    writer = ArrayWriter(store, "x", shape, wanted, progress=progress)
+    writer = (EntriesWriter if sparse else ArrayWriter)(store, "x", shape, wanted, progress=progress)
     with reported(work.listener, "writing features", source.num_nodes, "nodes") as advance:
         with writer:
-            for row, rows in _feature_blocks(source, wanted, block_rows, first=writer.rows):
+            for row, rows in _feature_blocks(source, wanted, block_rows, first=writer.rows, sparse=sparse):
                 if smallest is not None:
-                    rows = rows - smallest
-                    rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)
+                    rows = _normalized(rows, smallest)
+                if isinstance(writer, EntriesWriter) and writer.entries + len(rows[-1]) > most_entries(shape, wanted):
+                    raise SourceError(f"{source.name} has features that take more without their zeros; keep them dense")
                 writer.append(_cast(rows, wanted, row))
                 advance(writer.rows)
                 journal.advance(_FEATURES, writer.flush, writer.progress)
             if writer.rows != source.num_nodes:
                 raise SourceError(f"{source.name} has features of {writer.rows} nodes, not of {source.num_nodes}")
-        return journal.finish(_FEATURES, {}, writer.flush)
+        result = {"entries": writer.entries} if isinstance(writer, EntriesWriter) else {}
+        return journal.finish(_FEATURES, result, writer.flush)
 
 
-def _write_entries(source: Source, store: Path, work: Workplace, *, options: Options, shares: Shares) -> dict[str, Any]:
-    """The same of features without their zeros."""
-    journal, nodes, wanted = work.journal, source.num_nodes, np.dtype(options.dtype)
-    most = most_entries(nodes, source.num_features, wanted.itemsize)
-    shapes: dict[str, tuple[int, np.dtype[Any]]] = {
-        "indptr": (nodes + 1, np.dtype(np.int64)),
-        "indices": (most, INDEX_DTYPE),
-        "values": (most, wanted),
-    }
-    progress = journal.progress(_FEATURES)
-    if progress is None:
-        rmtree(store / "x", ignore_errors=True)
-    writers = {
-        part: ArrayWriter(store, f"x/{part}", (rows,), kind, progress=progress and progress[part])
-        for part, (rows, kind) in shapes.items()
-    }
-    indptr, indices, values = writers.values()
-
-    def flush() -> None:
-        for writer in writers.values():
-            writer.flush()
-
-    with ExitStack() as stack, reported(work.listener, "writing features", nodes, "nodes") as advance:
-        for writer in writers.values():
-            stack.callback(writer.abandon)
-        if progress is None:
-            indptr.append(np.zeros(1, dtype=np.int64))
-        for row, block in _entry_blocks(source, wanted, shares, first=indptr.rows - 1):
-            found, at = block.values, np.repeat(np.arange(row, row + len(block.counts)), block.counts)
-            if values.rows + len(found) > most:
-                raise SourceError(f"{source.name} has features that take more without their zeros; keep them dense")
-            if options.row_normalize:
-                if len(found) and found.min() < 0:
-                    least = int(found.argmin())
-                    raise SourceError(
-                        f"feature {block.columns[least]} of node {at[least]} is {found[least]:g}: with entries below "
-                        "zero none is zero once rows are normalised; keep features dense, or do not normalise"
-                    )
-                sums = np.bincount(at - row, weights=found, minlength=len(block.counts))
-                found = found / np.maximum(sums, 1)[at - row].astype(found.dtype)
-            with np.errstate(over="ignore"):
-                cast = found.astype(wanted, copy=False)
-            if not (fits := np.isfinite(cast)).all():
-                bad = int(fits.argmin())
-                raise _unfit(found[bad], feature=block.columns[bad], node=at[bad], wanted=wanted)
-            indptr.append(values.rows + np.cumsum(block.counts))
-            indices.append(block.columns.astype(INDEX_DTYPE, copy=False))
-            values.append(cast)
-            advance(indptr.rows - 1)
-            journal.advance(_FEATURES, flush, lambda: {part: writer.progress() for part, writer in writers.items()})
-        if indptr.rows != nodes + 1:
-            raise SourceError(f"{source.name} has features of {indptr.rows - 1} nodes, not of {nodes}")
-        for part, writer in writers.items():
-            writer.close(shrink=part != "indptr")
-        return journal.finish(_FEATURES, {"entries": values.rows}, flush)
+def mostly_zeros(source: Source, dtype: str, *, row_normalize: bool) -> bool:
+    """Whether features take an eighth at most without their zeros, as they are stored: counted, as far as it takes to
+    see that they do not. Dense ones of a source that has to be prepared are not looked at."""
+    wanted, entries = np.dtype(dtype), 0
+    most = most_entries((source.num_nodes, source.num_features), wanted) // _TIMES_FEWER
+    if source.prepare is not None:
+        return not row_normalize and source.feature_entries is not None and source.feature_entries <= most
+    block_rows, sparse = max(1, _COUNTED_VALUES // source.num_features), source.feature_entries is not None
+    for row, rows in _feature_blocks(source, wanted, block_rows, first=0, sparse=sparse):
+        values, stop = _values(rows), row + len(rows.counts if sparse else rows)
+        entries += int(np.count_nonzero(values))
+        if entries * source.num_nodes > most * stop or (row_normalize and values.min(initial=0) < 0):
+            return False
+    return True
 
 
-def _entry_blocks(
-    source: Source, wanted: np.dtype[np.generic], shares: Shares, *, first: int
-) -> Iterator[tuple[int, Entries]]:
-    """``(row, entries)`` of the rows from ``first`` on, finite, in the types of ``_feature_blocks``."""
-    if source.feature_entries is None:
-        for row, rows in _feature_blocks(source, wanted, shares.feature_rows, first=first):
-            yield row, Entries.of_rows(rows)
-        return
-    with prefetched(source.feature_entries(shares.feature_entries, first)) as blocks:
-        for block in blocks:
-            double = np.float64 in (block.values.dtype, wanted)
-            values = block.values.astype(np.float64 if double else np.float32, copy=False)
-            if not (finite := np.isfinite(values)).all():
-                bad = int(finite.argmin())
-                at = first + int(np.searchsorted(np.cumsum(block.counts), bad, side="right"))
-                raise SourceError(f"feature {block.columns[bad]} of node {at} is {values[bad]}")
-            yield first, block._replace(values=values)
-            first += len(block.counts)
+def _normalized(rows: Any, smallest: AnyArray) -> Any:
+    if isinstance(rows, Entries):
+        sums = np.bincount(rows.rows, weights=rows.values, minlength=len(rows.counts))
+        return rows._replace(values=rows.values / np.maximum(sums, 1)[rows.rows].astype(rows.values.dtype))
+    rows = rows - smallest
+    rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)
+    return rows
 
 
-def _cast(rows: AnyArray, wanted: np.dtype[np.generic], row: int) -> AnyArray:
+def _cast(rows: Any, wanted: np.dtype[np.generic], row: int) -> Any:
+    values = _values(rows)
     with np.errstate(over="ignore"):
-        cast = rows.astype(wanted, copy=False)
-    if cast.dtype.itemsize < rows.dtype.itemsize and not (fits := np.isfinite(cast)).all():
-        at, column = np.argwhere(~fits)[0]
-        raise _unfit(rows[at, column], feature=column, node=row + at, wanted=wanted)
-    return cast
+        cast = values.astype(wanted, copy=False)
+    if cast.dtype.itemsize < values.dtype.itemsize and not (fits := np.isfinite(cast)).all():
+        what, value = _first(rows, row, ~fits)
+        raise SourceError(f"{what} is {value:g}, more than {wanted.name} can hold")
+    return rows._replace(values=cast) if isinstance(rows, Entries) else cast
 
 
-def _unfit(value: float, *, feature: int, node: int, wanted: np.dtype[np.generic]) -> SourceError:
-    return SourceError(f"feature {feature} of node {node} is {value:g}, more than {wanted.name} can hold")
+def _values(rows: AnyArray | Entries) -> AnyArray:
+    return rows.values if isinstance(rows, Entries) else rows
+
+
+def _first(rows: AnyArray | Entries, row: int, wrong: AnyArray) -> tuple[str, Any]:
+    """Which of some values that are ``wrong`` comes first, and the value; ``rows`` begin with row ``row``."""
+    at = tuple(np.argwhere(wrong)[0])
+    place = (rows.rows[at], rows.columns[at]) if isinstance(rows, Entries) else at
+    return f"feature {place[1]} of node {row + place[0]}", _values(rows)[at]
 
 
 def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, work: Workplace) -> AnyArray:
@@ -242,10 +204,10 @@ def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, wor
 
 
 def _feature_blocks(
-    source: Source, wanted: np.dtype[np.generic], block_rows: int, *, first: int
-) -> Iterator[tuple[int, AnyArray]]:
+    source: Source, wanted: np.dtype[np.generic], block_rows: int, *, first: int, sparse: bool = False
+) -> Iterator[tuple[int, Any]]:
     """``(row, rows)`` from the row ``first`` on, finite, as float64 where the source or the store has that, else
-    float32."""
+    float32; ``sparse``: without their zeros, and else with them, however they come."""
     if source.features_from is not None:
         row, given = first, source.features_from(block_rows, first)
     else:
@@ -253,18 +215,25 @@ def _feature_blocks(
     wanted_shape = (source.num_nodes, source.num_features)
     with prefetched(given) as blocks:
         for rows in blocks:
-            if rows.dtype.kind not in "biuf":
-                raise SourceError(f"features are of type {rows.dtype}, not numbers")
-            if rows.shape[1:] != (source.num_features,) or row + len(rows) > source.num_nodes:
-                shape = (row + len(rows), *rows.shape[1:])
-                raise SourceError(f"{source.name} has features of the shape {shape} or more, not {wanted_shape}")
-            row, rows = row + len(rows), rows[max(0, first - row) :]
-            if not len(rows):
-                continue
-            double = np.float64 in (rows.dtype, wanted)
-            rows = rows.astype(np.float64 if double else np.float32, copy=False)
-            start = row - len(rows)
-            if not (finite := np.isfinite(rows)).all():
-                at, column = np.argwhere(~finite)[0]
-                raise SourceError(f"feature {column} of node {start + at} is {rows[at, column]}")
+            if isinstance(rows, Entries):  # of a source that begins anywhere
+                start, row = row, row + len(rows.counts)
+                rows = rows if sparse else rows.dense(source.num_features)
+            else:
+                if rows.dtype.kind not in "biuf":
+                    raise SourceError(f"features are of type {rows.dtype}, not numbers")
+                if rows.shape[1:] != (source.num_features,) or row + len(rows) > source.num_nodes:
+                    shape = (row + len(rows), *rows.shape[1:])
+                    raise SourceError(f"{source.name} has features of the shape {shape} or more, not {wanted_shape}")
+                row, rows = row + len(rows), rows[max(0, first - row) :]
+                if not len(rows):
+                    continue
+                start = row - len(rows)
+                rows = Entries.of_rows(rows) if sparse else rows
+            values = _values(rows)
+            double = np.float64 in (values.dtype, wanted)
+            values = values.astype(np.float64 if double else np.float32, copy=False)
+            rows = rows._replace(values=values) if isinstance(rows, Entries) else values
+            if not (finite := np.isfinite(values)).all():
+                what, value = _first(rows, start, ~finite)
+                raise SourceError(f"{what} is {value}")
             yield start, rows

@@ -6,13 +6,14 @@ one sequence a hop, since rows of a hop keep their order; edges are sorted anew 
 """
 
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from ooc.conversion.budget import (
     Shares,
@@ -35,7 +36,7 @@ from ooc.events import Listener, ignore, reported
 from ooc.sizes import format_size, parse_size
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
-from ooc.storage.array import Array
+from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import SPLITS, Store, open_store, write_group
 from ooc.storage.traversal import check_range
@@ -161,15 +162,16 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
     for direction in ("in",) if store.undirected else ("in", "out"):
         _write_edges(store, direction, order.places, work, shares)
     ids = ("ids",) if store.has("ids") else ()
-    features = ("x",) if store.sparse_features is None else ()
-    for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), *features):
+    x = store.sparse_features
+    for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), *(["x"] if x is None else [])):
         rows = shares.feature_rows if array == "x" else shares.label_rows
         if array == "ids":  # Texts may be long.
             rows = max(1, min(rows, _ID_BLOCK_BYTES // store.array(array).row_bytes))
-        _write_rows(store.array(array), order.places, work, block_rows=rows)
-    if store.sparse_features is not None:
-        _write_entries(store.sparse_features, order.places, work, most=shares.feature_entries)
-    write_groups(folder, undirected=store.undirected, sparse_features=store.sparse_features is not None)
+        _write_moved([store.array(array)], partial(_moves, order.places, rows), work, f"moving {array}")
+    if x is not None:
+        moves = partial(_moves, order.places, shares.feature_rows, x=x, starts=_starts_in_order(x, order.places, work))
+        _write_moved([x.indices, x.values], moves, work, "moving x")
+    write_groups(folder, undirected=store.undirected, sparse_features=x is not None)
     attributes = {
         **store.attributes,
         "name": name,
@@ -273,74 +275,64 @@ def _carried(store: Store, direction: str, form: ValueForm, start: int, stop: in
     return values
 
 
-def _write_rows(array: Array, places: Places, work: Workplace, *, block_rows: int) -> None:
-    folder, journal = work.store, work.journal
-    task = f"moving {array.name}"
-    stage = task.replace("/", " ")
-    if journal.result(stage) is not None:
-        return
-    progress = journal.progress(stage)
-    if progress is None:
-        shutil.rmtree(folder / array.name, ignore_errors=True)
-    scatter = RowScatter(folder, array.name, array.shape, array.dtype, progress=progress and progress["scatter"])
-    first = progress["rows"] if progress else 0
-    with reported(work.listener, task, array.shape[0], "nodes") as advance:
-        for start, stop in ranges(array.shape[0], block_rows, first):
-            here = places[start:stop].astype(np.int64)
-            order = np.argsort(here, kind="stable")
-            scatter.put(here[order], array.read(start, stop)[order])
-            advance(stop)
-            journal.advance(stage, scatter.flush, partial(_moved_state, scatter, stop))
-        scatter.close()
-        journal.finish(stage, {}, scatter.flush)
+Moves = Iterator[tuple[int, int, int, npt.NDArray[np.int64]]]
+"""Up to which row all will have been moved then, from where to where what is moved lies, and to which places."""
 
 
-def _moved_state(scatter: RowScatter, rows: int) -> dict[str, Any]:
-    return {"rows": rows, "scatter": scatter.progress()}
+def _moves(
+    places: Places, block_rows: int, first: int, x: SparseArray | None = None, starts: AnyArray | None = None
+) -> Moves:
+    """Of the rows from ``first`` on, or of their entries in ``x``, whose rows begin at ``starts`` in the new order."""
+    for row, stop in ranges(len(places), block_rows, first):
+        to = places[row:stop].astype(np.int64)
+        if x is None or starts is None:
+            yield stop, row, stop, to
+        else:
+            ends = x.indptr.read(row, stop + 1)
+            to = np.repeat(starts[to] - ends[:-1], np.diff(ends)) + np.arange(ends[0], ends[-1])
+            yield stop, int(ends[0]), int(ends[-1]), to
 
 
-def _entries_state(scatters: dict[str, RowScatter], rows: int) -> dict[str, Any]:
-    return {name: scatter.progress() for name, scatter in scatters.items()} | {"rows": rows}
-
-
-def _write_entries(x: SparseArray, places: Places, work: Workplace, *, most: int) -> None:
-    """Move the rows of features without their zeros, about ``most`` entries at a time. Holds where each row begins."""
-    folder, journal, stage, rows = work.store, work.journal, "moving x", x.shape[0]
-    if journal.result(stage) is not None:
-        return
-    starts = np.zeros(rows + 1, dtype=np.int64)
-    for start, stop in ranges(rows, _WINDOW_ROWS):
+def _starts_in_order(x: SparseArray, places: Places, work: Workplace) -> npt.NDArray[np.int64]:
+    """Where each row's entries begin in the new order [N + 1], which is written."""
+    starts = np.zeros(x.shape[0] + 1, dtype=np.int64)
+    for start, stop in ranges(x.shape[0], _WINDOW_ROWS):
         starts[places[start:stop].astype(np.int64) + 1] = np.diff(x.indptr.read(start, stop + 1))
     np.cumsum(starts, out=starts)
+    shutil.rmtree(work.store / x.indptr.name, ignore_errors=True)
+    with ArrayWriter(work.store, x.indptr.name, starts.shape, starts.dtype) as writer:
+        writer.append(starts)
+    writer.flush()
+    return starts
+
+
+def _write_moved(arrays: Sequence[Array], moves: Callable[[int], Moves], work: Workplace, task: str) -> None:
+    """Write ``arrays`` with what they have in other places; ``moves`` from a row on."""
+    folder, journal, stage = work.store, work.journal, task.replace("/", " ")
+    if journal.result(stage) is not None:
+        return
     progress = journal.progress(stage)
+    begun = progress["scatters"] if progress else [None] * len(arrays)
     if progress is None:
-        shutil.rmtree(folder / "x", ignore_errors=True)
-        with ArrayWriter(folder, "x/indptr", starts.shape, starts.dtype) as writer:
-            writer.append(starts)
-        writer.flush()
-    scatters = {
-        part.name: RowScatter(folder, part.name, part.shape, part.dtype, progress=progress and progress[part.name])
-        for part in (x.indices, x.values)
-    }
+        for array in arrays:
+            shutil.rmtree(folder / array.name, ignore_errors=True)
+    scatters = [RowScatter(folder, a.name, a.shape, a.dtype, progress=b) for a, b in zip(arrays, begun, strict=True)]
 
     def flush() -> None:
-        for scatter in scatters.values():
+        for scatter in scatters:
             scatter.flush()
 
-    first = progress["rows"] if progress else 0
-    with reported(work.listener, stage, rows, "nodes") as advance:
-        while first < rows:
-            ends = x.indptr.read(first, min(first + _WINDOW_ROWS, rows) + 1)
-            count = max(1, int(np.searchsorted(ends, ends[0] + most, side="right")) - 1)
-            ends = ends[: count + 1]
-            here = places[first : first + count].astype(np.int64)
-            to = np.repeat(starts[here] - ends[:-1], np.diff(ends)) + np.arange(ends[0], ends[-1])
+    with reported(work.listener, task, arrays[0].shape[0], "entries" if arrays[1:] else "nodes") as advance:
+        for row, start, stop, to in moves(progress["rows"] if progress else 0):
             order = np.argsort(to, kind="stable")
-            for part in (x.indices, x.values):
-                scatters[part.name].put(to[order], part.read(int(ends[0]), int(ends[-1]))[order])
-            first += count
-            advance(first)
-            journal.advance(stage, flush, partial(_entries_state, scatters, first))
-        for scatter in scatters.values():
+            for array, scatter in zip(arrays, scatters, strict=True):
+                scatter.put(to[order], array.read(start, stop)[order])
+            advance(stop)
+            journal.advance(stage, flush, partial(_moved_state, scatters, row))
+        for scatter in scatters:
             scatter.close()
         journal.finish(stage, {}, flush)
+
+
+def _moved_state(scatters: Sequence[RowScatter], rows: int) -> dict[str, Any]:
+    return {"rows": rows, "scatters": [scatter.progress() for scatter in scatters]}

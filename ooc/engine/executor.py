@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ooc.engine.operands import Input, Output, blocks_within
 from ooc.engine.program_run import PassRun, ProgramRun, TilePassRun
-from ooc.engine.pull_run import BucketedPull, EdgeSweep, PullRun, SlabBuffers, SlabPull, SparseSweep, WholePull
+from ooc.engine.pull_run import BucketedPull, EdgeSweep, FeatureSweep, PullRun, SlabBuffers, SlabPull, WholePull
 from ooc.engine.record import PassRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
@@ -111,7 +111,7 @@ class RowPassRun(TilePassRun):
         self.item, self.buffers = item, buffers
         self.compute_tile = run.functions[item.stage.name]
         self.inputs = {name: run.summed_rows(name, item) or self._input(name) for name in item.loads}
-        self.sparse = {name: SparseSweep(run.runtime) for name in item.stage.sparse_loads}
+        self.features = FeatureSweep(run.runtime) if item.stage.entry_bytes else None
         self.outputs = {name: self._output(name) for name in item.stage.stores if name in item.stores}
         self.pulled_before = item.pulled
         self.pull: PullRun | None = None
@@ -159,7 +159,9 @@ class RowPassRun(TilePassRun):
         """The tiles of a step in the order of the pass, their inputs still to be filled in."""
         if self.pull is not None:
             self.pull.open(number, step)
-        for operand in (*self.inputs.values(), *self.sparse.values(), *self.outputs.values()):
+        if self.features is not None:
+            self.features.open(step.start, step.stop)
+        for operand in (*self.inputs.values(), *self.outputs.values()):
             operand.open(step.start, step.stop)
         height = self.runtime.plan.tile_rows
         firsts = range(step.start, step.stop, height)
@@ -171,8 +173,8 @@ class RowPassRun(TilePassRun):
         inputs = task.inputs
         for name, matrix in self.inputs.items():
             inputs[name] = matrix.tile(task.start, task.stop)
-        for name, sweep in self.sparse.items():
-            inputs[name] = sweep.tile(task.start, task.stop)
+        if self.features is not None:
+            inputs["x"] = self.features.tile(task.start, task.stop)
         pull = self.item.stage.pull
         if pull is not None:
             inputs[pull.output] = self._pulled(task)

@@ -23,7 +23,7 @@ from ooc.model.graph import Scaling, damaged
 from ooc.model.stages import Kernel, Tile
 from ooc.plan.layout.passes import ColumnPass, RowPass, edges_name
 from ooc.plan.program.sequence import Step
-from ooc.plan.workload import EdgeData, Pull
+from ooc.plan.workload import Direction, EdgeData, Pull
 
 CPU = torch.device("cpu")
 _NUMPY_TYPES = {torch.int32: np.int32, torch.int64: np.int64}
@@ -92,32 +92,21 @@ class EdgeSweep:
         return parts_P2.to(place, non_blocking=True) if first < last else torch.empty_like(parts_P2, device=place)
 
 
-class SparseSweep:
+class FeatureSweep(EdgeSweep):
     """The features, where they are kept without their zeros, for one sweep over the rows."""
 
     def __init__(self, runtime: Runtime) -> None:
-        x, offsets = runtime.store.sparse_features, runtime.rows.entry_offsets
-        assert x is not None and offsets is not None
-        self._store, self._x, self._offsets = runtime.store, x, offsets
-        self._columns, self._values = (
-            Edges(runtime.matrices[part.name], runtime.workspace) for part in (x.indices, x.values)
-        )
-
-    def open(self, start: int, stop: int) -> None:
-        """Rows ``start:stop`` are about to be taken."""
-        for array in (self._columns, self._values):
-            array.open(int(self._offsets[start]), int(self._offsets[stop]))
+        super().__init__(runtime, Pull("x", "x", Direction.FEATURES, edge_data=(EdgeData.WEIGHT,)))
+        self._store = runtime.store
 
     def tile(self, start: int, stop: int) -> SparseRows:
         """Rows ``start:stop``, on any thread; StoreError where a column is none of the matrix."""
-        first, last = int(self._offsets[start]), int(self._offsets[stop])
-        columns_E, values_E = self._columns.take(first, last)[:, 0], self._values.take(first, last)[:, 0]
-        if last > first:
-            lowest, highest = torch.aminmax(columns_E)
-            if bool((lowest < 0) | (highest >= self._x.columns)):
-                raise damaged(self._store, self._x.indices.name)
-        offsets_R1 = relative_offsets(self._offsets, start, stop, columns_E.dtype, columns_E.device)
-        return SparseRows(offsets_R1, columns_E, values_E, self._x.columns)
+        edges, width = self.take(start, stop), self._store.num_features
+        columns_E = edges.indices_E
+        if edges.checks is None and len(columns_E) and not 0 <= int(columns_E.min()) <= int(columns_E.max()) < width:
+            raise damaged(self._store, f"{Direction.FEATURES.value}/indices")
+        assert edges.weight_E is not None
+        return SparseRows(edges.offsets_R1, columns_E, edges.weight_E, width)
 
 
 class PullRun(ABC):

@@ -69,7 +69,10 @@ class Runtime:
         self.rows = rows
         self.dtype = dtype
         self.spill_dtype = spill_dtype or dtype
-        self.checks = {} if device is None else {direction: DeferredChecks(plan.rows) for direction in plan.topologies}
+        places = {direction: plan.rows for direction in plan.topologies} | {Direction.FEATURES: store.num_features}
+        self.checks = (
+            {} if device is None else {direction: DeferredChecks(number) for direction, number in places.items()}
+        )
         """On a device, about the neighbour lists of each direction."""
         self._resources = ExitStack()
         with ExitStack() as opening:
@@ -131,10 +134,6 @@ class Runtime:
 
     def _array(self, name: str, arrays: Mapping[str, Array]) -> Array | None:
         """The store's array behind a matrix or an index array; None for what is the run's own."""
-        x = self.store.sparse_features
-        for part in () if x is None else (x.indices, x.values):
-            if name == part.name:
-                return part
         for direction, topology in self.plan.topologies.items():
             if name == edges_name(direction):
                 return self.store.topology(direction.value)[1]

@@ -8,9 +8,7 @@ in their order: results depend on the rows alone.
 Shapes: R rows with E entries of F columns, O columns of a product, U columns that have an entry.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
 
 import numpy as np
 import torch
@@ -23,12 +21,9 @@ from ooc.kernels.tensors import typed
 ENTRY_BYTES = 80
 """That a tile takes for each of its entries besides the store's blocks: put together from several, in another type,
 dropped out of, sorted by column and brought into that order."""
-DRAWN_NUMBERS = 1 << 17
-"""Of dropout at a time, or those of a row."""
-DRAWN_BYTES = 16
-"""For each of them."""
-_RADIX_COLUMNS = 1 << 16
-"""Numbers of up to 16 bits are sorted in a fifth of the time."""
+DRAWN_NUMBERS, DRAWN_BYTES = 1 << 17, 16
+"""Of dropout at a time, or those of a row, and what each takes."""
+_RADIX_COLUMNS = 1 << 16  # Numbers of 16 bits are sorted in a fifth of the time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +44,19 @@ class SparseRows:
         """With values in ``dtype``."""
         return SparseRows(self.offsets_R1, self.columns_E, typed(self.values_E, dtype), self.width)
 
-    def rounded(self, dtype: torch.dtype) -> "SparseRows":
-        """With values as they are in ``dtype``, in their own type."""
-        return self.typed(dtype).typed(self.values_E.dtype)
-
     def first(self, rows: int) -> "SparseRows":
         """The first ``rows`` rows, or all."""
-        if rows >= self.rows:
-            return self
-        entries = int(self.offsets_R1[rows])
-        return SparseRows(self.offsets_R1[: rows + 1], self.columns_E[:entries], self.values_E[:entries], self.width)
+        offsets_R1 = self.offsets_R1[: rows + 1]
+        entries = int(offsets_R1[-1])
+        return SparseRows(offsets_R1, self.columns_E[:entries], self.values_E[:entries], self.width)
 
     def dense(self) -> Tensor:
         """[R, F], with the zeros; anywhere."""
         out_RF = self.values_E.new_zeros(self.rows, self.width)
         counts_R = self.offsets_R1.diff().long()
         rows_R = torch.arange(0, self.rows * self.width, self.width, device=out_RF.device)
-        place_E = torch.repeat_interleave(rows_R, counts_R, output_size=len(self.columns_E)).add_(self.columns_E)
+        place_E = torch.repeat_interleave(rows_R, counts_R, output_size=len(self.columns_E))
+        place_E += self.columns_E.clamp(0, self.width - 1)  # a device finds later that it is damaged
         out_RF.view(-1)[place_E] = self.values_E
         return out_RF
 
@@ -112,42 +103,3 @@ class SparseRows:
             row_E = np.repeat(np.arange(last - first), np.diff(offsets[first : last + 1]))
             scale_E[here] = scale_RF[torch.from_numpy(row_E), self.columns_E[here].long()]
         return SparseRows(self.offsets_R1, self.columns_E, self.values_E * scale_E, self.width)
-
-
-class WeightByColumns:
-    """A weight [O, F] as sparse rows take it, column by column [F, O]: made once a program, between which alone it
-    changes; and the sum of its gradient, in the same form."""
-
-    def __init__(self) -> None:
-        self._weight_FO: Tensor | None = None
-        self._sum_FO: Tensor | None = None
-        self._making = Lock()
-
-    def weight(self, make: Callable[[], Tensor]) -> Tensor:
-        """[F, O] of the weight [O, F] that ``make`` gives. On any thread."""
-        found = self._weight_FO
-        if found is None:
-            with self._making:  # so that threads do not each make one
-                found = self._weight_FO
-                if found is None:
-                    found = self._weight_FO = make().T.contiguous()
-        return found
-
-    def forget(self) -> None:
-        """It may have changed."""
-        self._weight_FO = None
-
-    def begin(self, like_OF: Tensor) -> None:
-        """No tile has added anything."""
-        self._sum_FO = like_OF.new_zeros(like_OF.shape[::-1])
-
-    def add(self, columns_U: Tensor, sums_UO: Tensor) -> None:
-        """What a tile has."""
-        assert self._sum_FO is not None
-        self._sum_FO.index_add_(0, columns_U, sums_UO)
-
-    def end(self) -> Tensor:
-        """The gradient [O, F]; nothing is left here."""
-        found, self._sum_FO = self._sum_FO, None
-        assert found is not None
-        return found.T

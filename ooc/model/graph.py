@@ -22,7 +22,6 @@ from ooc.errors import ModelError, StoreError
 from ooc.kernels.cuda.segments import long_parts, most_parts
 from ooc.plan.workload import Direction
 from ooc.prefetch.arena import Arena, Bytes
-from ooc.storage.array import Array
 from ooc.storage.store import Store
 
 _CHUNK_ROWS = 1 << 16
@@ -130,20 +129,16 @@ _PLAIN = RowScaling()
 
 @dataclass(slots=True)
 class GraphRows:
-    """Constants of rows in host memory: ``offsets`` [N+1] by direction, ``entry_offsets`` [N+1] where features come
-    without their zeros, and what each scaling of the model needs; for
+    """Constants of rows in host memory: ``offsets`` [N+1] by direction, and what each scaling of the model needs; for
     the kernels of a device with memory of its own, ``parts`` of long rows [P, 2] (``kernels.cuda.segments``)."""
 
     offsets: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
-    entry_offsets: npt.NDArray[np.signedinteger] | None = None
     parts: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
     scalings: Mapping[Scaling, RowScaling] = field(default_factory=dict)
 
     def memory(self) -> Iterator[Bytes]:
         """Where it lies, on pages of its own: tiles' parts of it are brought to a device."""
         yield from (offsets.view(np.uint8) for offsets in self.offsets.values())
-        if self.entry_offsets is not None:
-            yield self.entry_offsets.view(np.uint8)
         yield from (parts_P2.reshape(-1).view(np.uint8) for parts_P2 in self.parts.values() if len(parts_P2))
         for scaling in self.scalings.values():
             for constants_N1 in (scaling.scale_N1, scaling.self_N1):
@@ -215,17 +210,21 @@ def directions(store: Store) -> tuple[Direction, ...]:
     return (Direction.IN,) if store.undirected else (Direction.IN, Direction.OUT)
 
 
-def offset_itemsize(entries: int) -> int:
-    return 4 if entries < 2**31 else 8
+def _with_features(store: Store) -> tuple[Direction, ...]:
+    """The same, and features that are kept without their zeros."""
+    return (*directions(store), *((Direction.FEATURES,) if store.sparse_features is not None else ()))
+
+
+def offset_itemsize(store: Store) -> int:
+    most = max(store.topology(direction.value)[1].shape[0] for direction in _with_features(store))
+    return 4 if most < 2**31 else 8
 
 
 def rows_nbytes(store: Store, scalings: Collection[Scaling], itemsize: int, *, on_device: bool) -> int:
     """Host bytes that ``load_rows`` will take, for admission beforehand; a bound, where there may be long rows."""
     constants = sum((not scaling.plain) + _counts_own(store, scaling) for scaling in scalings)
-    offsets = len(directions(store)) * offset_itemsize(store.num_edges)
+    offsets = len(_with_features(store)) * offset_itemsize(store)
     parts = 2 * most_parts(store.num_edges) * offsets if on_device else 0
-    if store.sparse_features is not None:
-        offsets += offset_itemsize(store.sparse_features.entries)
     return (store.num_nodes + 1) * (offsets + constants * itemsize) + parts
 
 
@@ -239,8 +238,7 @@ def _counts_own(store: Store, scaling: Scaling) -> bool:
 def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype, *, on_device: bool) -> GraphRows:
     """Read offsets and derive ``scalings``, in chunks of rows so that nothing larger than the result is held.
     ``on_device``: and list the parts of long rows."""
-    offsets = {side: load_offsets(store, side) for side in directions(store)}
-    x = store.sparse_features
+    offsets = {side: load_offsets(store, side) for side in _with_features(store)}
     parts = {direction: _parts(stops) for direction, stops in offsets.items()} if on_device else {}
     into, out_of = offsets[Direction.IN], offsets[directions(store)[-1]]
     found = {
@@ -249,12 +247,7 @@ def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype, *
         )
         for scaling in scalings
     }
-    return GraphRows(offsets, None if x is None else _offsets(store, x.indptr, x.entries), parts, found)
-
-
-def load_offsets(store: Store, direction: Direction) -> npt.NDArray[np.signedinteger]:
-    """Where every row's edges begin, and the last one's end [N+1]."""
-    return _offsets(store, store.topology(direction.value)[0], store.num_edges)
+    return GraphRows(offsets, parts, found)
 
 
 def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
@@ -269,17 +262,18 @@ def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteg
     return np.concatenate(chunks, out=parts_P2)
 
 
-def _offsets(store: Store, indptr: Array, entries: int) -> npt.NDArray[np.signedinteger]:
-    n = store.num_nodes
-    offset_type = np.dtype(f"i{offset_itemsize(entries)}")
+def load_offsets(store: Store, direction: Direction) -> npt.NDArray[np.signedinteger]:
+    """Where every row's edges begin, and the last one's end [N+1]."""
+    n, offset_type = store.num_nodes, np.dtype(f"i{offset_itemsize(store)}")
+    indptr, indices = store.topology(direction.value)
     rows: npt.NDArray[np.signedinteger] = _on_own_pages((n + 1) * offset_type.itemsize).view(offset_type)
     for start in range(0, n + 1, _CHUNK_ROWS):
         stop = min(n + 1, start + _CHUNK_ROWS)
         rows[start:stop] = indptr.read(start, stop)
         before = max(0, start - 1)
-        if (np.diff(rows[before:stop]) < 0).any() or rows[0] != 0 or rows[start:stop].max() > entries:
+        if (np.diff(rows[before:stop]) < 0).any() or rows[0] != 0 or rows[start:stop].max() > indices.shape[0]:
             raise damaged(store, indptr.name)
-    if rows[n] != entries:
+    if rows[n] != indices.shape[0]:
         raise damaged(store, indptr.name)
     return rows
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a network on a graph asks of memory, as plain data for the planner."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -9,26 +9,13 @@ import torch
 
 from ooc.kernels.aggregate import sums_rows_of
 from ooc.kernels.cuda import memory
-from ooc.kernels.sparse_rows import DRAWN_BYTES, DRAWN_NUMBERS, ENTRY_BYTES
 from ooc.model.graph import GraphRows
 from ooc.model.lowering.network import Network
 from ooc.model.stages import StageBuilder, Step
 from ooc.model.task import label_columns
 from ooc.plan.layout.shuffle import GatheredRows
-from ooc.plan.workload import (
-    Bucketing,
-    Direction,
-    EdgeArray,
-    EdgeData,
-    Kind,
-    Matrix,
-    SparseMatrix,
-    Stage,
-    Topology,
-    Workload,
-)
+from ooc.plan.workload import Bucketing, Direction, EdgeArray, EdgeData, Kind, Matrix, Stage, Topology, Workload
 from ooc.storage.array import Array
-from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import Store
 
 TileEdges = Callable[[Direction, int], Sequence[int]]
@@ -84,7 +71,7 @@ def describe_workload(
     """The stages of the programs ``steps``, the matrices they name, and the topology, tile by tile."""
     programs = {name: tuple(step.spec for step in program) for name, program in steps.items()}
     columns = builder.columns
-    itemsize, x = network.dtype.itemsize, store.sparse_features
+    itemsize = network.dtype.itemsize
     # Weights are of the type that is summed, and would be rounded to it.
     weighted = any(scaling.weighted for scaling in network.scalings)
     sums_as_kept = sums_rows_of(spill_dtype, network.dtype) and not weighted
@@ -113,6 +100,8 @@ def describe_workload(
     gathers = any(s.pull is not None and s.pull.is_opaque for s in every) and not builder.on_device
     if gathers:
         pulled.setdefault(backward, set())
+    if any(stage.entry_bytes for stage in every):
+        pulled[Direction.FEATURES] = {EdgeData.WEIGHT}
     gradient_bytes = builder.most_gradients * itemsize
     ahead = TASKS_AHEAD if TASKS_AHEAD * threads * gradient_bytes <= _MOST_WAITING_BYTES else 1
     results_at_once = 1 if threads == 1 else ahead * threads + 1
@@ -138,7 +127,6 @@ def describe_workload(
         + results_at_once * gradient_bytes
         + network.rounded_nbytes
         + network.made_nbytes
-        + network.by_columns_nbytes
         + network.statistics_nbytes,
         pulled_itemsize=itemsize,
         threads=threads,
@@ -155,24 +143,13 @@ def describe_workload(
         },
         parts=memory.sums(itemsize) if builder.on_device else None,
         bucketing=Bucketing(backward, counts.gathered_rows) if gathers else None,
-        sparse={"x": _sparse(x, tile_rows, drawn=network.drops_sparse)}
-        if x is not None and any(stage.sparse_loads for stage in every)
-        else {},
-    )
-
-
-def _sparse(x: SparseArray, tile_rows: int, *, drawn: bool) -> SparseMatrix:
-    """Features without their zeros; ``drawn``: there is dropout of them."""
-    return SparseMatrix(
-        {part.name: EdgeArray(1, part.itemsize) for part in (x.indices, x.values)},
-        [*_starts(x.indptr, x.shape[0], tile_rows), x.entries],
-        bytes_per_entry=ENTRY_BYTES,
-        bytes_beside=DRAWN_BYTES * max(DRAWN_NUMBERS, x.columns) if drawn else 0,
     )
 
 
 def edge_array(store: Store, direction: Direction, data: EdgeData) -> Array:
-    """What the store's edges carry, in the order of ``direction``."""
+    """What the store's edges carry, in the order of ``direction``; of features without their zeros, their values."""
+    if direction is Direction.FEATURES:
+        return store.edge_data(direction.value)[0]
     match data:
         case EdgeData.WEIGHT:
             return store.edge_weight(direction.value)
@@ -209,20 +186,16 @@ def stored(store: Store) -> TileEdges:
     known: dict[tuple[str, int], Sequence[int]] = {}
 
     def tile_edges(direction: Direction, tile_rows: int) -> Sequence[int]:
-        indptr, _ = store.topology(direction.value)
+        indptr, indices = store.topology(direction.value)
         key = indptr.name, tile_rows
         if key not in known:
-            known[key] = [*_starts(indptr, store.num_nodes, tile_rows), store.num_edges]
+            chunk = _CHUNK_TILES * tile_rows
+            starts = range(0, store.num_nodes, chunk)
+            read = (indptr.read(start, min(start + chunk, store.num_nodes))[::tile_rows] for start in starts)
+            known[key] = [*(int(edges) for offsets in read for edges in offsets), indices.shape[0]]
         return known[key]
 
     return tile_edges
-
-
-def _starts(indptr: Array, rows: int, tile_rows: int) -> Iterator[int]:
-    """Where the entries of every tile begin."""
-    chunk = _CHUNK_TILES * tile_rows
-    for start in range(0, rows, chunk):
-        yield from map(int, indptr.read(start, min(start + chunk, rows))[::tile_rows])
 
 
 def zero_gradients(network: Network) -> None:

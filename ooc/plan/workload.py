@@ -46,6 +46,8 @@ class Direction(Enum):
 
     IN = "in"
     OUT = "out"
+    FEATURES = "x"
+    """None of the graph: from a row to the columns where its features are not zero, if the others are not kept."""
 
 
 class EdgeData(Enum):
@@ -168,14 +170,14 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One local stage over the first ``rows`` rows: ``loads`` and at most one ``pull`` in, ``stores`` out;
-    ``sparse_loads`` come in, too, without their zeros.
+    """One local stage over the first ``rows`` rows: ``loads`` and at most one ``pull`` in, ``stores`` out.
 
     A loaded or pulled matrix may have fewer rows than the stage: gradients of rows that are not there are zero.
-    ``scratch_bytes_per_row`` bounds the temporaries alive at once while a tile of rows is computed;
-    ``multiplies_per_row`` are the multiply-adds of its dense products, ``streamed_bytes_per_row`` what its element-wise
-    work reads and writes in memory, loads and stores included (0: not known; then loads and stores stand for it), and
-    ``operators`` how many operators run on a tile, however few rows it has.
+    ``scratch_bytes_per_row`` bounds the temporaries alive at once while a tile of rows is computed; with
+    ``entry_bytes`` features without their zeros come in, too, and take so much for each entry of a tile and
+    ``beside_bytes``. ``multiplies_per_row`` are the multiply-adds of its dense products, ``streamed_bytes_per_row``
+    what its element-wise work reads and writes in memory, loads and stores included (0: not known; then loads and
+    stores stand for it), and ``operators`` how many operators run on a tile, however few rows it has.
     """
 
     name: str
@@ -188,7 +190,8 @@ class Stage:
     multiplies_per_row: int = 0
     streamed_bytes_per_row: int = 0
     operators: int = 0
-    sparse_loads: tuple[str, ...] = ()
+    entry_bytes: int = 0
+    beside_bytes: int = 0
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -250,25 +253,6 @@ class Topology:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SparseMatrix:
-    """A matrix of the store that is kept without its zeros: ``tile_edges[i]`` is the number of entries of tiles
-    0…i-1, ``parts`` what there is of every entry, by the name of the array.
-
-    A tile takes ``bytes_per_entry`` besides what lies in blocks, and ``bytes_beside``.
-    """
-
-    parts: Mapping[str, EdgeArray]
-    tile_edges: Sequence[int]
-    bytes_per_entry: int
-    bytes_beside: int
-
-    @property
-    def edges(self) -> int:
-        """Entries."""
-        return self.tile_edges[-1]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Bucketing:
     """How sources can be shuffled to those who gather them (``ooc.plan.layout.shuffle``): by the edges of
     ``direction``, out of every row, and ``gathered`` many at a time, which is counted when it is first asked for."""
@@ -288,8 +272,7 @@ class Workload:
     forward stages; ``recomputed`` matrices do not: it computes them again. Kernels take values of ``pulled_itemsize``
     bytes; plain sums, with ``sums_as_kept``, values as they are kept, however narrow. ``scatter_counts``: by matrix
     that a pull scatters to, how often something is added to a row of its tiles 0…i-1; without that, it can only be in
-    memory whole. ``sparse``: the matrices that stages load without their zeros; they are none of ``matrices``.
-    ``parts``: how plain sums are made where that takes memory. ``bucketing``: how what opaque layers
+    memory whole. ``parts``: how plain sums are made where that takes memory. ``bucketing``: how what opaque layers
     gather from can be shuffled; without that, it can only be in memory whole.
     """
 
@@ -310,7 +293,6 @@ class Workload:
     scatter_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     parts: Parts | None = None
     bucketing: Bucketing | None = None
-    sparse: Mapping[str, SparseMatrix] = field(default_factory=dict)
 
     @cached_property
     def pulls(self) -> tuple[Pull, ...]:

@@ -32,6 +32,7 @@ from ooc.sources.node_tables import NodeTables
 from ooc.sources.reading import Request
 from ooc.sources.source import LabelBlock, ranges
 from ooc.storage.array import AnyArray
+from ooc.storage.sparse_array import Entries
 from ooc.storage.store import Task
 
 RANDOM = "random:"
@@ -47,14 +48,16 @@ class NodeFeatures:
     """``blocks(nodes, size, row)``: features [n, ``columns``] of the nodes from ``row`` on, where the source
     ``seeks``, else of all of them; SourceError where there are not those of ``nodes``.
 
-    ``rows``: of how many nodes there are; None where only reading tells, or any number will do.
+    ``rows``: of how many nodes there are; None where only reading tells, or any number will do. ``entries``: how many
+    there are, where features come without their zeros.
     """
 
     columns: int
-    blocks: Callable[[int, int, int], Iterator[AnyArray]]
+    blocks: Callable[[int, int, int], Iterator[AnyArray | Entries]]
     rows: int | None
     seeks: bool
     table: Table | None = None
+    entries: int | None = None
 
 
 def node_features(text: str, tables: NodeTables, request: Request) -> NodeFeatures:
@@ -70,11 +73,12 @@ def node_features(text: str, tables: NodeTables, request: Request) -> NodeFeatur
 def _array_features(array: NpyFile | HeldArray) -> NodeFeatures:
     rows, columns = array.matrix("[nodes, features]")
 
-    def blocks(nodes: int, size: int, row: int) -> Iterator[AnyArray]:
+    def blocks(nodes: int, size: int, row: int) -> Iterator[AnyArray | Entries]:
         _check_rows(array.name, rows, nodes)
         return array.row_blocks(size, row)
 
-    return NodeFeatures(columns=columns, blocks=blocks, rows=rows, seeks=True)
+    entries = array.entries if isinstance(array, HeldArray) else None
+    return NodeFeatures(columns=columns, blocks=blocks, rows=rows, seeks=True, entries=entries)
 
 
 def _table_features(table: Table, tables: NodeTables) -> NodeFeatures:

@@ -71,9 +71,8 @@ class Source:
     as rows of UTF-8 with zeros after them [n, ``id_bytes``]. ``class_names``: what it
     calls the classes, by their numbers; none where they are numbers.
 
-    ``features_from(n, row)``, where the source can: the rows from ``row`` on, without reading all before.
-    ``feature_entries(n, row)``, where the source has features without their zeros, ``num_feature_entries`` of them: the
-    same as entries, about ``n`` at a time, zeros and repetitions among them.
+    ``features_from(n, row)``, where the source can: the rows from ``row`` on, without reading all before. Features may
+    come without their zeros; then there are ``feature_entries``, or fewer.
 
     ``prepare``, for a source that must put something on the disk before it can stream: called once, before
     all else, with a folder of the partial store and a listener; gives the source to convert, whose own
@@ -93,11 +92,10 @@ class Source:
     num_features: int
     num_classes: int | None
     edges: Callable[[int], Iterator[EdgeBlock]]
-    features: Callable[[int], Iterator[AnyArray]]
+    features: Callable[[int], Iterator[AnyArray | Entries]]
     labels: Callable[[int], Iterator[LabelBlock]]
-    features_from: Callable[[int, int], Iterator[AnyArray]] | None = None
-    feature_entries: Callable[[int, int], Iterator[Entries]] | None = None
-    num_feature_entries: int = 0
+    features_from: Callable[[int, int], Iterator[AnyArray | Entries]] | None = None
+    feature_entries: int | None = None
     ids: Callable[[int], Iterator[AnyArray]] | None = None
     id_bytes: int = 0
     has_edge_weight: bool = False

@@ -5,13 +5,14 @@ Shapes: N rows, F columns, R rows at hand with E entries.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import AnyArray, Array, Extent
+from ooc.storage.array import AnyArray, Array
+from ooc.storage.writer import ArrayWriter
 
 PARTS = ("indptr", "indices", "values")
 INDEX_DTYPE = np.dtype(np.int32)
@@ -26,14 +27,32 @@ class Entries(NamedTuple):
 
     @classmethod
     def of_rows(cls, rows: AnyArray) -> "Entries":
-        """Those of the dense ``rows`` [R, F]."""
+        """Those of dense ``rows`` [R, F]."""
         at, columns = np.nonzero(rows)
         return cls(np.bincount(at, minlength=len(rows)), columns, rows[at, columns])
+
+    @classmethod
+    def of_csr(cls, counts: AnyArray, columns: AnyArray, values: AnyArray, width: int) -> "Entries":
+        """Those of rows whose entries come in any order: repeated ones are summed, zeros left out."""
+        keys = np.repeat(np.arange(len(counts)), counts) * width + columns
+        if (keys[1:] <= keys[:-1]).any():
+            order = np.argsort(keys, kind="stable")
+            keys, values = keys[order], values[order]
+            firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+            keys, values = keys[firsts], np.add.reduceat(values, firsts)
+        kept = values != 0
+        keys = keys[kept]
+        return cls(np.bincount(keys // width, minlength=len(counts)), keys % width, values[kept])
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """Of every entry [E]."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def dense(self, columns: int) -> AnyArray:
         """The rows [R, F], ``columns`` being F."""
         out = np.zeros((len(self.counts), columns), dtype=self.values.dtype)
-        out[np.repeat(np.arange(len(out)), self.counts), self.columns] = self.values
+        out[self.rows, self.columns.view(f"u{self.columns.itemsize}")] = self.values  # a negative one is none
         return out
 
 
@@ -43,8 +62,7 @@ class SparseArray(Array):
 
     def __init__(self, name: str, path: Path, columns: int, parts: dict[str, Array]) -> None:
         self.indptr, self.indices, self.values = (parts[f"{name}/{part}"] for part in PARTS)
-        shape = (self.indptr.shape[0] - 1, columns)
-        super().__init__(name, path, shape, (1, columns), self.values.dtype.str)
+        super().__init__(name, path, (self.indptr.shape[0] - 1, columns), (1, columns), self.values.dtype.str)
 
     @property
     def entries(self) -> int:
@@ -52,22 +70,70 @@ class SparseArray(Array):
         return self.values.shape[0]
 
     def read_entries(self, start: int, stop: int) -> Entries:
-        """Those of the rows ``[start, stop)``; StoreError where they cannot be read."""
+        """Those of the rows ``[start, stop)``."""
         ends = self.indptr.read(start, stop + 1)
-        counts, first, last = np.diff(ends), int(ends[0]), int(ends[-1])
-        if (counts < 0).any() or not 0 <= first <= last <= self.entries:
-            raise StoreError(f"{self.indptr.name}: it does not rise from 0 to {self.entries} (ooc verify finds more)")
-        columns = self.indices.read(first, last)
-        if len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < self.columns:
-            raise StoreError(f"{self.indices.name}: there are columns outside 0 to {self.columns - 1}")
-        return Entries(counts, columns, self.values.read(first, last))
+        columns, values = (part.read(int(ends[0]), int(ends[-1])) for part in (self.indices, self.values))
+        return Entries(np.diff(ends), columns, values)
 
     def read(self, start: int = 0, stop: int | None = None) -> AnyArray:
-        return self.read_entries(start, self.shape[0] if stop is None else stop).dense(self.columns)
-
-    def extents(self, start_row: int, stop_row: int) -> list[Extent]:
-        raise TypeError(f"{self.name} has no rows on the disk, only entries")
+        try:
+            return self.read_entries(start, self.shape[0] if stop is None else stop).dense(self.columns)
+        except (ValueError, IndexError) as error:  # a store's own numbers do not fit one another
+            raise StoreError(f"{self.path} is damaged: {error} (ooc verify finds more)") from error
 
     def checksums(self) -> npt.NDArray[np.uint32]:
         """Those of its three arrays, one behind the other."""
         return np.concatenate([part.checksums() for part in (self.indptr, self.indices, self.values)])
+
+
+def most_entries(shape: tuple[int, int], dtype: npt.DTypeLike) -> int:
+    """With how many entries a matrix takes as much without its zeros as with them."""
+    itemsize = np.dtype(dtype).itemsize
+    return max(1, shape[0] * shape[1] * itemsize // (4 + itemsize))
+
+
+class EntriesWriter:
+    """Writes a matrix without its zeros, of ``most_entries`` at most; else as ``ArrayWriter`` does."""
+
+    def __init__(
+        self, path: Path, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, *, progress: dict[str, Any] | None
+    ) -> None:
+        most = most_entries(shape, dtype)
+        shapes = ((shape[0] + 1, np.int64), (most, INDEX_DTYPE), (most, dtype))
+        self._writers = {
+            part: ArrayWriter(path, f"{name}/{part}", (count,), kind, progress=progress and progress[part])
+            for part, (count, kind) in zip(PARTS, shapes, strict=True)
+        }
+        if progress is None:
+            self._writers["indptr"].append(np.zeros(1, dtype=np.int64))
+
+    @property
+    def rows(self) -> int:
+        return self._writers["indptr"].rows - 1
+
+    @property
+    def entries(self) -> int:
+        return self._writers["values"].rows
+
+    def append(self, block: Entries) -> None:
+        """Add rows, whose values are of the matrix's type."""
+        self._writers["indptr"].append(self.entries + np.cumsum(block.counts))
+        self._writers["indices"].append(block.columns.astype(INDEX_DTYPE))
+        self._writers["values"].append(block.values)
+
+    def flush(self) -> None:
+        for writer in self._writers.values():
+            writer.flush()
+
+    def progress(self) -> dict[str, Any]:
+        return {part: writer.progress() for part, writer in self._writers.items()}
+
+    def __enter__(self) -> "EntriesWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        for part, writer in self._writers.items():
+            if kind is None:
+                writer.close(shrink=part != "indptr")
+            else:
+                writer.abandon()

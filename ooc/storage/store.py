@@ -158,7 +158,8 @@ class Store:
         return sorted(self._arrays)
 
     def topology(self, direction: str) -> tuple[Array, Array]:
-        """``(indptr, indices)`` by ``"in"`` or ``"out"`` edges; the same arrays where undirected."""
+        """``(indptr, indices)`` by ``"in"`` or ``"out"`` edges, the same arrays where undirected; ``"x"``: of features
+        that are kept without their zeros, whose values are their :meth:`edge_data`."""
         folder = self._folder(direction)
         return self.array(f"{folder}/indptr"), self.array(f"{folder}/indices")
 
@@ -173,12 +174,13 @@ class Store:
     def edge_data(self, direction: str) -> list[Array]:
         """All there is of that direction besides topology: weights, then features; empty for most stores."""
         folder = self._folder(direction)
-        return [self.array(f"{folder}/{name}") for name in edge_data_shapes(self.attributes)]
+        names = ["values"] if folder == "x" else edge_data_shapes(self.attributes)
+        return [self.array(f"{folder}/{name}") for name in names]
 
     def _folder(self, direction: str) -> str:
-        if direction not in ("in", "out"):
+        if direction not in ("in", "out", "x"):
             raise ValueError(f"direction {direction!r} is neither 'in' nor 'out'")
-        return "in" if self.undirected else direction
+        return "in" if self.undirected and direction != "x" else direction
 
     @property
     def id_type(self) -> np.dtype[Any]:

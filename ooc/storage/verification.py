@@ -10,7 +10,6 @@ import numpy.typing as npt
 from ooc.errors import StoreError
 from ooc.events import Listener, ignore, reported
 from ooc.storage.array import AnyArray, Array
-from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import SPLITS, Store
 
 _ROWS = 1 << 14
@@ -99,9 +98,9 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
 
 
 def _features(store: Store, listener: Listener) -> list[str]:
-    x = store.array("x")
     if store.sparse_features is not None:
-        return _entries(store.sparse_features, listener)
+        return _direction(store, "x", listener).problems
+    x = store.array("x")
     with reported(listener, "checking features", store.num_nodes, "nodes") as advance:
         for start, rows in x.blocks(max(1, _BLOCK_BYTES // x.row_bytes)):
             if not (finite := np.isfinite(rows)).all():
@@ -109,31 +108,6 @@ def _features(store: Store, listener: Listener) -> list[str]:
                 return [f"x: feature {column} of node {start + at} is {rows[at, column]}"]
             advance(start + len(rows))
     return []
-
-
-def _entries(x: SparseArray, listener: Listener) -> list[str]:
-    """The same of features that are kept without their zeros."""
-    if problem := _offsets_problem(x.indptr, x.entries, "entries"):
-        return [problem]
-    found: dict[str, str] = {}
-    done, last = 0, (-1, -1)
-    with reported(listener, "checking features", x.entries, "entries") as advance:
-        for start in range(0, x.shape[0], _ROWS):
-            stop = min(start + _ROWS, x.shape[0])
-            for rows, columns in _pieces(x.indptr.read(start, stop + 1), x.indices, start, _EDGES):
-                values = x.values.read(done, done + len(rows))
-                if ((columns < 0) | (columns >= x.columns)).any():
-                    found.setdefault("range", f"{x.indices.name}: there are columns outside 0 to {x.columns - 1}")
-                falls = (columns[1:] <= columns[:-1]) & (rows[1:] == rows[:-1])
-                if falls.any() or (last[0] == rows[0] and columns[0] <= last[1]):
-                    found.setdefault("sorted", f"{x.indices.name}: there are rows whose columns do not rise")
-                if not (finite := np.isfinite(values)).all():
-                    at = int(finite.argmin())
-                    found.setdefault("finite", f"x: feature {columns[at]} of node {rows[at]} is {values[at]}")
-                last = (int(rows[-1]), int(columns[-1]))
-                done += len(rows)
-                advance(done)
-    return list(found.values())
 
 
 @dataclass
@@ -169,8 +143,11 @@ class _Direction:
 
 def _direction(store: Store, side: str, listener: Listener) -> _Direction:
     result = _Direction()
+    """Of the edges of a direction; or of the entries of features, ``side`` x, each column once in a row."""
     indptr, indices = store.topology(side)
-    if problem := _offsets_problem(indptr, store.num_edges, "edges"):
+    of_features = side == "x"
+    columns_in_all = store.num_features if of_features else store.num_nodes
+    if problem := _offsets_problem(indptr, indices.shape[0]):
         result.problems.append(problem)
         return result
     found: dict[str, str] = {}
@@ -179,15 +156,16 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
     last: tuple[int, int] = (-1, -1)
     counted = store.array("in/self_loops") if side == "in" and store.num_self_loops else None
     loops_total = done = 0
-    with reported(listener, f"checking {side}-edges", store.num_edges, "edges") as advance:
+    task = ("checking features", "entries") if of_features else (f"checking {side}-edges", "edges")
+    with reported(listener, task[0], indices.shape[0], task[1]) as advance:
         for start in range(0, store.num_nodes, _ROWS):
             stop = min(start + _ROWS, store.num_nodes)
             loops = np.zeros(stop - start, dtype=np.int64)
             for rows, columns in _pieces(indptr.read(start, stop + 1), indices, start, most):
-                if ((columns < 0) | (columns >= store.num_nodes)).any():
-                    found.setdefault("range", f"{indices.name}: there are indices outside 0 to {store.num_nodes - 1}")
-                falls = (columns[1:] < columns[:-1]) & (rows[1:] == rows[:-1])
-                if falls.any() or (last[0] == rows[0] and columns[0] < last[1]):
+                if ((columns < 0) | (columns >= columns_in_all)).any():
+                    found.setdefault("range", f"{indices.name}: there are indices outside 0 to {columns_in_all - 1}")
+                falls = (columns[1:] < columns[:-1] + of_features) & (rows[1:] == rows[:-1])
+                if falls.any() or (last[0] == rows[0] and columns[0] < last[1] + of_features):
                     found.setdefault("sorted", f"{indices.name}: there are rows whose indices are not sorted")
                 last = (int(rows[-1]), int(columns[-1]))
                 loops += np.bincount(rows[rows == columns] - start, minlength=len(loops))
@@ -199,13 +177,13 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
             loops_total += int(loops.sum())
             if counted is not None and not np.array_equal(loops, counted.read(start, stop)):
                 found.setdefault("loops", f"{counted.name}: the numbers do not agree with the edges")
-    if loops_total != store.num_self_loops:
+    if loops_total != store.num_self_loops and not of_features:
         found["total"] = f"{side}: {loops_total} self-loops found, {store.num_self_loops} are said to be"
     result.problems = list(found.values())
     return result
 
 
-def _offsets_problem(indptr: Array, entries: int, what: str) -> str | None:
+def _offsets_problem(indptr: Array, entries: int) -> str | None:
     before = 0
     for start, ends in indptr.blocks(_EDGES):
         if start == 0 and ends[0] != 0:
@@ -214,7 +192,7 @@ def _offsets_problem(indptr: Array, entries: int, what: str) -> str | None:
             return f"{indptr.name}: it falls somewhere after row {start}"
         before = int(ends[-1])
     if before != entries:
-        return f"{indptr.name}: it ends at {before}, the store has {entries} {what}"
+        return f"{indptr.name}: it ends at {before}, the store has {entries} of them"
     return None
 
 
@@ -225,7 +203,8 @@ def _carried(data: list[Array], start: int, stop: int, found: dict[str, str]) ->
         values = array.read(start, stop)
         if not (finite := np.isfinite(values)).all():
             at = np.argwhere(~finite)[0]
-            found.setdefault(array.name, f"{array.name}: edge {start + at[0]} has {values[tuple(at)]}")
+            what = "entry" if array.name.startswith("x/") else "edge"
+            found.setdefault(array.name, f"{array.name}: {what} {start + at[0]} has {values[tuple(at)]}")
         for bits in values.view(f"u{array.itemsize}").reshape(len(values), -1).T:
             mixed = _mixed(mixed * _GOLDEN + bits.astype(np.uint64))
     return mixed

@@ -33,7 +33,7 @@ from ooc.train.metrics import Metric, Scorer
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
-from ooc.train.setup import Job, Saving, edge_counts, lower_model, sized, whole_tiles
+from ooc.train.setup import Job, Saving, edge_counts, lower_model, whole_tiles
 
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40
@@ -92,12 +92,7 @@ class Prediction:
         self._what = _what(what, store.task)
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
-        whole = self._wanted is None
-
-        def lowered(resources: Resources) -> Network:
-            return _lowered(model, store, resources, ignore_edge_data, whole=whole)
-
-        resources, network = sized(model, store, resources, lowered, lambda found: found)
+        resources, network = _lowered(model, store, resources, ignore_edge_data, whole=self._wanted is None)
         self._layer = _layer(self._what, layer, network)
         self._sink: Sink | None = None
         reaching = _reaching(store, self._wanted, network.hops, resources.listener)
@@ -305,20 +300,19 @@ def _layer(what: What, layer: int | None, network: Network) -> int:
     return chosen
 
 
-def _lowered(model: nn.Module, store: Store, resources: Resources, ignore_edge_data: str, *, whole: bool) -> Network:
-    """The model's layers. Of some nodes' sake the features of all are not aggregated, but a kept aggregation used."""
+def _lowered(
+    model: nn.Module, store: Store, resources: Resources, ignore_edge_data: str, *, whole: bool
+) -> tuple[Resources, Network]:
+    """Resources that suit the model, and its layers. Of some nodes' sake the features of all are not aggregated, but a
+    kept aggregation used."""
 
-    def lowered(*savings: Saving) -> Network:
-        options: dict[str, Any] = {
-            "tile_rows": resources.tile_rows,
-            "ignore_edge_data": ignore_edge_data,
-            "on_device": resources.on_device,
-        }
-        return lower_model(model, store, input_dropout=0.0, savings=savings, **options)[0]
+    def lowered(*savings: Saving) -> tuple[Resources, Network]:
+        options: dict[str, Any] = {"input_dropout": 0.0, "savings": savings, "ignore_edge_data": ignore_edge_data}
+        return lower_model(model, store, resources, **options)[:2]
 
-    network = lowered(Saving.FIRST_AGGREGATION)
+    sized, network = lowered(Saving.FIRST_AGGREGATION)
     if whole or all(find_aggregation(store, scaling, network.dtype) is not None for scaling in network.aggregated_once):
-        return network
+        return sized, network
     return lowered()
 
 

@@ -79,7 +79,7 @@ class SampledTrainer(Trainer):
         self.memory_bytes = resources.limits.memory_bytes
         self._listener = resources.listener
         self._carried = edge_data_used(store, left_out)
-        network, _ = lower_model(model, store, input_dropout=0.0, tile_rows=1, savings=(), ignore_edge_data=left_out)
+        _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), ignore_edge_data=left_out)
         if any(scaling.reversed for scaling in network.scalings):
             raise ModelError("sums against the edges need out-edges, and a batch has in-edges of its nodes only")
         normalized, self._dtype = [scaling for scaling in network.scalings if scaling.normalized], network.dtype

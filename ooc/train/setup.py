@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,8 +43,6 @@ from ooc.train.loss import RowsLoss, resolve_loss
 from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources, spill_dtype
-
-T = TypeVar("T")
 
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
 """What may be left out of what edges carry."""
@@ -107,20 +105,15 @@ def prepare(
     if not store.split_sizes["train"]:
         raise StoreError(f"{store.path} has no training nodes; convert it with a split")
     averaging = averaging or Averaging(model, None, 1)
-
-    def lowered(resources: Resources) -> tuple[Network, ActiveRows]:
-        return lower_model(
-            model,
-            store,
-            input_dropout=input_dropout,
-            tile_rows=resources.tile_rows,
-            savings=savings,
-            ignore_edge_data=ignore_edge_data,
-            compute_dtype=compute_dtype,
-            on_device=resources.on_device,
-        )
-
-    resources, (network, active) = sized(model, store, resources, lowered, lambda found: found[0])
+    resources, network, active = lower_model(
+        model,
+        store,
+        resources,
+        input_dropout=input_dropout,
+        savings=savings,
+        ignore_edge_data=ignore_edge_data,
+        compute_dtype=compute_dtype,
+    )
     outputs, dtype, tile_rows = network.outputs, network.dtype, resources.tile_rows
     objective = Objective(
         store.task,
@@ -152,19 +145,6 @@ def prepare(
         extra_host_bytes=host_bytes,
         extra_device_bytes=averaging.nbytes + device_bytes + _further_state_nbytes(network, optimizer_options),
     )
-
-
-def sized(
-    model: nn.Module, store: Store, resources: Resources, lowered: Callable[[Resources], T], of: Callable[[T], Network]
-) -> tuple[Resources, T]:
-    """``resources`` with rows of a tile that suit the model, and what ``lowered`` makes of them, the network ``of``
-    which says whether features without their zeros get these back. Then tiles are as low as for dense ones."""
-    found = resources.for_model(model, store)
-    result = lowered(found)
-    if of(result).makes_dense:
-        found = resources.for_model(model, store, makes_dense=True)
-        result = lowered(found)
-    return found, result
 
 
 class Job:
@@ -290,7 +270,7 @@ class Job:
             seed=self._seed,
             place=resources.place,
             on_device=resources.on_device,
-            sparse=("x",) if store.sparse_features is not None else (),
+            sparse="x" if store.sparse_features is not None else None,
         )
         steps = self._programs(builder)
         workload = describe_workload(
@@ -336,17 +316,16 @@ def _arrays(network: Network, store: Store) -> dict[str, Array]:
 def lower_model(
     model: nn.Module,
     store: Store,
+    given: Resources,
     *,
     input_dropout: float,
-    tile_rows: int,
     savings: Collection[Saving],
     ignore_edge_data: str = "none",
     compute_dtype: str = "float32",
-    on_device: bool = False,
-) -> tuple[Network, ActiveRows]:
-    """The network that ``model`` is on the store, and the rows to compute for it. ModelError for what cannot be.
+) -> tuple[Resources, Network, ActiveRows]:
+    """The network that ``model`` is on the store, what is ``given`` with rows of a tile that suit it, and the rows to
+    compute for it. ModelError for what cannot be.
 
-    ``on_device``: features without their zeros get these back before they are multiplied.
     ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``). ``compute_dtype``: what
     the factors of dense products are rounded to, if it is narrower than the model's own type.
     """
@@ -354,24 +333,28 @@ def lower_model(
     def active_rows(hops: int) -> ActiveRows:
         if Saving.ACTIVE_ROWS not in savings:
             return ActiveRows.everything(store.num_nodes, hops)
-        return whole_tiles(ActiveRows.of_store(store, hops), tile_rows)
+        return whole_tiles(ActiveRows.of_store(store, hops), resources.tile_rows)
 
     x = store.sparse_features
-    network = lower(
-        model,
-        num_features=store.num_features,
-        num_classes=store.num_classes,
-        input_dropout=input_dropout,
-        aggregate_once=Saving.FIRST_AGGREGATION in savings,
-        active=active_rows,
-        edges_per_row=store.num_edges / store.num_nodes,
-        edge_data=edge_data_used(store, ignore_edge_data),
-        product=_products(compute_dtype),
-        num_edge_features=store.num_edge_features,
-        feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
-        sparse_products=not on_device,
-    )
-    return network, active_rows(network.hops)
+    for makes_dense in (False, True):
+        resources = given.for_model(model, store, makes_dense=makes_dense)
+        network = lower(
+            model,
+            num_features=store.num_features,
+            num_classes=store.num_classes,
+            input_dropout=input_dropout,
+            aggregate_once=Saving.FIRST_AGGREGATION in savings,
+            active=active_rows,
+            edges_per_row=store.num_edges / store.num_nodes,
+            edge_data=edge_data_used(store, ignore_edge_data),
+            product=_products(compute_dtype),
+            num_edge_features=store.num_edge_features,
+            feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
+            sparse_products=not given.on_device,
+        )
+        if not network.makes_dense:  # then tiles are as low as they are for dense features
+            break
+    return resources, network, active_rows(network.hops)
 
 
 def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:

@@ -143,17 +143,6 @@ def test_budgets_and_threads_change_no_bit(name: str, store: Store, tmp_path: Pa
     assert found[0] == found[1] == found[2]
 
 
-def test_rounded_factors_are_those_of_dense_products(data: Data, store: Store, tmp_path: Path) -> None:
-    """Rows and weights in bfloat16, sums in float32."""
-    dense = ooc.convert(data, tmp_path / "dense.ooc", dtype="float64", feature_form="dense")
-    losses = []
-    for one in (store, dense):
-        options: dict[str, Any] = {"dtype": torch.float32, "compute_dtype": "bfloat16"}
-        with make_trainer(MODELS["gcn"], one, tmp_path, tile_rows=32, **options) as trainer:
-            losses.append([record.loss for record in trainer.fit(epochs=2, eval_every=0)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-
 def test_the_plan_knows_what_they_take(data: Data, store: Store, tmp_path: Path) -> None:
     assert store.sparse_features is not None
     entries = int((data.x != 0).sum())

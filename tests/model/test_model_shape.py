@@ -69,9 +69,9 @@ def test_a_shape_is_what_the_trace_of_the_model_comes_to(
     shape, model = pair(kind, layers=layers, hidden=hidden, dropout=dropout)
     shapes = [[tuple(p.shape) for p in one.parameters()] for one in (shape, model)]
     assert shapes[0] == shapes[1]
-    options: dict[str, Any] = {"input_dropout": input_dropout, "tile_rows": 1024, "savings": savings}
-    store = store_of_statistics(GRAPH)
-    networks = [lower_model(one, store, **options)[0] for one in (shape, model)]
+    options: dict[str, Any] = {"input_dropout": input_dropout, "savings": savings}
+    store, resources = store_of_statistics(GRAPH), Resources.parse("1G", "1G", tile_rows=1024)
+    networks = [lower_model(one, store, resources, **options)[1] for one in (shape, model)]
     mine, traced = networks
     for mode in ("training", "evaluation"):
         found = [

@@ -12,7 +12,7 @@ from ooc.errors import ModelError
 from ooc.model.graph import Scaling
 from ooc.model.layers.per_edge import EdgeAggregate, Result
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.lowering.projection import ONCE, Projection, Repeated, Weights
+from ooc.model.lowering.projection import ONCE, Projection, Repeated, SparseProduct, Weights
 from ooc.model.lowering.rectified import Rectified, Signs
 from ooc.model.lowering.values import (
     Aggregate,
@@ -89,7 +89,7 @@ class Assembly:
 
     def _dense(self, x: Value) -> Value:
         """``x`` for all that takes rows with their zeros; what does not takes what is before (``_without_zeros``)."""
-        return Dense(self.next_index(), (x,), x.tail) if x.is_sparse else x
+        return Dense(self.next_index(), (x,), x.tail) if x.entries_per_row is not None else x
 
     def aggregate(self, source: Value, scaling: Scaling) -> Aggregate:
         """The scaled sum over neighbours; the same object for the same question."""
@@ -150,7 +150,7 @@ class Assembly:
             elif isinstance(value, Aggregate):
                 found = self.aggregate(self._product_of_sparse(value.source, weight), value.scaling)
             else:
-                found = Linear(self.next_index(), _without_zeros(value), weight, self.setting.product)
+                found = SparseProduct(self.next_index(), value.source, lambda: (weight, None), (weight,))
             self._products_of_sparse[value, weight] = found
         return self._products_of_sparse[value, weight]
 
@@ -159,8 +159,9 @@ class Assembly:
     ) -> Value:
         """x W(θ)ᵀ + b(θ) for as many columns of x as the first parameter has."""
         _check_columns(source, parameters[0].shape[1])
+        if self._is_sum_of_sparse(source) and isinstance(source, Dense):
+            return SparseProduct(self.next_index(), source.source, weights, parameters, repeated=repeated)
         product = self.setting.product
-        source = self._factor(source)
         return Projection(self.next_index(), source, weights, parameters, product=product, repeated=repeated)
 
     def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value, trains: bool = False) -> Value:
@@ -189,11 +190,9 @@ class Assembly:
     def dropout(self, source: Value, p: float) -> Value:
         """Dropout with the masks of the next site; of nothing, ``source`` itself."""
         site = self.site(p)
-        return self._dense(Dropout(self.next_index(), self._factor(source), p, site)) if site else source
-
-    def _factor(self, source: Value) -> Value:
-        """``source`` as it is multiplied and dropped out of."""
-        return _without_zeros(source) if self.setting.sparse_products else source
+        if site and self.setting.sparse_products:
+            return self._dense(Dropout(self.next_index(), _without_zeros(source), p, site))
+        return Dropout(self.next_index(), source, p, site) if site else source
 
     def rectified(self, source: Value, slope: float | None = None) -> Value:
         """ReLU of ``source``, or with ``slope`` LeakyReLU."""

@@ -113,12 +113,6 @@ class Network:
         return self._in_either_mode(lambda value: value.made.nbytes if isinstance(value, Projection) else 0)
 
     @property
-    def by_columns_nbytes(self) -> int:
-        """What the weights take besides that rows without their zeros are multiplied by, with their gradients."""
-        numel = self._in_either_mode(lambda value: value.by_columns_numel if isinstance(value, Multiplied) else 0)
-        return numel * self.dtype.itemsize
-
-    @property
     def makes_dense(self) -> bool:
         """Whether features that come without their zeros are needed with them."""
         return any(isinstance(v, Dense) for output in (self.training, self.evaluation) for v in values_of(output))
@@ -126,7 +120,7 @@ class Network:
     @property
     def drops_sparse(self) -> bool:
         """Whether there is dropout of features that come without their zeros."""
-        return any(isinstance(value, Dropout) and value.is_sparse for value in values_of(self.training))
+        return any(isinstance(v, Dropout) and v.entries_per_row is not None for v in values_of(self.training))
 
     def _in_either_mode(self, nbytes: Callable[[Value], int]) -> int:
         """What the values of one mode take, of the one where they take more."""
@@ -139,22 +133,15 @@ class Network:
             for value in values_of(output):
                 if isinstance(value, Projection):
                     value.made.forget()
-                if isinstance(value, Multiplied) and value.by_columns is not None:
-                    value.by_columns.forget()
 
     @contextmanager
     def summing_gradients(self) -> Iterator[None]:
         """Within it tiles add what they have for weights made of parameters, which these get at its end."""
-        multiplied = [v for v in values_of(self.training) if isinstance(v, Multiplied) and v.own_trains]
-        trained = [v.made for v in multiplied if isinstance(v, Projection)]
+        trained = [v.made for v in values_of(self.training) if isinstance(v, Projection) and v.own_trains]
         try:
             for made in trained:
                 made.begin()
-            for value in multiplied:
-                value.begin_columns()
             yield
-            for value in multiplied:
-                value.finish_columns()
             for made in trained:
                 made.finish()
         finally:

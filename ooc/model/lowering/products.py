@@ -11,8 +11,6 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from ooc.kernels.sparse_rows import SparseRows
-
 
 class Products:
     """``dtype``: what factors are rounded to; None: nothing is.
@@ -55,18 +53,6 @@ class Products:
     def rounded(self, factor: Tensor, shared: "SharedFactor") -> Tensor:
         """``factor`` as it is multiplied, rounded once for all the products that take it one after the other."""
         return factor if self.dtype is None else shared.rounded(factor, self.dtype)
-
-    def as_multiplied(self, factor: Tensor) -> Tensor:
-        """``factor`` rounded, in its own type."""
-        return factor if self.dtype is None else factor.to(self.dtype).to(factor.dtype)
-
-    def rounded_sparse(self, rows: SparseRows) -> SparseRows:
-        """The same of rows without their zeros."""
-        return rows if self.dtype is None else rows.rounded(self.dtype)
-
-    def of_sparse(self, rows: SparseRows, weight_FO: Tensor) -> Tensor:
-        """rows · weight → [R, O], the weight being rounded already."""
-        return self.as_multiplied(self.rounded_sparse(rows).times(weight_FO))
 
     def columns(self, inputs: int, outputs: int) -> int:
         """Columns, of the model's own type, that a product of rows takes beside its factors and its result: both in the

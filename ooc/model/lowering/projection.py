@@ -10,13 +10,14 @@ Shapes: R rows at hand, I/O columns in and out.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.lowering.values import Multiplied, Rows, Summed, Value
+from ooc.model.lowering.values import Gradients, Multiplied, Rows, Summed, Value
 
 Weights = Callable[[], tuple[Tensor, Tensor | None]]
 """Weight [O, I] and bias [O] as torch makes them of parameters."""
@@ -73,14 +74,46 @@ class Projection(Multiplied):
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         weight, bias = self.made.values()
-        if self.product.dtype is None and self.by_columns is None:
+        if self.product.dtype is None:
             return self.repeated.put(F.linear(inputs[0], weight, bias))
         out = self._multiplied(inputs[0], rows)
         return self.repeated.put(out if bias is None else out.add_(bias))
 
-    def of_parameters(self, weight_gradient: Tensor | None, gradient: Tensor | None) -> list[tuple[Summed, Tensor]]:
-        has_bias = gradient is not None and self.made.has_bias
-        return self.made.gradients(weight_gradient, gradient.sum(dim=0) if has_bias and gradient is not None else None)
+    def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
+        return self.made.gradients(weight_gradient, gradient.sum(dim=0) if self.made.has_bias else None)
+
+
+class SparseProduct(Projection):
+    """The same of rows without their zeros, for which W lies column by column. Factors are never rounded."""
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        weights: Weights,
+        parameters: Sequence[nn.Parameter],
+        *,
+        repeated: Repeated = ONCE,
+    ) -> None:
+        def by_columns() -> tuple[Tensor, Tensor | None]:
+            weight_OF, bias = weights()
+            return weight_OF.T.contiguous(), bias
+
+        super().__init__(index, source, by_columns, parameters, repeated=repeated)
+        self.tail = (self.made.values()[0].shape[1],)
+
+    def compute(self, inputs: Sequence[Any], rows: Rows, *, record: bool) -> Tensor:
+        weight_FO, bias = self.made.values()
+        out_RO = inputs[0].times(weight_FO)
+        return self.repeated.put(out_RO if bias is None else out_RO.add_(bias))
+
+    def backward(self, gradient: Tensor, operands: Sequence[Any], rows: Rows) -> Gradients:
+        if operands[0] is None or not self.own_trains:
+            return Gradients([None])
+        columns_U, sums_UO = operands[0].first(len(gradient)).transposed_times(gradient)
+        size = self.source.columns, self.columns
+        of_weight = torch.sparse_coo_tensor(columns_U[None], sums_UO, size, check_invariants=False, is_coalesced=True)
+        return Gradients([None], self._of_parameters(of_weight, gradient))
 
 
 class Made:
@@ -123,7 +156,7 @@ class Made:
         """Parameters may have changed."""
         self._values = None
 
-    def gradients(self, weight: Tensor | None, bias: Tensor | None) -> list[tuple[Summed, Tensor]]:
+    def gradients(self, weight: Tensor, bias: Tensor | None) -> list[tuple[Summed, Tensor]]:
         """What a tile adds, with what it is to be added to."""
         made = self._sums or self._weights()
         pairs = [(made[0], weight), (made[1], bias)]

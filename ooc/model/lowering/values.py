@@ -25,13 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.kernels.dropout.rows import keep_scale
-from ooc.kernels.sparse_rows import SparseRows, WeightByColumns
 from ooc.kernels.tensors import first_rows, shaped
 from ooc.model.graph import Scaling
 from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
 from ooc.plan.workload import EdgeData
 
-_NOT_COMPARED = {"index", "columns", "trains", "signs", "by_columns"}
+_NOT_COMPARED = {"index", "columns", "trains", "signs"}
 """Attributes of values that tell nothing of what they compute, or nothing that the others do not."""
 RowFunction = Callable[..., Tensor]
 """Tensors [R, …] → tensor [R, …], each row for itself."""
@@ -50,12 +49,6 @@ class Rows:
     shared_gradient: SharedFactor = field(default_factory=SharedFactor)
 
 
-class SummedByColumns(Protocol):
-    """What the gradients of some columns of a weight are added to, tile after tile."""
-
-    def add(self, columns_U: Tensor, sums_UO: Tensor) -> None: ...
-
-
 class Summed(Protocol):
     """What gradients are added to, tile after tile: a parameter, or what is made of parameters."""
 
@@ -64,12 +57,11 @@ class Summed(Protocol):
 
 @dataclass(slots=True)
 class Gradients:
-    """Of a value's inputs (None: none, or not wanted), parameters, some columns of weights, and moments."""
+    """Of a value's inputs (None: none, or not wanted), parameters and moments."""
 
     inputs: list[Tensor | None]
     parameters: list[tuple[Summed, Tensor]] = field(default_factory=list)
     moments: tuple[Tensor, Tensor] | None = None
-    columns: list[tuple[SummedByColumns, Tensor, Tensor]] = field(default_factory=list)
 
 
 class Value:
@@ -80,7 +72,8 @@ class Value:
     packed = False
     """Whether it holds bits, eight a byte, and no numbers of the compute dtype."""
     entries_per_row: float | None = None
-    """Where its rows come without their zeros, as ``SparseRows``: how many numbers they have left, on average."""
+    """Where its rows come without their zeros, as ``SparseRows``: how many numbers they have left, on average. They are
+    multiplied so and dropped out of, and made ``Dense`` for anything else."""
 
     def __init__(self, index: int, inputs: Sequence["Value"], tail: Sequence[int]) -> None:
         self.index = index
@@ -92,12 +85,6 @@ class Value:
     def columns(self) -> int:
         """Numbers in a row."""
         return prod(self.tail)
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether its rows come without their zeros. They are multiplied and dropped out of, and made dense for
-        anything else (``Dense``)."""
-        return self.entries_per_row is not None
 
     @property
     def held_columns(self) -> int:
@@ -155,7 +142,7 @@ class Features(Value):
 
 
 class Dense(Value):
-    """Sparse rows with their zeros."""
+    """Rows that come without their zeros, with them."""
 
     def compute(self, inputs: Sequence[Any], rows: Rows, *, record: bool) -> Tensor:
         found: Tensor = inputs[0].dense()
@@ -283,19 +270,10 @@ class Moments(Value):
 
 
 class Multiplied(Value):
-    """x Wᵀ, W [O, I] being what ``_weight`` gives; ``by_columns``: what takes its place where x is sparse."""
+    """x Wᵀ, W [O, I] being what ``_weight`` gives."""
 
     heavy = True
     product: Products
-
-    def __init__(self, index: int, inputs: Sequence[Value], tail: Sequence[int]) -> None:
-        super().__init__(index, inputs, tail)
-        self.by_columns = WeightByColumns() if self.source.is_sparse else None
-
-    @property
-    def by_columns_numel(self) -> int:
-        """Numbers of the weight, and of its gradient where it has one, by columns."""
-        return 0 if self.by_columns is None else (1 + self.own_trains) * self.source.columns * self.columns
 
     def needs(self) -> tuple[Value, ...]:
         return self.inputs if self.own_trains else ()
@@ -304,47 +282,24 @@ class Multiplied(Value):
         """W, without a gradient."""
         raise NotImplementedError
 
-    def of_parameters(self, weight_gradient: Tensor | None, gradient: Tensor | None) -> list[tuple[Summed, Tensor]]:
-        """What a tile adds to the gradients of parameters, from those of the weight and of the tile's rows; None: that
-        is not known, or added otherwise."""
+    def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
+        """What a tile adds to the gradients of parameters, from those of the weight and of the tile's rows."""
         raise NotImplementedError
 
-    def begin_columns(self) -> None:
-        """No tile has added to the gradient of the weight by columns."""
-        if self.by_columns is not None:
-            self.by_columns.begin(self._weight())
-
-    def finish_columns(self) -> None:
-        """All tiles have: it goes to where others add it tile by tile."""
-        if self.by_columns is not None:
-            for summed, part in self.of_parameters(self.by_columns.end(), None):
-                assert summed.grad is not None
-                summed.grad.add_(part)
-
-    def _multiplied(self, source: Tensor | SparseRows, rows: Rows) -> Tensor:
+    def _multiplied(self, source: Tensor, rows: Rows) -> Tensor:
         multiply = self.product
-        if isinstance(source, SparseRows):
-            assert self.by_columns is not None
-            return multiply.of_sparse(source, self.by_columns.weight(lambda: multiply.as_multiplied(self._weight())))
         weight_IO = multiply.weight((self, "forward"), lambda: self._weight().T)
         return multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
 
-    def backward(self, gradient: Tensor, operands: Sequence[Any], rows: Rows) -> Gradients:
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         source, multiply, kept_as = operands[0], self.product, gradient.dtype
-        found = Gradients([None])
-        if isinstance(source, SparseRows):
-            assert self.by_columns is not None
-            sparse = multiply.rounded_sparse(source.first(gradient.shape[0]))
-            columns_U, sums_UO = sparse.transposed_times(multiply.as_multiplied(gradient))
-            found.columns = [(self.by_columns, columns_U, sums_UO)]
-            found.parameters = self.of_parameters(None, gradient)
-            return found
         factor = multiply.rounded(gradient, rows.shared_gradient)
+        found = Gradients([None])
         if self.source.trains:
             found.inputs[0] = multiply(factor, multiply.weight((self, "backward"), self._weight), kept_as)
         if source is not None and self.own_trains:
             taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
-            found.parameters = self.of_parameters(multiply(factor.T, taken, kept_as), gradient)
+            found.parameters = self._of_parameters(multiply(factor.T, taken, kept_as), gradient)
         return found
 
 
@@ -363,8 +318,8 @@ class Linear(Multiplied):
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         return self._multiplied(inputs[0], rows)
 
-    def of_parameters(self, weight_gradient: Tensor | None, gradient: Tensor | None) -> list[tuple[Summed, Tensor]]:
-        return [] if weight_gradient is None else [(self.weight, weight_gradient)]
+    def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
+        return [(self.weight, weight_gradient)]
 
 
 class Sum(Value):
@@ -409,7 +364,7 @@ class Dropout(Value):
         self.entries_per_row = source.entries_per_row
 
     def compute(self, inputs: Sequence[Any], rows: Rows, *, record: bool) -> Any:
-        if isinstance(inputs[0], SparseRows):  # of features: they have no gradient
+        if self.entries_per_row is not None:  # of features, which have no gradient
             return inputs[0].dropped(rows.seed, rows.epoch, self.site, rows.start, self.p)
         scale = self._scale(inputs[0], rows)
         if record:

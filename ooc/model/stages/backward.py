@@ -216,7 +216,6 @@ def _follow(value: Value, gradients: RowsOf, known: RowsOf, tile: Tile, rows: Ro
     """The gradient of ``value`` taken to its inputs and parameters."""
     found = value.backward(gradients.pop(value), [known.get(operand) for operand in value.operands], rows)
     tile.gradients += found.parameters
-    tile.column_gradients += found.columns
     for source, part in zip(value.inputs, found.inputs, strict=True):
         if part is not None and source.trains:
             add(gradients, source, part)

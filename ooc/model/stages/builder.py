@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ooc.kernels.sparse_rows import SparseRows
 from ooc.model.graph import Scaling
 from ooc.model.lowering.values import Aggregate, Summed, Value
 from ooc.model.stages.backward import backward_steps, loss_step
@@ -78,8 +77,6 @@ class StageBuilder(StageContext):
     def reduce(self, tile: Tile) -> None:
         """Add what a computed tile contributes to gradients, moments, loss and scores."""
         self._add_gradients(tile.gradients)
-        for summed, columns, sums in tile.column_gradients:
-            summed.add(columns, sums)
         for moments, part in tile.moments:
             if tile.start == 0:
                 moments.statistics.begin()
@@ -122,8 +119,7 @@ class StageBuilder(StageContext):
             return f"mx{hop}{other}"
 
         def scaled(tile: Tile) -> Tensors:
-            x = tile.inputs["x"]
-            rows: Tensor = x.dense() if isinstance(x, SparseRows) else x
+            rows = tile.inputs["x"] if self.sparse is None else tile.inputs["x"].dense()
             return {message(1): self.scaled_before(rows.to(network.dtype), tile, scaling)}
 
         steps: list[Step] = []

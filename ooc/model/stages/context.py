@@ -3,7 +3,7 @@
 tile of rows on its way through a stage.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from ooc.kernels.edges import TileEdges
 from ooc.model.graph import ActiveRows, GraphRows, Scaling
 from ooc.model.layers.per_edge import Scattered
 from ooc.model.lowering.network import Network
-from ooc.model.lowering.values import Moments, Summed, SummedByColumns, TileMoments
+from ooc.model.lowering.values import Moments, Summed, TileMoments
 from ooc.plan.workload import Direction, Stage
 
 Tensors = dict[str, Tensor]
@@ -48,7 +48,6 @@ class Tile:
     inputs: dict[str, Any]
     factors: dict[tuple[Scaling, int], Tensor | None] = field(default_factory=dict)
     gradients: list[tuple[Summed, Tensor]] = field(default_factory=list)
-    column_gradients: list[tuple[SummedByColumns, Tensor, Tensor]] = field(default_factory=list)
     contribution: Contribution = field(default_factory=Contribution)
     moments: list[tuple[Moments, TileMoments]] = field(default_factory=list)
     moment_gradients: list[tuple[Moments, Tensor, Tensor]] = field(default_factory=list)
@@ -92,7 +91,7 @@ class LossAndScores(Protocol):
 class StageContext:
     """``epoch`` keys the dropout masks. ``columns`` are those of every matrix that a stage names; stages add theirs.
     ``place`` is where tiles are computed, ``on_device`` whether the machine that is planned for has memory of its own
-    there: it may be another one than this. ``sparse``: the matrices that come without their zeros. ``packed``: those of
+    there: it may be another one than this. ``sparse``: the matrix that comes without its zeros. ``packed``: those of
     bits, whose columns are bytes. ``read_rows``: how many rows of a matrix stages load."""
 
     network: Network
@@ -104,7 +103,7 @@ class StageContext:
     seed: int
     place: torch.device
     on_device: bool
-    sparse: Collection[str] = ()
+    sparse: str | None = None
     epoch: int = 0
     packed: set[str] = field(default_factory=set)
     read_rows: dict[str, int] = field(default_factory=dict)

@@ -10,9 +10,7 @@ functions that are called with tiles.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from ooc.kernels.sparse_rows import SparseRows
@@ -144,7 +142,11 @@ def materialise(
         for value, name, stop in loaded:
             if start < stop:
                 matrix = inputs[name]
-                known[value] = _as_computed(matrix, value, dtype)
+                if isinstance(matrix, SparseRows):
+                    matrix = matrix.typed(dtype)
+                elif not value.packed:
+                    matrix = shaped(typed(matrix, dtype), value.tail)
+                known[value] = matrix
         if pulled is not None:
             result = inputs[sums]
             known[pulled] = context.scaled_after(result, tile, pulled.scaling) if is_scaled else result
@@ -154,13 +156,6 @@ def materialise(
         return known
 
     return values_of
-
-
-def _as_computed(matrix: Any, value: Value, dtype: torch.dtype) -> Any:
-    """Rows as they were loaded in the type and shape that they are computed in."""
-    if isinstance(matrix, SparseRows):
-        return matrix.typed(dtype)
-    return matrix if value.packed else shaped(typed(matrix, dtype), value.tail)
 
 
 def flat(rows: Tensor, value: Value) -> Tensor:

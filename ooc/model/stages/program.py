@@ -15,11 +15,12 @@ from functools import cached_property, partial
 
 from torch import Tensor
 
+from ooc.kernels.sparse_rows import DRAWN_BYTES, DRAWN_NUMBERS, ENTRY_BYTES
 from ooc.model.graph import Scaling
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import EVERYWHERE
-from ooc.model.lowering.projection import Projection
+from ooc.model.lowering.projection import Projection, SparseProduct
 from ooc.model.lowering.rectified import Rectified, Signs
 from ooc.model.lowering.values import (
     MOMENTS_BYTES,
@@ -28,7 +29,6 @@ from ooc.model.lowering.values import (
     Dropout,
     Linear,
     Moments,
-    Multiplied,
     Normalized,
     Rows,
     Rowwise,
@@ -161,7 +161,7 @@ class Program:
             wanted = min(rows, self.context.active.training_rows(reach[name])) if name in reach else rows
             self.context.read_rows[name] = max(wanted, self.context.read_rows.get(name, 0))
         differentiated = self.schedule.backward_of(backward) if backward is not None else []
-        temporaries = [v.columns * _copies(v, v in differentiated) for v in recipe.order if not v.is_sparse]
+        temporaries = [v.columns * _copies(v, v in differentiated) for v in recipe.order if v.entries_per_row is None]
         temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
         temporaries.append(_SCORING_COPIES * self.schedule.output.columns if scoring else 0)
         of_moments = MOMENTS_BYTES // self.context.network.dtype.itemsize
@@ -170,7 +170,7 @@ class Program:
         upstream = self.schedule.pulled(backward) if backward is not None else None
         if isinstance(upstream, EdgeAggregate):
             temporaries.append(2 * (upstream.upstream_columns + upstream.columns))
-        widths = [columns[name] for name in (*names, *stores) if name not in self.context.sparse]
+        widths = [columns[name] for name in (*names, *stores) if name != self.context.sparse]
         if pull is not None:
             widths += [columns[name] for name in (pull.source, pull.output, *pull.own)]
         spec = self.spec(
@@ -200,7 +200,7 @@ class Program:
         """Of one row. What is loaded is read once, what is stored read and written; what is pulled or stored to be
         pulled is scaled by rows, and gradients that several values give are added up."""
         columns = self.context.columns
-        values = sum(columns[name] for name in loads if name not in self.context.sparse)
+        values = sum(columns[name] for name in loads if name != self.context.sparse)
         values += 2 * sum(columns[name] for name in stores)
         if pull is not None and isinstance(kernel, Scaling):
             values += (2 * kernel.row_scalings + 3 * (kernel.loop_weight is not None)) * columns[pull.source]
@@ -232,14 +232,15 @@ class Program:
             names = [*loads, *stores, *stores, *((pull.source,) if pull else ())]
             temporary_columns = sum(self.context.columns[name] for name in names)
         itemsize = max(4, self.context.network.dtype.itemsize)
-        sparse = self.context.sparse
+        drawn = DRAWN_BYTES * max(DRAWN_NUMBERS, self.context.columns["x"])
         return Stage(
             title,
             rows,
-            tuple(name for name in loads if name not in sparse),
+            tuple(name for name in loads if name != self.context.sparse),
             pull,
             stores,
-            sparse_loads=tuple(name for name in loads if name in sparse),
+            entry_bytes=ENTRY_BYTES if self.context.sparse in loads else 0,
+            beside_bytes=drawn if self.context.network.drops_sparse and self.context.sparse in loads else 0,
             scratch_bytes_per_row=temporary_columns * itemsize,
             reverse=reverse,
             multiplies_per_row=work.multiplies,
@@ -318,7 +319,9 @@ def _copies(value: Value, differentiated: bool) -> int:
 
 def _columns_at(value: Value) -> int:
     """Columns of the gradients at hand while that of ``value`` is taken to its inputs, as far as these need one."""
-    needed = [v.columns for v in value.inputs if v.trains or (isinstance(value, Differentiated) and not v.is_sparse)]
+    needed = [
+        v.columns for v in value.inputs if v.trains or (isinstance(value, Differentiated) and v.entries_per_row is None)
+    ]
     return value.columns + sum(needed) + 2 * _product_columns(value)
 
 
@@ -326,7 +329,7 @@ def _product_columns(value: Value) -> int:
     """Columns that multiplying with a weight takes besides."""
     if not isinstance(value, (Linear, Projection)):
         return 0
-    return value.product.columns(value.inputs[0].held_columns, value.columns)
+    return value.product.columns(value.inputs[0].columns, value.columns)
 
 
 # ---- how much work values are -----------------------------------------------------------------------------
@@ -339,7 +342,7 @@ def _forward_work(value: Value) -> Work:
     """To compute ``value`` from its inputs."""
     inputs = sum(source.held_columns for source in value.inputs if not isinstance(source, Moments))
     match value:
-        case Multiplied() if value.source.is_sparse:
+        case SparseProduct():
             return Work(_SPARSE_FORWARD * inputs * value.columns, 2 * inputs + value.columns, 4)
         case Linear():
             narrow, wide = sorted((inputs, value.columns))
@@ -364,7 +367,7 @@ def _backward_work(value: Value) -> Work:
     """To take the gradient of ``value`` to its inputs and parameters, what it needs being at hand."""
     forward = _forward_work(value)
     match value:
-        case Multiplied() if value.source.is_sparse:
+        case SparseProduct():
             return Work(_SPARSE_BACKWARD * forward.multiplies // _SPARSE_FORWARD, forward.values, 24)
         case Linear():
             products = value.inputs[0].trains + value.own_trains

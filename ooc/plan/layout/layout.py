@@ -20,7 +20,6 @@ from ooc.plan.layout.passes import (
     direct_slabs,
     passes_using,
     streaming_memory,
-    swept_arrays,
 )
 from ooc.plan.layout.shuffle import plan_partial_sums
 from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
@@ -104,7 +103,7 @@ def _frame_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> 
         if choice.cuts[pull.source].columns and pull.source not in choice.bucketed:
             into = _pulled_into(pull, source.itemsize, workload.matrices)
             rows[into] = pull.output_columns(widths[pull.source], source.columns) * source.itemsize
-    arrays = [array for _, array in swept_arrays(workload.topologies, workload.sparse).values()]
+    arrays = [array for topology in workload.topologies.values() for array in topology.arrays.values()]
     widest = max(1, *rows.values(), *(array.itemsize for array in arrays))
     widest_edge = max((array.edge_bytes for array in arrays), default=1)
     return align_up(max(choice.step_rows // gcd(choice.step_rows, choice.parts) * widest, widest_edge))

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ooc.plan.layout.grid import Grid, align_up
 from ooc.plan.layout.shuffle import Shuffle
-from ooc.plan.workload import Direction, EdgeArray, EdgeData, Matrix, Pull, SparseMatrix, Stage, Topology, Workload
+from ooc.plan.workload import Direction, EdgeArray, EdgeData, Matrix, Pull, Stage, Topology, Workload
 
 _GENERAL = ", general path"
 """Of a pass that runs an opaque layer: slower than the others."""
@@ -52,32 +52,20 @@ class MatrixPlan:
 def edges_name(direction: Direction, data: EdgeData | None = None) -> str:
     """What the topology of ``direction`` is called among the matrices, ``in-edges``, ``out-edges``, and what edges
     carry: ``in-weight``, ``in-features``, …"""
+    if direction is Direction.FEATURES:
+        return "x/indices" if data is None else "x/values"
     return f"{direction.value}-{'edges' if data is None else data.value}"
 
 
-def swept_arrays(
-    topologies: Mapping[Direction, Topology], sparse: Mapping[str, SparseMatrix]
-) -> dict[str, tuple[Topology | SparseMatrix, EdgeArray]]:
-    """By name: the arrays of edges, and of entries of sparse matrices, with what they are the edges or entries of."""
-    found: dict[str, tuple[Topology | SparseMatrix, EdgeArray]] = {
-        edges_name(direction, data): (topology, array)
-        for direction, topology in topologies.items()
-        for data, array in topology.arrays.items()
-    }
-    return found | {name: (one, array) for one in sparse.values() for name, array in one.parts.items()}
-
-
-def arrays_swept_by(item: "Pass", workload: Workload) -> list[tuple[str, Topology | SparseMatrix, EdgeArray]]:
-    """Those of them that a pass goes over."""
-    found: list[tuple[str, Topology | SparseMatrix, EdgeArray]] = []
-    if item.pull is not None:
-        topology = workload.topologies[item.pull.direction]
-        for data in (None, *item.pull.edge_data):
-            found.append((edges_name(item.pull.direction, data), topology, topology.arrays[data]))
-    for name in item.stage.sparse_loads if isinstance(item, RowPass) else ():
-        one = workload.sparse[name]
-        found += [(part, one, array) for part, array in one.parts.items()]
-    return found
+def edges_swept(item: "Pass", workload: Workload) -> Iterator[tuple[str, Topology, EdgeArray]]:
+    """By name: what a pass reads of edges, and of features without their zeros."""
+    swept = [] if item.pull is None else [(item.pull.direction, item.pull.edge_data)]
+    if isinstance(item, RowPass) and item.stage.entry_bytes:
+        swept.append((Direction.FEATURES, (EdgeData.WEIGHT,)))
+    for direction, carried in swept:
+        topology = workload.topologies[direction]
+        for data in (None, *carried):
+            yield edges_name(direction, data), topology, topology.arrays[data]
 
 
 def shuffles_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dict[str, Shuffle]:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from operator import sub
 
 from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, column_step_rows, pulled_columns
-from ooc.plan.workload import EdgeData, PerEdge, Pull, SparseMatrix, Topology, Workload
+from ooc.plan.workload import Direction, EdgeData, PerEdge, Pull, Topology, Workload
 
 PULL_TILE_ROWS = 2048
 """Rows of a slab that one thread pulls at a time; sums of different rows are independent, so any number would do."""
@@ -35,8 +35,9 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
             width = grid.columns + pulled_columns(item, grid)
             nbytes += min(item.rows, tile) * pull.output_columns(width, grid.columns) * workload.pulled_itemsize
             nbytes += frame_bytes
-        for one in (workload.sparse[name] for name in item.stage.sparse_loads):
-            nbytes += one.bytes_beside + one.bytes_per_entry * most_edges(one, tile, item.rows, tile)
+        if item.stage.entry_bytes:
+            entries = most_edges(workload.topologies[Direction.FEATURES], tile, item.rows, tile)
+            nbytes += item.stage.beside_bytes + item.stage.entry_bytes * entries
     if item.pull is not None:
         edges = most_edges(workload.topologies[item.pull.direction], workload.tile_rows, item.rows, tile)
         beside = _BYTES_PER_TILE_EDGE if workload.parts is None else _BYTES_PER_TILE_EDGE_ON_A_DEVICE
@@ -107,7 +108,7 @@ def taller_pull(
 
 
 @lru_cache(maxsize=4096)
-def most_edges(topology: Topology | SparseMatrix, tile_rows: int, rows: int, height: int) -> int:
+def most_edges(topology: Topology, tile_rows: int, rows: int, height: int) -> int:
     """The most edges of ``height`` rows, whole tiles, that one step or task takes, of the first ``rows`` rows."""
     edges, stride = topology.tile_edges, height // tile_rows
     end = min(-(-rows // height) * stride, len(edges) - 1)

@@ -13,12 +13,11 @@ from ooc.plan.layout.passes import (
     Pass,
     Passes,
     RowPass,
-    arrays_swept_by,
     blocks_of,
     column_step_rows,
     direct_slabs,
+    edges_swept,
     slabs_beside,
-    swept_arrays,
 )
 from ooc.plan.layout.shuffle import PartialSums
 from ooc.plan.layout.temporaries import most_edges
@@ -183,8 +182,8 @@ class Capacity:
 def _blocks(layout: Layout, workload: Workload) -> int:
     """Frames that all there is would fill, regions aside."""
     count = sum(m.grid.blocks * m.grid.slabs for m in layout.matrices.values() if m.in_frames)
-    swept = swept_arrays(workload.topologies, workload.sparse).values()
-    return count + sum(one.edges * array.edge_bytes // layout.frame_bytes + 1 for one, array in swept)
+    edges = ((t.edges, array) for t in workload.topologies.values() for array in t.arrays.values())
+    return count + sum(number * array.edge_bytes // layout.frame_bytes + 1 for number, array in edges)
 
 
 def _at_once(layout: Layout, workload: Workload) -> list[tuple[Pass, int]]:
@@ -259,10 +258,9 @@ def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Pass
         height = layout.step_rows
         used += [(layout.matrices[name].grid, len(one)) for name, one, _ in blocks_of(item, layout.matrices, passes)]
     count += sum(2 * number * -(-height // grid.block_rows) for grid, number in used)
-    for _, swept, array in arrays_swept_by(item, workload):
-        most = most_edges(swept, workload.tile_rows, item.rows, height)
-        grid = edge_grid(array, swept.edges, layout.frame_bytes)
-        count += 2 * (-(-most // grid.block_rows) + 1)
+    for _, topology, array in edges_swept(item, workload):
+        most = most_edges(topology, workload.tile_rows, item.rows, height)
+        count += 2 * (-(-most // edge_grid(array, topology.edges, layout.frame_bytes).block_rows) + 1)
     return count
 
 

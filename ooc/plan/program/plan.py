@@ -8,26 +8,19 @@ memory: every block that comes to the device or leaves it goes through a frame o
 to wait goes on to the SSD. ``ooc.plan.program.staging`` says which, when.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from ooc.plan.layout.layout import Layout, free_frames
-from ooc.plan.layout.passes import (
-    pulled_columns,
-    shuffles_in,
-    streamed_read_bytes,
-    streamed_write_bytes,
-    swept_arrays,
-)
+from ooc.plan.layout.passes import edges_name, pulled_columns, shuffles_in, streamed_read_bytes, streamed_write_bytes
 from ooc.plan.layout.shuffle import BucketedRows, PartialSums, Shuffle
 from ooc.plan.program.capacity import Capacity, capacity_of
 from ooc.plan.program.program import Program, Unrolling, found_in_memory
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import BlockTable, Use, edge_grid, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, Staging, stage_below
-from ooc.plan.workload import Direction, Fate, Kind, Matrix, SparseMatrix, Topology, Workload
+from ooc.plan.workload import Direction, Fate, Kind, Matrix, Topology, Workload
 from ooc.sizes import format_size
 
 
@@ -71,7 +64,6 @@ class Plan(Layout):
     frames: int
     recomputed: tuple[Matrix, ...]
     topologies: dict[Direction, Topology]
-    sparse: Mapping[str, SparseMatrix]
     blocks: BlockTable
     unrolled: dict[str, Program]
     fixed_device_bytes: int
@@ -216,8 +208,10 @@ class Plan(Layout):
         shares |= self.shares()
         held = [(planned.matrix, planned.grid.slabs) for planned in self.matrices.values()]
         held += [(matrix, 1) for matrix in self.recomputed if matrix.name not in self.matrices]
-        for name, (swept, array) in swept_arrays(self.topologies, self.sparse).items():
-            held.append((Matrix(name, swept.edges, array.columns, array.itemsize, Kind.STORE), 1))
+        for direction, topology in self.topologies.items():
+            for data, array in topology.arrays.items():
+                name = edges_name(direction, data)
+                held.append((Matrix(name, topology.edges, array.columns, array.itemsize, Kind.STORE), 1))
         found: list[dict[str, Any]] = []
         for matrix, slabs in held:
             waits = shares.get(matrix.name, Shares(0, 0, 100))
@@ -290,7 +284,6 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
         frames=max([*(program.frames for program in unrolled.values()), *regions], default=0),
         recomputed=workload.recomputed,
         topologies=_swept(layout, workload),
-        sparse=workload.sparse,
         blocks=blocks,
         unrolled=unrolled,
         fixed_device_bytes=workload.fixed_device_bytes,
@@ -303,11 +296,12 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
 
 
 def block_table(layout: Layout, workload: Workload) -> BlockTable:
-    """Numbers for the blocks of all matrices, then of the topologies with what edges carry, and of entries."""
+    """Numbers for the blocks of all matrices, then of the topologies with what edges carry."""
     found = {name: (planned.grid, planned.matrix.kind.lasts) for name, planned in layout.matrices.items()}
     found |= {
-        name: (edge_grid(array, swept.edges, layout.frame_bytes), True)
-        for name, (swept, array) in swept_arrays(_swept(layout, workload), workload.sparse).items()
+        edges_name(direction, data): (edge_grid(array, topology.edges, layout.frame_bytes), True)
+        for direction, topology in _swept(layout, workload).items()
+        for data, array in topology.arrays.items()
     }
     return BlockTable.of(found)
 
@@ -315,5 +309,5 @@ def block_table(layout: Layout, workload: Workload) -> BlockTable:
 def _swept(layout: Layout, workload: Workload) -> dict[Direction, Topology]:
     """The directions over whose edges some pass goes: without shuffles, none may need those out of rows."""
     passes = [item for program in layout.programs.values() for item in program]
-    swept = {item.pull.direction for item in passes if item.pull is not None}
+    swept = {item.pull.direction for item in passes if item.pull is not None} | {Direction.FEATURES}
     return {direction: topology for direction, topology in workload.topologies.items() if direction in swept}

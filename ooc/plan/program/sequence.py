@@ -21,13 +21,13 @@ from ooc.plan.layout.passes import (
     ColumnPass,
     Pass,
     RowPass,
-    arrays_swept_by,
     blocks_of,
     column_step_rows,
     direct_slabs,
+    edges_swept,
     slabs_beside,
 )
-from ooc.plan.workload import EdgeArray, SparseMatrix, Topology, Workload
+from ooc.plan.workload import EdgeArray, Topology, Workload
 
 
 class Use(IntEnum):
@@ -139,9 +139,9 @@ def row_spans(grid: Grid, base: int, slabs: range, first_step: int, steps: Seque
 
 
 def edge_spans(
-    topology: Topology | SparseMatrix, grid: Grid, base: int, tile_rows: int, first_step: int, steps: Sequence[Step]
+    topology: Topology, grid: Grid, base: int, tile_rows: int, first_step: int, steps: Sequence[Step]
 ) -> list[Span]:
-    """Reads of the blocks of an array of edges or entries by ``steps``, one sweep over the rows in one direction."""
+    """Reads of the blocks of an array of the edges by ``steps``, one sweep over the rows in one direction."""
     edges = topology.tile_edges
     last_tile = len(edges) - 1
     spans: list[Span] = []
@@ -224,7 +224,7 @@ def _edges(
     item: Pass, first: int, steps: Sequence[Step], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> list[Span]:
     spans: list[Span] = []
-    for name, swept, array in arrays_swept_by(item, workload):
-        grid = edge_grid(array, swept.edges, layout.frame_bytes)
-        spans += edge_spans(swept, grid, blocks.base(name), workload.tile_rows, first, steps)
+    for name, topology, array in edges_swept(item, workload):
+        grid = edge_grid(array, topology.edges, layout.frame_bytes)
+        spans += edge_spans(topology, grid, blocks.base(name), workload.tile_rows, first, steps)
     return spans

@@ -10,6 +10,7 @@ from ooc.errors import SourceError
 from ooc.sources.files.streams import check_truth_values
 from ooc.sources.source import ranges
 from ooc.storage.array import AnyArray
+from ooc.storage.sparse_array import Entries
 
 
 class HeldArray:
@@ -28,6 +29,11 @@ class HeldArray:
         if self.dtype.kind not in "biuf" or not self.shape or 0 in self.shape:
             raise SourceError(f"{name} are {self.dtype}{list(self.shape)}, not numbers for each node")
 
+    @property
+    def entries(self) -> int | None:
+        """How many there are, where rows come without their zeros."""
+        return int(self._array.nnz) if self._sparse else None
+
     def rows(self, start: int, stop: int) -> AnyArray:
         """The rows ``start:stop``, a copy."""
         part = self._array[start:stop]
@@ -35,9 +41,15 @@ class HeldArray:
         check_truth_values(found, self.name)
         return found
 
-    def row_blocks(self, size: int, first: int = 0) -> Iterator[AnyArray]:
+    def _without_zeros(self, start: int, stop: int) -> Entries:
+        part = self._array[start:stop]
+        values = part.data.astype(self.dtype if self.dtype.kind == "f" else np.float64)
+        return Entries.of_csr(np.diff(part.indptr), part.indices.astype(np.int64), values, part.shape[1])
+
+    def row_blocks(self, size: int, first: int = 0) -> Iterator[AnyArray | Entries]:
         """All rows from ``first`` on, at most ``size`` at a time."""
-        return (self.rows(start, stop) for start, stop in ranges(self.shape[0], size, first))
+        rows = self._without_zeros if self._sparse else self.rows
+        return (rows(start, stop) for start, stop in ranges(self.shape[0], size, first))
 
     def matrix(self, meaning: str) -> tuple[int, int]:
         """Its two extents; SourceError, saying what they mean, where there are not two."""

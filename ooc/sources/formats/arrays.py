@@ -80,8 +80,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise SourceError(f"{options.name}: {name} holds {array.dtype} values, not plain numbers")
-    x = _features(arrays, options.name)
-    (rows, num_features), sparse = x.shape, x if isinstance(x, SparseRows) else None
+    read_features, (rows, num_features), feature_entries = _features(arrays, options.name)
     nodes = _scalar(arrays, "num_nodes", options.name) if "num_nodes" in arrays else rows
     if nodes != rows:
         raise SourceError(f"{options.name}: x has {rows} rows for {nodes} nodes")
@@ -97,15 +96,9 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
             yield EdgeBlock(sources, targets, EdgeData(*parts))
             options.release()
 
-    def features_from(size: int, row: int) -> Iterator[AnyArray]:
+    def features_from(size: int, row: int) -> Iterator[AnyArray | Entries]:
         for start, stop in ranges(nodes, size, row):
-            yield x.dense(start, stop)
-            options.release()
-
-    def feature_entries(size: int, row: int) -> Iterator[Entries]:
-        assert sparse is not None
-        for block in sparse.entries(size, row):
-            yield block
+            yield read_features(start, stop)
             options.release()
 
     labels, form, note = _labels(arrays, nodes, options)
@@ -126,8 +119,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         num_edge_features=0 if carried.features is None else carried.features.shape[1],
         features=lambda size: features_from(size, 0),
         features_from=features_from,
-        feature_entries=feature_entries if sparse is not None else None,
-        num_feature_entries=sparse.count if sparse is not None else 0,
+        feature_entries=feature_entries,
         labels=labels,
         symmetrize=options.symmetrize,
         drop_self_loops=options.drop_self_loops,
@@ -183,14 +175,27 @@ def _edge_data(arrays: Mapping[str, AnyArray], edges: int, source: str) -> EdgeD
     return EdgeData(weight=None if weight is None else weight.reshape(-1), features=features)
 
 
-def _features(arrays: Mapping[str, AnyArray], source: str) -> "DenseRows | SparseRows":
+def _features(
+    arrays: Mapping[str, AnyArray], source: str
+) -> tuple[Callable[[int, int], AnyArray | Entries], tuple[int, int], int | None]:
+    """``(the rows start:stop, (N, F), how many entries there are, where they come without zeros)``."""
     if "x" in arrays:
-        return DenseRows(arrays["x"], name=f"{source}: x")
+        x = arrays["x"]
+        if x.ndim != 2:
+            raise SourceError(f"{source}: x has the shape {x.shape}, not [nodes, features]")
+
+        def dense(start: int, stop: int) -> AnyArray:
+            part = np.array(x[start:stop])
+            check_truth_values(part, f"{source}: x")
+            return part
+
+        return dense, (int(x.shape[0]), int(x.shape[1])), None
     parts = [f"x_{part}" for part in ("data", "indices", "indptr", "shape")]
     if missing := [part for part in parts if part not in arrays]:
         absent = "x" if len(missing) == len(parts) else ", ".join(missing)
         raise SourceError(f"{source} has no features: {absent} is missing")
-    return SparseRows(*(arrays[part] for part in parts), name=f"{source}: x")
+    sparse = SparseRows(*(arrays[part] for part in parts), name=f"{source}: x")
+    return sparse.rows, sparse.shape, len(arrays["x_data"])
 
 
 def _labels(
@@ -290,23 +295,7 @@ def _membership(array: AnyArray, name: str, nodes: int, options: ArrayOptions) -
     return masked
 
 
-# ---- features -------------------------------------------------------------------------------------------------
-
-
-class DenseRows:
-    """``x`` [rows, columns], not read yet."""
-
-    def __init__(self, x: AnyArray, *, name: str) -> None:
-        if x.ndim != 2:
-            raise SourceError(f"{name} has the shape {x.shape}, not [nodes, features]")
-        self.shape = (int(x.shape[0]), int(x.shape[1]))
-        self._x, self._name = x, name
-
-    def dense(self, start: int, stop: int) -> AnyArray:
-        """The rows ``start:stop`` [n, columns]."""
-        part = np.array(self._x[start:stop])
-        check_truth_values(part, self._name)
-        return part
+# ---- sparse features ------------------------------------------------------------------------------------------
 
 
 class SparseRows:
@@ -326,40 +315,14 @@ class SparseRows:
             raise SourceError(f"{name} is no CSR matrix: indptr does not rise from 0 to {len(data)}")
         self._name = name
 
-    @property
-    def count(self) -> int:
-        """Of entries, zeros and repetitions among them."""
-        return len(self._data)
-
-    def dense(self, start: int, stop: int) -> AnyArray:
-        """The rows ``start:stop`` as [n, columns]."""
-        return self._entries(start, stop).dense(self.shape[1])
-
-    def entries(self, size: int, first: int) -> Iterator[Entries]:
-        """The entries of the rows from ``first`` on, as many rows at a time as have ``size``, or one."""
-        while first < self.shape[0]:
-            most = int(np.searchsorted(self._indptr, self._indptr[first] + size, side="right")) - 1
-            stop = min(max(first + 1, most), self.shape[0])
-            yield self._entries(first, stop)
-            first = stop
-
-    def _entries(self, start: int, stop: int) -> Entries:
-        """Those of the rows ``start:stop``: repeated ones are summed, zeros left out."""
-        ends, width = self._indptr[start : stop + 1], self.shape[1]
+    def rows(self, start: int, stop: int) -> Entries:
+        """The rows ``start:stop``; repeated entries are summed."""
+        ends = self._indptr[start : stop + 1]
         columns = self._indices[ends[0] : ends[-1]].astype(np.int64)
-        if len(columns) and not (columns.min() >= 0 and columns.max() < width):
-            raise SourceError(f"{self._name} has a column index outside its {width} columns")
+        if len(columns) and not (columns.min() >= 0 and columns.max() < self.shape[1]):
+            raise SourceError(f"{self._name} has a column index outside its {self.shape[1]} columns")
         kind = self._data.dtype if self._data.dtype.kind == "f" else np.dtype(np.float64)
-        values = np.array(self._data[ends[0] : ends[-1]], dtype=kind)
-        keys = np.repeat(np.arange(stop - start), np.diff(ends)) * width + columns
-        if (keys[1:] <= keys[:-1]).any():
-            order = np.argsort(keys, kind="stable")
-            keys, values = keys[order], values[order]
-            firsts = np.flatnonzero(np.diff(keys, prepend=-1))
-            keys, values = keys[firsts], np.add.reduceat(values, firsts)
-        if not (kept := values != 0).all():
-            keys, values = keys[kept], values[kept]
-        return Entries(np.bincount(keys // width, minlength=stop - start), keys % width, values)
+        return Entries.of_csr(np.diff(ends), columns, self._data[ends[0] : ends[-1]].astype(kind), self.shape[1])
 
 
 # ---- PyG's objects --------------------------------------------------------------------------------------------
@@ -405,10 +368,8 @@ def _hetero_source(data: Any, request: Request) -> Source:
         )
     parts = ((data[nodes[0]], _OF_NODES), (data[edges[0]], ("edge_index", *EDGE_DATA_NAMES)))
     arrays: dict[str, AnyArray] = {}
-    for part, names in parts:
-        for name in names:
-            if part.get(name) is not None:
-                arrays |= _of_tensor(part[name], name)
+    for part, name in ((part, name) for part, names in parts for name in names if part.get(name) is not None):
+        arrays |= _of_tensor(part[name], name)
     return array_source(arrays, ArrayOptions(request=request, name="the PyG HeteroData", format="pyg"))
 
 
@@ -416,18 +377,18 @@ def _of_tensor(tensor: Any, name: str) -> dict[str, AnyArray]:
     """By the names of the generic form; ``x`` may be sparse, one of torch's or of torch-sparse's."""
     import torch  # Conversion does without, unless it is given tensors.
 
-    def plain(dense: Any) -> AnyArray:
-        array: AnyArray = (dense.float() if dense.dtype is torch.bfloat16 else dense).detach().cpu().numpy()
-        return array
-
-    if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
-        return {name: plain(tensor)}
     if name == "x" and hasattr(tensor, "to_torch_sparse_csr_tensor"):
         tensor = tensor.to_torch_sparse_csr_tensor()
-    if name != "x" or not isinstance(tensor, torch.Tensor) or tensor.dim() != 2 or tensor.dense_dim():
+    if not isinstance(tensor, torch.Tensor):
+        raise SourceError(f"the PyG Data's {name} is no tensor")
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    if tensor.layout is torch.strided:
+        return {name: tensor.numpy()}
+    if name != "x" or tensor.dim() != 2 or tensor.dense_dim():
         raise SourceError(f"the PyG Data's {name} is no dense tensor")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # That such tensors are in beta.
-        rows = tensor.detach().to_sparse_csr()
+    with warnings.catch_warnings(action="ignore"):  # such tensors are in beta
+        rows = tensor.to_sparse_csr()
     parts = {"data": rows.values(), "indices": rows.col_indices(), "indptr": rows.crow_indices()}
-    return {f"x_{part}": plain(found) for part, found in parts.items()} | {"x_shape": np.array(rows.shape)}
+    return {f"x_{part}": found.numpy() for part, found in parts.items()} | {"x_shape": np.array(rows.shape)}

@@ -85,6 +85,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         num_nodes=nodes or graph.said.get("nodes") or max(_LEAST_NODES, *about),
         num_edges=graph.num_edges,
         num_features=features.columns,
+        feature_entries=features.entries,
         num_classes=labels.num_classes,
         task=labels.task,
         edges=graph.carrying or graph.edges,

@@ -143,6 +143,7 @@ class NumberedGraph:
             num_nodes=nodes,
             num_edges=edges,
             features=lambda size: features.blocks(nodes, size, 0),
+            feature_entries=features.entries,
             features_from=(lambda size, row: features.blocks(nodes, size, row)) if features.seeks else None,
             labels=lambda size: labels.blocks(nodes, size, class_names),
             num_classes=len(names) or source.num_classes,
