@@ -2,7 +2,7 @@
 """What sampled batches take of memory at most, and what becomes of the rest: known before anything is allocated.
 
 First comes what no batch can do without: where every row's in-edges begin, where a node is in a batch, the batches
-themselves as large as the degrees and fanouts let them be. Of what is left a quarter at most lets more batches be
+themselves as large as the degrees and fanouts let them be. Of what is left a third at most lets more batches be
 sampled ahead; topology and labels stay in memory where they take less than their share; all else is for pages of the
 features.
 """
@@ -27,14 +27,14 @@ from ooc.storage.store import Store
 
 BATCHES_ALIVE = 3
 """One that is made, one that waits, and one in use."""
-_SUPERBATCHES = 2
-"""One whose rows are read, and one that is sampled meanwhile."""
+_SUPERBATCHES = 3
+"""One whose rows are read, one that is known to come next, and one that is sampled meanwhile."""
 WORK_BYTES = 1 << 20
 """Of the pages that rows are picked from at a time: they stay in the cache of a core meanwhile."""
 _MOST_LOOKAHEAD = 64
 """Batches ahead: beyond, what more is known of hardly saves a read."""
-_LOOKAHEAD_SHARE, _TOPOLOGY_SHARE, _ROWS_SHARE = 4, 2, 8
-"""Of what is left: sampling ahead takes a quarter, topology a half, and another array an eighth, at most."""
+_LOOKAHEAD_SHARE, _TOPOLOGY_SHARE, _ROWS_SHARE = 3, 2, 8
+"""Of what is left: sampling ahead takes a third, topology a half, and another array an eighth, at most."""
 _DRAWN_EDGE_BYTES = 96
 """Of each edge of a batch while it is drawn: places, random numbers, what is sorted."""
 _TAKEN_BYTES = 48
@@ -82,8 +82,9 @@ def plan_sampling(
     nodes, edges = most
     node_rows = sum(array.row_bytes for array in (features, *others) if array.shape[0] == store.num_nodes)
     edge_rows = sum(array.row_bytes for array in others[1:] if array.shape[0] == store.num_edges)
-    batch_bytes = nodes * (node_rows + 8) + edges * (edge_rows + 24)
-    ids = 12 * nodes + 12 * edges + 10 * min(pages_of(features), nodes * most_pages_of_row(features))
+    batch_bytes = nodes * (node_rows + 16) + edges * (edge_rows + 24)
+    width = 4 if max(store.num_edges, store.num_nodes) < 2**31 else 8
+    ids = (width + 4) * (nodes + edges) + 6 * min(pages_of(features), nodes * most_pages_of_row(features))
     ahead = _SUPERBATCHES * ids + _TAKEN_BYTES * edges  # neighbours of all of them are looked up together
     fixed = beside_bytes + offset_bytes + 4 * store.num_nodes + 24 * seeds
     fixed += BATCHES_ALIVE * batch_bytes + _DRAWN_EDGE_BYTES * edges + _TAKEN_BYTES * (nodes + edges)

@@ -204,12 +204,19 @@ def _ahead(items: Generator[T], *, name: str) -> Generator[T]:
 
 
 def _superbatches(loader: NeighborLoader, held: _Held, epoch: int) -> Generator[_Superbatch]:
-    """The epoch, so many batches at once as the plan lets be sampled ahead."""
+    """The epoch, so many batches at once as the plan lets be sampled ahead. When the first of them is read, as many
+    that come after them are known."""
     seeds, ahead = loader.seeds_of(epoch), loader.plan.lookahead
+    before: tuple[list[SampledBatch], list[Ints], list[Any]] | None = None
     for first in range(0, len(seeds), ahead):
         part = seeds[first : first + ahead]
         batches = loader.sampled(epoch, first, part, held.neighbours)
-        yield _Superbatch(batches, part, held.x.foresee([batch.rows for batch in batches]))
+        needs: list[Any] = [held.x.needs(batch.rows) for batch in batches]
+        if before is not None:
+            yield _Superbatch(*before[:2], held.x.foresee(before[2], needs))
+        before = batches, part, needs
+    if before is not None:
+        yield _Superbatch(*before[:2], held.x.foresee(before[2]))
 
 
 def _read(held: _Held, superbatches: Generator[_Superbatch]) -> Generator["Data"]:
@@ -233,10 +240,10 @@ def _data(held: _Held, batch: SampledBatch, seeds: Ints, uses: Uses | None) -> "
         "x": held.x.take(batch.rows, uses),
         "edge_index": edge_index,
         "y": others["y"].take(batch.rows),
-        "n_id": others["perm"].take(batch.rows) if "perm" in others else batch.rows,
-        "e_id": batch.edges,
+        "n_id": others["perm"].take(batch.rows) if "perm" in others else batch.rows.astype(np.int64, copy=False),
+        "e_id": batch.edges.astype(np.int64, copy=False),
         "input_id": seeds,
-        "row_id": batch.rows,
+        "row_id": batch.rows.astype(np.int64, copy=False),
     }
     for name, called in ((EDGE_WEIGHT, "edge_weight"), (EDGE_FEATURES, "edge_attr")):
         if f"in/{name}" in others:

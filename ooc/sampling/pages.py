@@ -10,7 +10,7 @@ n rows asked for, P pages of a batch, C columns.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, Engine, Span, Ticket
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import INDEX_DTYPE, Entries, SparseArray
 
-Places = npt.NDArray[np.int64]
+Places = npt.NDArray[np.integer[Any]]
 MOST_BATCHES = 1000
 """That may be in sight at once."""
 _NEVER, _FREE = MOST_BATCHES, MOST_BATCHES + 1
@@ -48,7 +48,7 @@ class Pages:
         """Fill ``into`` with these ``pages``, ascending; those that follow one another by one request."""
         apart = (np.diff(pages) != 1) | (pages[1:] % self._per_chunk == 0)
         bounds = np.concatenate([[0], np.flatnonzero(apart) + 1, [len(pages)]])
-        chunks, within = np.divmod(pages[bounds[:-1]], self._per_chunk)
+        chunks, within = np.divmod(pages[bounds[:-1]].astype(np.int64), self._per_chunk)
         offsets, sizes = within * PAGE_BYTES, np.diff(bounds) * PAGE_BYTES
         runs = zip(chunks.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
         spans = [Span(self._files[chunk], offset, nbytes, self.array.name) for chunk, offset, nbytes in runs]
@@ -65,7 +65,11 @@ class ResidentRows:
         pages.read(np.arange(pages.count), memory).wait()
         self._rows = memory.view(array.dtype).reshape(array.padded_rows, *array.shape[1:])
 
-    def foresee(self, batches: Sequence[AnyArray]) -> "Foresight | None":
+    def needs(self, rows: AnyArray) -> Places | None:
+        """Nothing that is not there."""
+        return None
+
+    def foresee(self, batches: Sequence[Places | None], later: Sequence[Places | None] = ()) -> "Foresight | None":
         """Nothing needs to be known."""
         return None
 
@@ -124,7 +128,7 @@ class _Window(NamedTuple):
 class PagedRows:
     """Rows of an array of which ``cache_pages`` are kept in memory; ``work_pages`` at a time are picked from.
 
-    ``foresee`` may be called on one thread while another one calls ``begin`` and ``take``.
+    ``needs`` and ``foresee`` may be called on one thread while another one calls ``begin`` and ``take``.
     """
 
     def __init__(self, pages: Pages, *, cache_pages: int, work_pages: int) -> None:
@@ -152,15 +156,24 @@ class PagedRows:
         self._spare = np.arange(cache_pages, dtype=np.int32)
         self._spares = cache_pages
 
-    def foresee(self, batches: Sequence[AnyArray]) -> Foresight:
-        """What batches that take these rows need, one after the other."""
+    def needs(self, rows: AnyArray) -> Places:
+        """The pages in which these rows lie [P], ascending."""
+        wanted, at_bytes = self._wanted, rows.astype(np.int64) * self._row_bytes
+        first, last = at_bytes // PAGE_BYTES, (at_bytes + self._row_bytes - 1) // PAGE_BYTES
+        for further in range(self._pages_a_row):
+            wanted[np.minimum(first + further, last)] = True
+        pages = np.flatnonzero(wanted)
+        wanted[pages] = False
+        return pages.astype(np.int32)
+
+    def foresee(self, batches: Sequence[Places], later: Sequence[Places] = ()) -> Foresight:
+        """The uses of batches that need these pages, one after the other, and that ``later`` ones come after them."""
         following = np.full(self._pages.count, _NEVER, dtype=np.int16)
         uses = []
-        for number in range(len(batches) - 1, -1, -1):
-            pages = self._pages_of(batches[number])
+        for number, pages in reversed([*enumerate([*batches, *later])]):
             uses.append(Uses(pages, following[pages]))
             following[pages] = number
-        return Foresight(uses[::-1], following)
+        return Foresight(uses[::-1][: len(batches)], following)
 
     def begin(self, foresight: Foresight) -> None:
         """From now on batches are those of ``foresight``: what is kept is needed when they first need it."""
@@ -171,7 +184,7 @@ class PagedRows:
         """``rows`` [n] in their order, [n] or [n, C]; ``uses``: what was foreseen of them."""
         array = self._pages.array
         if uses is None:
-            uses = self.foresee([rows]).uses[0]
+            uses = self.foresee([self.needs(rows)]).uses[0]
         out = np.empty((len(rows), *array.shape[1:]), dtype=array.dtype)
         order = np.argsort(rows, kind="stable")
         at_bytes = rows[order].astype(np.int64) * self._row_bytes
@@ -184,15 +197,6 @@ class PagedRows:
         return out
 
     # ---- pages of a batch --------------------------------------------------------------------------------------
-
-    def _pages_of(self, rows: AnyArray) -> Places:
-        wanted, at_bytes = self._wanted, rows.astype(np.int64) * self._row_bytes
-        first, last = at_bytes // PAGE_BYTES, (at_bytes + self._row_bytes - 1) // PAGE_BYTES
-        for further in range(self._pages_a_row):
-            wanted[np.minimum(first + further, last)] = True
-        pages = np.flatnonzero(wanted)
-        wanted[pages] = False
-        return pages
 
     def _cut(self, count: int, first: Places, last: Places) -> Iterator[_Window]:
         """Windows over ``count`` pages, such that each row lies in one of them."""

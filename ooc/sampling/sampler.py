@@ -36,7 +36,7 @@ class SampledBatch:
 
     number: int
     rows: AnyArray
-    edges: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    edges: AnyArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     sources: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     counts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     nodes_by_hop: list[int] = field(default_factory=list)
@@ -64,6 +64,8 @@ class Sampler:
     def sample(self, seeds: Sequence[AnyArray], take: Take, *, epoch: int, first: int) -> list[SampledBatch]:
         """The batches around ``seeds``, rows without repetition each, numbered from ``first`` on; all of them hop by
         hop, so that ``take`` is asked once a hop."""
+        narrow = np.int32 if len(self._places) < 2**31 else np.int64
+        seeds = [rows.astype(narrow, copy=False) for rows in seeds]
         batches = [SampledBatch(first + k, rows, nodes_by_hop=[len(rows)]) for k, rows in enumerate(seeds)]
         for hop, fanout in enumerate(self._fanouts):
             drawn = [self._draw(batch, epoch, hop, fanout) for batch in batches]
@@ -89,7 +91,7 @@ class Sampler:
         new = new[np.diff(new, prepend=-1) > 0]
         places[new] = np.arange(len(batch.rows), len(batch.rows) + len(new), dtype=np.int32)
         batch.rows = np.concatenate([batch.rows, new.astype(batch.rows.dtype, copy=False)])
-        batch.edges = np.concatenate([batch.edges, edges])
+        batch.edges = np.concatenate([batch.edges, edges.astype(self._offsets.dtype, copy=False)])
         batch.sources = np.concatenate([batch.sources, places[found]])
         batch.counts = np.concatenate([batch.counts, counts.astype(np.int32)])
         batch.nodes_by_hop.append(len(new))

@@ -57,7 +57,7 @@ def test_rows_are_those_on_disk_and_reads_are_the_fewest(array: Array, engine: E
     rows = PagedRows(pages, cache_pages=frames, work_pages=max(8, most_pages_of_row(array)))
     expected = array.read()
     for batches in (_batches(), _batches()[::-1]):  # two superbatches: what is kept of the first serves the second
-        before, foresight = rows.pages_read, rows.foresee(batches)
+        before, foresight = rows.pages_read, rows.foresee([rows.needs(batch) for batch in batches])
         rows.begin(foresight)
         for batch, uses in zip(batches, foresight.uses, strict=True):
             np.testing.assert_array_equal(rows.take(batch, uses), expected[batch])
