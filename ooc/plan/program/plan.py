@@ -13,7 +13,14 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from ooc.plan.layout.layout import Layout, free_frames
-from ooc.plan.layout.passes import edges_name, pulled_columns, shuffles_in, streamed_read_bytes, streamed_write_bytes
+from ooc.plan.layout.passes import (
+    edges_name,
+    edges_swept,
+    pulled_columns,
+    shuffles_in,
+    streamed_read_bytes,
+    streamed_write_bytes,
+)
 from ooc.plan.layout.shuffle import BucketedRows, PartialSums, Shuffle
 from ooc.plan.program.capacity import Capacity, capacity_of
 from ooc.plan.program.program import Program, Unrolling, found_in_memory
@@ -309,5 +316,5 @@ def block_table(layout: Layout, workload: Workload) -> BlockTable:
 def _swept(layout: Layout, workload: Workload) -> dict[Direction, Topology]:
     """The directions over whose edges some pass goes: without shuffles, none may need those out of rows."""
     passes = [item for program in layout.programs.values() for item in program]
-    swept = {item.pull.direction for item in passes if item.pull is not None} | {Direction.FEATURES}
-    return {direction: topology for direction, topology in workload.topologies.items() if direction in swept}
+    names = {name for item in passes for name, _, _ in edges_swept(item, workload)}
+    return {side: topology for side, topology in workload.topologies.items() if edges_name(side) in names}
