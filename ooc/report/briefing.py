@@ -95,7 +95,7 @@ def _by_role(report: PlanReport) -> Iterator[tuple[str, list[tuple[int, Shares]]
     }
     for name, share in report.plan.shares().items():
         if name not in workload.matrices:
-            role = "graph"
+            role = "features" if name.startswith("x/") else "graph"
         elif workload.matrices[name].kind in (Kind.STORE, Kind.CONSTANT):
             role = "features"
         elif produced.get(name) is None or stages.index(produced[name]) < loss:

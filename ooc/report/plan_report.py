@@ -14,6 +14,7 @@ from ooc.plan.program.replacement import Kept, belady, lru_hits
 from ooc.plan.program.sequence import Use
 from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.timeline import Timeline
+from ooc.plan.workload import Direction, EdgeData
 from ooc.progress.live import Promise
 from ooc.progress.promise import is_evaluated, promise_of, usual_program
 from ooc.sizes import format_size
@@ -147,12 +148,16 @@ def _statistics(stage: Stage, workload: Workload) -> dict[str, Any]:
         edges = topology.edges_of(stage.rows, workload.tile_rows)
         edge_bytes = edges * topology.edge_bytes(stage.pull.edge_data)
         pulled_bytes = workload.matrices[stage.pull.source].nbytes
+    loaded = sum(map(nbytes, stage.loads))
+    if stage.entry_bytes:
+        entries = workload.topologies[Direction.FEATURES]
+        loaded += entries.edges_of(stage.rows, workload.tile_rows) * entries.edge_bytes((EdgeData.WEIGHT,))
     return {
         "stage": stage.name,
         "rows": stage.rows,
         "edges": edges,
         "edge_bytes": edge_bytes,
-        "loaded_bytes": sum(map(nbytes, stage.loads)),
+        "loaded_bytes": loaded,
         "pulled_bytes": pulled_bytes,
         "stored_bytes": sum(map(nbytes, stage.stores)),
         "multiplies": stage.rows * stage.multiplies_per_row,

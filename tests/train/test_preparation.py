@@ -102,7 +102,7 @@ def test_what_a_gpu_would_run_depends_on_no_budget_and_no_threads(gpu: str) -> N
 
 
 def test_edges_of_a_store_are_counted_by_tile(store: Store) -> None:
-    for direction in Direction:
+    for direction in (Direction.IN, Direction.OUT):
         indptr, _ = store.topology(direction.value)
         offsets = indptr.read()
         assert list(stored(store)(direction, 100)) == [*offsets[:-1:100].tolist(), store.num_edges]

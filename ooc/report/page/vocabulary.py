@@ -5,6 +5,7 @@ import re
 
 _MATRICES = (
     (r"x", "input features"),
+    (r"x/(\w+)", "{} of the input features that are not zero"),
     (r"y", "labels"),
     (r"split/(\w+)", r"mask of the {} nodes"),
     (r"ax(\d*)(\..*)?", "input features, aggregated over in-neighbours once and kept"),
