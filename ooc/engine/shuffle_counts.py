@@ -3,7 +3,7 @@
 in-edges.
 
 Of partial sums: a tile adds to each of its in-neighbours outside of it, once for every run of its rows
-(``kernels.neighbourhood``). That is the graph's affair alone.
+(``kernels.neighbourhood``). That is the graph's affair, and the layer's, which says how many edges a run has.
 
 Of bucketed rows: a bucket gathers its own rows and all in-neighbours of these, each once, however many of its targets
 have it. They are counted for the lowest buckets, and the rows of two neighbours joined for a bucket twice as high, and
@@ -42,7 +42,7 @@ def counted_rows(store: Store) -> ScatterCounts:
 
 def most_rows(tile_edges: CountedEdges) -> ScatterCounts:
     """Those of a graph of which only degrees are known: an entry for each edge out of the rows, which is the most."""
-    return lambda rows, others, tile_rows: tile_edges(Direction.OUT, tile_rows)
+    return lambda rows, others, tile_rows, edges_at_once: tile_edges(Direction.OUT, tile_rows)
 
 
 def counted_gathers(store: Store) -> GatheredRows:
@@ -85,13 +85,13 @@ def _sweep(store: Store, rows: int, height: int) -> Iterator[tuple[int, int, npt
             yield start, stop, offsets[start - first : stop - first + 1]
 
 
-def _count_sums(store: Store, rows: int, others: int, tile_rows: int) -> Sequence[int]:
+def _count_sums(store: Store, rows: int, others: int, tile_rows: int, edges_at_once: int) -> Sequence[int]:
     _, indices = store.topology(Direction.IN.value)
     added = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
     for start, stop, offsets in _sweep(store, rows, tile_rows):
         neighbours = torch.from_numpy(indices.read(int(offsets[0]), int(offsets[-1])))
         relative = relative_offsets(offsets, 0, stop - start, torch.int64)
-        for run in runs(TileEdges(neighbours, relative, start, store.num_nodes)):
+        for run in runs(TileEdges(neighbours, relative, start, store.num_nodes), edges_at_once):
             np.add.at(added, other_neighbours(run, others).numpy() // tile_rows + 1, 1)
     return [int(count) for count in np.cumsum(added)]
 

@@ -62,14 +62,14 @@ class RowsByIndex(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _SCATTERED:
-            found = _rows_scattered(*args, **kwargs)
+            found = rows_scattered(*args, **kwargs)
             if found is not None:
                 into, dim, numbers_E, rows = found
                 return getattr(into, _SCATTERED[func])(dim, numbers_E, rows)
         return func(*args, **kwargs)
 
 
-def _rows_scattered(into: Tensor, dim: int, index: Tensor, src: Any) -> tuple[Tensor, int, Tensor, Tensor] | None:
+def rows_scattered(into: Tensor, dim: int, index: Tensor, src: Any) -> tuple[Tensor, int, Tensor, Tensor] | None:
     """What is scattered, as rows along ``dim`` with a number each; None where it is not."""
     if not isinstance(src, Tensor) or index.shape != src.shape or into.dim() != src.dim() or not src.numel():
         return None

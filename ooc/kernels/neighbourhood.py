@@ -20,7 +20,7 @@ from ooc.errors import StoreError
 from ooc.kernels.edges import TileEdges, highest_row
 
 EDGES_AT_ONCE = 16384
-"""A run's edges, where no single row has more: layers keep several messages' widths for every edge."""
+"""A run's edges at most, where no single row has more: layers keep several messages' widths for every edge."""
 EDGES_AT_ONCE_ON_DEVICE = 8 * EDGES_AT_ONCE
 """The same on a device with memory of its own, to which every operator has to be sent."""
 
@@ -72,7 +72,8 @@ class BucketRows:
 class Neighbourhood:
     """``others_S``: the other nodes as rows of the pulled matrix; ``edge_index_2E`` counts the nodes of this
     graph, int64, sources above targets. ``weight_E`` and ``features_EK`` are as the tile's, in the store's types.
-    ``stands_in``: the rows have no edges, and the other node is none of their in-neighbours."""
+    ``stands_in``: the rows have no edges, and the other node is none of their in-neighbours. ``repeats_before``: of a
+    stretch of a row's edges, how many before it equal its first one."""
 
     start: int
     rows: int
@@ -81,6 +82,7 @@ class Neighbourhood:
     weight_E: Tensor | None
     features_EK: Tensor | None
     stands_in: bool = False
+    repeats_before: int = 0
 
     def gather(self, source_NC: Tensor | BucketRows) -> Tensor:
         """The rows of the pulled matrix that are nodes here → [R + S, C]."""
@@ -93,10 +95,10 @@ def edges_at_once(place: torch.device) -> int:
     return EDGES_AT_ONCE if place.type == "cpu" else EDGES_AT_ONCE_ON_DEVICE
 
 
-def runs(tile: TileEdges) -> Iterator[TileEdges]:
-    """Its rows in order, as many together as have up to so many edges, or one that has more. Where a tile is cut
+def runs(tile: TileEdges, most: int | None = None) -> Iterator[TileEdges]:
+    """Its rows in order, as many together as have up to ``most`` edges, or one that has more. Where a tile is cut
     depends on nothing but the tile and what kind of device computes."""
-    most = edges_at_once(tile.indices_E.device)
+    most = min(most or EDGES_AT_ONCE_ON_DEVICE, edges_at_once(tile.indices_E.device))
     if len(tile.indices_E) <= most:  # without asking a device
         yield tile
         return
@@ -106,15 +108,37 @@ def runs(tile: TileEdges) -> Iterator[TileEdges]:
         stop = int(np.searchsorted(offsets, int(offsets[start]) + most, side="right")) - 1
         stop = min(max(stop, start + 1), tile.rows)
         edges = slice(int(offsets[start]), int(offsets[stop]))
-        yield replace(
-            tile,
-            indices_E=tile.indices_E[edges],
-            offsets_R1=tile.offsets_R1[start : stop + 1] - int(offsets[start]),
-            start=tile.start + start,
-            weight_E=None if tile.weight_E is None else tile.weight_E[edges],
-            features_EK=None if tile.features_EK is None else tile.features_EK[edges],
-        )
+        relative = tile.offsets_R1[start : stop + 1] - int(offsets[start])
+        yield replace(_with_edges(tile, edges), offsets_R1=relative, start=tile.start + start)
         start = stop
+
+
+def _with_edges(tile: TileEdges, edges: slice) -> TileEdges:
+    return replace(
+        tile,
+        indices_E=tile.indices_E[edges],
+        weight_E=None if tile.weight_E is None else tile.weight_E[edges],
+        features_EK=None if tile.features_EK is None else tile.features_EK[edges],
+    )
+
+
+def present(row: TileEdges, rows: int) -> TileEdges:
+    """A tile of one row without its neighbours at or beyond ``rows``, which are its last ones. StoreError where they do
+    not ascend."""
+    if bool((row.indices_E[1:] < row.indices_E[:-1]).any()):
+        raise StoreError("neighbours of a row are not in ascending order; convert again")
+    count = int(torch.searchsorted(row.indices_E, rows))
+    return replace(_with_edges(row, slice(count)), offsets_R1=row.offsets_R1.clamp(max=count))
+
+
+def stretches(row: TileEdges, most: int) -> Iterator[tuple[TileEdges, int]]:
+    """A tile of one row in stretches of ``most`` of its edges, and how many edges before each equal its first."""
+    edges = len(row.indices_E)
+    for first in range(0, edges, most):
+        last = min(edges, first + most)
+        before = first - int(torch.searchsorted(row.indices_E[:first], row.indices_E[first]))
+        offsets_R1 = row.offsets_R1.new_tensor([0, last - first])
+        yield replace(_with_edges(row, slice(first, last)), offsets_R1=offsets_R1), before
 
 
 def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:

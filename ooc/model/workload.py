@@ -21,9 +21,9 @@ from ooc.storage.store import Store
 TileEdges = Callable[[Direction, int], Sequence[int]]
 """By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
 
-ScatterCounts = Callable[[int, int, int], Sequence[int]]
-"""By rows that are computed, rows that are scattered to, and rows of a tile: how many gradients are scattered to tiles
-0…i-1 of the latter, for every i up to their number."""
+ScatterCounts = Callable[[int, int, int, int], Sequence[int]]
+"""By rows that are computed, rows that are scattered to, rows of a tile, and edges of a run of its rows: how many
+gradients are scattered to tiles 0…i-1 of the scattered rows, for every i up to their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def describe_workload(
             kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
             stored = itemsize if name in lasting else spill_dtype.itemsize  # what outlives the run is never rounded
             matrices[name] = Matrix(name, height[name], columns[name], stored, kind)
-    scattering = {name: s.rows for s in every if s.pull is not None for name in s.pull.added_to}
+    scattering = {name: (s.rows, s.pull.per_edge) for s in every if s.pull is not None for name in s.pull.added_to}
     pulled: dict[Direction, set[EdgeData]] = {}
     for stage in every:
         if stage.pull is not None:
@@ -139,7 +139,9 @@ def describe_workload(
         ),
         kept=builder.kept,
         scatter_counts={
-            name: counts.scatter_counts(rows, matrices[name].rows, tile_rows) for name, rows in scattering.items()
+            name: counts.scatter_counts(rows, matrices[name].rows, tile_rows, kind.edges_at_once)
+            for name, (rows, kind) in scattering.items()
+            if kind is not None
         },
         parts=memory.sums(itemsize) if builder.on_device else None,
         bucketing=Bucketing(backward, counts.gathered_rows) if gathers else None,

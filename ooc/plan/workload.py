@@ -93,10 +93,12 @@ class PerEdge:
     output all lie group after group, so that a slab of whole groups of the source gives one of the output, of
     ``columns`` columns in all. ``own``: the matrix of which a row needs its own row beside what it pulls; None: none,
     or that of the source, of which a slab has all rows. Temporaries of one call, all groups together, are
-    ``bytes_per_edge`` for at most ``edges_at_once`` edges and every row, and ``bytes_per_row``. ``opaque``: what an
-    opaque layer makes of a tile's rows, all together, so that they are always cut into the same tiles;
-    ``waiting_bytes_per_edge``: of what it finds for other rows, until that is added to them. ``copied_columns``: of
-    every group of the source, counted from the group's end, of which a pass has a copy by itself while it pulls.
+    ``bytes_per_edge`` for at most ``edges_at_once`` edges (or ``row_edges``, of a row whose edges are taken together)
+    and every row, and ``bytes_per_row``. ``opaque``: what an opaque layer makes of a tile's rows, all together, so that
+    they are always cut into the same tiles; ``waiting_bytes_per_edge``: of what it finds for other rows, until that is
+    added to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed once more while it is added.
+    ``copied_columns``: of every group of the source, counted from the group's end, of which a pass has a copy by itself
+    while it pulls.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
     computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
     """
@@ -108,7 +110,9 @@ class PerEdge:
     bytes_per_edge: int
     bytes_per_row: int
     opaque: bool = False
+    row_edges: int = 0
     waiting_bytes_per_edge: int = 0
+    waiting_edges: int = 1 << 62
     copied_columns: tuple[int, ...] = ()
     slices: int = 1
     work: EdgeWork | None = None

@@ -97,7 +97,7 @@ class InnerDropout(_CaughtDropout):
         if self._done == len(self._calls):
             raise ModelError(f"{self._where}: how often it drops something depends on the rows that it is run on")
         call = self._calls[self._done]
-        targets, sources = _ends(call.rows, self._near)
+        targets, sources = ends_of(call.rows, self._near)
         if len(targets) != len(values):
             raise ModelError(
                 f"{self._where}: what it drops from has {len(values)} rows here, not one for each of {call.rows.value}"
@@ -105,7 +105,7 @@ class InnerDropout(_CaughtDropout):
         dropout = self._draws(self._done, p)
         self._done += 1
         columns = values[:1].numel() if len(values) else 0
-        draw = EdgeDraw(dropout, targets, sources, _repeats(targets, sources), columns)
+        draw = EdgeDraw(dropout, targets, sources, _repeats_near(call.rows, self._near, targets, sources), columns)
         keep = BY_DEVICE[values.device.type](draw).reshape(values.shape)
         scale = keep.to(values.dtype).mul_(dropout.kept_scale)
         return values.mul_(scale) if inplace else values * scale
@@ -119,7 +119,7 @@ class Discovery(_CaughtDropout):
         super().__init__()
         self.calls: list[Dropped] = []
         self.other_shapes: list[tuple[int, ...]] = []
-        self._by_length = {len(_ends(rows, near)[0]): rows for rows in DroppedRows}
+        self._by_length = {len(ends_of(rows, near)[0]): rows for rows in DroppedRows}
         assert len(self._by_length) == len(DroppedRows), "two kinds of rows cannot be told apart"
 
     def _drop(self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -133,7 +133,7 @@ class Discovery(_CaughtDropout):
         return values
 
 
-def _ends(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
+def ends_of(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
     """Target and source, rows of the store, of everything that has a row."""
     own_R = torch.arange(near.start, near.start + near.rows, device=near.others_S.device)
     nodes = torch.cat((own_R, near.others_S))
@@ -153,6 +153,17 @@ def _ends(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
         case _:
             assert_never(rows)
     return torch.cat([one for one, _ in parts]), torch.cat([other for _, other in parts])
+
+
+def _repeats_near(rows: DroppedRows, near: Neighbourhood, targets_E: Tensor, sources_E: Tensor) -> Tensor:
+    """How many before each one have the same two ends; of a stretch of a row's edges, those before it among them."""
+    repeats_E = _repeats(targets_E, sources_E)
+    if near.repeats_before and rows is not DroppedRows.NODES:
+        first = near.edge_index_2E[0, 0]  # a row's edges come first, in order, but those to itself may be left out
+        equal = int((near.edge_index_2E[0] == first).sum())
+        if first != near.edge_index_2E[1, 0] or rows in (DroppedRows.EDGES, DroppedRows.EDGES_AND_LOOPS):
+            repeats_E[:equal] += near.repeats_before
+    return repeats_E
 
 
 def _repeats(targets_E: Tensor, sources_E: Tensor) -> Tensor:

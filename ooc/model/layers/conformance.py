@@ -20,11 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ooc.errors import ModelError
+from ooc.kernels.caught_sums import CaughtSum, Finding
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.dropout.opaque import Discovery, Dropped, InnerDropout
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.model.layers.layer import Layer, sharing
+from ooc.model.layers.split_rows import SplitRow, levels_of
 from ooc.model.lowering.assembly import first_line, seed
 from ooc.plan.workload import EdgeData
 
@@ -32,6 +34,7 @@ _NODES, _TILE, _EDGES = 23, 5, 70
 _WITHOUT_EDGES = range(15, 20)
 """A tile of rows that have no in-edges, and are others' in-neighbours."""
 _LOOPS, _REPEATS = 3, 4
+_PIECE = 2
 _TOLERANCE = 1e-9
 _PERTURBATION = 0.1
 
@@ -82,7 +85,8 @@ class ProbeResult:
     """What trying a layer has told: its output's ``columns``; which ``parameters`` have a part in it; the bytes that a
     run takes for every edge and every node, and of how many operators it is forward and, with the gradient, backward;
     ``tells_modes``: whether it computes something else in training than in evaluation; ``dropped``: what it drops
-    entries from."""
+    entries from; ``calls``: what it adds up over the edges of a row, if these may come in pieces, nothing otherwise;
+    ``itemsize``: bytes of a number."""
 
     columns: int
     parameters: tuple[nn.Parameter, ...]
@@ -92,6 +96,8 @@ class ProbeResult:
     backward_operators: int
     tells_modes: bool
     dropped: tuple[Dropped, ...]
+    calls: tuple[CaughtSum, ...]
+    itemsize: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +121,17 @@ def probe_layer(
         probe.check_own()
         probe.check_order()
         counts = probe.operators(outputs)
+        calls = probe.find_sums()
         unused = probe.check_tiles()
+        splits = probe.may_be_split(calls)
         probe.change()
         unused &= probe.check_tiles()
+        calls = calls if splits and probe.may_be_split(calls) else ()
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         used = tuple(p for i, p in enumerate(parameters) if i not in unused)
         tells_modes = probe.tells_modes()
-        taken = probe.footprint(sharing(module, layer.where), dtype, used, outputs, record=record)
-    return ProbeResult(outputs, used, *taken, *counts, tells_modes, tuple(probe.dropped))
+        taken = probe.footprint(sharing(module, layer.where), dtype, used, outputs, calls, record=record)
+    return ProbeResult(outputs, used, *taken, *counts, tells_modes, tuple(probe.dropped), calls, dtype.itemsize)
 
 
 class _Probe:
@@ -263,6 +272,47 @@ class _Probe:
             raise self._not_local()
         return {i for i, part in enumerate(whole[1]) if part is None}
 
+    def find_sums(self) -> tuple[CaughtSum, ...]:
+        """What it adds up over edges."""
+
+        def run(finding: Finding) -> None:
+            with self._masked(self.case.near), finding, torch.no_grad():
+                self.layer.run(self.module, self.case.x_NC, self.case.near)
+
+        return levels_of(run, self.case.near)
+
+    def may_be_split(self, calls: Sequence[CaughtSum]) -> bool:
+        """Whether rows whose edges come in pieces get what they get as a whole, and so do all gradients."""
+        case, layer = self.case, self.layer
+        if not calls:
+            return False
+        with self._masked(case.near):
+            values_NO = layer.forward(self.module, case.x_NC, case.near)
+        for start in range(0, _NODES, 4):
+            row = self._tile(start, 1)
+            if len(row.indices_E) <= _PIECE:
+                continue
+            gradient_NO = torch.zeros_like(values_NO)
+            gradient_NO[start] = torch.randn(values_NO.shape[1], generator=self.generator, dtype=values_NO.dtype)
+            with self._masked(case.near):
+                whole = layer.backward(self.module, case.x_NC, case.near, gradient_NO, self.parameters, trains=True)
+            expected = [_or_zero(whole[0], case.x_NC), *map(_or_zero, whole[1], self.parameters)]
+            found = [torch.zeros_like(part) for part in expected]
+            split = SplitRow(layer, self.module, calls, self._masked, row, _PIECE, case.x_NC)
+            try:
+                value_1O = split.forward()
+                for own, others, d_parameters in split.backward(gradient_NO[start, None], self.parameters, trains=True):
+                    found[0][start] += own[0]
+                    if others is not None:
+                        found[0][others[0]] += others[1]
+                    for total, part in zip(found[1:], d_parameters, strict=False):
+                        total += _or_zero(part, total)
+            except Exception:
+                return False
+            if not (_same(value_1O[0], values_NO[start]) and all(map(_same, found, expected))):
+                return False
+        return True
+
     def _not_local(self) -> Exception:
         return self.layer.refuse(
             "what it gives for a node depends on more than the node, its in-neighbours and the edges between them, "
@@ -281,13 +331,20 @@ class _Probe:
             )
 
     def footprint(
-        self, module: nn.Module, dtype: torch.dtype, parameters: Sequence[nn.Parameter], outputs: int, *, record: bool
+        self,
+        module: nn.Module,
+        dtype: torch.dtype,
+        parameters: Sequence[nn.Parameter],
+        outputs: int,
+        calls: Sequence[CaughtSum],
+        *,
+        record: bool,
     ) -> tuple[int, int]:
         """Bytes an edge and a node that running ``module`` takes, forward and, with ``record``, backward, by how they
-        grow with the graph."""
+        grow with the graph; ``calls``: those of a row in pieces, too."""
         layer = self.layer
 
-        def run(nodes: int, edges: int, skewed: bool) -> int:
+        def run(nodes: int, edges: int, skewed: bool, split: bool = False) -> int:
             generator = torch.Generator().manual_seed(1)
             rows = nodes // 2
             sources = torch.randint(0, nodes, (edges,), generator=generator)
@@ -297,9 +354,15 @@ class _Probe:
             x_SC = torch.randn(nodes, self.columns, generator=generator, dtype=dtype)
             gradient_RO = torch.randn(rows, outputs, generator=generator, dtype=dtype)
             carried = [v for v in (near.weight_E, near.features_EK) if v is not None]
+            offsets, here = torch.tensor([0, edges]), sources.sort().values
+            row = TileEdges(here, offsets, 0, nodes, weight_E=near.weight_E, features_EK=near.features_EK)
+            whole = SplitRow(layer, module, calls, self._masked, row, edges, x_SC)
             known = [x_SC, gradient_RO, near.edge_index_2E, *carried, *module.parameters(), *module.buffers()]
 
             def compute() -> object:
+                if split:
+                    parts = whole.backward(gradient_RO[:1], parameters, trains=True) if record else [whole.forward()]
+                    return sum(1 for _ in parts)
                 with self._masked(near):
                     if record:
                         return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=True)
@@ -313,6 +376,9 @@ class _Probe:
                 "it takes memory for every row times the most edges of any row, which no budget can hold"
             )
         more_edges = max(0, run(_FEW_NODES, _MORE_EDGES, False) - base) / (_MORE_EDGES - _FEW_EDGES)
+        if calls:
+            in_pieces = [run(_FEW_NODES, edges, True, True) for edges in (_FEW_EDGES, _MORE_EDGES)]
+            more_edges = max(more_edges, (in_pieces[1] - in_pieces[0]) / (_MORE_EDGES - _FEW_EDGES))
         more_nodes = max(0, run(_MORE_NODES, _FEW_EDGES, False) - base) / (_MORE_NODES - _FEW_NODES)
         return int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1
 
@@ -337,9 +403,9 @@ class _Probe:
             raise self.layer.refuse(f"it fails on a small graph: {first_line(error)}") from error
         return result
 
-    def _tile(self, start: int) -> TileEdges:
+    def _tile(self, start: int, rows: int = _TILE) -> TileEdges:
         near, offsets = self.case.near, self.case.offsets_N1
-        stop = min(start + _TILE, _NODES)
+        stop = min(start + rows, _NODES)
         edges = slice(int(offsets[start]), int(offsets[stop]))
         return TileEdges(
             near.edge_index_2E[0, edges],

@@ -14,8 +14,9 @@ promises nothing of single rows, so tiles are the same ones in every plan.
 Shapes: R rows of the tile, S nodes of the graph around some of them, C columns of the source.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from threading import local
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,15 @@ from ooc.kernels.neighbourhood import (
     EDGES_AT_ONCE_ON_DEVICE,
     BucketRows,
     Neighbourhood,
+    edges_at_once,
     neighbourhood,
+    present,
     runs,
 )
 from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Scattered
+from ooc.model.layers.split_rows import Part, SplitRow, added
 from ooc.model.lowering.assembly import Assembly, check_matrix
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
@@ -50,9 +54,16 @@ _SORTING_BYTES_PER_EDGE = 64
 """Of an edge besides where a device sorts, as it does to add up in one order."""
 _RUN_OPERATORS = 30
 """Of a run besides the layer's own: its graph made, rows gathered, gradients added."""
+_RUN_BYTES = 8 << 20
+"""Of what a layer makes of a run's edges, where rows have few enough of them, or are split."""
+_FEWEST_EDGES = 256
+"""Of a run, however much that is."""
 _WAITING = 4
 """Gradients of in-neighbours that wait to be added, or are being computed, by thread; on a device, where they are added
 before the next tile is computed, only the latter."""
+_WAITING_BYTES = 2 << 20
+"""Of a tile's gradients of in-neighbours that wait. Where they would be more, they are computed once more as they are
+added: tiles have half as many edges on average."""
 
 
 class Opaque(EdgeAggregate):
@@ -103,37 +114,87 @@ class Opaque(EdgeAggregate):
     def needs(self) -> tuple[Value, ...]:
         return ()
 
+    @property
+    def splits_rows(self) -> bool:
+        """Whether a row's edges are taken in pieces, where there are many."""
+        return bool(self.probed.calls)
+
+    def edges_at_once(self, *, on_device: bool) -> int:
+        """Of a run: no budget's affair."""
+        times = EDGES_AT_ONCE_ON_DEVICE // EDGES_AT_ONCE if on_device else 1
+        fitting = _RUN_BYTES // self.temporaries(self.probed.itemsize)[1]
+        return times * min(EDGES_AT_ONCE, max(_FEWEST_EDGES, fitting))
+
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
         module, parts = self._own_module(), []
-        for run in runs(tile):
+        for run, split in self._runs(key, module, tile, source):
+            if split is not None:
+                parts.append(split.forward())
+                continue
             near = neighbourhood(run, len(source))
             with self._running(key, near):
                 parts.append(self.layer.forward(module, near.gather(source), near))
         return torch.cat(parts)
 
+    def _runs(
+        self, key: Key, module: nn.Module, tile: TileEdges, source: Tensor | BucketRows
+    ) -> Iterator[tuple[TileEdges, SplitRow | None]]:
+        """Those of a tile; where one is a row of more edges than are taken at once, split."""
+        place = tile.indices_E.device
+        most = min(edges_at_once(place), self.edges_at_once(on_device=place.type != "cpu"))
+        for run in runs(tile, most):
+            row = present(run, len(source)) if self.splits_rows and len(run.indices_E) > most else run
+            running = partial(self._running, key)
+            is_split = self.splits_rows and len(row.indices_E) > most
+            split = SplitRow(self.layer, module, self.probed.calls, running, row, most, source) if is_split else None
+            yield run, split
+
     def backward_targets(
         self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range
     ) -> Scattered:
         """From a tile's rows of the result's gradient, ``own``, to those of all that it depends on."""
-        module, trains = self._own_module(), self.source.trains
+        trains = self.source.trains
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
-        others: list[tuple[Tensor, Tensor]] = []
+        parts = partial(self._backward_parts, key, tile, source, own, parameters)
+        wait = len(tile.indices_E) <= self.waiting_edges
+        others: Iterable[tuple[Tensor, Tensor]] = []
         sums: list[Tensor | None] = [None] * len(parameters)
-        rows: list[Tensor] = []
-        for run in runs(tile):
+        rows = source.new_zeros(tile.rows, self.source.columns if trains else 1)
+        for start, (of_rows, of_others, of_parameters) in parts():
+            sums = [added(total, part) for total, part in zip(sums, of_parameters or [None] * len(sums), strict=True)]
+            if trains:
+                rows[start : start + len(of_rows)] += of_rows
+                if of_others is not None and isinstance(others, list) and wait:
+                    others.append(of_others)
+        if not wait and trains:
+            others = (of_others for _, (_, of_others, _) in parts() if of_others is not None)
+        pairs = [(p, total) for p, total in zip(parameters, sums, strict=True) if total is not None]
+        return Scattered(rows, others, pairs)
+
+    def _backward_parts(
+        self,
+        key: Key,
+        tile: TileEdges,
+        source: Tensor | BucketRows,
+        own: Tensor,
+        parameters: Sequence[nn.Parameter],
+    ) -> Iterator[tuple[int, Part]]:
+        """From a tile's rows of the result's gradient, run by run, and where its rows begin among the tile's."""
+        module, trains = self._own_module(), self.source.trains
+        for run, split in self._runs(key, module, tile, source):
+            start = run.start - tile.start
+            gradient = own[start : start + run.rows]
+            if split is not None:
+                for part in split.backward(gradient, parameters, trains=trains):
+                    yield start, part
+                continue
             near = neighbourhood(run, len(source))
             x_SC = near.gather(source)
-            gradient = own[run.start - tile.start :][: run.rows]
             with self._running(key, near):
-                d_x, parts = self.layer.backward(module, x_SC, near, gradient, parameters, trains=trains)
-            sums = [_added(total, part) for total, part in zip(sums, parts, strict=True)]
-            if trains:
-                d_x = torch.zeros_like(x_SC) if d_x is None else d_x
-                rows.append(d_x[: run.rows])
-                if not near.stands_in:
-                    others.append((near.others_S, d_x[run.rows :]))
-        pairs = [(p, total) for p, total in zip(parameters, sums, strict=True) if total is not None]
-        return Scattered(torch.cat(rows) if trains else source.new_zeros(tile.rows, 1), others, pairs)
+                d_x, of_parameters = self.layer.backward(module, x_SC, near, gradient, parameters, trains=trains)
+            d_x = torch.zeros_like(x_SC) if d_x is None else d_x
+            others = (near.others_S, d_x[run.rows :]) if trains and not near.stands_in else None
+            yield start, (d_x[: run.rows], others, of_parameters)
 
     def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
         return pulled, []  # those of parameters came with the scattered rows
@@ -155,14 +216,21 @@ class Opaque(EdgeAggregate):
     def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
         is_forward, found = own is None, self.probed
         waiting = 0 if is_forward or not self.source.trains else self.source.columns * itemsize
-        if not on_device:
-            temporaries = self.temporaries(itemsize)
-            waiting *= _WAITING
-            return PerEdge(self.groups, columns, own, *temporaries, opaque=True, waiting_bytes_per_edge=waiting)
-        temporaries = self.device_temporaries(itemsize)
+        _, of_edge, of_row = self.device_temporaries(itemsize) if on_device else self.temporaries(itemsize)
         operators = found.forward_operators if is_forward else found.backward_operators
-        work = EdgeWork(temporaries[1], operators=_RUN_OPERATORS + operators)
-        return PerEdge(self.groups, columns, own, *temporaries, opaque=True, waiting_bytes_per_edge=waiting, work=work)
+        at_once = self.edges_at_once(on_device=on_device)
+        return PerEdge(
+            *(self.groups, columns, own, at_once, of_edge, of_row),
+            opaque=True,
+            waiting_bytes_per_edge=waiting if on_device else waiting * _WAITING,
+            waiting_edges=self.waiting_edges,
+            work=EdgeWork(of_edge, operators=_RUN_OPERATORS + operators) if on_device else None,
+        )
+
+    @property
+    def waiting_edges(self) -> int:
+        """The most edges of a tile whose gradients of in-neighbours wait until they are added."""
+        return _WAITING_BYTES // (self.source.columns * self.probed.itemsize)
 
     @contextmanager
     def _running(self, key: Key, near: Neighbourhood) -> Iterator[None]:
@@ -186,11 +254,6 @@ class Opaque(EdgeAggregate):
         if module is None:
             module = self._of_thread.module = sharing(self._module, self.layer.where)
         return module
-
-
-def _added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
-    """Their sum; not in place, since gradients of several parameters may be one tensor."""
-    return part if total is None else total if part is None else total + part
 
 
 def lower_opaque(

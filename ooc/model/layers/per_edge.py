@@ -12,7 +12,7 @@ Everything is laid out group after group, heads or single columns, so that any n
 Shapes: N rows of a slab, R rows of the tile, H heads and C channels of a head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -52,10 +52,11 @@ class Key(Protocol):
 @dataclass(frozen=True, slots=True)
 class Scattered:
     """Of a tile: the gradient of its own rows [R, C]; ``others``, ascending rows of the source, none twice, and what is
-    to be added to their gradients [S, C], part after part and tile after tile; and the gradients of parameters."""
+    to be added to their gradients [S, C], part after part and tile after tile, computed as they are taken where they
+    are many; and the gradients of parameters."""
 
     rows: Tensor
-    others: list[tuple[Tensor, Tensor]]
+    others: Iterable[tuple[Tensor, Tensor]]
     parameters: list[tuple[nn.Parameter, Tensor]]
 
 

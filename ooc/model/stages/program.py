@@ -118,14 +118,14 @@ class Program:
         return Pull(message, sums, Direction.IN, per_edge, pulled.edge_data), partial(pulled.forward, self.context)
 
     def per_edge(self, aggregate: EdgeAggregate, columns: int, own: str | None, apart: tuple[int, ...] = ()) -> PerEdge:
-        """How the planner is to think of one of its pulls: an opaque layer takes a row's edges together."""
+        """How the planner is to think of one of its pulls: an opaque layer may take a row's edges together."""
         itemsize = self.context.network.dtype.itemsize
         found = aggregate.per_edge(columns, own, itemsize, on_device=self.context.on_device)
         if apart and not self.context.on_device:
             found = replace(found, copied_columns=apart)
-        if not isinstance(aggregate, Opaque):
+        if not isinstance(aggregate, Opaque) or aggregate.splits_rows:
             return found
-        return replace(found, edges_at_once=max(found.edges_at_once, self._most_edges))
+        return replace(found, row_edges=self._most_edges)
 
     @cached_property
     def _most_edges(self) -> int:

@@ -49,8 +49,9 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         kind = item.pull.per_edge
         if kind is not None:
             copied = grid.rows * (kind.groups * share // grid.columns) * len(kind.copied_columns)
-            nbytes += _kernel_nbytes(kind, edges, min(item.rows, tile), share, grid.columns)
-            return workload.threads * nbytes + copied * workload.pulled_itemsize  # which all threads read
+            of_kernel = _kernel_nbytes(kind, edges, min(item.rows, tile), share, grid.columns)
+            once_more = of_kernel if kind.waiting_bytes_per_edge and edges > kind.waiting_edges else 0
+            return workload.threads * (nbytes + of_kernel) + once_more + copied * workload.pulled_itemsize
         if workload.parts is not None:
             nbytes += workload.parts.nbytes(edges=edges, columns=share)
     return workload.threads * nbytes
@@ -66,8 +67,9 @@ def _edge_data_bytes(pull: Pull, workload: Workload) -> int:
 def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: int) -> int:
     """A bound on the temporaries of one call of a pull's kernel, for ``share`` of the source's ``columns``."""
     groups = -(-kind.groups * share // columns)
-    of_edges = (min(edges, kind.edges_at_once) + rows) * kind.bytes_per_edge * kind.heads(groups)
-    of_rows = (rows * kind.bytes_per_row + (edges + rows) * kind.waiting_bytes_per_edge) * groups
+    of_edges = (min(edges, max(kind.edges_at_once, kind.row_edges)) + rows) * kind.bytes_per_edge * kind.heads(groups)
+    waiting = (min(edges, kind.waiting_edges) + rows) * kind.waiting_bytes_per_edge
+    of_rows = (rows * kind.bytes_per_row + waiting) * groups
     return -(-of_edges // kind.heads(kind.groups)) - (-of_rows // kind.groups)
 
 

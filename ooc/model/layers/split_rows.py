@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row of many edges in a layer of unknown insides, taken in pieces: what the layer adds up over the row's edges is
+known before anything that needs it is computed (``kernels.caught_sums``).
+
+Forward, the layer runs on every piece as often as its sums have levels, each time up to the last sum that is found so,
+and then once to the end. Backward, it runs to the end with these totals as leaves; then on every piece from the highest
+level down, for what flows back to the totals below; and once more, all totals being given, for the gradients of rows
+and parameters. So never more than a piece's edges are in memory, and each is computed a few times.
+
+Shapes: S nodes of a piece's graph, the row first, C columns of the source, O of the result.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ooc.errors import ModelError
+from ooc.kernels.caught_sums import AllCaught, Catching, CaughtSum, Finding, Total
+from ooc.kernels.dropout.opaque import DroppedRows
+from ooc.kernels.edges import TileEdges
+from ooc.kernels.neighbourhood import BucketRows, Neighbourhood, neighbourhood, stretches
+from ooc.model.layers.layer import Layer
+
+Part = tuple[Tensor, tuple[Tensor, Tensor] | None, list[Tensor | None]]
+"""The gradient of a run's own rows, of its other nodes by their rows, and of parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRow:
+    """``tile``: one row of more than ``edges_at_once`` edges, all to rows of the source, run as ``running`` says;
+    ``calls``: what the layer adds up."""
+
+    layer: Layer
+    module: nn.Module
+    calls: Sequence[CaughtSum]
+    running: Callable[[Neighbourhood], AbstractContextManager[None]]
+    tile: TileEdges
+    edges_at_once: int
+    source: Tensor | BucketRows
+
+    def forward(self) -> Tensor:
+        """[1, O]."""
+        with torch.no_grad():
+            result = self._to_the_end(*self._first(), self._totals())
+        return result
+
+    def backward(self, gradient_1O: Tensor, parameters: Sequence[nn.Parameter], *, trains: bool) -> Iterator[Part]:
+        """From the gradient of the result to those of all rows, if ``trains``, and parameters, part by part: ascending
+        rows, none in two parts."""
+        with torch.no_grad():
+            totals = self._totals()
+        for total in totals:
+            total.begin_backward()
+        yield self._end_backward(totals, gradient_1O, parameters, trains=trains)
+        for level in range(self._top, 1, -1):
+            below = [total for total, call in zip(totals, self.calls, strict=True) if call.level < level]
+            leaves = [(total, total.leaf) for total in below if total.leaf is not None]
+            for near, is_first in self._pieces():
+                x_SC = near.gather(self.source)
+                found = self._gradients(near, x_SC, totals, [leaf for _, leaf in leaves], level, is_first=is_first)
+                for (total, _), part in zip(leaves, found, strict=True):
+                    total.gradient = added(total.gradient, part)
+        for total in totals:
+            total.leaf = None if total.leaf is None else total.leaf.detach()
+        yield from _in_parts(self._rows_backward(totals, parameters, trains=trains))
+
+    def _rows_backward(
+        self, totals: Sequence[Total], parameters: Sequence[nn.Parameter], *, trains: bool
+    ) -> Iterator[Part]:
+        for near, is_first in self._pieces():
+            x_SC = near.gather(self.source).requires_grad_(trains)
+            wanted = [x_SC, *parameters] if trains else list(parameters)
+            found = self._gradients(near, x_SC, totals, wanted, self._top + 1, is_first=is_first)
+            d_x = (found[0] if found[0] is not None else torch.zeros_like(x_SC)) if trains else x_SC.new_zeros(1, 0)
+            yield d_x[:1], (near.others_S, d_x[1:]) if trains else None, found[len(found) - len(parameters) :]
+
+    def _end_backward(
+        self, totals: Sequence[Total], gradient_1O: Tensor, parameters: Sequence[nn.Parameter], *, trains: bool
+    ) -> Part:
+        near, x_SC = self._first()
+        x_SC = x_SC.requires_grad_(trains)
+        kept = [total for total in totals if total.leaf is not None]
+        with torch.enable_grad():
+            result = self._to_the_end(near, x_SC, totals)
+        wanted = [*([x_SC] if trains else []), *parameters, *(total.leaf for total in kept if total.leaf is not None)]
+        found = _gradients_of([result], wanted, [gradient_1O])
+        for total, part in zip(reversed(kept), reversed(found), strict=False):
+            total.gradient = part
+        own = torch.zeros_like(x_SC[:1]) if not trains or found[0] is None else found[0][:1]
+        first = int(trains)
+        return own, None, found[first : first + len(parameters)]
+
+    def _totals(self) -> list[Total]:
+        totals = [Total(call.kind) for call in self.calls]
+        for level in range(1, self._top + 1):
+
+            def take(number: int, part: Tensor, level: int = level) -> None:
+                if self.calls[number].level == level:
+                    totals[number].add(part)
+
+            for near, is_first in self._pieces():
+                self._run(near, near.gather(self.source), totals, take, level, is_first=is_first)
+        return totals
+
+    def _gradients(
+        self,
+        near: Neighbourhood,
+        x_SC: Tensor,
+        totals: Sequence[Total],
+        wanted: Sequence[Tensor],
+        level: int,
+        *,
+        is_first: bool,
+    ) -> list[Tensor | None]:
+        """What flows to ``wanted`` from the totals of ``level``, or from all where it is above all."""
+        parts: list[Tensor] = []
+        above: list[Tensor] = []
+
+        def take(number: int, part: Tensor) -> None:
+            total = totals[number]
+            is_asked = self.calls[number].level == level or level > self._top
+            if is_asked and part.requires_grad and total.gradient is not None and len(part):
+                parts.append(part)
+                with torch.no_grad():
+                    above.append(total.spread(part))
+
+        with torch.enable_grad():
+            self._run(near, x_SC, totals, take, level, is_first=is_first)
+        return _gradients_of(parts, wanted, above)
+
+    @property
+    def _top(self) -> int:
+        return max(call.level for call in self.calls)
+
+    def _run(
+        self,
+        near: Neighbourhood,
+        x_SC: Tensor,
+        totals: Sequence[Total],
+        take: Callable[[int, Tensor], None],
+        level: int,
+        *,
+        is_first: bool,
+    ) -> None:
+        """Up to the last call of ``level``, or to the last of all."""
+        last = max(k for k, call in enumerate(self.calls) if call.level == level or level > self._top)
+        catching = Catching(self.layer.where, near, self.calls, totals, take, level=level, last=last, is_first=is_first)
+        try:
+            with self.running(near), catching:
+                self.layer.run(self.module, x_SC, near)
+        except AllCaught:
+            return
+        raise ModelError(f"{self.layer.where}: how often it adds something up depends on the rows that it is run on")
+
+    def _to_the_end(self, near: Neighbourhood, x_SC: Tensor, totals: Sequence[Total]) -> Tensor:
+        level = self._top + 1
+        catching = Catching(
+            self.layer.where, near, self.calls, totals, lambda *_: None, level=level, last=-1, is_first=True
+        )
+        with self.running(near), catching:
+            result: Tensor = self.layer.run(self.module, x_SC, near)[:1]
+        return result
+
+    def _first(self) -> tuple[Neighbourhood, Tensor]:
+        near, _ = next(self._pieces())
+        return near, near.gather(self.source)
+
+    def _pieces(self) -> Iterator[tuple[Neighbourhood, bool]]:
+        """The graphs of the pieces, and which is the first."""
+        for number, (piece, repeats_before) in enumerate(stretches(self.tile, self.edges_at_once)):
+            yield replace(neighbourhood(piece, len(self.source)), repeats_before=repeats_before), number == 0
+
+
+def added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+    """Their sum; not in place, since gradients of several parameters may be one tensor."""
+    return part if total is None else total if part is None else total + part
+
+
+def levels_of(run: Callable[[Finding], None], near: Neighbourhood) -> tuple[CaughtSum, ...]:
+    """What a layer adds up when it is ``run`` in such a mode, on ``near``; nothing where that cannot be told, or is
+    nothing. A call depends on another one that it is given something else for another result of."""
+    plain = Finding(near)
+    run(plain)
+    if not all(rows for _, rows in plain.found):
+        return ()
+    levels = [1] * len(plain.found)
+    for changed in range(len(plain.found)):
+        other = Finding(near, changed)
+        try:
+            run(other)
+        except Exception:
+            return ()
+        if other.found != plain.found:
+            return ()
+        for later in range(changed + 1, len(levels)):
+            if not torch.equal(other.given[later], plain.given[later]):
+                levels[later] = max(levels[later], levels[changed] + 1)
+    found = zip(plain.found, levels, strict=True)
+    return tuple(CaughtSum(kind, rows, level) for (kind, rows), level in found if isinstance(rows, DroppedRows))
+
+
+def _gradients_of(outputs: Sequence[Tensor], wanted: Sequence[Tensor], above: Sequence[Tensor]) -> list[Tensor | None]:
+    tracked = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if output.requires_grad]
+    if not tracked or not wanted:
+        return [None] * len(wanted)
+    with_gradient, upstream = zip(*tracked, strict=True)
+    return list(torch.autograd.grad(with_gradient, list(wanted), upstream, allow_unused=True))
+
+
+def _in_parts(parts: Iterator[Part]) -> Iterator[Part]:
+    """The same with a row that is in two neighbouring parts in the later one alone: repeated edges may lie in both."""
+    waiting: tuple[Tensor, Tensor] | None = None
+    for own, others, of_parameters in parts:
+        if others is not None:
+            rows_S, values_SC = others
+            if waiting is not None and len(rows_S) and bool(rows_S[0] == waiting[0][0]):
+                values_SC[:1] += waiting[1]
+            elif waiting is not None:
+                rows_S, values_SC = torch.cat((waiting[0], rows_S)), torch.cat((waiting[1], values_SC))
+            waiting = rows_S[-1:], values_SC[-1:].clone()
+            others = (rows_S[:-1], values_SC[:-1]) if len(rows_S) else None
+            waiting = waiting if len(rows_S) else None
+        yield own, others, of_parameters
+    if waiting is not None:
+        yield torch.zeros_like(waiting[1]), waiting, []

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row of many edges is taken in pieces by any layer of which that is possible: losses and gradients are PyG's."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import (
+    ClusterGCNConv,
+    FeaStConv,
+    GENConv,
+    GraphConv,
+    MessagePassing,
+    MFConv,
+    ResGatedGraphConv,
+    SAGEConv,
+)
+
+from ooc.kernels import neighbourhood
+from ooc.model.layers import opaque
+from ooc.model.layers.conformance import ProbeResult, probe_layer
+from ooc.model.layers.layer import Graph, layer_of, sharing
+from ooc.model.lowering.values import Features
+from ooc.storage.store import Store
+from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
+from tests.exactness.layers import Cosine, MlpMessages, edge_conv, principal
+from tests.exactness.reference import CustomCase
+from tests.exactness.test_inner_dropout import MODELS as DROPPING
+from tests.graphs import GraphCase, random_data
+
+ROUGH = GraphCase(nodes=32, edges=60, self_loops=5, isolated=4, duplicates=5, unlabelled=4)
+HUB = 5
+H = 6
+EVERY = ["sum", "mean", "max", "min", "mul", "std", "var", "softmax"]
+
+
+class Product(MessagePassing):
+    """Adds up by a matrix product of its own, which nobody sees through."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        sources, targets = edge_index
+        ends_here = targets == torch.arange(len(x), device=x.device)[:, None]
+        return ends_here.to(x.dtype) @ self.linear(x)[sources]
+
+
+class Chain(nn.Module):
+    """Every aggregation of PyG's, and attention with self-loops of its own."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(features, H, aggr=EVERY), Cosine(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).tanh(), edge_index)
+
+
+LAYERS: dict[str, Callable[[int, int], MessagePassing]] = {
+    "an MLP on edges": MlpMessages,
+    "EdgeConv": edge_conv,
+    "PNAConv": principal,
+    "ClusterGCNConv": ClusterGCNConv,
+    "FeaStConv": lambda i, o: FeaStConv(i, o, heads=2),
+    "GENConv": lambda i, o: GENConv(i, o, norm=None, learn_t=True),
+    "MFConv": lambda i, o: MFConv(i, o, max_degree=4),
+    "GraphConv, powermean": lambda i, o: GraphConv(i, o, aggr="powermean", aggr_kwargs={"learn": True}),
+    "ResGatedGraphConv": ResGatedGraphConv,
+}
+"""Beside those of ``Chain``."""
+
+
+def with_hub(dtype: torch.dtype = torch.float64) -> Data:
+    """Every node has an edge into one of them, some several, and it has loops of its own."""
+    data = random_data(ROUGH, dtype=dtype)
+    sources = torch.cat((torch.arange(data.num_nodes), torch.full((7,), 20), torch.full((2,), HUB)))
+    into_one = torch.stack((sources, torch.full_like(sources, HUB)))
+    return data.update({"edge_index": torch.cat((data.edge_index, into_one), dim=1)})
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Data, Store]:
+    data = with_hub()
+    return data, store_of(data, tmp_path_factory.mktemp("hub"))
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a few edges; what they find for others does not wait."""
+    monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 8)
+    monkeypatch.setattr(opaque, "_WAITING_BYTES", 1 << 10)
+
+
+def probed(conv: MessagePassing) -> ProbeResult:
+    layer, _ = layer_of(conv, "Layer", [Features(0, 4), Graph()], {})
+    module = sharing(conv, "Layer")
+    return probe_layer(layer, module, columns=4, edge_features=0, dtype=torch.float32, record=True)
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())
+def test_layers_may_be_split(make: Callable[[int, int], MessagePassing]) -> None:
+    """Trying them has shown that pieces give what the whole gives."""
+    assert probed(make(4, 6)).calls
+
+
+def test_levels() -> None:
+    """A softmax over a row takes three runs, many sums at once only one."""
+    assert [call.level for call in probed(Cosine(4, 6)).calls] == [1, 2, 3]
+    assert {call.level for call in probed(principal(4, 6)).calls} == {1}
+
+
+def test_hubs_are_exact(shared: tuple[Data, Store], tmp_path: Path, pieces: None) -> None:
+    """Losses, gradients and scores."""
+    data, store = shared
+    assert_agrees(CustomCase(make=Chain), data, tmp_path, epochs=2, store=store, tile_rows=16)
+
+
+def test_dropout_on_a_hub(shared: tuple[Data, Store], tmp_path: Path, pieces: None) -> None:
+    """Repeated edges of two pieces are told apart."""
+    data, store = shared
+    assert_agrees(DROPPING["coefficients, self-loops anew"], data, tmp_path, epochs=1, store=store, tile_rows=16)
+
+
+def test_budgets_do_not_matter(tmp_path: Path, pieces: None) -> None:
+    """The same bits under the least budgets, where sums of gradients are spilled, and on any threads."""
+    store = store_of(with_hub(torch.float32), tmp_path)
+    case = CustomCase(make=Chain)
+    given: dict[str, Any] = {"dtype": torch.float32}
+
+    def build(gpu: str, host: str) -> Any:
+        return make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **given)
+
+    found = []
+    gpu, host = least_budgets(build)
+    for options in ({"threads": 3}, {"gpu_budget": gpu, "host_budget": host, "threads": 1}):
+        with make_trainer(case, store, tmp_path, **given, **options) as trainer:
+            found.append(train_epoch(trainer))
+    for epoch in found[1:]:
+        assert epoch.loss == found[0].loss
+        assert all(torch.equal(epoch.gradients[name], part) for name, part in found[0].gradients.items())
+
+
+def test_what_cannot_be_split_is_taken_whole(shared: tuple[Data, Store], tmp_path: Path, pieces: None) -> None:
+    """Its row of many edges counts against the budget."""
+    data, store = shared
+    assert not probed(Product(4, 6)).calls
+    case = CustomCase(make=Product)
+    assert_agrees(case, data, tmp_path, epochs=1, store=store, tile_rows=16)
+    with make_trainer(case, store, tmp_path) as trainer:
+        kinds = [item.pull.per_edge for item in trainer.plan.programs["train"] if item.pull is not None]
+    most = int(torch.bincount(data.edge_index[1]).max())
+    assert {kind.row_edges for kind in kinds if kind is not None} == {most}
