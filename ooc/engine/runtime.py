@@ -69,11 +69,11 @@ class Runtime:
         self.rows = rows
         self.dtype = dtype
         self.spill_dtype = spill_dtype or dtype
-        places = {direction: plan.rows for direction in plan.topologies} | {Direction.FEATURES: store.num_features}
-        self.checks = (
-            {} if device is None else {direction: DeferredChecks(number) for direction, number in places.items()}
-        )
+        self.checks: dict[Direction, DeferredChecks] = {}
         """On a device, about the neighbour lists of each direction."""
+        if device is not None:
+            places = dict.fromkeys(plan.topologies, plan.rows) | {Direction.FEATURES: store.num_features}
+            self.checks = {direction: DeferredChecks(number) for direction, number in places.items()}
         self._resources = ExitStack()
         with ExitStack() as opening:
             opening.enter_context(store.held())
