@@ -99,7 +99,7 @@ class EntriesWriter:
         self, path: Path, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, *, progress: dict[str, Any] | None
     ) -> None:
         most = most_entries(shape, dtype)
-        shapes = ((shape[0] + 1, np.int64), (most, INDEX_DTYPE), (most, dtype))
+        shapes: list[tuple[int, npt.DTypeLike]] = [(shape[0] + 1, np.int64), (most, INDEX_DTYPE), (most, dtype)]
         self._writers = {
             part: ArrayWriter(path, f"{name}/{part}", (count,), kind, progress=progress and progress[part])
             for part, (count, kind) in zip(PARTS, shapes, strict=True)
