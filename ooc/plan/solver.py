@@ -22,7 +22,7 @@ from ooc.plan.forecast import TIE
 from ooc.plan.layout.layout import Choice, Layout
 from ooc.plan.moves import FEW_STEPS, Moves
 from ooc.plan.problem import WHOLE, Candidate, Problem
-from ooc.plan.program.capacity import frames_needed
+from ooc.plan.program.capacity import blocks_in, frames_needed
 from ooc.plan.program.plan import Plan, build_plan
 
 MOST_STEPS = 4 * FEW_STEPS
@@ -42,6 +42,8 @@ _BEGINNINGS = (
 the widest matrix are: the first that fits is taken."""
 _SMALLER_BEGINNINGS = tuple((_LAST_STEPS, direct, parts) for parts in (4, 16, 64) for direct in (True, False))
 """The same where nothing fits so."""
+_MOST_BLOCKS = 1 << 20
+"""That a layout of smaller frames may have: a plan of 700,000 blocks took two and a half minutes."""
 _ROUNDS = 3
 _OTHERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
 """How many candidates beside the best are remembered, how much longer their forecasts may be, and by how much they
@@ -74,12 +76,19 @@ def minimum_memory(problem: Problem) -> Layout:
     """The layout that takes the least memory, whatever the limits."""
     moves = Moves(problem)
     ways = product(_BEGINNINGS + _SMALLER_BEGINNINGS, dict.fromkeys((frozenset[str](), moves.bucketable)))
-    tried = (
-        moves.minimum_memory(height, bucketed, direct=direct, parts=parts)[1]
-        for (most_steps, direct, parts), bucketed in ways
-        for height in moves.heights(most_steps)
-    )
+    tried = (layout for way, bucketed in ways for _, layout in _leanest(moves, way, bucketed))
     return min(tried, key=problem.capacity.needed_bytes)
+
+
+def _leanest(
+    moves: Moves, beginning: tuple[int, bool, int], bucketed: frozenset[str]
+) -> Iterator[tuple[Choice, Layout]]:
+    """What takes the least memory, for steps of every height, the tallest first."""
+    most_steps, direct, parts = beginning
+    for height in moves.heights(most_steps):
+        choice, layout = moves.minimum_memory(height, bucketed, direct=direct, parts=parts)
+        if parts == 1 or blocks_in(layout, moves.workload) <= _MOST_BLOCKS:
+            yield choice, layout
 
 
 def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
@@ -188,13 +197,12 @@ class _Solver:
         """The choice of least memory to begin with; what was tried and does not fit is added to ``too_large``. Laying
         out takes most of a plan's time, so no lower blocks are laid out than are asked for."""
         capacity = self.problem.capacity
-        for most_steps, direct, parts in beginnings:
+        for beginning in beginnings:
             fitting = None
-            for height in self.moves.heights(most_steps):
-                choice, layout = self.moves.minimum_memory(height, bucketed, direct=direct, parts=parts)
+            for choice, layout in _leanest(self.moves, beginning, bucketed):
                 if capacity.fits(layout):
                     fitting = choice
-                    if most_steps > FEW_STEPS or 4 * self._arena_needed(layout) <= capacity.arena_bytes(layout):
+                    if beginning[0] > FEW_STEPS or 4 * self._arena_needed(layout) <= capacity.arena_bytes(layout):
                         return fitting
                 else:
                     too_large.append(layout)

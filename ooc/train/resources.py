@@ -45,6 +45,9 @@ _NARROW_COLUMNS = 128
 _MOST_VALUES, _MOST_VALUES_ON_A_GPU = 1 << 20, 1 << 23
 """Of the widest tile: with more columns than 1,024 (on a large graph on a GPU 128) there are fewer rows. A block holds
 whole tiles of all columns of a matrix that is read by rows, so this decides the least memory for wide features."""
+_MULTIPLIES_ON_A_GPU = 1 << 33
+"""Of a tile's largest product: with so many an H200, by its data sheet, computes twice as long as launching a tile's
+operators takes. Where weights are that large, tiles have fewer rows, and no fewer values than on the CPU."""
 _FEWEST_ROWS = 16
 _MOST_EDGE_BYTES = 1 << 20
 """Of a matrix of a usual tile's edges, as wide as the widest of nodes. A layer that is run as it is makes up to some
@@ -97,7 +100,9 @@ class Resources:
         if x is not None and not makes_dense:
             widths, features = [width for width in widths if width != features], 2 * ceil(x.entries / store.num_nodes)
         columns = max([features, *widths])
-        tile_rows = self.tile_rows or usual_tile_rows(columns, store.num_nodes, on_device=self.on_device)
+        weight = max((p.numel() for p in model.parameters() if not is_lazy(p)), default=0)
+        usual = usual_tile_rows(columns, store.num_nodes, on_device=self.on_device, weight=weight)
+        tile_rows = self.tile_rows or usual
         if not self.tile_rows and not self.on_device and has_opaque_layers(model):
             edge_bytes = max(p.dtype.itemsize for p in model.parameters()) * columns
             edges_per_row = max(1.0, store.num_edges / store.num_nodes)
@@ -189,15 +194,16 @@ class Resources:
         )
 
 
-def usual_tile_rows(columns: int, nodes: int, *, on_device: bool) -> int:
+def usual_tile_rows(columns: int, nodes: int, *, on_device: bool, weight: int = 0) -> int:
     """Rows of a tile where the widest matrix has so many columns, and as many as suit the CPU times a power of two on
-    a device with memory of its own."""
+    a device with memory of its own, where the largest ``weight`` has so many numbers."""
     rows = TILE_ROWS if columns > _NARROW_COLUMNS else 2 * TILE_ROWS
     if not on_device:
         return min(rows, _height_of(_MOST_VALUES, columns))
     most = min(nodes // _MORE_ON_A_GPU, _MORE_ON_A_GPU * rows)
     most = max(most, min(nodes // _TILES_OF_LARGE_GRAPHS, 2 * _MORE_ON_A_GPU * rows))
-    return min(rows << max(0, (most // rows).bit_length() - 1), _height_of(_MOST_VALUES_ON_A_GPU, columns))
+    values = max(_MOST_VALUES, min(_MOST_VALUES_ON_A_GPU, _MULTIPLIES_ON_A_GPU // max(1, weight) * columns))
+    return min(rows << max(0, (most // rows).bit_length() - 1), _height_of(values, columns))
 
 
 def _height_of(values: int, columns: int) -> int:

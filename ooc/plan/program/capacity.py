@@ -83,7 +83,7 @@ class Capacity:
 
     def frames(self, layout: Layout) -> int:
         """Frames of that arena: all that the budgets allow, but no more than there can ever be blocks for."""
-        most = _blocks(layout, self.workload)
+        most = blocks_in(layout, self.workload)
         most += max((r.stop for regions in layout.regions.values() for r in regions), default=0)
         busiest = max((at_once for _, at_once in _at_once(layout, self.workload)), default=0)
         most += busiest + ahead_frames(busiest)
@@ -93,7 +93,7 @@ class Capacity:
         """Frames of the host's own arena; None where it has none."""
         if not self.has_tiers:
             return None
-        most = _blocks(layout, self.workload) + IN_TRANSFER + MOST_AHEAD
+        most = blocks_in(layout, self.workload) + IN_TRANSFER + MOST_AHEAD
         return min(most, (self.limits.host_bytes - self.workload.fixed_host_bytes) // layout.frame_bytes)
 
     def fits(self, layout: Layout) -> bool:
@@ -179,7 +179,7 @@ class Capacity:
         )
 
 
-def _blocks(layout: Layout, workload: Workload) -> int:
+def blocks_in(layout: Layout, workload: Workload) -> int:
     """Frames that all there is would fill, regions aside."""
     count = sum(m.grid.blocks * m.grid.slabs for m in layout.matrices.values() if m.in_frames)
     edges = ((t.edges, array) for t in workload.topologies.values() for array in t.arrays.values())

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The least memory on a device: parameters, the narrowest slab of what is gathered, and what goes by the size of a
+tile, whatever the widths, the layers and the largest degree (docs/planning.md, "The floor")."""
+
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from ooc.cli.arguments.settings import TrainSettings
+from ooc.cli.plan import load_hardware
+from ooc.cli.planning import Planning
+from ooc.model.layers.attention import slices_of_head
+from ooc.plan.graphs import GraphStatistics
+from ooc.train.resources import usual_tile_rows
+from ooc.train.setup import Saving
+from tests.examples import examples
+
+A5000 = load_hardware("a5000")
+CLASSES = 16
+MOST_STEPS = 1 << 16
+MOST_NUMBERS = 1 << 30
+"""Of a matrix. Larger ones may have so many blocks that frames are larger again: a plan is to be made soon."""
+OF_TEMPORARIES = {"gcn": 14, "sage": 16, "gin": 22, "gat": 28}
+"""Tiles of the widest matrix that temporaries take at most, by the model."""
+OF_BLOCKS = {"gcn": 12, "sage": 12, "gin": 20, "gat": 20}
+"""As many rows as a step has of it: what blocks take at most beside the slab."""
+LITTLE = 4_000_000
+"""Bytes of frames of a page, and of what no width decides."""
+OF_AN_EDGE = 24, 10
+"""Bytes of an edge of the tile with most: temporaries and blocks."""
+
+
+def drawn_graph(nodes: int, degree: int, features: int, *, hub: bool) -> GraphStatistics:
+    edges = nodes * degree
+    return GraphStatistics("drawn", nodes, edges, features, CLASSES, nodes, "", hub=edges // 2 if hub else None)
+
+
+def floor(graph: GraphStatistics, model: str, hidden: int, layers: int) -> list[int]:
+    """Its parts: parameters, temporaries, slabs, blocks; and two of the host."""
+    training = TrainSettings(store="", model=model, hidden=hidden, layers=layers)
+    return list(Planning(training, graph, A5000, tuple(Saving)).floor().values())
+
+
+@settings(max_examples=examples(6), deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(
+    nodes=st.integers(15, 26).map(lambda power: 1 << power),
+    degree=st.integers(2, 16),
+    features=st.integers(4, 14).map(lambda power: 1 << power),
+    hidden=st.integers(4, 14).map(lambda power: 1 << power),
+    layers=st.integers(2, 3),
+    model=st.sampled_from(sorted(OF_TEMPORARIES)),
+    hub=st.booleans(),
+    doubled=st.integers(0, 3),
+)
+@example(nodes=1 << 17, degree=10, features=8192, hidden=64, layers=2, model="gcn", hub=False, doubled=2)
+@example(nodes=1 << 16, degree=15, features=512, hidden=1 << 14, layers=2, model="gin", hub=True, doubled=1)
+def test_the_floor_is_no_more_than_is_stated(
+    nodes: int, degree: int, features: int, hidden: int, layers: int, model: str, hub: bool, doubled: int
+) -> None:
+    """Part by part. Of twice as many nodes or edges it is no less; of features or hidden columns twice as wide it may
+    be as much less as tiles of half the rows make it."""
+    widest = max(features, hidden)
+    nodes = min(nodes, MOST_NUMBERS // widest)
+    graph = drawn_graph(nodes, degree, features, hub=hub)
+    weight = max(features * hidden, hidden * CLASSES, hidden * hidden * (layers > 2 or model == "gin"))
+    tile_rows = usual_tile_rows(widest, nodes, on_device=True, weight=weight)
+    tile_bytes, step_bytes = (rows * widest * 4 for rows in (tile_rows, max(tile_rows, nodes // MOST_STEPS)))
+    slice_columns = hidden // slices_of_head(hidden, nodes=nodes, itemsize=4) + 3
+    edges = graph.most_neighbours + 2 * degree * max(tile_rows, nodes // MOST_STEPS)
+    parameters, temporaries, slab, blocks, host, on_their_way = floor(graph, model, hidden, layers)
+    assert temporaries <= OF_TEMPORARIES[model] * tile_bytes + OF_AN_EDGE[0] * edges + LITTLE
+    narrowest = 4 * nodes * (slice_columns if model == "gat" else 8)
+    assert slab + blocks <= narrowest + OF_BLOCKS[model] * step_bytes + OF_AN_EDGE[1] * edges + LITTLE
+    assert host <= 16 * nodes + 1_000_000
+    assert on_their_way <= 2 * step_bytes
+    larger = [(2 * nodes, degree, features, hidden), (nodes, 2 * degree, features, hidden)]
+    larger += [(nodes, degree, 2 * features, hidden), (nodes, degree, features, 2 * hidden)]
+    *shape, width = larger[doubled]
+    least = (parameters + temporaries + slab + blocks) * (0.97 if doubled < 2 else 0.45)
+    assert least <= sum(floor(drawn_graph(*shape, hub=hub), model, width, layers)[:4])
