@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import AnyArray, Array
+from ooc.storage.array import CHUNK_BYTES, AnyArray, Array
 from ooc.storage.writer import ArrayWriter
 
 PARTS = ("indptr", "indices", "values")
 INDEX_DTYPE = np.dtype(np.int32)
+_CHUNKS, _LEAST_CHUNK_BYTES = 256, 1 << 16
 
 
 class Entries(NamedTuple):
@@ -99,9 +100,13 @@ class EntriesWriter:
         self, path: Path, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, *, progress: dict[str, Any] | None
     ) -> None:
         most = most_entries(shape, dtype)
+        # Few entries must not be padded to a large chunk.
+        chunk_bytes = min(CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, most * INDEX_DTYPE.itemsize // _CHUNKS))
         shapes: list[tuple[int, npt.DTypeLike]] = [(shape[0] + 1, np.int64), (most, INDEX_DTYPE), (most, dtype)]
         self._writers = {
-            part: ArrayWriter(path, f"{name}/{part}", (count,), kind, progress=progress and progress[part])
+            part: ArrayWriter(
+                path, f"{name}/{part}", (count,), kind, progress=progress and progress[part], chunk_bytes=chunk_bytes
+            )
             for part, (count, kind) in zip(PARTS, shapes, strict=True)
         }
         if progress is None:

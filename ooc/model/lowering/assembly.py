@@ -143,10 +143,8 @@ class Assembly:
         """A(X) Wᵀ = A(X Wᵀ), and so on down to X."""
         if (value, weight) not in self._products_of_sparse:
             if isinstance(value, Sum):
-                terms = [
-                    (f, self._product_of_sparse(v, weight)) for f, v in zip(value.factors, value.inputs, strict=True)
-                ]
-                found = self.sum(terms)
+                products = [self._product_of_sparse(one, weight) for one in value.inputs]
+                found = self.sum([*zip(value.factors, products, strict=True)])
             elif isinstance(value, Aggregate):
                 found = self.aggregate(self._product_of_sparse(value.source, weight), value.scaling)
             else:

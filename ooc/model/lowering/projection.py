@@ -87,19 +87,13 @@ class SparseProduct(Projection):
     """The same of rows without their zeros, for which W lies column by column. Factors are never rounded."""
 
     def __init__(
-        self,
-        index: int,
-        source: Value,
-        weights: Weights,
-        parameters: Sequence[nn.Parameter],
-        *,
-        repeated: Repeated = ONCE,
+        self, index: int, source: Value, weights: Weights, parameters: Sequence[nn.Parameter], **options: Any
     ) -> None:
         def by_columns() -> tuple[Tensor, Tensor | None]:
             weight_OF, bias = weights()
             return weight_OF.T.contiguous(), bias
 
-        super().__init__(index, source, by_columns, parameters, repeated=repeated)
+        super().__init__(index, source, by_columns, parameters, **options)
         self.tail = (self.made.values()[0].shape[1],)
 
     def compute(self, inputs: Sequence[Any], rows: Rows, *, record: bool) -> Tensor:
