@@ -228,7 +228,7 @@ class Catching(_Catching):
         number = self._done
         self._done += 1
         if number >= len(self._calls) or self._calls[number].kind is not kind:
-            raise ModelError(f"{self._where}: how often it adds something up depends on the rows that it is run on")
+            raise self._refusal()
         call, edges = self._calls[number], len(rows)
         rest = into[1:]
         if call.rows in _LOOPS:  # node by node behind the edges, the row's own first
@@ -241,3 +241,11 @@ class Catching(_Catching):
             raise AllCaught
         own = self._totals[number].onto(into[:1]) if call.level < self._level else into[:1]
         return torch.cat((own, rest))
+
+    def check(self) -> None:
+        """ModelError unless all calls have been made."""
+        if self._done < len(self._calls):
+            raise self._refusal()
+
+    def _refusal(self) -> ModelError:
+        return ModelError(f"{self._where}: how often it adds something up depends on the rows that it is run on")

@@ -26,7 +26,7 @@ from ooc.kernels.dropout.opaque import Discovery, Dropped, InnerDropout
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.model.layers.layer import Layer, sharing
-from ooc.model.layers.split_rows import SplitRow, levels_of
+from ooc.model.layers.split_rows import Part, SplitRow, levels_of
 from ooc.model.lowering.assembly import first_line, seed
 from ooc.plan.workload import EdgeData
 
@@ -34,7 +34,8 @@ _NODES, _TILE, _EDGES = 23, 5, 70
 _WITHOUT_EDGES = range(15, 20)
 """A tile of rows that have no in-edges, and are others' in-neighbours."""
 _LOOPS, _REPEATS = 3, 4
-_PIECE = 2
+_PIECE, _OF_ROWS = 2, 4
+"""Edges of a piece, and every how manieth row is tried in pieces."""
 _TOLERANCE = 1e-9
 _PERTURBATION = 0.1
 
@@ -235,42 +236,18 @@ class _Probe:
 
     def check_tiles(self) -> set[int]:
         """Which parameters have no part in what it gives; refused where tile by tile it gives something else."""
-        case, layer = self.case, self.layer
-        with self._masked(case.near):
-            values_NO = layer.forward(self.module, case.x_NC, case.near)
-        gradient_NO = torch.randn(values_NO.shape, generator=self.generator, dtype=values_NO.dtype)
-        with self._masked(case.near):
-            whole = layer.backward(self.module, case.x_NC, case.near, gradient_NO, self.parameters, trains=True)
-        expected = [_or_zero(whole[0], case.x_NC), *map(_or_zero, whole[1], self.parameters)]
-        found = [torch.zeros_like(part) for part in expected]
-        for start in range(0, _NODES, _TILE):
-            near = neighbourhood(self._tile(start), _NODES)
-            here = slice(start, start + near.rows)
-            x_SC = near.gather(case.x_NC)
-            try:
-                with self._masked(near):
-                    rows_RO = layer.forward(self.module, x_SC, near)
-                with self._masked(near):
-                    d_x, d_parameters = layer.backward(
-                        self.module, x_SC, near, gradient_NO[here], self.parameters, trains=True
-                    )
-            except ModelError:
-                raise
-            except Exception as error:
-                reason = first_line(error)
-                raise layer.refuse(
-                    f"it fails on some rows with their in-neighbours, or without any: {reason}"
-                ) from error
-            if not _same(rows_RO, values_NO[here]):
-                raise self._not_local()
-            d_x = _or_zero(d_x, x_SC)
-            found[0][here] += d_x[: near.rows]
-            found[0][near.others_S] += d_x[near.rows :]
-            for i, part in enumerate(d_parameters, start=1):
-                found[i] += _or_zero(part, found[i])
-        if not all(map(_same, found, expected)):
+        try:
+            agrees, unused = self._compared(_TILE, self._run_tile, every=_TILE)
+        except ModelError:
+            raise
+        except Exception as error:
+            reason = first_line(error)
+            raise self.layer.refuse(
+                f"it fails on some rows with their in-neighbours, or without any: {reason}"
+            ) from error
+        if not agrees:
             raise self._not_local()
-        return {i for i, part in enumerate(whole[1]) if part is None}
+        return unused
 
     def find_sums(self) -> tuple[CaughtSum, ...]:
         """What it adds up over edges."""
@@ -283,35 +260,56 @@ class _Probe:
 
     def may_be_split(self, calls: Sequence[CaughtSum]) -> bool:
         """Whether rows whose edges come in pieces get what they get as a whole, and so do all gradients."""
-        case, layer = self.case, self.layer
-        if not calls:
+
+        def run(tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
+            if len(tile.indices_E) <= _PIECE:
+                return self._run_tile(tile, gradient_RO)
+            split = SplitRow(self.layer, self.module, calls, self._masked, tile, _PIECE, self.case.x_NC)
+            return split.forward(), split.backward(gradient_RO, self.parameters, trains=True)
+
+        try:
+            return bool(calls) and self._compared(1, run, every=_OF_ROWS)[0]
+        except Exception:
             return False
+
+    def _compared(
+        self, height: int, run: Callable[[TileEdges, Tensor], tuple[Tensor, Iterable[Part]]], *, every: int
+    ) -> tuple[bool, set[int]]:
+        """Whether rows, ``run`` so many at a time, the first of ``every``, get what they get as a whole, and so do all
+        gradients; and which parameters have none."""
+        case, layer = self.case, self.layer
         with self._masked(case.near):
             values_NO = layer.forward(self.module, case.x_NC, case.near)
-        for start in range(0, _NODES, 4):
-            row = self._tile(start, 1)
-            if len(row.indices_E) <= _PIECE:
-                continue
-            gradient_NO = torch.zeros_like(values_NO)
-            gradient_NO[start] = torch.randn(values_NO.shape[1], generator=self.generator, dtype=values_NO.dtype)
-            with self._masked(case.near):
-                whole = layer.backward(self.module, case.x_NC, case.near, gradient_NO, self.parameters, trains=True)
-            expected = [_or_zero(whole[0], case.x_NC), *map(_or_zero, whole[1], self.parameters)]
-            found = [torch.zeros_like(part) for part in expected]
-            split = SplitRow(layer, self.module, calls, self._masked, row, _PIECE, case.x_NC)
-            try:
-                value_1O = split.forward()
-                for own, others, d_parameters in split.backward(gradient_NO[start, None], self.parameters, trains=True):
-                    found[0][start] += own[0]
-                    if others is not None:
-                        found[0][others[0]] += others[1]
-                    for total, part in zip(found[1:], d_parameters, strict=False):
-                        total += _or_zero(part, total)
-            except Exception:
-                return False
-            if not (_same(value_1O[0], values_NO[start]) and all(map(_same, found, expected))):
-                return False
-        return True
+        gradient_NO = torch.randn(values_NO.shape, generator=self.generator, dtype=values_NO.dtype)
+        gradient_NO[torch.arange(_NODES) % every >= height] = 0
+        with self._masked(case.near):
+            whole = layer.backward(self.module, case.x_NC, case.near, gradient_NO, self.parameters, trains=True)
+        expected = [_or_zero(whole[0], case.x_NC), *map(_or_zero, whole[1], self.parameters)]
+        found = [torch.zeros_like(part) for part in expected]
+        unused = {i for i, part in enumerate(whole[1]) if part is None}
+        for start in range(0, _NODES, every):
+            tile = self._tile(start, height)
+            here = slice(start, start + tile.rows)
+            rows_RO, parts = run(tile, gradient_NO[here])
+            if not _same(rows_RO, values_NO[here]):
+                return False, unused
+            for own, others, d_parameters in parts:
+                found[0][here] += own
+                if others is not None:
+                    found[0][others[0]] += others[1]
+                for total, part in zip(found[1:], d_parameters, strict=False):
+                    total += _or_zero(part, total)
+        return all(map(_same, found, expected)), unused
+
+    def _run_tile(self, tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
+        near = neighbourhood(tile, _NODES)
+        x_SC = near.gather(self.case.x_NC)
+        with self._masked(near):
+            rows_RO = self.layer.forward(self.module, x_SC, near)
+        with self._masked(near):
+            d_x, of_parameters = self.layer.backward(self.module, x_SC, near, gradient_RO, self.parameters, trains=True)
+        d_x = _or_zero(d_x, x_SC)
+        return rows_RO, [(d_x[: near.rows], (near.others_S, d_x[near.rows :]), of_parameters)]
 
     def _not_local(self) -> Exception:
         return self.layer.refuse(
@@ -403,7 +401,7 @@ class _Probe:
             raise self.layer.refuse(f"it fails on a small graph: {first_line(error)}") from error
         return result
 
-    def _tile(self, start: int, rows: int = _TILE) -> TileEdges:
+    def _tile(self, start: int, rows: int) -> TileEdges:
         near, offsets = self.case.near, self.case.offsets_N1
         stop = min(start + rows, _NODES)
         edges = slice(int(offsets[start]), int(offsets[stop]))

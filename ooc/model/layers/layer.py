@@ -155,12 +155,19 @@ class Layer:
         x_SC = x_SC.detach().requires_grad_(trains)
         with torch.enable_grad():
             result: Tensor = self.run(module, x_SC, near)[: near.rows]
-        wanted = [x_SC, *parameters] if trains else list(parameters)
-        if not result.requires_grad or not wanted:
-            found: Sequence[Tensor | None] = [None] * len(wanted)
-        else:
-            found = torch.autograd.grad(result, wanted, gradient_RO, allow_unused=True)
-        return (found[0], list(found[1:])) if trains else (None, list(found))
+        found = gradients_of([result], [x_SC, *parameters], [gradient_RO])
+        return found[0], found[1:]
+
+
+def gradients_of(outputs: Sequence[Tensor], wanted: Sequence[Tensor], above: Sequence[Tensor]) -> list[Tensor | None]:
+    """From the gradients of outputs to those of what they were computed from; None for what has no part in it."""
+    tracked = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if output.requires_grad]
+    asked = [tensor for tensor in wanted if tensor.requires_grad]
+    if not tracked or not asked:
+        return [None] * len(wanted)
+    with_gradient, upstream = zip(*tracked, strict=True)
+    found = iter(torch.autograd.grad(with_gradient, asked, upstream, allow_unused=True))
+    return [next(found) if tensor.requires_grad else None for tensor in wanted]
 
 
 def layer_of(

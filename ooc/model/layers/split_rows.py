@@ -12,26 +12,25 @@ Shapes: S nodes of a piece's graph, the row first, C columns of the source, O of
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from ooc.errors import ModelError
 from ooc.kernels.caught_sums import AllCaught, Catching, CaughtSum, Finding, Total
 from ooc.kernels.dropout.opaque import DroppedRows
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows, Neighbourhood, neighbourhood, stretches
-from ooc.model.layers.layer import Layer
+from ooc.model.layers.layer import Layer, gradients_of
 
 Part = tuple[Tensor, tuple[Tensor, Tensor] | None, list[Tensor | None]]
 """The gradient of a run's own rows, of its other nodes by their rows, and of parameters."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SplitRow:
     """``tile``: one row of more than ``edges_at_once`` edges, all to rows of the source, run as ``running`` says;
-    ``calls``: what the layer adds up."""
+    ``calls``: what the layer adds up. For one pass forward or backward."""
 
     layer: Layer
     module: nn.Module
@@ -40,87 +39,78 @@ class SplitRow:
     tile: TileEdges
     edges_at_once: int
     source: Tensor | BucketRows
+    _totals: list[Total] = field(default_factory=list)
 
+    @torch.no_grad()
     def forward(self) -> Tensor:
         """[1, O]."""
-        with torch.no_grad():
-            result = self._to_the_end(*self._first(), self._totals())
+        self._add_up()
+        near, _ = next(self._pieces())
+        result = self._run(near, near.gather(self.source), lambda *_: None, self._top + 1, to_the_end=True)
+        assert result is not None
         return result
 
     def backward(self, gradient_1O: Tensor, parameters: Sequence[nn.Parameter], *, trains: bool) -> Iterator[Part]:
         """From the gradient of the result to those of all rows, if ``trains``, and parameters, part by part: ascending
         rows, none in two parts."""
         with torch.no_grad():
-            totals = self._totals()
-        for total in totals:
+            self._add_up()
+        for total in self._totals:
             total.begin_backward()
-        yield self._end_backward(totals, gradient_1O, parameters, trains=trains)
+        yield self._end_backward(gradient_1O, parameters, trains=trains)
         for level in range(self._top, 1, -1):
-            below = [total for total, call in zip(totals, self.calls, strict=True) if call.level < level]
+            below = [total for total, call in zip(self._totals, self.calls, strict=True) if call.level < level]
             leaves = [(total, total.leaf) for total in below if total.leaf is not None]
             for near, is_first in self._pieces():
-                x_SC = near.gather(self.source)
-                found = self._gradients(near, x_SC, totals, [leaf for _, leaf in leaves], level, is_first=is_first)
+                x_SC, wanted = near.gather(self.source), [leaf for _, leaf in leaves]
+                found = self._gradients(near, x_SC, wanted, level, is_first=is_first)
                 for (total, _), part in zip(leaves, found, strict=True):
                     total.gradient = added(total.gradient, part)
-        for total in totals:
+        for total in self._totals:
             total.leaf = None if total.leaf is None else total.leaf.detach()
-        yield from _in_parts(self._rows_backward(totals, parameters, trains=trains))
+        yield from _in_parts(self._rows_backward(parameters, trains=trains))
 
-    def _rows_backward(
-        self, totals: Sequence[Total], parameters: Sequence[nn.Parameter], *, trains: bool
-    ) -> Iterator[Part]:
-        for near, is_first in self._pieces():
-            x_SC = near.gather(self.source).requires_grad_(trains)
-            wanted = [x_SC, *parameters] if trains else list(parameters)
-            found = self._gradients(near, x_SC, totals, wanted, self._top + 1, is_first=is_first)
-            d_x = (found[0] if found[0] is not None else torch.zeros_like(x_SC)) if trains else x_SC.new_zeros(1, 0)
-            yield d_x[:1], (near.others_S, d_x[1:]) if trains else None, found[len(found) - len(parameters) :]
-
-    def _end_backward(
-        self, totals: Sequence[Total], gradient_1O: Tensor, parameters: Sequence[nn.Parameter], *, trains: bool
-    ) -> Part:
-        near, x_SC = self._first()
-        x_SC = x_SC.requires_grad_(trains)
-        kept = [total for total in totals if total.leaf is not None]
-        with torch.enable_grad():
-            result = self._to_the_end(near, x_SC, totals)
-        wanted = [*([x_SC] if trains else []), *parameters, *(total.leaf for total in kept if total.leaf is not None)]
-        found = _gradients_of([result], wanted, [gradient_1O])
-        for total, part in zip(reversed(kept), reversed(found), strict=False):
-            total.gradient = part
-        own = torch.zeros_like(x_SC[:1]) if not trains or found[0] is None else found[0][:1]
-        first = int(trains)
-        return own, None, found[first : first + len(parameters)]
-
-    def _totals(self) -> list[Total]:
-        totals = [Total(call.kind) for call in self.calls]
+    def _add_up(self) -> None:
+        """All totals, level by level."""
+        self._totals = [Total(call.kind) for call in self.calls]
         for level in range(1, self._top + 1):
 
             def take(number: int, part: Tensor, level: int = level) -> None:
                 if self.calls[number].level == level:
-                    totals[number].add(part)
+                    self._totals[number].add(part)
 
             for near, is_first in self._pieces():
-                self._run(near, near.gather(self.source), totals, take, level, is_first=is_first)
-        return totals
+                self._run(near, near.gather(self.source), take, level, is_first=is_first)
+
+    def _end_backward(self, gradient_1O: Tensor, parameters: Sequence[nn.Parameter], *, trains: bool) -> Part:
+        near, _ = next(self._pieces())
+        x_SC = near.gather(self.source).requires_grad_(trains)
+        kept = [(total, total.leaf) for total in self._totals if total.leaf is not None]
+        with torch.enable_grad():
+            result = self._run(near, x_SC, lambda *_: None, self._top + 1, to_the_end=True)
+        assert result is not None
+        found = gradients_of([result], [x_SC, *parameters, *(leaf for _, leaf in kept)], [gradient_1O])
+        first = 1 + len(parameters)
+        for (total, _), part in zip(kept, found[first:], strict=True):
+            total.gradient = part
+        return (torch.zeros_like(x_SC) if found[0] is None else found[0])[:1], None, found[1:first]
+
+    def _rows_backward(self, parameters: Sequence[nn.Parameter], *, trains: bool) -> Iterator[Part]:
+        for near, is_first in self._pieces():
+            x_SC = near.gather(self.source).requires_grad_(trains)
+            found = self._gradients(near, x_SC, [x_SC, *parameters], self._top + 1, is_first=is_first)
+            d_x = torch.zeros_like(x_SC) if found[0] is None else found[0]
+            yield d_x[:1], (near.others_S, d_x[1:]) if trains else None, found[1:]
 
     def _gradients(
-        self,
-        near: Neighbourhood,
-        x_SC: Tensor,
-        totals: Sequence[Total],
-        wanted: Sequence[Tensor],
-        level: int,
-        *,
-        is_first: bool,
+        self, near: Neighbourhood, x_SC: Tensor, wanted: Sequence[Tensor], level: int, *, is_first: bool
     ) -> list[Tensor | None]:
         """What flows to ``wanted`` from the totals of ``level``, or from all where it is above all."""
         parts: list[Tensor] = []
         above: list[Tensor] = []
 
         def take(number: int, part: Tensor) -> None:
-            total = totals[number]
+            total = self._totals[number]
             is_asked = self.calls[number].level == level or level > self._top
             if is_asked and part.requires_grad and total.gradient is not None and len(part):
                 parts.append(part)
@@ -128,8 +118,8 @@ class SplitRow:
                     above.append(total.spread(part))
 
         with torch.enable_grad():
-            self._run(near, x_SC, totals, take, level, is_first=is_first)
-        return _gradients_of(parts, wanted, above)
+            self._run(near, x_SC, take, level, is_first=is_first)
+        return gradients_of(parts, wanted, above)
 
     @property
     def _top(self) -> int:
@@ -139,34 +129,25 @@ class SplitRow:
         self,
         near: Neighbourhood,
         x_SC: Tensor,
-        totals: Sequence[Total],
         take: Callable[[int, Tensor], None],
         level: int,
         *,
-        is_first: bool,
-    ) -> None:
-        """Up to the last call of ``level``, or to the last of all."""
+        is_first: bool = True,
+        to_the_end: bool = False,
+    ) -> Tensor | None:
+        """Up to the last call of ``level``, or to the last of all; ``to_the_end``: what the layer gives."""
         last = max(k for k, call in enumerate(self.calls) if call.level == level or level > self._top)
-        catching = Catching(self.layer.where, near, self.calls, totals, take, level=level, last=last, is_first=is_first)
+        last = -1 if to_the_end else last
+        catching = Catching(
+            self.layer.where, near, self.calls, self._totals, take, level=level, last=last, is_first=is_first
+        )
         try:
             with self.running(near), catching:
-                self.layer.run(self.module, x_SC, near)
+                result: Tensor = self.layer.run(self.module, x_SC, near)[:1]
         except AllCaught:
-            return
-        raise ModelError(f"{self.layer.where}: how often it adds something up depends on the rows that it is run on")
-
-    def _to_the_end(self, near: Neighbourhood, x_SC: Tensor, totals: Sequence[Total]) -> Tensor:
-        level = self._top + 1
-        catching = Catching(
-            self.layer.where, near, self.calls, totals, lambda *_: None, level=level, last=-1, is_first=True
-        )
-        with self.running(near), catching:
-            result: Tensor = self.layer.run(self.module, x_SC, near)[:1]
+            return None
+        catching.check()
         return result
-
-    def _first(self) -> tuple[Neighbourhood, Tensor]:
-        near, _ = next(self._pieces())
-        return near, near.gather(self.source)
 
     def _pieces(self) -> Iterator[tuple[Neighbourhood, bool]]:
         """The graphs of the pieces, and which is the first."""
@@ -200,14 +181,6 @@ def levels_of(run: Callable[[Finding], None], near: Neighbourhood) -> tuple[Caug
                 levels[later] = max(levels[later], levels[changed] + 1)
     found = zip(plain.found, levels, strict=True)
     return tuple(CaughtSum(kind, rows, level) for (kind, rows), level in found if isinstance(rows, DroppedRows))
-
-
-def _gradients_of(outputs: Sequence[Tensor], wanted: Sequence[Tensor], above: Sequence[Tensor]) -> list[Tensor | None]:
-    tracked = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if output.requires_grad]
-    if not tracked or not wanted:
-        return [None] * len(wanted)
-    with_gradient, upstream = zip(*tracked, strict=True)
-    return list(torch.autograd.grad(with_gradient, list(wanted), upstream, allow_unused=True))
 
 
 def _in_parts(parts: Iterator[Part]) -> Iterator[Part]:
