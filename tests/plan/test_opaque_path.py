@@ -78,7 +78,7 @@ def test_passes_of_a_layer_say_so_and_take_one_tile_at_a_time() -> None:
 
 def test_what_a_layer_makes_of_its_edges_is_named_where_it_does_not_fit() -> None:
     """It is most of the memory then, and the error says of which pass."""
-    with pytest.raises(BudgetError, match=r"are what a layer makes of edges in .*general path; .* give gpu_budget="):
+    with pytest.raises(BudgetError, match=r"GB temporaries of tiles \(.*general path\).* give gpu_budget="):
         make_plan(general_workload(100_000), Limits(device_bytes=10_000_000, host_bytes=10_000_000))
 
 

@@ -9,17 +9,14 @@ from ooc.plan.layout.grid import Grid
 from ooc.plan.layout.layout import Layout
 from ooc.plan.layout.passes import (
     ColumnPass,
-    MatrixPlan,
     Pass,
     Passes,
-    RowPass,
     blocks_of,
     column_step_rows,
     direct_slabs,
     edges_swept,
     slabs_beside,
 )
-from ooc.plan.layout.shuffle import PartialSums
 from ooc.plan.layout.temporaries import most_edges
 from ooc.plan.program.sequence import edge_grid
 from ooc.plan.program.staging import IN_TRANSFER, MOST_AHEAD
@@ -53,6 +50,9 @@ class Limits:
             return self.device_bytes, self.host_bytes
         host = max(least_host_bytes, min(self.host_bytes, self.memory_bytes - least_device_bytes))
         return self.memory_bytes - host, host
+
+
+_ON_THE_HOST = ", on the host"
 
 
 class Capacity:
@@ -120,10 +120,10 @@ class Capacity:
             f"temporaries of tiles{f' ({layout.heaviest.title})' if layout.heaviest else ''}": layout.scratch_bytes,
             f"slabs that are gathered from ({item.title})": slabs * layout.frame_bytes,
             f"blocks of two steps ({item.title})": blocks * layout.frame_bytes,
-            "row offsets, scalings and scores, on the host": work.fixed_host_bytes,
+            f"row offsets, scalings and scores{_ON_THE_HOST}": work.fixed_host_bytes,
         }
         if self.has_tiers:
-            held["blocks on their way, on the host"] = IN_TRANSFER * layout.frame_bytes
+            held[f"blocks on their way{_ON_THE_HOST}"] = IN_TRANSFER * layout.frame_bytes
         return held
 
     def _beside_device(self, layout: Layout) -> int:
@@ -159,13 +159,13 @@ class Capacity:
         if device > limits.device_bytes:
             gpu_budget = format_size(limits.device_bytes)
             if self.has_tiers:
-                line = f"the smallest plan needs {format_size(need)} on the device{_largest(layout, work)}, and its "
-                line += f"budget is {gpu_budget}"
+                line = f"the smallest plan needs {format_size(need)} on the device: {self._made_of(layout)}; "
+                line += f"its budget is {gpu_budget}"
             elif need - spare <= limits.device_bytes:  # what the arena is not for may not be taken from the host budget
                 line = f"parameters and what layers compute in need {format_size(device)} of the gpu budget alone, "
                 line += f"which is {gpu_budget}"
             else:
-                line = f"the smallest plan needs {format_size(need + work.fixed_host_bytes)}{_largest(layout, work)}; "
+                line = f"the smallest plan needs {format_size(need + work.fixed_host_bytes)}: {self._made_of(layout)}; "
                 line += f"the gpu budget is {gpu_budget} and the host budget {format_size(limits.host_bytes)}"
             lines.append(line)
             remedies.append(f"gpu_budget='{budget_of(device)}'")
@@ -174,8 +174,18 @@ class Capacity:
     def _shortage_of_memory(self, layout: Layout) -> str:
         need = self.needed_bytes(layout) + self.workload.fixed_host_bytes
         return (
-            f"the smallest plan needs {format_size(need)} of memory{_largest(layout, self.workload)}; it may take "
+            f"the smallest plan needs {format_size(need)} of memory: {self._made_of(layout)}; it may take "
             f"{format_size(self.limits.memory_bytes)}; give memory='{budget_of(need)}'"
+        )
+
+    def _made_of(self, layout: Layout) -> str:
+        """The parts of the smallest plan, as ``ooc plan --floor`` prints them; of a device's memory alone if it has
+        its own."""
+        parts = ((what, nbytes) for what, nbytes in self.parts(layout).items() if nbytes)
+        return ", ".join(
+            f"{format_size(nbytes)} {what}"
+            for what, nbytes in parts
+            if not (self.has_tiers and what.endswith(_ON_THE_HOST))
         )
 
 
@@ -191,38 +201,6 @@ def _at_once(layout: Layout, workload: Workload) -> list[tuple[Pass, int]]:
     return [
         (item, blocks_at_once(item, layout, workload, passes)) for passes in layout.programs.values() for item in passes
     ]
-
-
-def _largest(layout: Layout, workload: Workload) -> str:
-    """What takes most of the smallest arena: the narrowest slab of a matrix, or the blocks that one pass works in; or
-    more than either, what an opaque layer makes of its edges."""
-    slab = max((r for regions in layout.regions.values() for r in regions), key=lambda r: r.count, default=None)
-    item, frames = max(_at_once(layout, workload), key=lambda counted: counted[1])
-    heaviest, largest = layout.heaviest, max(frames, 0 if slab is None else slab.count) * layout.frame_bytes
-    if heaviest and heaviest.pull and heaviest.pull.is_opaque and layout.scratch_bytes > largest:
-        return f", of which {format_size(layout.scratch_bytes)} are what a layer makes of edges in {heaviest.title}"
-    if slab is not None and (slab.count >= frames or not isinstance(item, RowPass)):
-        nbytes = format_size(slab.count * layout.frame_bytes)
-        return f", of which {nbytes} are {_held(layout.matrices[slab.matrix], workload)}"
-    if not isinstance(item, RowPass):
-        return ""
-    names = ", ".join(dict.fromkeys((*item.reads, *item.stores)))
-    return f", of which {format_size(frames * layout.frame_bytes)} are blocks of {names} in {item.stage.name}"
-
-
-def _held(planned: MatrixPlan, workload: Workload) -> str:
-    """What a region of ``planned`` holds, for people to read."""
-    name = planned.matrix.name
-    if planned.shuffle is not None:
-        return f"for {'partial sums' if isinstance(planned.shuffle, PartialSums) else 'buckets'} of {name}"
-    width = planned.grid.slab_columns
-    columns = f"{width} column{'s' * (width > 1)} ({name})"
-    for stages in workload.programs.values():
-        loss = next((at for at, stage in enumerate(stages) if stage.reverse), len(stages))
-        for at, stage in enumerate(stages):
-            if stage.pull is not None and stage.pull.source == name:
-                return f"{'gradients' if at > loss else 'messages'} that {stage.name} gathers, {columns}"
-    raise AssertionError("a region holds what some stage gathers")
 
 
 def budget_of(nbytes: int) -> str:
