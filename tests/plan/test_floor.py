@@ -40,9 +40,9 @@ def floor(graph: GraphStatistics, model: str, hidden: int, layers: int) -> list[
     return list(Planning(training, graph, A5000, tuple(Saving)).floor().values())
 
 
-@settings(max_examples=examples(6), deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(4), deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
-    nodes=st.integers(15, 26).map(lambda power: 1 << power),
+    nodes=st.integers(15, 22).map(lambda power: 1 << power),
     degree=st.integers(2, 16),
     features=st.integers(4, 14).map(lambda power: 1 << power),
     hidden=st.integers(4, 14).map(lambda power: 1 << power),
