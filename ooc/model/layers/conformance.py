@@ -124,10 +124,10 @@ def probe_layer(
         counts = probe.operators(outputs)
         calls = probe.find_sums()
         unused = probe.check_tiles()
-        splits = probe.may_be_split(calls)
+        splits = probe.may_be_split(calls, differentiated=False)
         probe.change()
         unused &= probe.check_tiles()
-        calls = calls if splits and probe.may_be_split(calls) else ()
+        calls = calls if splits and probe.may_be_split(calls, differentiated=record) else ()
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         used = tuple(p for i, p in enumerate(parameters) if i not in unused)
         tells_modes = probe.tells_modes()
@@ -258,17 +258,27 @@ class _Probe:
 
         return levels_of(run, self.case.near)
 
-    def may_be_split(self, calls: Sequence[CaughtSum]) -> bool:
-        """Whether rows whose edges come in pieces get what they get as a whole, and so do all gradients."""
+    def may_be_split(self, calls: Sequence[CaughtSum], *, differentiated: bool) -> bool:
+        """Whether rows whose edges come in pieces get what they get as a whole, and so do all gradients where it is
+        ``differentiated``, which takes most of the time."""
+
+        def split(tile: TileEdges) -> SplitRow:
+            return SplitRow(self.layer, self.module, calls, self._masked, tile, _PIECE, self.case.x_NC)
 
         def run(tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
             if len(tile.indices_E) <= _PIECE:
                 return self._run_tile(tile, gradient_RO)
-            split = SplitRow(self.layer, self.module, calls, self._masked, tile, _PIECE, self.case.x_NC)
-            return split.forward(), split.backward(gradient_RO, self.parameters, trains=True)
+            row = split(tile)
+            return row.forward(), row.backward(gradient_RO, self.parameters, trains=True)
 
         try:
-            return bool(calls) and self._compared(1, run, every=_OF_ROWS)[0]
+            if differentiated or not calls:
+                return bool(calls) and self._compared(1, run, every=_OF_ROWS)[0]
+            with self._masked(self.case.near):
+                values_NO = self.layer.forward(self.module, self.case.x_NC, self.case.near)
+            tiles = [self._tile(start, 1) for start in range(0, _NODES, _OF_ROWS)]
+            several = [tile for tile in tiles if len(tile.indices_E) > _PIECE]
+            return all(_same(split(tile).forward(), values_NO[tile.start : tile.start + 1]) for tile in several)
         except Exception:
             return False
 
