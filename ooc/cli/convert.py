@@ -91,7 +91,7 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
     type=ChoiceType("auto", "dense", "sparse"),
     default="auto",
     show_default=True,
-    help="Keep features as they are, or without their zeros; by default so where SOURCE has them so.",
+    help="Keep features with their zeros or without; by default without where that takes an eighth at most.",
 )
 @click.option(
     "--split",

@@ -128,8 +128,6 @@ def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, Plann
     limits, hardware = kept.problem.limits, kept.problem.hardware
     stages = list(kept.problem.kept_bytes)
     best, recomputed = kept, NOTHING
-    if not kept.plan.ssd_bytes + kept.plan.to_device_bytes + kept.plan.to_host_bytes:
-        return recomputed, best  # an epoch waits for nothing
     if not _worth_trying(kept, [frozenset((stage,)) for stage in stages], variants):
         return recomputed, best
     tried = {NOTHING}
@@ -185,6 +183,8 @@ def _worth_trying(kept: PlannedLayout, sets: Iterable[Recomputed], variants: Var
     """The smallest first; without those that compute for longer than all that an epoch waits if everything is kept."""
     problem, height = kept.problem, kept.layout.step_rows
     waiting = kept.seconds - problem.computing_s(kept.layout)
+    if waiting <= 0:  # known before any of them is described
+        return []
     least = problem.bound_s(height)
 
     def pays(recomputed: Recomputed) -> bool:

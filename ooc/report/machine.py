@@ -178,7 +178,7 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
 
 def _io_submit() -> str:
     try:
-        KernelQueue(1).close()
+        KernelQueue(1).close(is_idle=True)
     except OSError as error:
         return os.strerror(error.errno or errno.ENOSYS)
     return "available"

@@ -19,6 +19,7 @@ from torch_geometric.nn import GCNConv, MessagePassing
 
 from ooc.errors import ModelError
 from ooc.model.graph import RowScaling, Scaling
+from ooc.model.layers.sums import normalization_of
 
 _ARGUMENTS = ("x", "edge_index", "edge_weight")
 
@@ -66,7 +67,7 @@ class GcnNormalization:
             if x.is_meta:
                 edges = edge_index.shape[1] + len(x)
                 return (x, edge_index.new_empty(2, edges), x.new_empty(edges)), {}
-            scaling = self._scalings[_scaling(conv, weighted=weight_e is not None)]
+            scaling = self._scalings[normalization_of(conv, weighted=weight_e is not None)]
             return (x, *_normalized(scaling, rows_n[: len(x)], share_n, edge_index, weight_e)), {}
 
         return normalize
@@ -89,14 +90,6 @@ def _normalized(
         loops_n = loops_n * scaling.self_N1[rows_n, 0]
     own = torch.arange(len(rows_n)).expand(2, -1)
     return torch.cat([edge_index, own], dim=1), torch.cat([found_e, loops_n])
-
-
-def _scaling(conv: GCNConv, *, weighted: bool) -> Scaling:
-    if not conv.add_self_loops:
-        return Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
-    if not weighted:
-        return Scaling.GCN
-    return Scaling.WEIGHTED_GCN_IMPROVED if conv.improved else Scaling.WEIGHTED_GCN
 
 
 def _normalizes(layer: MessagePassing) -> bool:

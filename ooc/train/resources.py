@@ -8,7 +8,8 @@ import os
 import warnings
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from math import ceil
+from itertools import chain
+from math import ceil, prod
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Self
@@ -95,12 +96,13 @@ class Resources:
         that no budget changes what is summed, and threads, of which a device needs one, be it here or only planned for.
         OptionError if blocks are to be no whole tiles. The width of features without their zeros counts only where the
         model ``makes_dense`` rows of them."""
-        widths = [width for p in model.parameters() if not is_lazy(p) for width in p.shape]
+        shapes = [p.shape for p in model.parameters() if not is_lazy(p)]
+        weight = max(map(prod, shapes), default=0)
         x, features = store.sparse_features, store.num_features
         if x is not None and not makes_dense:
-            widths, features = [width for width in widths if width != features], 2 * ceil(x.entries / store.num_nodes)
-        columns = max([features, *widths])
-        weight = max((p.numel() for p in model.parameters() if not is_lazy(p)), default=0)
+            shapes = [shape[:-1] if shape[1:] == (features,) else shape for shape in shapes]  # what multiplies them
+            features = 2 * ceil(x.entries / store.num_nodes)
+        columns = max([features, *chain.from_iterable(shapes)])
         usual = usual_tile_rows(columns, store.num_nodes, on_device=self.on_device, weight=weight)
         tile_rows = self.tile_rows or usual
         if not self.tile_rows and not self.on_device and has_opaque_layers(model):

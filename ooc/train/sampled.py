@@ -103,11 +103,13 @@ class SampledTrainer(Trainer):
             self._normalization = GcnNormalization(model, scalings)
         device_bytes, host_bytes = divide_memory(self.memory_bytes - self.loader.retained_bytes - self._rows_bytes)
         limits = replace(resources.limits, device_bytes=device_bytes, host_bytes=host_bytes)
-        job = make(replace(resources, limits=limits), savings=(Saving.ACTIVE_ROWS,), scoring_only=True)
-        _, plan = job.plan(limits, resources.hardware)
-        planned = plan.device_peak_bytes + plan.host_peak_bytes
-        self._both_fit = self.loader.plan.nbytes + planned <= self.memory_bytes
-        return job
+        return make(replace(resources, limits=limits), savings=(Saving.ACTIVE_ROWS,), scoring_only=True)
+
+    @property
+    def _both_fit(self) -> bool:
+        """Whether batches and scoring may be in memory at once."""
+        plan = self._prepared.plan
+        return self.loader.plan.nbytes + plan.device_peak_bytes + plan.host_peak_bytes <= self.memory_bytes
 
     # ---- the algorithm -----------------------------------------------------------------------------------------
 

@@ -82,14 +82,14 @@ def test_gcn_is_right_on_average_where_few_are_drawn(store: Store) -> None:
     assert 3 < (few - exact).norm() / (many - exact).norm() < 5
 
 
-def test_memory_and_scoring_in_between_change_no_bit(store: Store) -> None:
+def test_memory_and_scoring_in_between_change_no_bit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"dropout": 0.5, "norm": "batch_norm"}
     losses = [record.loss for record in _train(_model(GCN, **options), store, _FEW)]
     optimizer_of = _model(GCN, **options)
     with SampledTrainer(
         optimizer_of, store, _FEW, memory="100M", optimizer=torch.optim.Adam(optimizer_of.parameters(), lr=0.02)
     ) as trainer:
-        trainer._both_fit = False  # as where the batches' memory is needed for scoring
+        monkeypatch.setattr(SampledTrainer, "_both_fit", False)  # as where scoring needs the batches' memory
         assert [trainer.fit(1)[0].loss for _ in range(3)] == losses
     least = trainer.loader.plan.least_bytes
     with pytest.raises(ooc.BudgetError, match=r"for the model, and need .*give memory="):

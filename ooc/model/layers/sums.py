@@ -52,6 +52,11 @@ def gcn_scaling(conv: Any, call: Call) -> Scaling:
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
     if not getattr(conv, "normalize", True):
         return Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
+    return normalization_of(conv, weighted=weighted)
+
+
+def normalization_of(conv: Any, *, weighted: bool) -> Scaling:
+    """That of a convolution which normalizes, by its options."""
     if not getattr(conv, "add_self_loops", False):  # TAGConv has none
         return Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
     if not weighted:

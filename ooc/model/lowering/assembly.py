@@ -261,13 +261,6 @@ def probe(name: str, function: RowFunction, tails: Sequence[Sequence[int]], dtyp
     return tuple(together.shape[1:])
 
 
-def seed(number: int) -> None:
-    """``torch.manual_seed`` without what that does for devices not in use: a stack trace for each, 4 ms in all."""
-    torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(number)
-
-
 def first_line(error: BaseException) -> str:
     """Type and first line of an error, for one that is told in one line."""
     lines = str(error).strip().splitlines()

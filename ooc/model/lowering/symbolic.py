@@ -26,7 +26,7 @@ from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
-from ooc.model.lowering.assembly import first_line, seed
+from ooc.model.lowering.assembly import first_line
 from ooc.model.lowering.norms import NORMS
 
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
@@ -142,7 +142,7 @@ class Calls:
         given[0].requires_grad_(training)
         wanted = [given[0], *self._trained]
         with _as_it_was(self._module), torch.set_grad_enabled(training):
-            seed(1)
+            torch.manual_seed(1)
             result = module(*given)
             if not isinstance(result, Tensor) or not (training and result.requires_grad):
                 return [result.detach() if isinstance(result, Tensor) else None]

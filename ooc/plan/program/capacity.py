@@ -52,9 +52,6 @@ class Limits:
         return self.memory_bytes - host, host
 
 
-_ON_THE_HOST = ", on the host"
-
-
 class Capacity:
     """What ``limits`` leave for the arenas of layouts of ``workload``.
 
@@ -114,17 +111,21 @@ class Capacity:
         """What a run of ``layout`` cannot do without, by what it is for; bytes. The slabs and blocks of the pass that
         needs most; on a machine with device memory the host's part comes on top, elsewhere all is of one memory."""
         work = self.workload
+        held = self._parts_beside(layout) | {"row offsets, scalings and scores, on the host": work.fixed_host_bytes}
+        if self.has_tiers:
+            held["blocks on their way, on the host"] = IN_TRANSFER * layout.frame_bytes
+        return held
+
+    def _parts_beside(self, layout: Layout) -> dict[str, int]:
+        """The same where it is computed, without the host's part."""
+        work = self.workload
         slabs, blocks, item = max(_frames_by_pass(layout, work), key=lambda needed: needed[0] + needed[1])
-        held = {
+        return {
             "parameters, gradients and optimizer": work.fixed_device_bytes,
             f"temporaries of tiles{f' ({layout.heaviest.title})' if layout.heaviest else ''}": layout.scratch_bytes,
             f"slabs that are gathered from ({item.title})": slabs * layout.frame_bytes,
             f"blocks of two steps ({item.title})": blocks * layout.frame_bytes,
-            f"row offsets, scalings and scores{_ON_THE_HOST}": work.fixed_host_bytes,
         }
-        if self.has_tiers:
-            held[f"blocks on their way{_ON_THE_HOST}"] = IN_TRANSFER * layout.frame_bytes
-        return held
 
     def _beside_device(self, layout: Layout) -> int:
         return self.workload.fixed_device_bytes + layout.scratch_bytes
@@ -181,12 +182,8 @@ class Capacity:
     def _made_of(self, layout: Layout) -> str:
         """The parts of the smallest plan, as ``ooc plan --floor`` prints them; of a device's memory alone if it has
         its own."""
-        parts = ((what, nbytes) for what, nbytes in self.parts(layout).items() if nbytes)
-        return ", ".join(
-            f"{format_size(nbytes)} {what}"
-            for what, nbytes in parts
-            if not (self.has_tiers and what.endswith(_ON_THE_HOST))
-        )
+        parts = self._parts_beside(layout) if self.has_tiers else self.parts(layout)
+        return ", ".join(f"{format_size(nbytes)} {what}" for what, nbytes in parts.items() if nbytes)
 
 
 def blocks_in(layout: Layout, workload: Workload) -> int:

@@ -23,8 +23,8 @@ offset, (two unused)."""
 _EVENT = struct.Struct("<Q8xq8x")  # tag, (control block), result, (second result)
 
 _KEPT = 4
-"""Queues that nobody uses are kept for the next one who wants one as deep: giving one back takes the kernel 10 to 20 ms
-(it waits for a grace period), longer than all else that closing a small trainer takes."""
+"""Queues that nobody uses are kept for the next one who wants one as deep: giving one back took the kernel 31 ms (it
+waits for a grace period), longer than all else that closing a small trainer takes."""
 _idle: dict[int, list[int]] = {}  # by depth
 os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's
 
@@ -63,6 +63,7 @@ class KernelQueue:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         self._numbers = numbers
         self._depth = depth
+        self._process = os.getpid()
         self._events, self._events_at = _fixed(depth * _EVENT.size)
         self._blocks, blocks_at = _fixed(depth * _BLOCK.size)
         self._places = range(0, depth * _BLOCK.size, _BLOCK.size)
@@ -100,15 +101,16 @@ class KernelQueue:
             return []
         return list(_EVENT.iter_unpack(memoryview(self._events)[: count * _EVENT.size]))
 
-    def close(self) -> None:
-        """Give the queue back. Nothing may be under way, or its results unread."""
-        if self._context:
-            kept = _idle.setdefault(self._depth, [])
-            if len(kept) < _KEPT:
-                kept.append(self._context)
-            else:
-                self._call(_DESTROY, self._context)
-            self._context = 0
+    def close(self, *, is_idle: bool) -> None:
+        """Wait for what is under way and give the queue back; where ``is_idle``, nothing is, and no result unread."""
+        context, self._context = self._context, 0
+        if not context or os.getpid() != self._process:  # a queue is of one process alone
+            return
+        kept = _idle.setdefault(self._depth, [])
+        if is_idle and len(kept) < _KEPT:
+            kept.append(context)
+        else:
+            self._call(_DESTROY, context)
 
     def _call(self, which: int, first: int, second: int = 0, third: int = 0, fourth: int = 0) -> int:
         result: int = _syscall(self._numbers[which], first, second, third, fourth, 0)

@@ -166,7 +166,7 @@ class QueueLane:
             self._fail_waiting(_CLOSED)
             self._changed.notify()
         self._thread.join()
-        self._queue.close()
+        self._queue.close(is_idle=self._under_way == 0)
 
     # ---- with the lock held ------------------------------------------------------------------------------
 
