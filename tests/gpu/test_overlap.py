@@ -179,7 +179,11 @@ VALUES: dict[str, Any] = {
         "forward": {"seconds": {"ooc": 1.0, "torch.sparse CSR": 1.6, "PyG": 0.9}},
         "backward": {"seconds": {"ooc": 0.8, "torch.sparse CSR": 0.9}},
     },
-    "epochs sage": {"ooc": {"seconds": 1.0, "peak_bytes": 4}, "PyG": {"seconds": 2.0, "peak_bytes": 7}},
+    "epochs sage": {
+        "ooc": {"seconds": 1.0, "peak_bytes": 4},
+        "PyG": {"edge_index": {"seconds": 2.5, "peak_bytes": 9}, "CSR": {"seconds": 2.2, "peak_bytes": 8}},
+    },
+    "compiled sage": {"seconds": 2.0, "peak_bytes": 7},
     "whole on the GPU": {"ooc": {"seconds": 1.5}},
     "eighth on the GPU": EIGHTH,
     "eighth on GPU and host": EIGHTH,
@@ -206,5 +210,6 @@ def test_what_was_not_measured_has_no_bar() -> None:
     """No floor without the rate below it; single kernels settle what events leave open."""
     sure = EIGHTH | {"watched": {"by_events": None, "by_kernels": {"both": {"hidden": 0.8, "of_the_possible": 0.9}}}}
     found = list(bars({"eighth on the GPU": sure, "epochs sage": VALUES["epochs sage"]}))
-    assert [(bar.point, bar.as_dict()["met"]) for bar in found] == [(2, "yes"), (2, "NO"), (3, "NO")]
-    assert list(bars({})) == []
+    assert [(bar.point, bar.as_dict()["met"]) for bar in found] == [(2, "yes"), (2, "yes"), (3, "NO")]
+    assert "by CSR" in found[0].what, "the fastest that was measured"
+    assert list(bars({})) == list(bars({"compiled sage": VALUES["compiled sage"]})) == []

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,10 @@ from gpu_parts.report import LeftOut
 
 WIDTHS = (64, 128, 256)
 TYPES = ("float32", "bfloat16")
-MODELS = ("sage", "gat")
+MODELS = ("sage", "gcn", "gat")
 TESTS_S = 150.0
 """Of the nine minutes, for the tests."""
-STORES_S = 260.0
+STORES_S = 220.0
 """For the stores, which are converted by a process each, beside the tests and what only the GPU computes; what takes
 the host or the disk is not timed before they are done or given up."""
 
@@ -28,13 +28,15 @@ the host or the disk is not timed before they are done or given up."""
 @dataclass(frozen=True)
 class Part:
     """``needs_s``: where less is left it is not begun; after ``limit_s`` it is ended. ``after``: a part without whose
-    value it makes no sense. ``beside``: begun at once, in a process beside the others', and waited for in its place."""
+    value it makes no sense. ``beside``: begun at once, in a process beside the others', and waited for in its place.
+    ``spare``: for what time is left, or a call of its own (``--only``)."""
 
     name: str
     needs_s: float
     limit_s: float
     after: str | None = None
     beside: bool = False
+    spare: bool = False
 
 
 def parts(*, tiny: bool) -> Iterator[Part]:
@@ -57,13 +59,29 @@ def parts(*, tiny: bool) -> Iterator[Part]:
         yield Part("disk", 20, 60)
         yield Part("profile", 20, 60)
     for model in MODELS:
-        yield Part(f"epochs {model}", 25, 75, after="stores")
+        yield Part(f"epochs {model}", 20, 75, after="stores")
     yield Part("whole on the GPU", 20, 60, after="stores")
     yield Part("eighth on the GPU", 25, 60, after="stores")
     yield Part("eighth on GPU and host", 25, 60, after="stores")
     yield Part("large forecasts", 15, 60, after="large store")
     yield Part("large epochs", 40, 110, after="large store")
-    yield Part("other pulls", 30, 90, after="graph")
+    yield Part("other pulls", 35, 90, after="graph")
+    for model in MODELS[:1] if tiny else MODELS:
+        yield Part(f"compiled {model}", 30, 120, after=f"epochs {model}", spare=model != MODELS[0])
+    for model in () if tiny else MODELS[1:]:
+        for part in ("whole on the GPU", "eighth on the GPU", "eighth on GPU and host"):
+            yield Part(f"{part}, {model}", 25, 60, after="stores", spare=True)
+
+
+def chosen(planned: Iterable[Part], names: Sequence[str]) -> list[Part]:
+    """Those of ``names``, or all where there are none, and what they come after. KeyError: a name that is no part's."""
+    by_name = {part.name: part for part in planned}
+    wanted, open_names = set(), list(names or by_name)
+    while open_names:
+        part = by_name[open_names.pop()]
+        wanted.add(part.name)
+        open_names += [part.after] if part.after is not None else []
+    return [part for part in by_name.values() if part.name in wanted]
 
 
 class Parts:
@@ -86,7 +104,7 @@ class Parts:
             return pulls.compare_sums(self._graph, int(rest[0]), rest[1], self._device)
         if name == "large store":
             return _converted(self._large_store)
-        if kind in ("epochs", "whole", "eighth", "large"):
+        if kind in ("epochs", "compiled", "whole", "eighth", "large"):
             return self._training(kind, rest, limit_s)
         computes: dict[str, Callable[[], Any]] = {
             "machine": lambda: describe(self._device),
@@ -211,13 +229,17 @@ class Parts:
         try:
             if kind == "epochs":
                 return epochs.compare(self._small_store(), rest[0], hidden, self._device, self._scratch)
+            if kind == "compiled":
+                return epochs.compiled(self._small_store(), rest[0], hidden, self._device)
             if kind in ("whole", "eighth"):
-                mid, host_too = self._mid_store(), "host" in rest
+                model = rest[-1] if rest[-1] in MODELS else MODELS[0]
+                mid, host_too = self._mid_store(), any(word.startswith("host") for word in rest)
                 limits = epochs.all_of_it(mid, hidden) if kind == "whole" else epochs.eighths(mid, hidden, host_too)
                 if self._tiny and kind == "eighth":
                     limits = Limits(26_000_000, 12_000_000 if host_too else 10**9, block_rows=2048)
-                drawing = self._drawings.with_name(f"{self._drawings.stem}.{'-'.join([kind, *rest])}")
-                given = mid, hidden, self._computing(timed=True), self._hardware, limits
+                drawn = "-".join([kind, *rest]).replace(",", "")
+                drawing = self._drawings.with_name(f"{self._drawings.stem}.{drawn}")
+                given = mid, model, hidden, self._computing(timed=True), self._hardware, limits
                 return epochs.in_budgets(*given, folder=self._scratch, drawing=drawing)
             limits = Limits(30_000_000, 30_000_000) if self._tiny else large.BUDGETS
             given = self._large_store(), hidden, self._computing(), self._hardware, limits

@@ -172,8 +172,8 @@ def _gather_and_add(x: Tensor, source_E: Tensor, target_E: Tensor) -> Tensor:
 
 
 def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -> dict[str, Any]:
-    """Seconds of our maxima and of GAT's and GATv2's attention with ``heads`` heads of ``width`` columns together,
-    float32, by the fastest shapes."""
+    """Seconds and counted bytes of our maxima, of GAT's and GATv2's attention with ``heads`` heads of ``width`` columns
+    together, of GINE's sums and of masks, float32, by the fastest shapes."""
     needs_triton()
     from gpu_parts import shapes
     from ooc.kernels.cuda import choice
@@ -184,24 +184,33 @@ def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -
         return torch.randn(*shape, generator=generator, device=device)
 
     calls = _maxima(graph, width, draw) | _attention(graph, width, heads, draw) | _gatv2(graph, width, heads, draw)
+    calls |= _gine(graph, width, draw)
     chosen, ways = {}, {}
-    for kernel, columns, call in calls.values():
+    for kernel, columns, call, _ in calls.values():
         chosen[kernel.value] = shapes.measure(
             choice.choices(str(device)),
             choice.Case(kernel, columns, 4),
             lambda shape, call=call: seconds_of(device, lambda: call(shape)),
             rounds=rounds_on(device, shapes.ROUNDS),
         )
-    for name, (kernel, _, call) in calls.items():
+    for name, (kernel, _, call, _) in calls.items():
         ways[name] = lambda call=call, shape=chosen[kernel.value]: call(shape)
+    moved = {
+        name: 4 * (graph.edges * (an_edge + 1) + graph.nodes * a_row) for name, (*_, (an_edge, a_row)) in calls.items()
+    }
+    for name, (call, counted) in _masks(graph, width, draw).items():
+        ways[name], moved[name] = call, counted
     seconds, refused = interleaved(device, ways, ROUNDS)
     of_kernels = {name: asdict(shape) for name, shape in chosen.items()}
-    return {"width": width, "heads": heads, "shapes": of_kernels, "seconds": seconds, "left_out": refused}
+    told = {"shapes": of_kernels, "seconds": seconds, "counted_bytes": moved, "left_out": refused}
+    return {"width": width, "heads": heads, **told}
 
 
 Draw = Callable[..., Tensor]
-Calls = dict[str, tuple[Any, int, Callable[[Any], Any]]]
-"""By name: the kernel, columns that a program's shape goes by, and the call with a shape."""
+Numbers = tuple[int, int]
+"""That a call moves of every edge, each fetched once, and of every row."""
+Calls = dict[str, tuple[Any, int, Callable[[Any], Any], Numbers]]
+"""By name: the kernel, columns that a program's shape goes by, the call with a shape, and what it moves."""
 
 
 def _maxima(graph: PowerLaw, width: int, draw: Draw) -> Calls:
@@ -221,8 +230,8 @@ def _maxima(graph: PowerLaw, width: int, draw: Draw) -> Calls:
         return maximum.pull_sources(out, target_NK=shares, source_RW=x, segments=cut_out, shape=shape)
 
     return {
-        "maximum forward": (Kernel.MAXIMUM, width, forward),
-        "maximum backward": (Kernel.MAXIMUM_SOURCES, width, backward),
+        "maximum forward": (Kernel.MAXIMUM, width, forward, (width, 2 * width)),
+        "maximum backward": (Kernel.MAXIMUM_SOURCES, width, backward, (2 * width, 2 * width)),
     }
 
 
@@ -244,8 +253,11 @@ def _attention(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
         return gat.pull_sources(layer, out, target_NS=target, source_RS=source, segments=cut_out, shape=shape)
 
     return {
-        "attention forward": (Kernel.ATTEND, width // heads, forward),
-        "attention backward": (Kernel.ATTEND_SOURCES, width // heads, backward),
+        "attention forward": (Kernel.ATTEND, width // heads, forward, (width + heads, 2 * width + 3 * heads)),
+        "attention backward": (
+            *(Kernel.ATTEND_SOURCES, width // heads, backward),
+            (width + 3 * heads, 2 * (width + heads)),
+        ),
     }
 
 
@@ -295,10 +307,87 @@ def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
         )
 
     return {
-        "GATv2 forward": (Kernel.MESSAGES, channels, forward),
-        "GATv2 backward, sources": (Kernel.MESSAGE_SOURCES, channels, sources),
-        "GATv2 backward, targets": (Kernel.MESSAGE_TARGETS, channels, targets),
+        "GATv2 forward": (Kernel.MESSAGES, channels, forward, (width, 2 * width + heads)),
+        "GATv2 backward, sources": (Kernel.MESSAGE_SOURCES, channels, sources, (layout.columns, 2 * width)),
+        "GATv2 backward, targets": (
+            *(Kernel.MESSAGE_TARGETS, channels, targets),
+            (width, 4 * width + 2 * heads),
+        ),
     }
+
+
+EDGE_FEATURES = 2
+
+
+def _gine(graph: PowerLaw, width: int, draw: Draw) -> Calls:
+    """The gradients of GINEConv's sum: its forward is that of sources with ones for gradients."""
+    from dataclasses import replace
+
+    from ooc.kernels.cuda import edge_function
+    from ooc.kernels.cuda.choice import Kernel
+    from ooc.kernels.edge_function import TargetLayout, Upstream
+    from ooc.kernels.edge_terms import EdgeTerms
+    from ooc.kernels.functions import Gine
+
+    (into, cut_in), (out, cut_out) = _tiles(graph)
+    features = draw(graph.edges, EDGE_FEATURES)
+    into, out = replace(into, features_EK=features), replace(out, features_EK=features)
+    source, above = draw(graph.nodes, width), draw(graph.nodes, width)
+    terms = EdgeTerms(range(width), torch.float32, draw(EDGE_FEATURES, width))
+    layout = TargetLayout(width, 0, 1, 0)
+
+    def forward(shape: Any) -> Any:
+        return edge_function.pull_messages(
+            Gine(),
+            into,
+            source_NW=source,
+            target_RV=source[:, :0],
+            columns=width,
+            terms=terms,
+            segments=cut_in,
+            shape=shape,
+        )
+
+    def sources(shape: Any) -> Any:
+        return edge_function.pull_source_gradients(
+            Gine(),
+            out,
+            source_RW=source,
+            target_NP=above,
+            layout=layout,
+            terms=terms,
+            segments=cut_out,
+            shape=shape,
+        )
+
+    def of_map(shape: Any) -> Any:
+        return edge_function.pull_target_gradients(
+            Gine(),
+            into,
+            source_NW=source,
+            target_RV=source[:, :0],
+            upstream_R=Upstream(above, None),
+            with_map=True,
+            terms=terms,
+            segments=cut_in,
+            shape=shape,
+        )
+
+    an_edge = width + EDGE_FEATURES
+    return {
+        "GINE forward": (Kernel.RECTIFIED, width, forward, (an_edge, width)),
+        "GINE backward, sources": (Kernel.RECTIFIED, width, sources, (an_edge, 2 * width)),
+        "GINE backward, map": (Kernel.RECTIFIED_MAP, width, of_map, (an_edge, (1 + EDGE_FEATURES) * width)),
+    }
+
+
+def _masks(graph: PowerLaw, width: int, draw: Draw) -> dict[str, tuple[Callable[[], Any], int]]:
+    """Dropout's, of rows: a byte a number, which nothing is read for."""
+    from ooc.kernels.cuda import dropout
+
+    like = draw(graph.nodes, width)
+    drawn = {"key": 1 << 100, "threshold": 1 << 31, "row_start": 0}
+    return {"masks of rows": (lambda: dropout.keep_mask(like, **drawn), graph.nodes * width)}
 
 
 def _tiles(graph: PowerLaw) -> list[tuple[Any, Any]]:

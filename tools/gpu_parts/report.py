@@ -3,7 +3,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -16,6 +16,18 @@ class LeftOut(Exception):
 
 class Failed(Exception):
     """A result that is wrong; the message says which."""
+
+
+def same_bits(values: Mapping[str, Any], name: str) -> str:
+    """Raises ``Failed`` where the losses and weights of the epochs of part ``name`` are not those of all in memory."""
+    whole = "whole on the GPU" + name[name.index(",") :] if "," in name else "whole on the GPU"
+    for part in (whole, name):
+        if part not in values:
+            raise LeftOut(f"needs the part {part}")
+    if values[name]["bits"] != values[whole]["bits"]:
+        losses = [[float.fromhex(loss) for loss in values[part]["bits"]["losses"]] for part in (whole, name)]
+        raise Failed(f"other bits than those of {whole}: losses {losses[1]} instead of {losses[0]}")
+    return f"those of {whole}"
 
 
 class Kind(Enum):
