@@ -278,6 +278,13 @@ def load_offsets(store: Store, direction: Direction) -> npt.NDArray[np.signedint
     return rows
 
 
+def most_edges(store: Store) -> int:
+    """The most in-edges of any row, read in chunks of offsets."""
+    indptr, n = store.topology(Direction.IN.value)[0], store.num_nodes
+    starts = range(0, n, _CHUNK_ROWS)
+    return max(int(np.diff(indptr.read(start, min(n, start + _CHUNK_ROWS) + 1)).max()) for start in starts)
+
+
 def _row_scaling(
     store: Store, scaling: Scaling, into_rows: npt.NDArray[np.signedinteger], dtype: torch.dtype
 ) -> RowScaling:

@@ -10,7 +10,8 @@ bytes a node (``ooc.engine.shuffle_counts``). ``Job.ready`` is what a ``Session`
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared
 from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
-from ooc.model.graph import ActiveRows, GraphRows, Scaling, load_rows, rows_nbytes
+from ooc.model.graph import ActiveRows, GraphRows, Scaling, load_rows, most_edges, rows_nbytes
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.stages import StageBuilder, Step
@@ -336,6 +337,7 @@ def lower_model(
         return whole_tiles(ActiveRows.of_store(store, hops), resources.tile_rows)
 
     x = store.sparse_features
+    of_a_row = cache(lambda: inf if "statistics" in store.source else most_edges(store))
     for makes_dense in (False, True):
         resources = given.for_model(model, store, makes_dense=makes_dense)
         network = lower(
@@ -351,6 +353,7 @@ def lower_model(
             num_edge_features=store.num_edge_features,
             feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
             sparse_products=not given.on_device,
+            most_edges=of_a_row,
         )
         if not network.makes_dense:  # then tiles are as low as they are for dense features
             break

@@ -156,3 +156,22 @@ def test_what_cannot_be_split_is_taken_whole(shared: tuple[Data, Store], tmp_pat
         kinds = [item.pull.per_edge for item in trainer.plan.programs["train"] if item.pull is not None]
     most = int(torch.bincount(data.edge_index[1]).max())
     assert {kind.row_edges for kind in kinds if kind is not None} == {most}
+
+
+def test_only_rows_of_many_edges_are_reason_to_try(
+    shared: tuple[Data, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none has more than are taken at once, whether they may come in pieces does not matter."""
+    data, store = shared
+    most = int(torch.bincount(data.edge_index[1]).max())
+    for at_once in (most, most - 1):
+        tried = []
+
+        def watched(*given: Any, in_pieces: bool, tried: list[bool] = tried, **options: Any) -> ProbeResult:
+            tried.append(in_pieces)
+            return probe_layer(*given, in_pieces=in_pieces, **options)
+
+        monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", at_once)
+        monkeypatch.setattr(opaque, "probe_layer", watched)
+        make_trainer(CustomCase(make=Product), store, tmp_path).close()
+        assert set(tried) == {at_once < most}

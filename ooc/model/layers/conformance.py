@@ -57,6 +57,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operators = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._alive_bytes = 0
 
     @classmethod
     def of(cls, run: Callable[[], object], known: Iterable[Tensor] = ()) -> "Watch":
@@ -75,9 +76,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, Tensor):
                 storage = leaf.untyped_storage()
                 if storage._cdata not in self._known:
+                    _, before = self._alive.get(storage._cdata, (None, 0))
                     self._alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
-        self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}  # type: ignore[no-untyped-call]
-        self.peak_bytes = max(self.peak_bytes, sum(nbytes for _, nbytes in self._alive.values()))
+                    self._alive_bytes += storage.nbytes() - before
+        if self._alive_bytes > self.peak_bytes:  # else no more can be alive: looking for the dead takes long
+            self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}  # type: ignore[no-untyped-call]
+            self._alive_bytes = sum(nbytes for _, nbytes in self._alive.values())
+            self.peak_bytes = max(self.peak_bytes, self._alive_bytes)
         return result
 
 
@@ -111,10 +116,18 @@ class _Case:
 
 
 def probe_layer(
-    layer: Layer, module: nn.Module, *, columns: int, edge_features: int, dtype: torch.dtype, record: bool
+    layer: Layer,
+    module: nn.Module,
+    *,
+    columns: int,
+    edge_features: int,
+    dtype: torch.dtype,
+    record: bool,
+    in_pieces: bool = True,
 ) -> ProbeResult:
     """Try ``module``, a copy of the layer in one of its modes, on rows of ``columns`` columns; ModelError names what
-    keeps it from being run tile by tile. ``record``: it is to be differentiated."""
+    keeps it from being run tile by tile. ``record``: it is to be differentiated; ``in_pieces``: some row has so many
+    edges that they should come in pieces."""
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, columns, edge_features)
         probe.find_dropout()
@@ -122,7 +135,7 @@ def probe_layer(
         probe.check_own()
         probe.check_order()
         counts = probe.operators(outputs)
-        calls = probe.find_sums()
+        calls = probe.find_sums() if in_pieces else ()
         unused = probe.check_tiles()
         splits = probe.may_be_split(calls, differentiated=False)
         probe.change()

@@ -276,6 +276,7 @@ def lower_opaque(
             edge_features=setting.num_edge_features,
             dtype=setting.dtype,
             record=record,
+            in_pieces=setting.most_edges() > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
         )
         setting.probed.append((question, probed))
     keep = setting.training and (source.trains or bool(probed.parameters))

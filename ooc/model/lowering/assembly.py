@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Setting:
     multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them; ``traced``: what a
     module was found to call, by the module, what it was called for, and ``training``. The settings of one model share
     both. ``feature_entries_per_row``: where features come without their zeros, how many numbers have a row left on
-    average; they are multiplied so with ``sparse_products``."""
+    average; they are multiplied so with ``sparse_products``. ``most_edges``: into a row."""
 
     num_nodes: int
     num_features: int
@@ -57,6 +58,7 @@ class Setting:
     product: Products = IN_FULL
     feature_entries_per_row: float | None = None
     sparse_products: bool = True
+    most_edges: Callable[[], float] = lambda: inf
 
 
 class Assembly:

@@ -7,6 +7,7 @@ Parameters are shared with the user's model, not copied. What cannot be run exac
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
+from math import inf
 from types import FunctionType
 from typing import Any
 
@@ -163,14 +164,15 @@ def lower(
     num_edge_features: int = 0,
     feature_entries_per_row: float | None = None,
     sparse_products: bool = True,
+    most_edges: Callable[[], float] = lambda: inf,
 ) -> Network:
     """The values of ``model``; ModelError names what cannot be run exactly.
 
     ``aggregate_once``: whether what is aggregated from constant features may be computed once. ``active`` gives the
     rows to be computed for a network of so many layers; with ``edges_per_row`` they decide the order of product and
     sum in each layer. ``edge_data`` is what edges carry that has to have a part in the result, among it so
-    many features. ``product`` multiplies rows and weights. ``feature_entries_per_row`` and ``sparse_products`` are the
-    setting's.
+    many features. ``product`` multiplies rows and weights. ``feature_entries_per_row``, ``sparse_products`` and
+    ``most_edges``, which is asked where there are opaque layers, are the setting's.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     _check(model, num_features)
@@ -198,6 +200,7 @@ def lower(
         traced={},
         feature_entries_per_row=feature_entries_per_row,
         sparse_products=sparse_products,
+        most_edges=most_edges,
     )
     draft, output = _assembled(model, setting)
     _check_edge_data(model, edge_data - draft.edge_data)
