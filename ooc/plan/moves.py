@@ -7,7 +7,7 @@ from functools import cache
 from itertools import product
 
 from ooc.plan.layout.bucketing import bucketable, leaner_bucketed
-from ooc.plan.layout.layout import Choice, Layout, SlabChoice, lay_out, layout_key
+from ooc.plan.layout.layout import Choice, Layout, SlabChoice, layout_key
 from ooc.plan.problem import WHOLE, Goal, Problem
 
 BLOCK_BYTES = 4 << 20
@@ -136,11 +136,11 @@ class Moves:
         if self.spillable:
             choices += [replace(choice, spilled_sums=self.spillable) for choice in choices]
         distinct = {layout_key(choice, self.workload): choice for choice in reversed(choices)}
-        layouts = [(choice, lay_out(self.workload, choice)) for choice in reversed(distinct.values())]
+        layouts = [(choice, self.problem.layout(choice)) for choice in reversed(distinct.values())]
         for choice, layout in layouts[:] if bucketed else ():
             passes = (item for program in layout.programs.values() for item in program)
             smaller = replace(choice, bucketed=dict.fromkeys(leaner_bucketed(passes, layout.matrices), 0))
-            layouts.append((smaller, lay_out(self.workload, smaller)))
+            layouts.append((smaller, self.problem.layout(smaller)))
         return min(layouts, key=lambda tried: self.problem.capacity.needed_bytes(tried[1]))
 
     def heights(self, most_steps: int, row_bytes: int = 0) -> Iterator[int]:

@@ -68,12 +68,21 @@ class Problem:
         self.capacity = Capacity(workload, limits, hardware)
         self.sources = pulled_sources(workload)
         self._known: dict[Hashable, Candidate | None] = {}
+        self._layouts: dict[Hashable, Layout] = {}
+
+    def layout(self, choice: Choice) -> Layout:
+        """What ``choice`` leads to, whether it fits or not. Of widths in whole heads, and of small graphs' frames, many
+        come to the same."""
+        same = layout_key(choice, self.workload)
+        if same not in self._layouts:
+            self._layouts[same] = lay_out(self.workload, choice)
+        return self._layouts[same]
 
     def candidate(self, choice: Choice) -> Candidate | None:
         """What ``choice`` leads to; None where that does not fit."""
-        same = layout_key(choice, self.workload)  # of widths in whole heads many come to the same
+        same = layout_key(choice, self.workload)
         if same not in self._known:
-            layout = lay_out(self.workload, choice)
+            layout = self.layout(choice)
             fits = self.capacity.fits(layout)
             self._known[same] = Candidate(choice, layout, self.score(layout)) if fits else None
         known = self._known[same]

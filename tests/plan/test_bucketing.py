@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -18,7 +19,7 @@ from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.timeline import Resource
 from ooc.plan.workload import Bucketing
 from tests.plan.test_opaque_path import ROWS, WHOLE_BYTES
-from tests.plan.test_partial_sums import least_bytes, spillable_workload
+from tests.plan.test_partial_sums import least_bytes, scarce_bytes, spillable_workload
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 
 PAGE_BYTES = 4096
@@ -43,6 +44,18 @@ def planned(device_bytes: int, work: Workload | None = None, hardware: Hardware 
     plan = make_plan(work or dealable_workload(), Limits(device_bytes=device_bytes, host_bytes=1_000_000), hardware)
     verify_plan(plan)
     return plan
+
+
+@cache
+def least_dealt() -> int:
+    """The least for a source that may be dealt out and sums that may be spilled."""
+    return least_bytes(dealable_workload())
+
+
+@cache
+def scarce() -> Plan:
+    """The plan within that: of many small blocks, which takes seconds."""
+    return planned(least_dealt())
 
 
 @given(
@@ -93,9 +106,8 @@ def test_every_target_has_its_bucket(
 def test_sources_are_dealt_where_they_do_not_fit_and_nowhere_else() -> None:
     """Beside what the layer makes of edges, less than the source alone takes is enough, and the plan says so; with more
     nothing is dealt."""
-    scarce = least_bytes(dealable_workload())
-    assert scarce < least_bytes(spillable_workload()) - WHOLE_BYTES / 2
-    plan = planned(scarce)
+    assert least_dealt() < scarce_bytes() - WHOLE_BYTES / 2
+    plan = scarce()
     assert plan.arena_bytes < WHOLE_BYTES / 2
     titles = [item.title for item in plan.programs["train"]]
     assert "loss, general path, sources dealt out" in titles
@@ -122,32 +134,29 @@ def test_nothing_is_counted_where_nothing_has_to_be_dealt() -> None:
 
 def test_the_least_budget_does_and_less_does_not() -> None:
     """The one that the error names."""
-    scarce = least_bytes(dealable_workload())
-    assert planned(scarce).device_peak_bytes <= scarce
+    assert scarce().device_peak_bytes <= least_dealt()
     with pytest.raises(BudgetError, match="gpu_budget="):
-        planned(int(0.98 * scarce))
+        planned(int(0.98 * least_dealt()))
 
 
 def test_more_memory_makes_buckets_higher() -> None:
     """Then fewer rows are dealt twice: less is written and read."""
-    scarce = least_bytes(dealable_workload())
-    work = dealable_workload()
-    deals = [planned(budget, work).bucketed_rows.get("m2 dealt") for budget in (scarce, scarce + WHOLE_BYTES // 3)]
+    larger = planned(least_dealt() + WHOLE_BYTES // 3)
+    deals = [plan.bucketed_rows.get("m2 dealt") for plan in (scarce(), larger)]
     assert deals[0] is not None and deals[1] is not None
     assert deals[1].bucket_rows > deals[0].bucket_rows and deals[1].nbytes < deals[0].nbytes
 
 
 def test_their_bytes_are_the_plans_and_the_simulators() -> None:
     """Written once, read forward and backward; and on the disk as long as the run lasts."""
-    work = dealable_workload()
-    plan = planned(least_bytes(work), work)
+    plan = scarce()
     deal, runs = plan.bucketed_rows["m2 dealt"], plan.partial_sums["dm2"]
     program = plan.unrolled["train"]
     assert plan.ssd_read_bytes == program.read_bytes + 2 * deal.nbytes + runs.nbytes
     assert plan.ssd_write_bytes == program.write_bytes + deal.nbytes + runs.nbytes
     blocks = sum(plan.matrices[name].grid.file_nbytes for name in plan.spilled)
     assert plan.spill_bytes == deal.nbytes + runs.nbytes + blocks
-    timeline = simulate(plan, work, UNMEASURED)
+    timeline = simulate(plan, dealable_workload(), UNMEASURED)
     assert timeline.moved_bytes[Resource.SSD_READ] == plan.ssd_read_bytes
     assert timeline.moved_bytes[Resource.SSD_WRITE] == plan.ssd_write_bytes
     for resource in (Resource.SSD_READ, Resource.SSD_WRITE):
@@ -158,7 +167,7 @@ def test_their_bytes_are_the_plans_and_the_simulators() -> None:
 def test_a_limit_on_writes_counts_them() -> None:
     """Where they would pass it, the error names what would do."""
     work = dealable_workload()
-    limits = Limits(device_bytes=least_bytes(work), host_bytes=1_000_000, ssd_write_bytes=0)
+    limits = Limits(device_bytes=least_dealt(), host_bytes=1_000_000, ssd_write_bytes=0)
     with pytest.raises(BudgetError, match=r"of which .* are (m2 dealt|dm2), .*max_ssd_writes="):
         make_plan(work, limits, UNMEASURED)
 
@@ -171,7 +180,7 @@ def test_a_device_with_memory_of_its_own_gathers_from_memory() -> None:
 
 def test_a_plan_that_gathers_what_it_has_not_dealt_is_not_trusted() -> None:
     """Nor one whose buckets have no room, whose steps lie in several, or that misses some targets or some rows."""
-    plan = planned(least_bytes(dealable_workload()))
+    plan = scarce()
     deal, passes = plan.bucketed_rows["m2 dealt"], plan.programs["train"]
 
     def with_deal(**changes: object) -> Plan:

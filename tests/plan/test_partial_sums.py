@@ -2,6 +2,7 @@
 """Sums that are spilled as runs: how they are cut, what memory and bytes that takes, and when the planner does it."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -44,6 +45,18 @@ def least_bytes(work: Workload, hardware: Hardware = UNMEASURED) -> int:
     with pytest.raises(BudgetError, match="gpu_budget=") as caught:
         make_plan(work, Limits(device_bytes=20_000, host_bytes=1_000_000), hardware)
     return parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
+
+
+@cache
+def scarce_bytes() -> int:
+    """The least for sums that may be spilled."""
+    return least_bytes(spillable_workload())
+
+
+@cache
+def scarce() -> Plan:
+    """The plan within that: of many small blocks, which takes seconds."""
+    return planned(scarce_bytes())
 
 
 @given(
@@ -101,9 +114,8 @@ def test_memory_grows_with_the_root_of_the_matrix() -> None:
 
 def test_sums_are_spilled_where_they_do_not_fit_and_nowhere_else() -> None:
     """Less memory than both matrices take is enough, and the plan says so; with more nothing is spilled."""
-    scarce = least_bytes(spillable_workload())
-    assert scarce < least_bytes(general_workload()) - WHOLE_BYTES / 2
-    plan = planned(scarce)
+    assert scarce_bytes() < least_bytes(general_workload()) - WHOLE_BYTES / 2
+    plan = scarce()
     titles = [item.title for item in plan.programs["train"]]
     assert "pull m2, general path, sources' gradients spilled" in titles
     assert list(plan.partial_sums) == ["dm2"] and not plan.matrices["dm2"].whole
@@ -116,7 +128,7 @@ def test_sums_are_spilled_where_they_do_not_fit_and_nowhere_else() -> None:
 
 def test_their_memory_is_set_aside_only_while_it_is_used() -> None:
     """Chunks in the pass that writes runs, sums in the one that reads them."""
-    plan = planned(least_bytes(spillable_workload()))
+    plan = scarce()
     runs = plan.partial_sums["dm2"]
     regions = [region for region in plan.regions["train"] if region.matrix == "dm2"]
     assert all(region.first == region.last for region in regions)
@@ -129,7 +141,7 @@ def test_their_memory_is_set_aside_only_while_it_is_used() -> None:
 
 def test_their_bytes_are_the_plans_and_the_simulators() -> None:
     """Written once, read once, whatever else an epoch moves; and on the disk as long as the run lasts."""
-    plan = planned(least_bytes(spillable_workload()))
+    plan = scarce()
     nbytes = plan.partial_sums["dm2"].nbytes
     assert nbytes >= HANDED_PER_ROW * ROWS * 65 * 4
     program = plan.unrolled["train"]
@@ -146,11 +158,10 @@ def test_their_bytes_are_the_plans_and_the_simulators() -> None:
 
 def test_a_limit_on_writes_counts_them() -> None:
     """Where they would pass it, the error names what is written."""
-    scarce = least_bytes(spillable_workload())
     with pytest.raises(BudgetError, match=r"are dm2, .*max_ssd_writes="):
-        planned(scarce, writes=0)
-    named = planned(scarce).ssd_write_bytes
-    assert planned(scarce, writes=named).ssd_write_bytes <= named
+        planned(scarce_bytes(), writes=0)
+    named = scarce().ssd_write_bytes
+    assert planned(scarce_bytes(), writes=named).ssd_write_bytes <= named
 
 
 def test_a_device_with_memory_of_its_own_sums_in_memory() -> None:
@@ -160,7 +171,7 @@ def test_a_device_with_memory_of_its_own_sums_in_memory() -> None:
 
 def test_a_plan_whose_runs_have_no_room_is_not_trusted() -> None:
     """Nor one whose steps lie in several buckets, or which reads what it has not spilled."""
-    plan = planned(least_bytes(spillable_workload()))
+    plan = scarce()
     runs = plan.partial_sums["dm2"]
 
     def with_runs(**changes: int) -> Plan:

@@ -244,7 +244,7 @@ def least(device: int, host: int, work: Workload = WORK) -> tuple[int, int]:
 @pytest.mark.parametrize(("device", "host"), [(1, 1), (1, EVERYTHING), (EVERYTHING, 1)])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_the_budgets_named_do_plan_and_a_hundredth_less_does_not(device: int, host: int, layers: int) -> None:
-    work = workload(layers=layers)
+    work = workload(rows=9000, layers=layers)
     needed_device, needed_host = least(device, host, work)
     verify_plan(plan(needed_device, needed_host, work))
     if device == 1:

@@ -112,20 +112,20 @@ def _frame_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> 
 def layout_key(choice: Choice, workload: Workload) -> Hashable:
     """The same for two choices that ``lay_out`` makes the same of."""
     cuts: list[tuple[str, int, int, bool, bool]] = []
+    widths = _widths(workload, choice)
     for name, cut in sorted(choice.cuts.items()):
-        matrix, width = workload.matrices[name], 0
-        slabs, direct = 1, True
+        width, slabs, direct = 0, 1, True
         if cut.columns:
-            width = _width(matrix, choice, workload.groupings.get(name))
-            slabs, direct = -(-matrix.columns // width), cut.direct
+            width = widths[name]
+            slabs, direct = -(-workload.matrices[name].columns // width), cut.direct
         cuts.append((name, width, min(cut.buffers, slabs), direct, cut.overlap_last and slabs > 1))
-    bucketed = tuple(sorted(choice.bucketed.items()))
-    return choice.step_rows, choice.parts, tuple(cuts), choice.spare_writes, choice.spilled_sums, bucketed
+    bucketed, frame_bytes = tuple(sorted(choice.bucketed.items())), _frame_bytes(workload, choice, widths)
+    return choice.step_rows, frame_bytes, tuple(cuts), choice.spare_writes, choice.spilled_sums, bucketed
 
 
 def lay_out(workload: Workload, choice: Choice) -> Layout:
     """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
-    widths = {name: _width(matrix, choice, workload.groupings.get(name)) for name, matrix in workload.matrices.items()}
+    widths = _widths(workload, choice)
     frame_bytes = _frame_bytes(workload, choice, widths)
     matrices = {
         name: _plan_matrix(matrix, choice, frame_bytes, workload, widths[name])
@@ -174,6 +174,11 @@ def _taller_pulls(
         else:
             found.append(item)
     return Passes(found)
+
+
+def _widths(workload: Workload, choice: Choice) -> dict[str, int]:
+    """Columns of a slab of every matrix."""
+    return {name: _width(matrix, choice, workload.groupings.get(name)) for name, matrix in workload.matrices.items()}
 
 
 def _width(matrix: Matrix, choice: Choice, grouping: PerEdge | None) -> int:
