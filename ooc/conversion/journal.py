@@ -9,12 +9,12 @@ within seconds are not: they hold as long as the machine has not been started an
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ooc.storage.array import flush
+from ooc.storage.array import flush, flush_all
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LEAST_SECONDS = 5.0  # Between two durable marks, ...
@@ -103,6 +103,9 @@ class Journal:
             for waiting in self._unflushed:
                 waiting()
             self._unflushed = []
+            for folder in self._path.parent.iterdir():  # what was made in them, and flushed itself, has a name there
+                if folder.is_dir():
+                    flush(folder)
             self._last = time.monotonic()
             self._pause = max(_LEAST_SECONDS, (self._last - begun) / _MOST_SHARE)
         self._write(boot=boot)
@@ -118,16 +121,6 @@ class Journal:
         unfinished.rename(self._path)
         if not boot:
             flush(self._path.parent)
-
-
-def flush_all(paths: Sequence[Path]) -> None:
-    """Have files or whole folders ``paths`` on the disk, those of them that exist."""
-    for path in paths:
-        if path.is_dir():
-            for inner in path.rglob("*"):
-                flush(inner)
-        if path.exists():
-            flush(path)
 
 
 def _boot() -> str:

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from ooc.conversion.budget import Options
-from ooc.conversion.journal import Journal, flush_all
+from ooc.conversion.journal import Journal
 from ooc.conversion.output import Workplace
 from ooc.errors import SourceError
 from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.labels import MOST_CLASSES
 from ooc.sources.source import LabelBlock, Source
-from ooc.storage.array import AnyArray
+from ooc.storage.array import AnyArray, flush_all
 from ooc.storage.sparse_array import Entries, EntriesWriter, most_entries
 from ooc.storage.store import SPLITS, Task
 from ooc.storage.writer import ArrayWriter

@@ -5,8 +5,6 @@
 and the same conversion goes on in it.
 """
 
-import ctypes
-import fcntl
 import hashlib
 import os
 from collections.abc import Collection, Iterator
@@ -18,13 +16,11 @@ from typing import Any
 from ooc.conversion.journal import Journal
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Listener, Note, reported
-from ooc.storage.array import METADATA_FILE, flush
+from ooc.storage.array import METADATA_FILE, exchanged, flush, lock
 from ooc.storage.store import PARTIAL_SUFFIX
 
 _STORE, _SCRATCH, _JOURNAL, _OLD = "store", "scratch", "journal.json", "old"
 _FINISHED = "finished"
-_HERE = -100  # AT_FDCWD: relative paths are from the current folder
-_EXCHANGE = 2  # RENAME_EXCHANGE
 
 
 ON_CANCEL = ("keep", "remove")
@@ -118,7 +114,7 @@ class Workplace:
     def _replace(self) -> None:
         if not os.path.lexists(self._target):
             self.store.rename(self._target)
-        elif not _exchanged(self.store, self._target):
+        elif not exchanged(self.store, self._target):
             old = self.folder / _OLD
             rmtree(old, ignore_errors=True)
             self._target.rename(old)
@@ -199,7 +195,7 @@ def _locked(folder: Path, target: Path) -> Iterator[None]:
         raise SourceError(f"{folder} cannot be made: {error.strerror}") from error
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor)
             # Another conversion may have finished, and removed the folder, since it was opened.
             held = folder.exists() and folder.samefile(f"/proc/self/fd/{descriptor}")
         except BlockingIOError:
@@ -232,14 +228,3 @@ def digest(store: Path) -> str:
         return hashlib.sha256((store / METADATA_FILE).read_bytes()).hexdigest()
     except OSError:
         return ""
-
-
-def _exchanged(first: Path, second: Path) -> bool:
-    """Give two folders each other's name at once, so that there is a store at every moment.
-
-    False, and nothing changed, where the system or the file system cannot (NFS, for one).
-    """
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    return bool(rename(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0)

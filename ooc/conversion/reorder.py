@@ -27,7 +27,6 @@ from ooc.conversion.budget import (
 )
 from ooc.conversion.edge_sort import parts_for
 from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
-from ooc.conversion.journal import flush_all
 from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
 from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, check_target, digest, resolved, workplace
 from ooc.conversion.topology import spread, write_direction
@@ -36,7 +35,7 @@ from ooc.events import Listener, ignore, reported
 from ooc.sizes import format_size, parse_size
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
-from ooc.storage.array import AnyArray, Array
+from ooc.storage.array import AnyArray, Array, flush_all
 from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import SPLITS, Store, open_store, write_group
 from ooc.storage.traversal import check_range

@@ -19,13 +19,12 @@ from ooc.conversion.budget import Options, Shares
 from ooc.conversion.csr import CsrWriter
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
 from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
-from ooc.conversion.journal import flush_all
 from ooc.conversion.output import Workplace
 from ooc.errors import SourceError
 from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import EdgeBlock, Source
-from ooc.storage.array import Array, open_array
+from ooc.storage.array import Array, flush_all, open_array
 from ooc.storage.store import EDGE_WEIGHT
 
 _COMPARED_BYTES = 1 << 20

@@ -19,7 +19,7 @@ import torch
 from ooc.engine.runtime import Runtime
 from ooc.errors import StoreError
 from ooc.model.graph import Scaling
-from ooc.storage.array import Array, flush, open_array
+from ooc.storage.array import METADATA_FILE, Array, flush, flush_all, open_array
 from ooc.storage.store import EDGE_WEIGHT, Store, write_group
 from ooc.storage.writer import ArrayWriter
 
@@ -62,12 +62,12 @@ def keep_aggregation(store: Store, scaling: Scaling, runtime: Runtime, matrix: s
         (store.path / temporary / _STAMP).write_text(json.dumps(stamp))
         if find_aggregation(store, scaling, dtype) is not None:
             return True  # another run was faster, and a third may be reading what it kept
-        for written in [*(store.path / temporary).rglob("*"), store.path / temporary]:
-            flush(written)
+        flush_all([store.path / temporary, store.path / GROUP / METADATA_FILE])
         store.check_unreplaced()  # another store must not get this one's
         shutil.rmtree(store.path / name, ignore_errors=True)
         (store.path / temporary).rename(store.path / name)
-        flush(store.path / GROUP)
+        for folder in (store.path / GROUP, store.path):
+            flush(folder)
     except (OSError, StoreError):
         return False
     finally:

@@ -7,13 +7,17 @@ file: ``zarr.open`` reads them, and so does a direct read without a decoder. The
 at full size, its tail zero. A CRC-32C of each chunk lies in ``checksums.bin`` (uint32, in chunk order).
 """
 
+import contextlib
+import ctypes
+import errno
+import fcntl
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -33,7 +37,13 @@ GAP_BYTES = 1 << 16  # Rows nearer than this are read in one go: about what a di
 READ_BYTES = 4 << 20
 CHECKSUM_FILE = "checksums.bin"
 METADATA_FILE = "zarr.json"
+TEMPORARY_SUFFIX = ".ooc-tmp"
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
+
+_HERE = -100  # AT_FDCWD: relative paths are from the current folder
+_EXCHANGE = 2  # RENAME_EXCHANGE
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
+"""What some network file systems answer; files are only less protected there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,17 +236,75 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes | memoryview, *, suffix: str = "") -> None:
+def flush_all(paths: Sequence[Path]) -> None:
+    """Have files or whole folders ``paths`` on the disk, those of them that exist."""
+    for path in paths:
+        if path.is_dir():
+            for inner in path.rglob("*"):
+                flush(inner)
+        if path.exists():
+            flush(path)
+
+
+def make_folders(path: Path) -> Iterator[Path]:
+    """Make the folder ``path``, and those above it that are missing, to outlast a power cut; yields them."""
+    for folder in reversed((path, *path.parents)):
+        if not folder.exists():
+            folder.mkdir()
+            yield folder
+            flush(folder.absolute().parent)
+
+
+def replace_file(path: Path, data: bytes | memoryview) -> None:
     """Give ``path`` the content ``data``: all of it or, whatever happens, none; what is there outlasts a power cut.
 
-    ``suffix``: of the file beside it that is written first; by default this process's own.
+    What is written first beside it, a killed process leaves to the next one that does this.
     """
-    temporary = path.with_name(path.name + (suffix or f".{os.getpid()}.tmp"))
-    try:
-        temporary.write_bytes(data)
-        flush(temporary)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with open_alone(temporary) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     flush(path.absolute().parent)
+
+
+def open_alone(path: Path, *, wait: bool = True) -> BinaryIO:
+    """The empty file ``path``, to write and read, for as long as it is open for this process alone: it is made, or was
+    left by one that was killed. Without ``wait`` BlockingIOError where another process has it."""
+    while True:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
+        try:
+            lock(file.fileno(), wait=wait)
+            with contextlib.suppress(FileNotFoundError):
+                if path.samefile(f"/proc/self/fd/{file.fileno()}"):  # not one that has been renamed since
+                    file.truncate()
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def lock(descriptor: int, *, wait: bool = False) -> None:
+    """Lock a file or folder for as long as it is open. BlockingIOError where another process has locked it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def exchanged(first: Path, second: Path) -> bool:
+    """Give two files or folders each other's name at once, so that there is one at every moment.
+
+    False, and nothing changed, where the system or the file system cannot (NFS, for one).
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    return bool(rename(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0)

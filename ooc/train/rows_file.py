@@ -11,14 +11,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import OptionError, StoreError
 from ooc.sizes import format_size
-from ooc.storage.array import METADATA_FILE, flush, runs
+from ooc.storage.array import METADATA_FILE, exchanged, flush, flush_all, open_alone, runs
 from ooc.storage.writer import ArrayWriter
 
 AnyArray = npt.NDArray[Any]
@@ -72,9 +72,13 @@ class RowsFile:
         self._record = np.dtype([("node", np.dtype(id_type)), row] if self._has_ids else [row])
         self._row_bytes = self._record.itemsize
         self._check_room()
-        self._partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+        self._partial = path.with_name(f"{path.name}.partial")
         self._rows_path = self._partial.with_name(self._partial.name + ".rows")
-        self._file: BinaryIO = self._rows_path.open("w+b")
+        try:
+            self._file = open_alone(self._rows_path, wait=False)
+        except BlockingIOError:
+            raise OptionError(f"another process is writing {path}") from None
+        self._remove(self._partial)  # of a process that was killed
         header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self._file, header)
         self._file.flush()
@@ -108,25 +112,26 @@ class RowsFile:
     def finish(self, names: list[str], *, block_bytes: int, values: tuple[str, ...] | None = None) -> None:
         """Make the file of the rows. ``names`` are the columns', for the formats that have such, and ``values`` what
         is written there for the numbers 0, 1, …; ``block_bytes`` of rows are in memory at once."""
+        made = self._partial
         match self.path.suffix:
             case ".npy":
+                made = self._rows_path
                 self._file.truncate(self._start + self.shape[0] * self._row_bytes)
-                self._file.close()
-                self._rows_path.rename(self._partial)
-                flush(self._partial)
             case ".zarr":
                 self._write_zarr(block_bytes)
             case ".csv":
                 self._write_csv(names, block_bytes, values)
-                flush(self._partial)
             case ".parquet":
                 self._write_parquet(names, block_bytes, values)
-                flush(self._partial)
-        if self.path.is_dir() and not self.path.is_symlink():
-            shutil.rmtree(self.path)
-        elif self._partial.is_dir():
-            self.path.unlink(missing_ok=True)
-        self._partial.replace(self.path)
+        flush_all([made])
+        if not (made.is_dir() and os.path.lexists(self.path)):
+            made.replace(self.path)
+        elif not exchanged(made, self.path):
+            self._remove(self.path)
+            made.replace(self.path)
+        if made == self._rows_path:
+            self._file.close()
+        self.close()
         flush(self.path.absolute().parent)
 
     def _blocks(self, block_bytes: int) -> Iterator[AnyArray]:
@@ -175,13 +180,17 @@ class RowsFile:
 
     def close(self) -> None:
         """Remove what is not finished."""
-        self._file.close()
-        self._rows_path.unlink(missing_ok=True)
-        if self._partial.is_dir():
-            shutil.rmtree(self._partial, ignore_errors=True)
+        if not self._file.closed:  # until then nobody else writes here
+            self._remove(self._partial)
+            self._rows_path.unlink(missing_ok=True)
+            self._file.close()
+
+    def _remove(self, path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
-                self._partial.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

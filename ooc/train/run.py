@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
-from ooc.storage.array import replace_file
+from ooc.storage.array import TEMPORARY_SUFFIX, flush, make_folders, replace_file
 from ooc.suggestions import did_you_mean_path
 from ooc.train.run_lock import is_locked, lock_folder
 
@@ -50,7 +50,6 @@ TIMELINE = "timeline.json"
 STARTS = "starts.jsonl"
 SEEDS = "seeds.json"
 """In the folder around the runs of several seeds (``ooc.train.seeds``)."""
-_TEMPORARY = ".tmp"
 _MOST_STARTS = 50
 _HISTORY = "history"
 """In a checkpoint: the records of the epochs before it, so that lost lines of the metrics can be written anew."""
@@ -136,10 +135,7 @@ class RunFolder:
         if self._lock is not None:
             return
         with _named(self.path):
-            for folder in reversed((self.path, *self.path.parents)):
-                if not folder.exists():
-                    folder.mkdir()
-                    self._made.append(folder)
+            self._made.extend(make_folders(self.path))
         with _named(self.path):
             self._lock = lock_folder(self.path)
         try:
@@ -314,8 +310,10 @@ class RunFolder:
         self._history[record.epoch] = {name: value for name, value in record.as_dict().items() if name != "passes"}
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock. What was appended to the metrics outlasts a power cut from here on."""
         if self._lock is not None:
+            with contextlib.suppress(OSError):  # the checkpoint has it, too
+                flush(self.path / METRICS)
             os.close(self._lock)
             self._lock = None
 
@@ -366,7 +364,7 @@ def _is_occupied(path: Path) -> bool:
     if not path.is_dir():
         return True
     with _named(path):
-        return any(entry.name != CONFIG + _TEMPORARY for entry in path.iterdir())
+        return any(entry.name != CONFIG + TEMPORARY_SUFFIX for entry in path.iterdir())
 
 
 def _read_config(path: Path) -> Config:
@@ -427,7 +425,7 @@ def _on_cpu(state: Any) -> Any:
 
 def _replace(path: Path, data: bytes | memoryview) -> None:
     with _named(path):
-        replace_file(path, data, suffix=_TEMPORARY)
+        replace_file(path, data)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lock that keeps two processes out of one run's folder; it ends with the process that has it, in whatever way."""
 
-import errno
 import fcntl
 import os
 from pathlib import Path
 
 from ooc.errors import RunError
-
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
-"""What some network file systems answer; a run is only less protected there."""
+from ooc.storage.array import lock
 
 
 def lock_folder(path: Path) -> int:
@@ -17,14 +14,12 @@ def lock_folder(path: Path) -> int:
     OSError where it cannot be asked for."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise RunError(f"another process is using the run at {path}") from None
+        lock(descriptor)
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            os.close(descriptor)
-            raise
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise RunError(f"another process is using the run at {path}") from None
+        raise
     return descriptor
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ooc.errors import RunError
-from ooc.storage.array import replace_file
+from ooc.storage.array import make_folders, replace_file
 from ooc.suggestions import did_you_mean_path
 from ooc.train.run import SEEDS, Config, RunFolder, holds_run
 
@@ -69,11 +69,8 @@ class SeedRuns:
         """Write down what is to be trained."""
         text = json.dumps({"seeds": list(self.seeds), "config": self.config}, indent=2, allow_nan=False) + "\n"
         try:
-            for folder in reversed((self.path, *self.path.parents)):
-                if not folder.exists():
-                    folder.mkdir()
-                    self._made.append(folder)
-            replace_file(self.path / SEEDS, text.encode(), suffix=".tmp")
+            self._made.extend(make_folders(self.path))
+            replace_file(self.path / SEEDS, text.encode())
         except OSError as error:
             raise RunError(f"{self.path}: {error.strerror or error}") from error
 

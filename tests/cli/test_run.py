@@ -16,6 +16,7 @@ import torch
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
+from ooc.storage.array import TEMPORARY_SUFFIX
 from ooc.train.run import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +150,7 @@ def test_a_closed_run_can_be_used_again(tmp_path: Path) -> None:
 
 def test_leftover_temporary_files_are_no_run(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json.tmp").write_text("{")
+    (tmp_path / "run" / f"config.json{TEMPORARY_SUFFIX}").write_text("{")
     with RunFolder.create(tmp_path / "run", {"seed": 3}) as run:
         run.start()
     assert names(tmp_path / "run") == ["config.json"]
@@ -288,7 +289,7 @@ def test_a_failing_write_leaves_the_previous_checkpoint(tmp_path: Path, monkeypa
             patch.setattr(os, "fsync", full)
             with pytest.raises(RunError, match=r"checkpoint\.pt: No space left"):
                 run.save(state(2))
-        assert not list((tmp_path / "run").glob("*.tmp"))
+        assert not list((tmp_path / "run").glob(f"*{TEMPORARY_SUFFIX}"))
         loaded = run.load()
         assert loaded is not None and loaded["epoch"] == 1
 
@@ -307,6 +308,7 @@ def test_kill_at_any_moment(tmp_path: Path) -> None:
     program = """
 import sys
 from tests.cli.test_run import record, state
+from ooc.storage.array import TEMPORARY_SUFFIX
 from ooc.train.run import RunFolder, holds_run
 from pathlib import Path
 path = Path(sys.argv[1])

@@ -408,7 +408,7 @@ def test_interrupt_and_resume(run: RunCommand, graph: Path, here: Path, undistur
     said = re.fullmatch(r"ooc: stopped after epoch (\d+); go on with: (ooc train --resume --out \S+)\n", err)
     assert said is not None
     assert len(losses(here / "r")) == int(said[1])
-    assert not list(here.rglob("*.tmp")) and [path.name for path in here.iterdir()] == ["r"]
+    assert not list(here.rglob("*.ooc-tmp")) and [path.name for path in here.iterdir()] == ["r"]
     assert run(*said[2].split()[1:], "--quiet")[0] == 0
     assert losses(here / "r") == undisturbed
 

@@ -274,7 +274,7 @@ def test_a_store_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Path, "rename", watching)
     if not exchange:
-        monkeypatch.setattr(output, "_exchanged", lambda first, second: False)
+        monkeypatch.setattr(output, "exchanged", lambda first, second: False)
     assert reorder(store).attributes["order"] == "hop"
     assert there == (["none"] if exchange else ["none", "", "hop"])
     assert [path.name for path in tmp_path.iterdir()] == ["g.ooc"]

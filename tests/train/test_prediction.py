@@ -272,7 +272,7 @@ def test_a_failure_leaves_nothing(store: Store, tmp_path: Path, ending: str, mon
 
     (tmp_path / "spill").mkdir(exist_ok=True)
     model = CASE.build(store.num_features, store.num_classes)
-    for where, name in ((os, "pwrite"), (rows_file, "flush")) if ending != ".zarr" else ((os, "pwrite"),):
+    for where, name in (os, "pwrite"), (rows_file, "flush_all"):
         prediction = predicting(model, store, "8M", "8M", tile_rows=8, spill_dir=tmp_path / "spill")
         with monkeypatch.context() as patch:
             patch.setattr(where, name, full)
