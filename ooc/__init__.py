@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact full-graph GNN training on graphs larger than memory.
 
-    store = ooc.convert(source, "graph.ooc")         a graph becomes a store on disk (ooc.dataset: a published one)
-    store = ooc.open("graph.ooc")                    an ooc.Store that is there already
+    store = ooc.convert(source, "graph.ooc")         an ooc.Store on disk (ooc.dataset: a published one; ooc.open)
     with ooc.Trainer(model, store) as trainer:       a store, its path, or PyG's Data
         trainer.fit(epochs=100)
         trainer.predict("labels")
     for batch in ooc.NeighborLoader(store, [15, 10], batch_size=1024): ...    sampled mini-batches, PyG's Data
     features, graph = ooc.remote_backend(store)      a store for PyG's own loaders
+    with ooc.offload(module, gpu_budget="2G"): ...   any module's two passes in a budget (planner: ooc.plan_chain)
 
-All errors that are the user's to act upon are an ooc.OocError: OptionError, SourceError, StoreError, BudgetError,
-ModelError, HardwareError, SpillError, TrainingError, RunError. Names are loaded when first used: ``import ooc`` alone
-imports neither torch nor numpy. ``help(ooc.Trainer)`` and ``help(ooc.convert)`` say more.
+Errors that are the user's to act upon are an ooc.OocError: OptionError, SourceError, StoreError, BudgetError,
+ModelError, HardwareError, SpillError, TrainingError, RunError. ``import ooc`` imports neither torch nor numpy.
 """
 
 from importlib import import_module
@@ -31,6 +30,8 @@ from ooc.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ooc.conversion.conversion import convert as convert
+    from ooc.offloading.offload import offload as offload
+    from ooc.plan.chain import plan_chain as plan_chain
     from ooc.remote import remote_backend as remote_backend
     from ooc.sampling.loader import NeighborLoader as NeighborLoader
     from ooc.sources.names import dataset as dataset
@@ -44,7 +45,9 @@ _HOMES = {
     "Trainer": ("ooc.train.trainer", "Trainer"),
     "convert": ("ooc.conversion.conversion", "convert"),
     "dataset": ("ooc.sources.names", "dataset"),
+    "offload": ("ooc.offloading.offload", "offload"),
     "open": ("ooc.storage.store", "open_store"),
+    "plan_chain": ("ooc.plan.chain", "plan_chain"),
     "remote_backend": ("ooc.remote", "remote_backend"),
 }
 # There is no __all__: a star would hide the builtin open, and help() would print every class in full.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory this process may still take: the machine's, or less where a control group says so."""
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,16 @@ def available_memory_bytes() -> int:
     """Bytes of RAM free for this process, caches that the kernel would drop counting as free."""
     machine = int(psutil.virtual_memory().available)
     return max(0, min([machine, *_group_rooms(_CGROUPS, _OWN_GROUPS)]))
+
+
+def return_freed_memory(nbytes: int, *, trim_bytes: int) -> None:
+    """Let glibc give back to the system what is freed of ``nbytes`` or more at once, and the end of its heap when
+    ``trim_bytes`` of it are free. Of the process; a later call takes the place of one before."""
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(mmap_threshold, nbytes)
+        mallopt(trim_threshold, trim_bytes)
 
 
 HOST_SHARE_OF_FREE = 0.5

@@ -9,6 +9,11 @@ def resident_bytes() -> int:
     return _status_bytes("VmRSS")
 
 
+def anonymous_bytes() -> int:
+    """Resident memory of this process now that is no file's."""
+    return _status_bytes("RssAnon")
+
+
 def peak_resident_bytes() -> int:
     """The highest resident memory of this process since it began or since ``reset_peak``."""
     return _status_bytes("VmHWM")

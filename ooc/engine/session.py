@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared programs brought to life: arenas, spill files and threads, the model on its device, and running them."""
 
-import ctypes
 import shutil
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
 from ooc.errors import BudgetError, OocError, OptionError
 from ooc.events import Listener, Note, reported
+from ooc.memory import return_freed_memory
 from ooc.model.lowering.network import Network
 from ooc.model.stages import StageBuilder, Step
 from ooc.plan import Fate, Plan, Workload
@@ -232,8 +232,4 @@ def _keep_freed_memory() -> None:
     What is larger than 16 MiB goes back at once. Of edges with features, where pieces of many sizes come and go, the
     heap otherwise kept 150 MB more than was in use at any time: more than the budgets allow for.
     """
-    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(mmap_threshold, 16 << 20)
-        mallopt(trim_threshold, 32 << 20)
+    return_freed_memory(16 << 20, trim_bytes=32 << 20)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module saves and takes, item by item, found without taking it: dry runs on torch's meta device, whose tensors
+have sizes and no content. The plan that is made of that is run dry as well, so that its peak is counted, not believed.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.fx.experimental._config
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from ooc.errors import BudgetError
+from ooc.model.layers.conformance import Watch
+from ooc.offloading.saved import Saving, Sizes
+from ooc.offloading.tiers import Nowhere, staging_bytes
+from ooc.plan.chain import Saved, leanest, plan_chain, shortage
+from ooc.plan.hardware import Hardware
+from ooc.plan.workload import Fate
+from ooc.sizes import format_size
+
+META = torch.device("meta")
+Step = Callable[[nn.Module], Any]
+"""Calls the module that it is given, a copy on the meta device, and returns what that gives."""
+_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavingPlan:
+    """By item: its fate, its name, the most bytes that it may have, and how many may be on their way back early when
+    the backward pass is there (``windows``). ``nbytes`` are taken of the device at most, or of the one memory there is,
+    ``host_bytes`` of the host, ``ssd_bytes`` of the SSD, which is written by way of ``staging_bytes`` of these."""
+
+    fates: tuple[Fate, ...]
+    names: tuple[str, ...]
+    most: tuple[int, ...]
+    windows: tuple[int, ...]
+    nbytes: int
+    host_bytes: int
+    ssd_bytes: int
+    staging_bytes: int
+
+    def fate_of(self, item: int) -> Fate:
+        """Of an item; what was not planned, and is more than nothing, is refused."""
+        return self.fates[item] if item < len(self.fates) else Fate.DEVICE
+
+    def bytes_by_fate(self) -> dict[Fate, int]:
+        """What is saved, by where it waits."""
+        each = list(zip(self.fates, self.most, strict=True))
+        return {fate: sum(nbytes for its, nbytes in each if its is fate) for fate in Fate if fate is not Fate.RECOMPUTE}
+
+
+def on_meta(module: nn.Module) -> nn.Module:
+    """A copy on the meta device, made without copying parameters or buffers."""
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to(META), parameter.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = buffer.detach().to(META)
+    made = copy.deepcopy(module, memo)
+    for part in made.modules():  # what an ooc.offload block has put there
+        vars(part).pop("forward", None)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A dry run: sizes of items; the most bytes and the seconds of each item's steps, forward (True) and backward."""
+
+    sizes: dict[int, Sizes]
+    peaks: dict[tuple[bool, int], int]
+    seconds: dict[tuple[bool, int], float]
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.peaks.values(), default=0)
+
+    def peak_of(self, item: int) -> int:
+        return max(self.peaks.get((forward, item), 0) for forward in (True, False))
+
+
+class _Meter(Watch):  # type: ignore[no-untyped-call]
+    """Counts by item, and estimates seconds by what operators read, write and multiply."""
+
+    def __init__(self, known: Sequence[Tensor], hardware: Hardware) -> None:
+        super().__init__(known)
+        self.at = True, -1
+        self.peaks: dict[tuple[bool, int], int] = defaultdict(int)
+        self.seconds: dict[tuple[bool, int], float] = defaultdict(float)
+        self._hardware = hardware.processor
+
+    def move(self, forward: bool, item: int) -> None:
+        """The next operators are of another step, with a peak of its own."""
+        self.peaks[self.at] = max(self.peaks[self.at], self.peak_bytes)
+        self.at = forward, item
+        self.peak_bytes = self.peaks[self.at]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = super().__torch_dispatch__(func, types, args, kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, made)) if isinstance(leaf, Tensor)]
+        if not func.is_view and tensors:
+            rates = self._hardware.multiplies_per_s
+            seconds = sum(tensor.nbytes for tensor in tensors) / self._hardware.stream_bytes_per_s
+            if (flops := flop_registry.get(func.overloadpacket)) is not None:
+                name = str(tensors[0].dtype).removeprefix("torch.")
+                seconds += flops(*args, **(kwargs or {}), out_val=made) / 2 / rates.get(name, rates["float32"])
+            self.seconds[self.at] += seconds + self._hardware.seconds_per_operator
+        return made
+
+
+class DryRuns:
+    """Those of ``step`` with ``module``; ``known``: tensors on the meta device that the step is given and that do not
+    count. ``loss``: a log-softmax stands for what follows the module."""
+
+    def __init__(
+        self, module: nn.Module, step: Step, hardware: Hardware, *, known: Sequence[Tensor] = (), loss: bool = True
+    ) -> None:
+        self._module, self._step, self.hardware, self._loss = on_meta(module), step, hardware, loss
+        self._known = [*known, *self._module.parameters(), *self._module.buffers()]
+        self._kept = self.run(lambda item: Fate.HOST)
+
+    @property
+    def kept_bytes(self) -> int:
+        """The most that a step takes where everything stays where it is."""
+        return self._kept.peak_bytes
+
+    def run(self, fates: Callable[[int], Fate]) -> _Trial:
+        """One step, with gradients of its own."""
+        meter = _Meter(self._known, self.hardware)
+        saving = Saving(self._module, meter.move)
+        saving.fates, saving.tiers = fates, {Fate.SSD: Nowhere()}
+        if self.hardware.has_device_memory:
+            saving.tiers = {Fate.SSD: Nowhere(), Fate.HOST: Nowhere()}
+        self._module.zero_grad(set_to_none=True)
+        # What is picked by a mask is as much as can be.
+        every = torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
+        with torch.random.fork_rng(devices=[]), META, every, meter, saving.applied():
+            made = [t for t in tree_leaves(self._step(self._module)) if isinstance(t, Tensor) and t.requires_grad]
+            if self._loss:
+                made = [torch.log_softmax(t.flatten() if t.dim() < 2 else t, -1) for t in made]
+            torch.autograd.backward(made, [torch.empty_like(t) for t in made])
+        meter.move(True, -1)
+        return _Trial(dict(saving.sizes), dict(meter.peaks), dict(meter.seconds))
+
+    def plan(self, gpu_budget: int, host_budget: int) -> SavingPlan:
+        """The plan of least forecast time within the budgets; BudgetError with the least that would do. Where the CPU
+        computes, they are of one memory and add up."""
+        on_device = self.hardware.has_device_memory
+        has = gpu_budget if on_device else gpu_budget + host_budget
+        if self.kept_bytes <= has:  # nothing is faster than nothing moved
+            return self._planned([_stays(self.hardware)] * len(self._kept.sizes), self._kept, has, 0, 0)
+        items = self._items()
+        staging = staging_bytes(max(sizes.largest_bytes for sizes in self._kept.sizes.values()))
+        beside, host_beside = (0, staging) if on_device else (staging, 0)
+        room, host = has - beside, host_budget - host_beside if on_device else 0
+        allowed = room
+        for _ in range(_TRIES):
+            try:
+                found = plan_chain(items, max(0, allowed), max(0, host), self.hardware)
+            except BudgetError:
+                break
+            trial = self.run(found.fates.__getitem__)
+            if trial.peak_bytes <= room:
+                return self._planned(found.fates, trial, has, beside, found.host_bytes + host_beside)
+            allowed -= trial.peak_bytes - room
+        least = leanest(items, self.hardware)
+        trial, least_host = self.run(least.fates.__getitem__), least.host_bytes + host_beside
+        if trial.peak_bytes > room or (on_device and least_host > host_budget):
+            saved = format_size(sum(sizes.nbytes for sizes in self._kept.sizes.values()))
+            what = f"a step of a module that saves {saved} for its backward pass"
+            needs, budgets = trial.peak_bytes + beside, (has, host_budget)
+            raise BudgetError(shortage(what, needs, least_host, budgets, self.hardware))
+        return self._planned(least.fates, trial, has, beside, least_host)
+
+    def _items(self) -> list[Saved]:
+        kept = self._kept
+        away = self.run(lambda item: Fate.SSD)
+
+        def again(item: int) -> Fate:
+            return Fate.RECOMPUTE if item % 2 and kept.sizes[item].repeatable else Fate.SSD
+
+        recomputed = self.run(again)
+        items, so_far = [], 0
+        for item, sizes in sorted(kept.sizes.items()):
+            so_far += sizes.nbytes
+            shared = kept.sizes[item - 1].given_bytes if item % 2 else 0
+            repeats = again(item) is Fate.RECOMPUTE
+            items.append(
+                Saved(
+                    name=sizes.name,
+                    nbytes=max(sizes.nbytes, recomputed.sizes[item].nbytes),
+                    recompute_s=kept.seconds.get((True, item), 0.0) if repeats else None,
+                    forward_s=kept.seconds.get((True, item), 0.0),
+                    backward_s=kept.seconds.get((False, item), 0.0),
+                    kept_bytes=max(0, kept.peak_of(item) - so_far),
+                    away_bytes=max(0, away.peak_of(item) - shared),
+                    recompute_bytes=max(0, recomputed.peak_of(item) - shared) if repeats else 0,
+                    shared_bytes=shared,
+                )
+            )
+        return items
+
+    def _planned(self, fates: Sequence[Fate], trial: _Trial, has: int, staging: int, host_bytes: int) -> SavingPlan:
+        """``staging``: of the memory that ``has`` so many bytes."""
+        sizes = [trial.sizes.get(item, Sizes()) for item in range(len(fates))]
+        written = [one for one, fate in zip(sizes, fates, strict=True) if fate is Fate.SSD and one.nbytes]
+        part = staging_bytes(max(one.largest_bytes for one in written)) if written else 0
+        has -= min(part, staging)
+        room = [has - trial.peaks.get((False, item), 0) for item in range(len(fates))]
+        moves = any(
+            fate not in (_stays(self.hardware), Fate.RECOMPUTE) and one.nbytes
+            for fate, one in zip(fates, sizes, strict=True)
+        )
+        return SavingPlan(
+            fates=tuple(fates),
+            names=tuple(one.name for one in sizes),
+            most=tuple(one.nbytes for one in sizes),
+            windows=tuple(accumulate(room, min)) if moves else (),
+            nbytes=(has if moves else trial.peak_bytes) + min(part, staging),
+            host_bytes=host_bytes,
+            ssd_bytes=sum(one.landing_bytes for one in written),
+            staging_bytes=part,
+        )
+
+
+def _stays(hardware: Hardware) -> Fate:
+    """What becomes of what is kept where it is computed."""
+    return Fate.DEVICE if hardware.has_device_memory else Fate.HOST

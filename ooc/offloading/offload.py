@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module's forward and backward pass within budgets: what autograd saves is kept, goes to the host or the SSD, or is
+computed again, whatever takes the least time. Results are the same bits as without.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
+
+from ooc.errors import ModelError, OptionError
+from ooc.memory import default_budgets, return_freed_memory
+from ooc.offloading.measure import META, DryRuns, SavingPlan
+from ooc.offloading.saved import Saving
+from ooc.offloading.tiers import Pinned, Ssd, Tier
+from ooc.plan.hardware import Hardware
+from ooc.plan.workload import Fate
+from ooc.profile.cache import known_hardware
+from ooc.sizes import parse_size
+
+_AT_ONCE_BYTES = 256 << 10
+"""What is freed of so many bytes goes back to the system: what smaller pieces keep of the heap is little."""
+
+
+def offload(
+    module: nn.Module,
+    *,
+    gpu_budget: str | int | None = None,
+    host_budget: str | int | None = None,
+    spill_dir: str | Path | None = None,
+    hardware: Hardware | None = None,
+) -> "Offload":
+    """Run ``module`` forward and backward within budgets, in a ``with`` block around both.
+
+        with ooc.offload(model, gpu_budget="64M", host_budget="256M"):
+            loss = model(x).square().mean()
+            loss.backward()
+
+    What autograd saves is kept, goes to the host, goes to a nameless file in ``spill_dir``, or is computed again, layer
+    by layer (members of the module's lists and sequences, and its other parts), as takes the least time by what
+    ``hardware`` says (this machine as ``ooc profile`` measured it, or estimates). Gradients are the same bits as
+    without, and random numbers are drawn as without.
+
+    Budgets bound what a step makes beside parameters, what the module is given, and what the caller keeps: saved
+    tensors, temporaries, gradients, buffers of the SSD; of the loss as much as a log-softmax of the outputs makes. On
+    the CPU both are of one memory and add up. Sizes are found on the meta device when the module is called, before
+    anything is computed; calls with nothing larger keep to that plan. BudgetError with the least that would do;
+    ModelError for a module that does not run on the meta device, for a call before the backward pass of the last, and
+    for a backward pass outside the block.
+    """
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    if device.type not in ("cpu", "cuda"):
+        raise OptionError(f"a module on {device} cannot be offloaded: it must be on the CPU or a GPU")
+    on_gpu = device.type == "cuda"
+    usual = default_budgets(int(torch.cuda.mem_get_info(device)[0]) if on_gpu else None)
+    folder = Path(spill_dir or ".")
+    return Offload(
+        module,
+        device=device,
+        gpu_budget=usual[0] if gpu_budget is None else parse_size(gpu_budget, name="gpu budget"),
+        host_budget=usual[1] if host_budget is None else parse_size(host_budget, name="host budget", zero=True),
+        spill_dir=folder,
+        hardware=hardware or known_hardware(folder, device=device.type),
+    )
+
+
+class Offload:
+    """See ``offload``. ``plan``: of the calls so far, None before the first. A block at a time; again after it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        device: torch.device,
+        gpu_budget: int,
+        host_budget: int,
+        spill_dir: Path,
+        hardware: Hardware,
+        plan: SavingPlan | None = None,
+    ) -> None:
+        """``plan``: of every call that is to come, where the caller knows the largest."""
+        self.module, self.plan = module, plan
+        self._device, self._budgets, self._spill_dir, self._hardware = (
+            device,
+            (gpu_budget, host_budget),
+            spill_dir,
+            hardware,
+        )
+        self._fixed = plan is not None
+        self._called: list[Any] | None = None
+        self._open: ExitStack | None = None
+
+    def __enter__(self) -> Self:
+        if self._open is not None:
+            raise OptionError("the ooc.offload block is entered already")
+        with ExitStack() as stack:
+            self._saving = saving = Saving(self.module)
+            self._tiers = stack.enter_context(ExitStack())
+            if self.plan is not None:
+                self._use(self.plan)
+            stack.enter_context(saving.applied(self._before))
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
+
+    def _before(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Plan, unless what there is holds for this call."""
+        if self._fixed:
+            return
+        leaves, spec = tree_flatten((given, named))
+        called = [spec, self.module.training, *map(_size_of, leaves)]
+        if self.plan is None or not _holds(self._called, called):
+            meta_given, meta_named = tree_map(_on_meta, (given, named))
+            known = [leaf for leaf in tree_flatten((meta_given, meta_named))[0] if isinstance(leaf, Tensor)]
+            try:
+                runs = DryRuns(self.module, lambda copy: copy(*meta_given, **meta_named), self._hardware, known=known)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+                reason = " ".join(str(error).split())
+                raise ModelError(f"{type(self.module).__name__} does not run on the meta device: {reason}") from error
+            plan = runs.plan(*self._budgets)
+            self._tiers.close()
+            self.plan, self._called = plan, called
+            self._use(plan)
+
+    def _use(self, plan: SavingPlan) -> None:
+        """Have the memory and the file that the plan asks for."""
+        if len(set(plan.fates)) > 1:  # or the heap would keep as much as it was spared
+            return_freed_memory(_AT_ONCE_BYTES, trim_bytes=_AT_ONCE_BYTES)
+        tiers: dict[Fate, Tier] = {}
+        if plan.ssd_bytes:
+            tiers[Fate.SSD] = ssd = Ssd(self._spill_dir, plan.ssd_bytes, plan.staging_bytes)
+            self._tiers.callback(ssd.close)
+        if self._device.type == "cuda":
+            tiers[Fate.HOST] = Pinned(self._device)
+        saving = self._saving
+        saving.fates, saving.tiers, saving.windows, saving.most = plan.fate_of, tiers, plan.windows, plan.most
+
+
+def _on_meta(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+        made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=META)
+        return made.requires_grad_(leaf.requires_grad)
+    return leaf.to(META) if hasattr(leaf, "to") else leaf
+
+
+def _size_of(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.dtype, leaf.requires_grad, leaf.layout is torch.strided and leaf.is_contiguous(), leaf.shape
+
+
+def _holds(before: Sequence[Any] | None, now: Sequence[Any]) -> bool:
+    """Whether a call with leaves of the sizes ``now`` is like the one ``before``, and nothing is larger."""
+    if before is None or len(before) != len(now):
+        return False
+    for one, other in zip(before, now, strict=True):
+        if isinstance(one, tuple) and isinstance(other, tuple):
+            same = one[:-1] == other[:-1] and len(one[-1]) == len(other[-1])
+            if not same or any(a < b for a, b in zip(one[-1], other[-1], strict=True)):
+                return False
+        elif not isinstance(other, bool | int | float | str | torch.dtype | TreeSpec | None) or one != other:
+            return False
+    return True

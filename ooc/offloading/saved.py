@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors that autograd saves while a module runs, each of which meets the fate of its item of the chain.
+
+A module is a chain of *layers*, called one after the other. Item 2n is what is saved before the call of layer n, with
+what that call is given; item 2n + 1 what is saved within it. Backward passes need the items in reverse.
+
+A storage is taken once, however many tensors that are saved are views of it, and belongs to the first item that saves
+it. Storages of parameters, buffers and of what the module is given stay where they are. What is recomputed is so by
+``torch.utils.checkpoint``, which draws the same random numbers again.
+"""
+
+import gc
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.checkpoint import checkpoint
+
+from ooc.errors import BudgetError, ModelError
+from ooc.offloading.tiers import Tier, landing_bytes
+from ooc.plan.workload import Fate
+from ooc.prefetch.engine import PAGE_BYTES
+from ooc.sizes import format_size
+
+_LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
+Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
+"""Is told what a module is called with."""
+
+
+def layers_of(module: nn.Module) -> dict[nn.Module, str]:
+    """The layers of ``module`` with their names, as it is built: the members of its lists and sequences, of those
+    within it as well, and what else it consists of."""
+
+    def found(module: nn.Module, name: str, listed: bool) -> Iterator[tuple[nn.Module, str]]:
+        of_lists = isinstance(module, _LISTS)
+        if of_lists or (not listed and any(isinstance(part, nn.ModuleList) for part in module.modules())):
+            for its_name, child in module.named_children():
+                yield from found(child, f"{name}.{its_name}".lstrip("."), of_lists)
+        elif name:
+            yield module, name
+
+    if any(True for _ in module.children()):
+        return dict(
+            pair for name, child in module.named_children() for pair in found(child, name, isinstance(module, _LISTS))
+        )
+    return {}
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Of an item: bytes of its storages, and of what they come back to; of the largest; of what the call after it is
+    given. Whether it can be computed again, and the layer's name."""
+
+    nbytes: int = 0
+    landing_bytes: int = 0
+    largest_bytes: int = 0
+    given_bytes: int = 0
+    repeatable: bool = True
+    name: str = "the end"
+
+
+class _Call:
+    """A call of the module: alive as long as anything is that it saved."""
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class _Entry:
+    """A storage that waits elsewhere until nobody needs it any more."""
+
+    tier: Tier
+    token: Any
+    nbytes: int
+    coming: bool = False
+    bytes: Tensor | None = None
+
+    def __del__(self) -> None:
+        self.tier.drop(self.token)
+
+
+@dataclass(eq=False, slots=True)
+class _Away:
+    """A saved tensor, a view of an entry, of which the backward pass has need at ``item``."""
+
+    call: _Call | None
+    item: int
+    entry: _Entry
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(eq=False, slots=True)
+class _Kept:
+    """A saved tensor that stays where it is, and its version then."""
+
+    call: _Call | None
+    item: int
+    tensor: Tensor
+    version: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A storage that belongs to an item when it is saved, or has been; it may be gone."""
+
+    storage: StorageWeakRef
+    item: int
+    entry: "weakref.ref[_Entry] | None" = None
+
+    @property
+    def gone(self) -> bool:
+        return bool(self.storage.expired())  # type: ignore[no-untyped-call]
+
+
+class Saving:
+    """What becomes of what ``module`` saves while it is called within ``applied``.
+
+    ``fates``: by item; ``tiers``: where items of some fates go, all others stay. ``windows``: bytes that may be on
+    their way back early when the backward pass is at an item; ``most``: bytes that an item may have. These may be set
+    before each call.
+    ``moved`` is told when another item's turn comes, forward (True) or backward.
+    """
+
+    def __init__(self, module: nn.Module, moved: Callable[[bool, int], None] = lambda forward, item: None) -> None:
+        self.module = module
+        self.fates: Callable[[int], Fate] = lambda item: Fate.DEVICE
+        self.tiers: Mapping[Fate, Tier] = {}
+        self.windows: Sequence[int] = ()
+        self.most: Sequence[int] | None = None
+        self.sizes: dict[int, Sizes] = defaultdict(Sizes)
+        self._moved = moved
+        self._item = self._reached = 0
+        self._calling = self._within = self._over = False
+        self._current: _Call | None = _Call()
+        self._call = weakref.ref(self._current)
+        self._known: set[int] = set()
+        self._seen: dict[tuple[int, int], _Seen] = {}
+        self._given: dict[int, _Seen] = {}
+        self._waiting: list[weakref.ref[_Entry]] = []
+        self._coming_bytes = 0
+
+    # ---- calls of the module and of its layers -------------------------------------------------------------
+
+    @contextmanager
+    def applied(self, before: Before = lambda given, named: None) -> Iterator[None]:
+        """Meanwhile calls of the module, and backward passes, go by the fates."""
+        wrapped = {self.module: self._module_call(self.module.forward, before)}
+        for layer, name in layers_of(self.module).items():
+            wrapped[layer] = self._layer_call(layer, name, layer.forward)
+        own = {module: vars(module)["forward"] for module in wrapped if "forward" in vars(module)}
+        try:
+            for module, forward in wrapped.items():
+                module.forward = forward
+            with saved_tensors_hooks(self._pack, self._unpack):
+                yield
+        finally:
+            self._over = True
+            for module in wrapped:
+                vars(module).pop("forward", None)
+                if module in own:
+                    module.forward = own[module]
+
+    def _module_call(self, forward: Callable[..., Any], before: Before) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            if not torch.is_grad_enabled() or self._calling:
+                return forward(*given, **named)
+            self._check_over()
+            before(given, named)
+            self._begin([*self.module.parameters(), *self.module.buffers(), *tree_leaves((given, named))])
+            try:
+                return forward(*given, **named)
+            finally:
+                self._calling = False
+
+        return run
+
+    def _check_over(self) -> None:
+        """Refuse a call while anything is alive that the last one saved."""
+        self._current = None
+        if self._call() is not None:
+            gc.collect()  # an error's traceback may hold it
+        if self._call() is not None:
+            raise ModelError("the module is called again before the backward pass of its last call")
+
+    def _begin(self, known: Iterable[Any]) -> None:
+        self._current, self._calling, self._reached = _Call(), True, -1
+        self._call = weakref.ref(self._current)
+        self._known = {t.untyped_storage()._cdata for t in known if isinstance(t, Tensor) and _is_plain(t)}
+        self.sizes = defaultdict(Sizes)
+        for past in (self._seen, self._given, self._waiting):
+            past.clear()
+        self._coming_bytes = 0
+        self._move(0)
+
+    def _layer_call(self, layer: nn.Module, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(item: int, called: TreeSpec, *leaves: Any) -> Any:
+            """The call, or once more in the backward pass."""
+            if not self._calling:
+                self._reach(item)
+            given, named = tree_unflatten(leaves, called)
+            return forward(*given, **named)
+
+        def run(*given: Any, **named: Any) -> Any:
+            if not self._calling or self._within or not torch.is_grad_enabled():
+                return forward(*given, **named)
+            before, item = self._item, self._item + 1
+            leaves, called = tree_flatten((given, named))
+            self._take_on(before, leaves)
+            self.sizes[before].name, self.sizes[item].name = f"before {name}", name
+            state = _state_of(layer, leaves)
+            self._within = True
+            self._move(item)
+            try:
+                if self.fates(item) is Fate.RECOMPUTE:
+                    made = checkpoint(partial(compute, item, called), *leaves, use_reentrant=False)
+                else:
+                    made = compute(item, called, *leaves)
+            finally:
+                self._within = False
+            self.sizes[item].repeatable = state == _state_of(layer, leaves) and not _tracks(layer)
+            self._move(item + 1)
+            return made
+
+        return run
+
+    def _move(self, item: int) -> None:
+        self._item = item
+        self._moved(True, item)
+
+    def _take_on(self, item: int, given: Iterable[Any]) -> None:
+        """What a layer is given belongs to the item before it, unless another one has it."""
+        storages = {}
+        for tensor in given:
+            if isinstance(tensor, Tensor) and _is_plain(tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._known:
+                    storages[storage._cdata] = storage
+        for key, storage in storages.items():
+            if (seen := self._given.get(key)) is None or seen.gone:
+                self._given[key] = _Seen(StorageWeakRef(storage), item)  # type: ignore[no-untyped-call]
+        self.sizes[item].given_bytes = sum(storage.nbytes() for storage in storages.values())
+
+    # ---- what autograd saves -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _pack(self, tensor: Tensor) -> _Kept | _Away:
+        call = self._current
+        if not _is_plain(tensor):
+            return _Kept(call, -1, tensor.detach(), tensor._version)
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < PAGE_BYTES or storage._cdata in self._known:
+            return _Kept(call, -1, tensor.detach(), tensor._version)
+        key = storage._cdata, tensor._version  # what is changed in place is another storage
+        seen = self._seen.get(key)
+        if seen is None or seen.gone:
+            given = self._given.get(storage._cdata)
+            item = self._item if given is None or given.gone else given.item
+            seen = self._seen[key] = _Seen(StorageWeakRef(storage), item)  # type: ignore[no-untyped-call]
+            self._count(item, storage.nbytes())
+        tier = self.tiers.get(self.fates(seen.item))
+        if tier is None:
+            return _Kept(call, self._item, tensor.detach(), tensor._version)
+        entry = None if seen.entry is None else seen.entry()
+        if entry is None:
+            entry = _Entry(tier, tier.put(storage), landing_bytes(storage.nbytes()))
+            seen.entry = weakref.ref(entry)
+            self._waiting.append(seen.entry)
+        place = tensor.size(), tensor.stride(), int(tensor.storage_offset())
+        return _Away(call, self._item, entry, tensor.dtype, *place)
+
+    def _count(self, item: int, nbytes: int) -> None:
+        sizes = self.sizes[item]
+        sizes.nbytes += nbytes
+        sizes.landing_bytes += landing_bytes(nbytes)
+        sizes.largest_bytes = max(sizes.largest_bytes, nbytes)
+        if self.most is not None and (item >= len(self.most) or sizes.nbytes > self.most[item]):
+            planned = format_size(self.most[item]) if item < len(self.most) else "nothing"
+            raise BudgetError(
+                f"what is saved by {sizes.name} comes to {format_size(sizes.nbytes)}, and {planned} was planned; what "
+                "follows the module, as a loss does, may save as much as a log-softmax of what it gives"
+            )
+
+    @torch.no_grad()
+    def _unpack(self, saved: _Kept | _Away) -> Tensor:
+        if saved.item >= 0:
+            self._reach(saved.item)
+        if isinstance(saved, _Kept):
+            if saved.tensor._version != saved.version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"it is at version {saved.tensor._version}, and was saved at {saved.version}"
+                )
+            return saved.tensor
+        if self._over:
+            raise ModelError("the backward pass has to run within the ooc.offload block")
+        entry = saved.entry
+        if entry.bytes is None:
+            self._coming_bytes -= entry.nbytes if entry.coming else 0
+            entry.bytes = entry.tier.take(entry.token)
+        self._fetch_ahead()
+        base = entry.bytes.view(saved.dtype)
+        return base.as_strided(saved.size, saved.stride, base.storage_offset() + saved.offset)
+
+    def _reach(self, item: int) -> None:
+        """The backward pass comes to an item."""
+        if self._reached < 0 or item < self._reached:
+            self._reached = item
+            self._moved(False, item)
+        self._fetch_ahead()
+
+    def _fetch_ahead(self) -> None:
+        """Send for what is needed next, as far as there is room beside what the step takes."""
+        room = self.windows[self._reached] if self._reached < len(self.windows) else 0
+        while self._waiting:
+            entry = self._waiting[-1]()
+            if entry is not None and entry.bytes is None and not entry.coming:
+                if self._coming_bytes + entry.nbytes > room:
+                    return
+                entry.coming = True
+                self._coming_bytes += entry.nbytes
+                entry.tier.fetch(entry.token)
+            self._waiting.pop()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is a view of a storage, and nothing else."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+
+
+def _state_of(layer: nn.Module, given: Iterable[Any]) -> list[tuple[int, int]]:
+    """What is changed where the layer changes its buffers, or what it is given."""
+    tensors = [*layer.buffers(), *(leaf for leaf in given if isinstance(leaf, Tensor))]
+    return [(id(tensor), tensor._version) for tensor in tensors]
+
+
+def _tracks(layer: nn.Module) -> bool:
+    """Whether it keeps running statistics, which a second run would change again."""
+    return any(getattr(part, "track_running_stats", False) and part.training for part in layer.modules())

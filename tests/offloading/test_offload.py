@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any module within budgets: the same bits as without, its memory no more than planned, and nothing left behind."""
+
+import copy
+import gc
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn.models import GAT, GraphSAGE
+
+import ooc
+from ooc.errors import BudgetError, ModelError
+from ooc.model.layers.conformance import Watch
+from ooc.offloading.measure import META, DryRuns
+from ooc.offloading.saved import layers_of
+from ooc.plan.hardware import UNMEASURED
+from ooc.plan.workload import Fate
+from ooc.sizes import parse_size
+
+
+class Encoder(nn.Module):
+    """A small transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True)
+        self.into = nn.Linear(8, 16)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        encoded: Tensor = self.encoder(self.into(x))
+        return encoded
+
+
+def _dense(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 32), *layers, nn.Linear(32, 4))
+
+
+class Graph(nn.Module):
+    """A model of PyG's on one batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        generator = torch.Generator().manual_seed(1)
+        self.edge_index = torch.randint(0, 300, (2, 3000), generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        edge_index = self.edge_index.to(x.device)
+        outputs: Tensor = self.model(x, edge_index)
+        return outputs
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "transformer": (Encoder, (8, 40, 8)),
+    "batch norm": (
+        lambda: _dense(nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 32), nn.GELU()),
+        (500, 8),
+    ),
+    "nested": (
+        lambda: _dense(nn.Sequential(nn.Linear(32, 32), nn.Tanh()), nn.ModuleList([nn.Dropout(0.3)])[0]),
+        (500, 8),
+    ),
+    "in place": (lambda: _dense(nn.ELU(inplace=True), nn.LayerNorm(32), nn.Tanh(), nn.SiLU()), (500, 8)),
+    "sage": (lambda: Graph(GraphSAGE(8, 16, 2, 4, dropout=0.5, norm="batch_norm")), (300, 8)),
+    "gat": (lambda: Graph(GAT(8, 16, 3, 4, heads=2, dropout=0.2)), (300, 8)),
+}
+
+
+def _step(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """Loss, gradients, buffers and what random numbers come next."""
+    module.zero_grad()
+    torch.manual_seed(5)
+    loss = module(x).square().mean()
+    loss.backward()
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return [loss.detach(), *gradients, *(b.clone() for b in module.buffers()), torch.rand(3)]
+
+
+def _least(module: nn.Module, *shape: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes that a step takes with nothing kept, and with everything."""
+    runs = DryRuns(module, lambda copied: copied(torch.empty(shape, dtype=dtype, device=META)), UNMEASURED)
+    with pytest.raises(BudgetError) as caught:
+        runs.plan(1, 0)
+    return parse_size(str(caught.value).split("gpu_budget='")[1].rstrip("'")), runs.kept_bytes
+
+
+SLOW_DISK = replace(UNMEASURED, disk=replace(UNMEASURED.disk, both_ways_bytes_per_s=1.0))
+SLOW_PROCESSOR = replace(UNMEASURED, processor=replace(UNMEASURED.processor, seconds_per_operator=1.0))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_the_same_bits_whatever_the_budget(case: str, tmp_path: Path) -> None:
+    dtype = torch.float64 if case in ("sage", "nested") else torch.float32
+    make, shape = CASES[case]
+    torch.manual_seed(0)
+    plain = make().to(dtype)
+    module = copy.deepcopy(plain)
+    x = torch.randn(shape, dtype=dtype)
+    expected = [_step(plain, x), _step(plain, x)]
+    least, most = _least(module, *shape, dtype=dtype)
+    met: set[Fate] = set()
+    for budget, hardware in ((least, SLOW_PROCESSOR), ((least + most) // 2, SLOW_DISK)):
+        other = copy.deepcopy(module)
+        with ooc.offload(other, gpu_budget=budget, host_budget=0, spill_dir=tmp_path, hardware=hardware) as run:
+            found = [_step(other, x), _step(other, x)]
+        for one, two in zip(expected, found, strict=True):
+            assert len(one) == len(two) and all(map(torch.equal, one, two))
+        assert run.plan is not None and run.plan.nbytes <= budget
+        met |= {fate for fate, nbytes in zip(run.plan.fates, run.plan.most, strict=True)}
+    assert met >= {Fate.HOST, Fate.SSD}
+    assert Fate.RECOMPUTE in met or case == "in place"
+    assert "forward" not in vars(other) and list(tmp_path.iterdir()) == []
+
+
+def test_a_step_takes_no_more_than_was_planned_and_no_storage_is_counted_twice(tmp_path: Path) -> None:
+    """What operators make, added up while they run; views and repeated saves of a storage are one."""
+    torch.manual_seed(0)
+    module, x = Encoder(), torch.randn(8, 40, 8)
+    least, most = _least(module, 8, 40, 8, dtype=torch.float32)
+    for hardware in (SLOW_DISK, SLOW_PROCESSOR):
+        budget = (least + most) // 2
+        with ooc.offload(module, gpu_budget=budget, host_budget=0, spill_dir=tmp_path, hardware=hardware) as run:
+            module(x).sum().backward()
+            module.zero_grad()
+            known = [x, *module.parameters()]
+            watch = Watch.of(lambda: module(x).sum().backward(), known)
+        assert run.plan is not None
+        assert 0.5 * run.plan.nbytes < watch.peak_bytes + run.plan.staging_bytes <= run.plan.nbytes
+        module.zero_grad()
+    assert run.plan is not None and run.plan.bytes_by_fate()[Fate.SSD] > 0
+
+
+def test_smaller_calls_keep_to_the_plan_and_larger_ones_make_another(tmp_path: Path) -> None:
+    module = _dense(nn.Dropout(0.5), nn.Linear(32, 32), nn.Tanh())
+    least, _ = _least(module, 900, 8, dtype=torch.float32)
+    plans = []
+    with ooc.offload(module, gpu_budget=least, host_budget=0, spill_dir=tmp_path) as run:
+        for rows in (500, 300, 900):
+            module(torch.randn(rows, 8)).sum().backward()
+            plans.append(run.plan)
+        with torch.no_grad():
+            module(torch.randn(10**4, 8))
+        with pytest.raises(BudgetError, match=r"saves .* and both budgets together are .*; give gpu_budget="):
+            module(torch.randn(10**4, 8))
+    assert plans[0] is plans[1] and plans[1] is not plans[2]
+
+
+def _left() -> tuple[int, int]:
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+
+class Broken(nn.Module):
+    """Raises what it is told to in its forward pass, or its backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward_error: BaseException | None = None
+        self.backward_error: BaseException | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.forward_error is not None and not x.is_meta:
+            raise self.forward_error
+        if self.backward_error is not None and not x.is_meta:
+            x.register_hook(self._fail)  # type: ignore[no-untyped-call]
+        return x * 2
+
+    def _fail(self, gradient: Tensor) -> None:
+        assert self.backward_error is not None
+        raise self.backward_error
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_whatever_happens_nothing_is_left(kind: type[BaseException], tmp_path: Path) -> None:
+    broken = Broken()
+    module = _dense(nn.Dropout(0.5), nn.Linear(32, 32), broken, nn.Tanh())
+    x = torch.randn(900, 8)
+    least, _ = _least(module, 900, 8, dtype=torch.float32)
+
+    def run(backward: bool = True) -> Any:
+        with ooc.offload(module, gpu_budget=least, host_budget=0, spill_dir=tmp_path, hardware=SLOW_PROCESSOR) as run:
+            loss = module(x).sum()
+            assert run.plan is not None and run.plan.ssd_bytes
+            if backward:
+                loss.backward()
+        return loss
+
+    run()
+    before = _left()
+    for broken.forward_error, broken.backward_error in ((kind("in forward"), None), (None, kind("in backward"))):
+        with pytest.raises(kind, match="in "):
+            run()
+        gc.collect()
+        assert _left() == before and "forward" not in vars(module) and list(tmp_path.iterdir()) == []
+    broken.forward_error = broken.backward_error = None
+    loss = run(backward=False)
+    assert _left() == before
+    with pytest.raises(ModelError, match="backward pass has to run within"):
+        loss.backward()
+
+
+def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
+    module, x = _dense(nn.Tanh()), torch.randn(900, 8)
+    with ooc.offload(module, gpu_budget="1G", spill_dir=tmp_path):
+        kept = module(x)
+        with pytest.raises(ModelError, match="called again before the backward pass"):
+            module(x)
+        kept.sum().backward()
+        module(x).sum().backward()
+    tight, _ = _least(module, 900, 8, dtype=torch.float32)
+    with ooc.offload(module, gpu_budget=tight, host_budget=0, spill_dir=tmp_path):
+        outputs = module(x)
+        with pytest.raises(BudgetError, match="a loss does, may save as much as"):
+            (torch.stack([outputs] * 40).exp() * outputs).sum()
+
+    class Reads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * float(x.sum())
+
+    reads = nn.Sequential(nn.Linear(8, 8), Reads())
+    with ooc.offload(reads, gpu_budget="1G", spill_dir=tmp_path), pytest.raises(ModelError, match="meta device"):
+        reads(x)
+
+
+def test_what_is_changed_in_place_after_it_was_saved_is_told_as_ever(tmp_path: Path) -> None:
+    linear = nn.Sequential(nn.Linear(8, 600))
+    with ooc.offload(linear, gpu_budget="1G", spill_dir=tmp_path):
+        outputs = linear(torch.randn(9, 8))
+        loss = outputs.square().sum()
+        outputs.detach().zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_layers_are_found_by_how_a_module_is_built() -> None:
+    assert list(layers_of(Encoder()).values()) == ["into", "encoder.layers.0", "encoder.layers.1"]
+    assert "2.0" in layers_of(_dense(nn.ReLU(), nn.Sequential(nn.Tanh()))).values()
+    names = layers_of(Graph(GraphSAGE(8, 16, 2, 4, norm="layer_norm"))).values()
+    assert {"model.convs.0", "model.convs.1", "model.norms.0", "model.act"} <= set(names)
+    assert layers_of(nn.Linear(2, 2)) == {}
