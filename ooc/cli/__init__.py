@@ -136,6 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(describe_os_error(error))
     except MemoryError:
         return _fail("out of memory; give a smaller --memory")
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":
+            raise
+        return _fail("the system allows no more threads (ulimit -u, or a limit of its container)")
     return code if isinstance(code, int) else 0
 
 

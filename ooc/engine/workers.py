@@ -40,10 +40,15 @@ class WorkerPool:
         self.tasks: SimpleQueue[_Task[Any] | None] | None = SimpleQueue() if workers > 1 else None
         self._threads: list[Thread] = []
         if self.tasks is not None:
-            for number in range(workers):
-                thread = Thread(target=self._work, args=(self.tasks, number), name=f"ooc-tile_{number}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            try:
+                for number in range(workers):
+                    work = (self.tasks, number)
+                    thread = Thread(target=self._work, args=work, name=f"ooc-tile_{number}", daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+            except BaseException:  # the system may allow no more
+                self.close()
+                raise
 
     @property
     def busy_s(self) -> float:

@@ -69,6 +69,11 @@ def test_one_line_and_exit_code_2(run: RunCommand, arguments: list[str], message
         (OSError(errno.EACCES, "Permission denied", "a.bin"), 2, "ooc: error: a.bin: Permission denied\n"),
         (OSError("strange"), 2, "ooc: error: strange\n"),
         (MemoryError(), 2, "ooc: error: out of memory; give a smaller --memory\n"),
+        (
+            RuntimeError("can't start new thread"),
+            2,
+            "ooc: error: the system allows no more threads (ulimit -u, or a limit of its container)\n",
+        ),
         (KeyboardInterrupt(), 130, "\nooc: interrupted\n"),
     ],
 )
@@ -104,6 +109,24 @@ def interrupted(run: RunCommand, heeded: None, monkeypatch: pytest.MonkeyPatch) 
         assert [signal.getsignal(number) for number in HANDLED] == before
 
     return check
+
+
+def test_where_no_more_threads_can_be_started_it_says_so(
+    run: RunCommand, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And ends the threads that there are."""
+    before, real = threading.active_count(), threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if threading.active_count() > before + 1:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    options = ("--memory", "40M", "--epochs", 1, "--hidden", 8, "--layers", 2, "--threads", 2)
+    code, _, error = run("train", graph, "--out", tmp_path / "run", *options)
+    assert code == 2 and error.splitlines()[-1].startswith("ooc: error: the system allows no more threads")
+    assert threading.active_count() == before and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", HANDLED[:2])

@@ -132,6 +132,14 @@ def test_sizes_in_a_pickle_are_checked_before_anything_is_allocated(
         pickles.read_neighbours(made.source / "raw" / "ind.made.graph")
 
 
+@pytest.mark.parametrize("text", ["99999999999999999999", "1.5", "x" * 5000])
+def test_test_nodes_of_planetoid_are_node_ids(tmp_path: Path, text: str) -> None:
+    """Not larger than any number of ours, either; and a long text is not said whole."""
+    made = _made(tmp_path, "planetoid")
+    (made.source / "raw" / "ind.made.test.index").write_text(f"7\n{text}\n")
+    _refused(made.source, tmp_path, "test.index holds something else than node ids: .{1,200}$")
+
+
 def test_gaps_between_successors_are_counted(tmp_path: Path) -> None:
     """Another successor in the place of one, as many arcs of each kind: the sizes of gaps tell."""
     made = _made(tmp_path, "webgraph")

@@ -118,8 +118,8 @@ class Lane:
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._run, name=self._names[len(self._threads)], daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _run(self) -> None:
         while (piece := self._queue.get()) is not None:

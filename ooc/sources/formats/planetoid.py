@@ -102,8 +102,8 @@ def _test_index(path: Path) -> AnyArray:
         found = np.array(path.read_text().split(), dtype=np.int64)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise SourceError(f"{path} holds something else than node ids: {error}") from error
+    except (ValueError, OverflowError) as error:
+        raise SourceError(f"{path} holds something else than node ids: {str(error)[:200]}") from error
     if not len(found):
         raise SourceError(f"{path} names no test node: it is damaged or incomplete")
     return found
