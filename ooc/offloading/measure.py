@@ -6,6 +6,7 @@ have sizes and no content. The plan that is made of that is run dry as well, so 
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -117,13 +118,21 @@ class _Meter(Watch):  # type: ignore[no-untyped-call]
 
 
 class DryRuns:
-    """Those of ``step`` with ``module``; ``known``: tensors on the meta device that the step is given and that do not
-    count. ``loss``: a log-softmax stands for what follows the module."""
+    """Those of ``step`` with ``module``, both passes ``within`` what that gives for the copy. ``known``: tensors on the
+    meta device that the step is given and that do not count. A log-softmax stands for what follows the module.
+    ``least_bytes``: what a step takes with nothing kept, after a plan was refused."""
 
     def __init__(
-        self, module: nn.Module, step: Step, hardware: Hardware, *, known: Sequence[Tensor] = (), loss: bool = True
+        self,
+        module: nn.Module,
+        step: Step,
+        hardware: Hardware,
+        *,
+        known: Sequence[Tensor] = (),
+        within: Callable[[nn.Module], AbstractContextManager[None]] = lambda module: nullcontext(),
     ) -> None:
-        self._module, self._step, self.hardware, self._loss = on_meta(module), step, hardware, loss
+        self._module, self._step, self.hardware, self._within = on_meta(module), step, hardware, within
+        self.least_bytes = 0
         self._known = [*known, *self._module.parameters(), *self._module.buffers()]
         self._kept = self.run(lambda item: Fate.HOST)
 
@@ -142,10 +151,9 @@ class DryRuns:
         self._module.zero_grad(set_to_none=True)
         # What is picked by a mask is as much as can be.
         every = torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
-        with torch.random.fork_rng(devices=[]), META, every, meter, saving.applied():
+        with torch.random.fork_rng(devices=[]), META, every, meter, self._within(self._module), saving.applied():
             made = [t for t in tree_leaves(self._step(self._module)) if isinstance(t, Tensor) and t.requires_grad]
-            if self._loss:
-                made = [torch.log_softmax(t.flatten() if t.dim() < 2 else t, -1) for t in made]
+            made = [torch.log_softmax(t.flatten() if t.dim() < 2 else t, -1) for t in made]
             torch.autograd.backward(made, [torch.empty_like(t) for t in made])
         meter.move(True, -1)
         return _Trial(dict(saving.sizes), dict(meter.peaks), dict(meter.seconds))
@@ -176,8 +184,8 @@ class DryRuns:
         if trial.peak_bytes > room or (on_device and least_host > host_budget):
             saved = format_size(sum(sizes.nbytes for sizes in self._kept.sizes.values()))
             what = f"a step of a module that saves {saved} for its backward pass"
-            needs, budgets = trial.peak_bytes + beside, (has, host_budget)
-            raise BudgetError(shortage(what, needs, least_host, budgets, self.hardware))
+            self.least_bytes = trial.peak_bytes + beside
+            raise BudgetError(shortage(what, self.least_bytes, least_host, (has, host_budget), self.hardware))
         return self._planned(least.fates, trial, has, beside, least_host)
 
     def _items(self) -> list[Saved]:

@@ -58,38 +58,28 @@ def offload(
     on_gpu = device.type == "cuda"
     usual = default_budgets(int(torch.cuda.mem_get_info(device)[0]) if on_gpu else None)
     folder = Path(spill_dir or ".")
-    return Offload(
-        module,
-        device=device,
-        gpu_budget=usual[0] if gpu_budget is None else parse_size(gpu_budget, name="gpu budget"),
-        host_budget=usual[1] if host_budget is None else parse_size(host_budget, name="host budget", zero=True),
-        spill_dir=folder,
-        hardware=hardware or known_hardware(folder, device=device.type),
-    )
+    gpu_bytes = usual[0] if gpu_budget is None else parse_size(gpu_budget, name="gpu budget")
+    host_bytes = usual[1] if host_budget is None else parse_size(host_budget, name="host budget", zero=True)
+    hardware = hardware or known_hardware(folder, device=device.type)
+    return Offload(module, spill_dir=folder, hardware=hardware, device=device, budgets=(gpu_bytes, host_bytes))
 
 
 class Offload:
-    """See ``offload``. ``plan``: of the calls so far, None before the first. A block at a time; again after it."""
+    """See ``offload``. ``plan``: of the last call, None before the first; or of every call that is to come, where it is
+    given. A block at a time; again after it."""
 
     def __init__(
         self,
         module: nn.Module,
+        plan: SavingPlan | None = None,
         *,
-        device: torch.device,
-        gpu_budget: int,
-        host_budget: int,
         spill_dir: Path,
         hardware: Hardware,
-        plan: SavingPlan | None = None,
+        device: torch.device | None = None,
+        budgets: tuple[int, int] = (0, 0),
     ) -> None:
-        """``plan``: of every call that is to come, where the caller knows the largest."""
         self.module, self.plan = module, plan
-        self._device, self._budgets, self._spill_dir, self._hardware = (
-            device,
-            (gpu_budget, host_budget),
-            spill_dir,
-            hardware,
-        )
+        self._spill_dir, self._hardware, self._device, self._budgets = spill_dir, hardware, device, budgets
         self._fixed = plan is not None
         self._called: list[Any] | None = None
         self._open: ExitStack | None = None
@@ -122,13 +112,14 @@ class Offload:
             known = [leaf for leaf in tree_flatten((meta_given, meta_named))[0] if isinstance(leaf, Tensor)]
             try:
                 runs = DryRuns(self.module, lambda copy: copy(*meta_given, **meta_named), self._hardware, known=known)
+                plan = runs.plan(*self._budgets)
             except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
                 reason = " ".join(str(error).split())
                 raise ModelError(f"{type(self.module).__name__} does not run on the meta device: {reason}") from error
-            plan = runs.plan(*self._budgets)
+            self.plan = None
             self._tiers.close()
-            self.plan, self._called = plan, called
             self._use(plan)
+            self.plan, self._called = plan, called
 
     def _use(self, plan: SavingPlan) -> None:
         """Have the memory and the file that the plan asks for."""
@@ -138,7 +129,7 @@ class Offload:
         if plan.ssd_bytes:
             tiers[Fate.SSD] = ssd = Ssd(self._spill_dir, plan.ssd_bytes, plan.staging_bytes)
             self._tiers.callback(ssd.close)
-        if self._device.type == "cuda":
+        if self._device is not None and self._device.type == "cuda":
             tiers[Fate.HOST] = Pinned(self._device)
         saving = self._saving
         saving.fates, saving.tiers, saving.windows, saving.most = plan.fate_of, tiers, plan.windows, plan.most

@@ -7,7 +7,7 @@ sampled ahead; topology and labels stay in memory where they take less than thei
 features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ooc.errors import BudgetError
@@ -74,11 +74,11 @@ def plan_sampling(
     fanouts: Sequence[int],
     memory_bytes: int,
     offset_bytes: int,
-    beside_bytes: int,
+    beside: Callable[[int], int],
 ) -> SamplingPlan:
     """The plan for batches of at most ``most`` nodes and edges; ``others``: the arrays read beside the features, the
-    neighbours first; ``beside_bytes``: what whoever uses the batches takes. BudgetError with the least memory that
-    would do."""
+    neighbours first; ``beside``: what whoever uses the batches takes, where so many bytes are left for it. BudgetError
+    with the least memory that would do."""
     nodes, edges = most
     node_rows = sum(array.row_bytes for array in (features, *others) if array.shape[0] == store.num_nodes)
     edge_rows = sum(array.row_bytes for array in others[1:] if array.shape[0] == store.num_edges)
@@ -86,13 +86,15 @@ def plan_sampling(
     width = 4 if max(store.num_edges, store.num_nodes) < 2**31 else 8
     ids = (width + 4) * (nodes + edges) + 6 * min(pages_of(features), nodes * most_pages_of_row(features))
     ahead = _SUPERBATCHES * ids + _TAKEN_BYTES * edges  # neighbours of all of them are looked up together
-    fixed = beside_bytes + offset_bytes + 4 * store.num_nodes + 24 * seeds
+    fixed = offset_bytes + 4 * store.num_nodes + 24 * seeds
     fixed += BATCHES_ALIVE * batch_bytes + _DRAWN_EDGE_BYTES * edges + _TAKEN_BYTES * (nodes + edges)
     paged = {array.name: paged_bytes(array, cache_pages=0, work_pages=work_pages(array)) for array in others}
     own = paged_bytes(features, cache_pages=0, work_pages=work_pages(features))
     small = {array.name: resident_bytes(array) for array in (features, *others)}
     least = fixed + ahead + sum(min(small[name], nbytes) for name, nbytes in paged.items())
     least += min(small[features.name], own)
+    beside_bytes = beside(max(0, memory_bytes - least))
+    least += beside_bytes
     if least > memory_bytes:
         drawn = ", ".join("all" if fanout < 0 else str(fanout) for fanout in fanouts)
         model = f" and {format_size(beside_bytes)} for the model" if beside_bytes else ""

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -72,9 +73,10 @@ class NeighborLoader:
         drop_last: bool = False,
         seed: int = 0,
         memory: str | int | None = None,
-        _beside: Callable[[list[tuple[int, int]]], int] = lambda most: 0,
+        _beside: Callable[[list[tuple[int, int]], int], int] = lambda most, left: 0,
     ) -> None:
-        """``_beside``: what else is to be had within the memory, by how many nodes and edges the first hops have."""
+        """``_beside``: what else is to be had within the memory, by how many nodes and edges the first hops have, and
+        what is left for it."""
         self.store = store if isinstance(store, Store) else open_store(store)
         self.fanouts = check_fanouts(num_neighbors)
         if batch_size < 1:
@@ -95,7 +97,7 @@ class NeighborLoader:
             fanouts=self.fanouts,
             memory_bytes=_memory_bytes(memory),
             offset_bytes=offsets.nbytes,
-            beside_bytes=_beside(most),
+            beside=partial(_beside, most),
         )
         self._sampler = Sampler(offsets, self.fanouts, seed=seed)
         self._held: _Held | None = None

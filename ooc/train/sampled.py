@@ -20,16 +20,18 @@ from torch import Tensor, nn
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.engine.record import EpochRecord
-from ooc.errors import ModelError, OptionError
+from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Note, reported
 from ooc.memory import divide_memory
 from ooc.model.graph import load_rows, rows_nbytes
 from ooc.model.task import Targets
-from ooc.plan.workload import EdgeData
+from ooc.offloading.measure import DryRuns, SavingPlan
+from ooc.offloading.offload import Offload
+from ooc.plan.workload import EdgeData, Fate
 from ooc.sampling.loader import NeighborLoader
 from ooc.sampling.normalization import GcnNormalization
 from ooc.sampling.sampler import key_of
-from ooc.sampling.step_memory import step_bytes
+from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
 from ooc.train.loss import resolve_loss
 from ooc.train.resources import Resources
@@ -77,7 +79,8 @@ class SampledTrainer(Trainer):
         left_out, loss = make.keywords["ignore_edge_data"], make.keywords["loss"]
         self._seed, self._input_dropout = make.keywords["seed"], make.keywords["input_dropout"]
         self.memory_bytes = resources.limits.memory_bytes
-        self._listener = resources.listener
+        self._listener, self._hardware, self._scratch = resources.listener, resources.hardware, resources.spill_dir
+        self._saving: SavingPlan | None = None
         self._carried = edge_data_used(store, left_out)
         _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), ignore_edge_data=left_out)
         if any(scaling.reversed for scaling in network.scalings):
@@ -170,14 +173,28 @@ class SampledTrainer(Trainer):
     def _accumulate(self, batch: "Data", rows_of_step: int) -> float:
         """Add a batch's gradients to those of its step, which is of so many rows. Returns the sum of its losses."""
         size = batch.batch_size
-        outputs_rC = self._outputs(self.model, batch)[:size]
-        labels_rL = batch.y[:size, None] if self.store.task is Task.CLASSES else batch.y[:size]
-        labels = self._targets.of("train", labels_rL, torch.arange(size), outputs=outputs_rC)
-        total, gradient_rC = self._loss.gradient(outputs_rC.detach(), labels)
-        torch.autograd.backward(
-            outputs_rC, gradient_rC * (self.store.split_sizes["train"] / (self._loss.divisor * rows_of_step))
-        )
+        with self._normalized(self.model, batch), self._offloaded():
+            outputs_rC = self._outputs(self.model, batch)[:size]
+            labels_rL = batch.y[:size, None] if self.store.task is Task.CLASSES else batch.y[:size]
+            labels = self._targets.of("train", labels_rL, torch.arange(size), outputs=outputs_rC)
+            total, gradient_rC = self._loss.gradient(outputs_rC.detach(), labels)
+            torch.autograd.backward(
+                outputs_rC, gradient_rC * (self.store.split_sizes["train"] / (self._loss.divisor * rows_of_step))
+            )
         return float(total)
+
+    def _offloaded(self) -> AbstractContextManager[object]:
+        """Where not all that a batch's layers save fits: what becomes of it."""
+        if self._saving is None:
+            return nullcontext()
+        return Offload(self.model, self._saving, spill_dir=self._scratch, hardware=self._hardware)
+
+    def _normalized(self, model: nn.Module, batch: "Data") -> AbstractContextManager[None]:
+        """Layers take the degrees of the full graph: around both passes, since either may run them."""
+        on_meta = batch.x.is_meta
+        normalization = GcnNormalization(model, {}) if on_meta else self._normalization
+        degrees = batch.row_id if on_meta else torch.from_numpy(self.loader.in_degrees(batch.row_id.numpy()))
+        return normalization.applied(batch.row_id, degrees, batch.edge_index)
 
     def _outputs(self, model: nn.Module, batch: "Data") -> Tensor:
         """What the model gives for a batch's nodes; of those that lie further out, maybe less."""
@@ -190,11 +207,7 @@ class SampledTrainer(Trainer):
         if self._trims:
             given["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
             given["num_sampled_edges_per_hop"] = batch.num_sampled_edges
-        on_meta = batch.x.is_meta
-        normalization = GcnNormalization(model, {}) if on_meta else self._normalization
-        degrees = batch.row_id if on_meta else torch.from_numpy(self.loader.in_degrees(batch.row_id.numpy()))
-        with normalization.applied(batch.row_id, degrees, batch.edge_index):
-            outputs: Tensor = model(x, batch.edge_index, **given)
+        outputs: Tensor = model(x, batch.edge_index, **given)
         return outputs
 
     def evaluate(self) -> Scores:
@@ -209,8 +222,9 @@ class SampledTrainer(Trainer):
 
     # ---- memory, and the end -----------------------------------------------------------------------------------
 
-    def _model_bytes(self, most: list[tuple[int, int]]) -> int:
-        """What training takes beside batches that have so many nodes and edges after each hop at most."""
+    def _model_bytes(self, most: list[tuple[int, int]], left: int) -> int:
+        """What training takes beside batches that have so many nodes and edges after each hop at most, where so many
+        bytes are ``left`` for it: what the layers save is kept if it fits, and planned for otherwise."""
         from torch_geometric.data import Data
 
         parameters = sum(parameter.nbytes for parameter in self.model.parameters())
@@ -228,8 +242,22 @@ class SampledTrainer(Trainer):
             num_sampled_nodes=[count for count, _ in sizes],
             num_sampled_edges=[count for _, count in sizes][1:],
         )
+        given = [value for value in batch.to_dict().values() if isinstance(value, Tensor)]
+
+        def outputs(model: nn.Module) -> Tensor:
+            return self._outputs(model, batch)[: most[0][0]]
+
         try:
-            return kept + step_bytes(self.model, lambda model: self._outputs(model, batch)[: most[0][0]])
+            within = partial(self._normalized, batch=batch)
+            runs = DryRuns(self.model, outputs, self._hardware, known=given, within=within)
+            if kept + runs.kept_bytes <= left:
+                return kept + runs.kept_bytes
+            try:
+                self._saving = runs.plan(max(0, left - kept), 0)
+            except BudgetError:
+                return kept + runs.least_bytes
+            self._listener(Note(_said(self._saving)))
+            return kept + self._saving.nbytes
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             self._listener(Note(f"what the layers make of a batch is not counted in the memory: {reason}"))
@@ -247,6 +275,14 @@ class SampledTrainer(Trainer):
 
     def _shown(self, last: int, eval_every: int) -> AbstractContextManager[None]:
         return nullcontext()  # what is shown goes by a forecast
+
+
+def _said(plan: SavingPlan) -> str:
+    """What becomes of what the layers of a batch save."""
+    each = [f"{format_size(nbytes)} on {fate.value}" for fate, nbytes in plan.bytes_by_fate().items() if nbytes]
+    recomputed = plan.fates.count(Fate.RECOMPUTE)
+    each += [f"{recomputed} layers recomputed"] if recomputed else []
+    return f"what the layers of a batch save does not fit: {', '.join(each)}"
 
 
 def _trims(model: nn.Module, fanouts: Sequence[int], carried: frozenset[EdgeData]) -> bool:

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.nn import SGConv
-from torch_geometric.nn.models import GCN, GIN, GraphSAGE
+from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import ooc
 from ooc.cli import main
 from ooc.engine.record import EpochRecord
+from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.sampled import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
@@ -75,7 +76,8 @@ def test_gcn_is_right_on_average_where_few_are_drawn(store: Store) -> None:
                 outputs = torch.zeros(store.num_nodes, 4, dtype=torch.float64)
                 for _ in range(epochs):
                     (batch,) = trainer.loader
-                    outputs[batch.n_id[: batch.batch_size]] += trainer._outputs(model, batch)[: batch.batch_size]
+                    with trainer._normalized(model, batch):
+                        outputs[batch.n_id[: batch.batch_size]] += trainer._outputs(model, batch)[: batch.batch_size]
                 means.append(outputs / epochs)
     exact, few, many = means
     # Errors that are chance alone fall with the root of how many are averaged: here to a quarter.
@@ -91,9 +93,32 @@ def test_memory_and_scoring_in_between_change_no_bit(store: Store, monkeypatch: 
     ) as trainer:
         monkeypatch.setattr(SampledTrainer, "_both_fit", False)  # as where scoring needs the batches' memory
         assert [trainer.fit(1)[0].loss for _ in range(3)] == losses
-    least = trainer.loader.plan.least_bytes
-    with pytest.raises(ooc.BudgetError, match=r"for the model, and need .*give memory="):
-        _train(_model(GCN, **options), store, _FEW, memory=least - 1000)
+
+
+@pytest.mark.parametrize("kind", [GCN, GAT])
+def test_a_step_that_does_not_fit_is_taken_apart_and_changes_no_bit(
+    kind: type[nn.Module], store: Store, tmp_path: Path
+) -> None:
+    """What the layers save is recomputed or goes to the SSD; with less memory still, the error names the least."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(1)
+        return kind(9, 64, 4, 4, dropout=0.5, norm="batch_norm").double()
+
+    sampling, notes = Sampling(fanouts=[4, 4, 4, 4], batch_size=200), list[str]()
+    options = {"spill_dir": tmp_path, "ignore_edge_data": "weight"}
+    trained = model()
+    losses = [record.loss for record in _train(trained, store, sampling, 2, **options)]
+    with pytest.raises(ooc.BudgetError, match=r"for the model, and need .*; give memory='\w+'") as caught:
+        _train(model(), store, sampling, memory="2M", **options)
+    least = parse_size(str(caught.value).split("memory='")[1].split("'")[0])
+    with SampledTrainer(model(), store, sampling, memory="100M", **options) as trainer:
+        assert least < 0.8 * trainer.loader.plan.least_bytes and trainer._saving is None
+    frugal = model()
+    found = _train(frugal, store, sampling, 2, memory=least, listener=lambda event: notes.append(str(event)), **options)
+    assert [record.loss for record in found] == losses
+    assert all(map(torch.equal, frugal.state_dict().values(), trained.state_dict().values()))
+    assert any("does not fit" in note for note in notes) and list(tmp_path.iterdir()) == []
 
 
 def test_batches_of_a_step_make_one_large_batch(store: Store) -> None:
