@@ -57,7 +57,7 @@ class Cuda(Device):
         self.place = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(index)
         self._streams: dict[CopyTo, torch.cuda.Stream] = {}
-        self.begin()
+        self._kernels: Any = torch.cuda.current_stream(self.place)
         self._pinned: list[Bytes] = []
         self._arena: Tensor | None = None
 
@@ -84,7 +84,10 @@ class Cuda(Device):
 
     def begin(self) -> None:
         # Asked for once a program: for every event and copy it would be a twentieth of the host's time.
-        self._kernels: Any = torch.cuda.current_stream(self.place)
+        current: Any = torch.cuda.current_stream(self.place)
+        if current != self._kernels:  # where those of the program before may still use the arena
+            current.wait_stream(self._kernels)
+            self._kernels = current
 
     def copy(self, target: Tensor, source: Tensor, direction: CopyTo, after: Sequence[Event]) -> Event:
         stream = self._streams[direction]
@@ -104,7 +107,8 @@ class Cuda(Device):
         self._kernels.wait_event(_own(event))
 
     def close(self) -> None:
-        for stream in self._streams.values():
+        # Kernels' stream too: what it brings from the graph's memory must have come before that is unlocked.
+        for stream in (*self._streams.values(), *[self._kernels] * bool(self._streams)):
             stream.synchronize()
         self._streams = {}
         while self._pinned:

@@ -175,14 +175,19 @@ class FakeDevice(Device):
     # ---- the device ----------------------------------------------------------------------------------------
 
     def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, graph: Sequence[Bytes] = ()) -> Tensor:
+        self.limit_bytes = limit_bytes
+        memory = torch.full((arena_bytes,), 255, dtype=torch.uint8, device=self.place)  # no number, no neighbour
+        return self.adopt(memory, [host, *graph])
+
+    def adopt(self, arena: Tensor, locked: Sequence[Bytes]) -> Tensor:
+        """Somebody else's arena; copies go to and come from the first of the host's memory that it knows."""
         assert not self.opened, "it was not closed"
         self.opened += 1
-        self.limit_bytes = limit_bytes
-        self._memory = torch.full((arena_bytes,), 255, dtype=torch.uint8, device=self.place)  # no number, no neighbour
+        self._memory = arena
         self.arena = Extent.of(self._memory)
-        self.host_memory = Extent.of_array(host)
-        self.locked = [Extent.of_array(memory) for memory in (host, *graph)]
-        return self._memory
+        self.locked = [Extent.of_array(memory) for memory in locked]
+        self.host_memory = self.locked[0]
+        return arena
 
     def begin(self) -> None:
         """There is one stream of kernels."""

@@ -30,6 +30,7 @@ class Notes:
         return SimpleNamespace(
             name=name,
             wait_event=lambda event: self.taken.append((name, "waits", event.number)),
+            wait_stream=lambda other: self.taken.append((name, "waits for", other.name)),
             synchronize=lambda: self.taken.append((name, "ends")),
         )
 
@@ -93,7 +94,11 @@ def test_the_budget_is_the_processs_share_until_it_is_closed(notes: Notes, limit
     notes.taken.clear()
     device.close()
     unlocked = [("host", "unlocked")] * 2
-    assert notes.taken == [("in", "ends"), ("out", "ends"), *unlocked, ("memory", "at most", 1.0)]
+    assert notes.taken == [
+        *((name, "ends") for name in ("in", "out", "kernels")),
+        *unlocked,
+        ("memory", "at most", 1.0),
+    ]
     notes.taken.clear()
     device.close()
     assert ("host", "unlocked") not in notes.taken
@@ -131,7 +136,10 @@ def test_kernels_run_in_the_stream_that_is_current_when_a_program_begins(notes: 
     notes.current = notes.stream_named("a user's")
     device.begin()
     device.record()
-    assert notes.taken[-2:] == [("kernels", "records", 0), ("a user's", "records", 1)]
+    device.begin()
+    assert notes.taken[-3:] == [
+        *(("kernels", "records", 0), ("a user's", "waits for", "kernels"), ("a user's", "records", 1))
+    ]
 
 
 def test_events_are_timed_where_somebody_wants_to_know(notes: Notes) -> None:
