@@ -11,6 +11,7 @@ from itertools import product
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.engine.program_run import ProgramRun
-from ooc.errors import BudgetError
+from ooc.errors import BudgetError, SpillError
 from ooc.plan import ColumnPass, Limits, Plan, make_plan
 from ooc.plan.layout.passes import sweeps_of
 from ooc.plan.program.sequence import Use
@@ -33,7 +34,7 @@ from ooc.prefetch.device_frames import DeviceWorkspace
 from ooc.prefetch.engine import Counters, Engine, Event
 from ooc.prefetch.transfers import Transfers
 from tests.engine.cuda_on_fake import StandIn, Stream, cuda_on
-from tests.engine.fake_device import Extent, FakeDevice, FakeEvent, Race, WatchedTicket
+from tests.engine.fake_device import COPIES, Extent, FakeDevice, FakeEvent, Race, WatchedTicket
 from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
@@ -417,6 +418,22 @@ def test_a_straight_request_that_is_not_waited_for_is_seen(
     with pytest.raises(Race):
         for seed, plan in product(range(3), (scarce, scarcer)):
             ran(plan, seed, passed=[])
+
+
+def test_nothing_is_under_way_when_an_error_has_been_settled(scarce: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host knows of the end of every copy and request: the memory may go."""
+    with FakeDevice(1) as fake, torch.no_grad():
+        run = Run(scarce, 1, fake)
+        run.run("train")
+
+        writes = Mock(side_effect=[None] * 2 + [SpillError("the disk is full")])
+        monkeypatch.setattr(run.disk, "write", lambda *given: (writes(), Disk.write(run.disk, *given))[1])
+        with pytest.raises(SpillError):
+            run.run("train")
+        run.workspace.settle()
+        assert all(fake.host[COPIES[direction]] == len(fake.copies[direction]) > 0 for direction in CopyTo)
+        assert all(ticket.waited for _, _, ticket in fake.requests)
+        fake.close()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ooc.errors import ModelError
 from ooc.kernels import edge_function as reference
-from ooc.kernels.cuda.choice import Shape
+from ooc.kernels.cuda.choice import Shape, power_of_two
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import EdgeFunction, Heads, Reduction, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
@@ -58,29 +58,40 @@ class Case:
     groups: int = HEADS
     mapped: bool = True
     bias: bool = False
+    known: int = FEATURES
 
     @property
     def attends(self) -> bool:
         return self.target > 0
 
     @property
+    def channels(self) -> int:
+        return self.message if self.attends else self.groups // HEADS
+
+    @property
     def features(self) -> int:
-        return FEATURES if self.mapped else self.groups
+        return self.known if self.mapped else self.groups
 
 
-CASES = {
-    "GATv2": Case(lambda heads, att: Gatv2(att[heads.start : heads.stop], 0.2), CHANNELS, CHANNELS, CHANNELS),
-    "GATv2, edge features": Case(
-        lambda heads, att: Gatv2(att[heads.start : heads.stop], -0.5), CHANNELS, CHANNELS, CHANNELS, CHANNELS, bias=True
-    ),
-    "Transformer": Case(lambda heads, _: TransformerAttention(len(heads)), 2 * CHANNELS, CHANNELS, CHANNELS),
-    "Transformer, edge features": Case(
-        lambda heads, _: TransformerAttention(len(heads)), 2 * CHANNELS, CHANNELS, CHANNELS, CHANNELS
-    ),
-    "GAT, edge features": Case(lambda heads, _: GatWithFeatures(len(heads), 0.2), CHANNELS + 1, 1, CHANNELS, 1),
-    "GINE": Case(lambda groups, _: Gine(), 1, 0, 1, 1, groups=WIDTH, mapped=False),
-    "GINE, linear": Case(lambda groups, _: Gine(), 1, 0, 1, 1, groups=WIDTH, bias=True),
-}
+def cases(c: int = CHANNELS, known: int = FEATURES) -> dict[str, Case]:
+    """With ``c`` columns a head, or for GINE half a row, and so many features of an edge."""
+
+    def scored(slope: float) -> Callable[[range, Tensor], EdgeFunction]:
+        return lambda heads, att: Gatv2(att[heads.start : heads.stop], slope)
+
+    named = {
+        "GATv2": Case(scored(0.2), c, c, c),
+        "GATv2, edge features": Case(scored(-0.5), c, c, c, c, bias=True),
+        "Transformer": Case(lambda heads, _: TransformerAttention(len(heads)), 2 * c, c, c),
+        "Transformer, edge features": Case(lambda heads, _: TransformerAttention(len(heads)), 2 * c, c, c, c),
+        "GAT, edge features": Case(lambda heads, _: GatWithFeatures(len(heads), 0.2), c + 1, 1, c, 1),
+        "GINE": Case(lambda groups, _: Gine(), 1, 0, 1, 1, groups=HEADS * c, mapped=False),
+        "GINE, linear": Case(lambda groups, _: Gine(), 1, 0, 1, 1, groups=HEADS * c, bias=True),
+    }
+    return {name: replace(case, known=known) for name, case in named.items()}
+
+
+CASES = cases()
 
 
 @dataclass(frozen=True)
@@ -106,8 +117,8 @@ class Rows:
             drawn(1, graph.nodes, case.groups * case.target),
             drawn(2, graph.nodes, case.groups * case.message),
             drawn(3, graph.edge_index.shape[1], case.features) if case.term else None,
-            drawn(4, HEADS, CHANNELS),
-            drawn(5, FEATURES, terms) if case.term and case.mapped else None,
+            drawn(4, HEADS, case.channels),
+            drawn(5, case.known, terms) if case.term and case.mapped else None,
             drawn(6, terms) if case.bias else None,
         )
 
@@ -152,7 +163,7 @@ class Pulled:
         loops = rows.edges is not None and graph.self_loops is SelfLoops.EXACTLY_ONE
         self.loops = LoopFeatures(Filling.MEAN) if loops else None
         self.layout = TargetLayout(
-            len(groups), case.target, case.message, 2 if case.attends else 0, FEATURES if loops else 0
+            len(groups), case.target, case.message, 2 if case.attends else 0, case.features if loops else 0
         )
 
     def tiles(self, direction: Direction, height: int) -> Any:
@@ -210,33 +221,48 @@ class Pulled:
         )
 
 
-def check(pulled: Pulled, most: int, shape: Shape, present: int) -> None:
-    """Forward and backward in float64 against the processor's kernels, the last rows of the pulled matrices absent."""
-    nodes = pulled.graph.nodes
+ROUNDED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2**-7, torch.float16: 2**-9}
+"""Of what is rounded to a type."""
+
+
+def check(pulled: Pulled, most: int, shape: Shape, present: int, dtype: torch.dtype = torch.float64) -> None:
+    """Forward and backward against the processor's kernels, the last rows of the pulled matrices absent; sources and
+    targets of ``dtype``, against the same numbers in float32."""
+    nodes, wide = pulled.graph.nodes, pulled.rows.source.dtype
+    summed, rounded = (dict(rtol=ROUNDED[each], atol=ROUNDED[each]) for each in (wide, dtype))
+
+    def narrow(named: dict[str, Any], *names: str) -> dict[str, Any]:
+        return named | {name: named[name].to(dtype) for name in names if name in named}
+
+    def is_close(found: Tensor | None, expected: Tensor | None) -> None:
+        assert (found is None) == (expected is None)
+        if found is not None and expected is not None:
+            assert found.dtype == dtype
+            torch.testing.assert_close(found.cpu().to(wide), expected, **rounded)
+
     ((_, tile),) = pulled.tiles(Direction.IN, nodes)
     options = dict(segments=segments_of(tile, most), shape=shape)
     arguments, named = pulled.forward(tile, slice(None), present)
     expected = reference.pull_messages(*arguments, **named)
-    found = on_gpu(edge_function.pull_messages, *arguments, **named, **options)
-    torch.testing.assert_close(found.value_RO.cpu(), expected.value_RO, **CLOSE)
+    found = on_gpu(edge_function.pull_messages, *arguments, **narrow(named, "source_NW", "target_RV"), **options)
+    is_close(found.value_RO, expected.value_RO)
     if expected.kept is not None:
-        torch.testing.assert_close(found.kept.cpu(), expected.kept, **CLOSE)
+        torch.testing.assert_close(found.kept.cpu(), expected.kept, **summed)
 
     if pulled.case.attends or pulled.rows.weight_KT is not None:
         arguments, named = pulled.targets(tile, slice(None), present)
         expected_rows = reference.pull_target_gradients(*arguments, **named)
+        named = narrow(named, "source_NW", "target_RV")
         found = on_gpu(edge_function.pull_target_gradients, *arguments, **named, **options)
-        torch.testing.assert_close(found.rows.cpu(), expected_rows.rows, **CLOSE)
-        assert (found.map_RM is None) == (expected_rows.map_RM is None)
-        if found.map_RM is not None:
-            torch.testing.assert_close(found.map_RM.cpu(), expected_rows.map_RM, **CLOSE)
+        is_close(found.rows, expected_rows.rows)
+        is_close(found.map_RM, expected_rows.map_RM)
 
     ((_, tile),) = pulled.tiles(Direction.OUT, nodes)
     options = dict(segments=segments_of(tile, most), shape=shape)
     arguments, named = pulled.sources(tile, slice(None), present)
     expected_rows = reference.pull_source_gradients(*arguments, **named)
-    found = on_gpu(edge_function.pull_source_gradients, *arguments, **named, **options)
-    torch.testing.assert_close(found.rows.cpu(), expected_rows.rows, **CLOSE)
+    found = on_gpu(edge_function.pull_source_gradients, *arguments, **narrow(named, "source_RW"), **options)
+    is_close(found.rows, expected_rows.rows)
 
 
 def graph_for(case: Case, graph: KernelGraph) -> KernelGraph:
@@ -254,12 +280,20 @@ def test_outputs_and_gradients(name: str, self_loops: SelfLoops, most: int, abse
 
 
 @pytest.mark.parametrize("name", CASES)
-@given(graphs(), st.integers(0, 99), MOST, shapes(columns=4), st.integers(0, 5))
-@settings(max_examples=examples(1 if INTERPRETED else EXAMPLES), deadline=None)
-def test_any_graph_and_shape(name: str, graph: KernelGraph, seed: int, most: int, shape: Shape, absent: int) -> None:
-    case, present = CASES[name], max(1, graph.nodes - absent)
-    graph = graph_for(case, graph)
-    check(Pulled(case, graph, Rows.of(case, graph, seed), range(case.groups), None), most, shape, present)
+@given(st.data(), graphs(), st.integers(1, 6), st.sampled_from(list(ROUNDED)), MOST)
+@settings(max_examples=examples(2 if INTERPRETED else EXAMPLES), deadline=None)
+def test_any_graph_width_and_type(
+    name: str, data: st.DataObject, graph: KernelGraph, channels: int, dtype: torch.dtype, most: int
+) -> None:
+    """And any shape, number of features, and rows that are absent."""
+    case = cases(channels, data.draw(st.integers(1, 6)))[name]
+    graph, present = graph_for(case, graph), max(1, graph.nodes - data.draw(st.integers(0, 5)))
+    shape = data.draw(shapes(columns=power_of_two(channels if case.attends else 2 * channels)))
+    rows = Rows.of(
+        case, graph, data.draw(st.integers(0, 99)), torch.float64 if dtype == torch.float64 else torch.float32
+    )
+    rows = replace(rows, **{part: getattr(rows, part).to(dtype).to(rows.source.dtype) for part in ("source", "target")})
+    check(Pulled(case, graph, rows, range(case.groups), None), most, shape, present, dtype)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.attends])

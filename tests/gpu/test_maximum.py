@@ -20,14 +20,15 @@ pytestmark = pytest.mark.gpu
 WIDTH = 5
 
 
-def values(seed: int, rows: int, levels: int) -> Tensor:
+def values(seed: int, rows: int, width: int, levels: int) -> Tensor:
     """Few distinct values, so that many are equal; exact zeros among them."""
-    return (numbers(seed, rows, WIDTH) * levels).round() / levels
+    return (numbers(seed, rows, width) * levels).round() / levels
 
 
 @given(
     graphs(),
     st.integers(0, 99),
+    st.integers(1, 11),
     st.sampled_from([1, 3]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
     MOST,
@@ -36,11 +37,11 @@ def values(seed: int, rows: int, levels: int) -> Tensor:
 )
 @settings(max_examples=examples(EXAMPLES), deadline=None)
 def test_maxima_ties_and_gradients(
-    graph: KernelGraph, seed: int, levels: int, dtype: torch.dtype, most: int, shape: Shape, absent: int
+    graph: KernelGraph, seed: int, width: int, levels: int, dtype: torch.dtype, most: int, shape: Shape, absent: int
 ) -> None:
     """Also of sources narrower than what is kept of them, where the last are absent, and with self-loops."""
     present = max(1, graph.nodes - absent)
-    source = values(seed, graph.nodes, levels).to(dtype)
+    source = values(seed, graph.nodes, width, levels).to(dtype)
     wide = source if dtype == torch.float64 else source.float()
     _, _, tile = next(graph.tiles(Direction.IN, graph.nodes))
     expected = reference.pull_maxima(tile, wide[:present], keep=True)
@@ -49,9 +50,9 @@ def test_maxima_ties_and_gradients(
     assert same_bits(kept, expected)
     alone = maximum.pull_maxima(there(tile), source[:present].to(DEVICE), keep=False, **options)
     assert alone.dtype == dtype
-    assert same_bits(alone, expected.view(graph.nodes, WIDTH, 2)[:, :, 0].to(dtype))
+    assert same_bits(alone, expected.view(graph.nodes, width, 2)[:, :, 0].to(dtype))
 
-    gradient = numbers(seed + 1, graph.nodes, WIDTH).to(wide.dtype)
+    gradient = numbers(seed + 1, graph.nodes, width).to(wide.dtype)
     target = reference.upstream(gradient, expected)
     assert same_bits(reference.upstream(gradient.to(DEVICE), kept), target)
     _, _, tile = next(graph.tiles(Direction.OUT, graph.nodes))

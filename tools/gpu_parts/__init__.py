@@ -13,6 +13,7 @@
     large        a graph shaped like papers100M: forecasts beforehand, then epochs
     bars         what is to be shown, and whether it was
     rehearsal    the host as a device of its own
+    compilation  every kernel compiled for a GPU that is not there: for tools/kernel_table and the tests
 
 None imports at its top what a machine may lack: torch and NumPy are enough to begin.
 """

@@ -5,10 +5,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
-from ooc.kernels.cuda.choice import WARP_BYTES, Case, Choices, Kernel, Shape, warps_for
+from ooc.kernels.cuda.choice import LANE_BYTES, WARP_BYTES, Case, Choices, Kernel, Shape, warps_for
 
-LANE_BYTES = WARP_BYTES // 32
-"""What a thread loads with one instruction at most."""
 ROUNDS = 5
 """How often every candidate is timed, each in turn, so that what disturbs one disturbs all."""
 
@@ -19,7 +17,8 @@ def candidates(case: Case) -> list[Shape]:
     Only those that change no bit: where a program adds up columns, their order is that of threads and warps.
     """
     first, whole_rows = case.usual, case.kernel.takes_whole_rows
-    tried = [replace(first, unroll=unroll) for unroll in (first.unroll, first.unroll // 2, 2 * first.unroll)]
+    unrolled = first.unroll, max(1, first.unroll // 2), 2 * first.unroll
+    tried = [replace(first, unroll=unroll) for unroll in unrolled]
     for columns in (first.columns,) if whole_rows else (first.columns, first.columns // 2):
         for rows in (1, 2, 4, 8, 16):
             row_bytes = columns * case.summed_bytes

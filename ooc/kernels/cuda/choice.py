@@ -29,6 +29,8 @@ from ooc.storage.array import replace_file
 from ooc.version import __version__
 
 WARP_BYTES = 512
+LANE_BYTES = WARP_BYTES // 32
+"""What a thread loads with one instruction at most."""
 MOST_WARPS = 8
 _SUMMED_BYTES = 4
 """Of a number that is added up, at least."""
@@ -80,7 +82,8 @@ class Kernel(Enum):
 
 
 _ATTENTION = {Kernel.ATTEND, Kernel.ATTEND_SOURCES}
-_OF_WHOLE_ROWS = _ATTENTION | {Kernel.MESSAGES, Kernel.MESSAGE_SOURCES, Kernel.MESSAGE_TARGETS}
+_OF_MESSAGES = {Kernel.MESSAGES, Kernel.MESSAGE_SOURCES, Kernel.MESSAGE_TARGETS}
+_OF_WHOLE_ROWS = _ATTENTION | _OF_MESSAGES
 _OF_FEW_REGISTERS = _ATTENTION | {Kernel.SUM, Kernel.MAXIMUM, Kernel.MAXIMUM_SOURCES}
 
 
@@ -108,7 +111,10 @@ class Case:
         if not self.kernel.takes_whole_rows:
             columns = min(columns, 2 * WARP_BYTES // itemsize)
         rows = min(32, max(1, WARP_BYTES // (columns * itemsize)))
-        return Shape(rows, columns, self.kernel.edges_together, warps_for(rows * columns * itemsize))
+        together = self.kernel.edges_together
+        if self.kernel in _OF_MESSAGES and self.width * self.itemsize % LANE_BYTES:
+            together = 1  # where rows are not aligned every number has an address of its own, in two registers
+        return Shape(rows, columns, together, warps_for(rows * columns * itemsize))
 
 
 class Choices:
