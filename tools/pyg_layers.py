@@ -74,7 +74,7 @@ class Framed(nn.Module):
         self.before, self.after = nn.Linear(inputs, widths[0]), nn.Linear(widths[1], outputs)
         self.layer, self.call = layer, call
 
-    def forward(self, x: Tensor, edge_index: Tensor, **carried: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor | None = None, **carried: Tensor) -> Tensor:
         return self.after(self.call(self.layer, self.before(x), edge_index, carried))
 
 
@@ -311,7 +311,7 @@ def _convolution(name: str) -> Entry:
 def _norm(name: str) -> Entry:
     make = _NORMS.get(name, getattr(pyg.norm, name))
     if name == "MessageNorm":
-        return Entry(twice(framed(make, _itself_beside)), {})
+        return Entry(lambda f, h, c: Twice(f, h, c, C.SAGEConv, framed(make, _itself_beside)(h, h)), {})
     return Entry(lambda f, h, c: Twice(f, h, c, C.SAGEConv, nn.Sequential(make(h), nn.ReLU())), {})
 
 
@@ -393,6 +393,7 @@ NOT_TRIED: dict[str, tuple[str, str]] = {
 
 OF_PRINCIPLE: dict[str, str] = {
     "GPSConv": "every node attends to every other: N² pairs",
+    "EquilibriumAggregation": "takes steps that are divided by the number of all rows, in float32 whatever its type",
     **dict.fromkeys(
         ("LSTMAggregation", "GRUAggregation", "MLPAggregation", "LCMAggregation", "PatchTransformerAggregation"),
         "depends on the order in which edges are stored, which means nothing in a graph",

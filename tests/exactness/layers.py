@@ -18,9 +18,12 @@ from torch_geometric.nn import (
     GINConv,
     GraphConv,
     LEConv,
+    MessageNorm,
     MessagePassing,
     MFConv,
     PNAConv,
+    PointNetConv,
+    PointTransformerConv,
     ResGatedGraphConv,
     SAGEConv,
 )
@@ -197,6 +200,22 @@ def twice(make: Make) -> Make:
     return lambda features, classes: Two(features, classes, make)
 
 
+class Placed(nn.Module):
+    """Layers that are given positions beside features, and a norm of what they give beside what they were given."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first = PointTransformerConv(features, H)
+        self.norm, self.wider = MessageNorm(learn_scale=True), nn.Linear(features, H)
+        self.second = PointNetConv(nn.Sequential(nn.Linear(H + 3, H), nn.Tanh()))
+        self.head = nn.Linear(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        position, wide = x[:, :3], self.wider(x)
+        h = wide + self.norm(wide, self.first(x, position, edge_index))
+        return self.head(self.second(h, position, edge_index))
+
+
 LAYERS: dict[str, Make] = {
     "an MLP on edges, mean": MlpMessages,
     "an MLP on edges, softmax": lambda i, o: MlpMessages(i, o, "softmax"),
@@ -217,10 +236,12 @@ LAYERS: dict[str, Make] = {
     "MFConv": lambda i, o: MFConv(i, o, max_degree=4),
     "GENConv": lambda i, o: GENConv(i, o, norm=None, learn_t=True),
     "AGNNConv": Angles,
+    "SAGEConv, median": lambda i, o: SAGEConv(i, o, aggr="median"),
 }
 
 MODELS: dict[str, Make] = {
     "among others": AmongOthers,
     "nothing between": NothingBetween,
     "partly frozen": PartlyFrozen,
+    "positions": Placed,
 }

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.nn import (
+    DNAConv,
     FAConv,
     GeneralConv,
     GraphConv,
@@ -366,6 +367,8 @@ class Both(nn.Module):
         self.layer, self.more = layer, more
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if self.more == ("stacked",):
+            return self.layer(torch.stack([x, x], dim=1), edge_index)
         return self.layer(x, *(x if more == "x" else more for more in self.more), edge_index)
 
 
@@ -403,7 +406,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         lambda: Own(lambda s, x, e: x, aggr="lstm", aggr_kwargs={"in_channels": F_IN, "out_channels": F_IN}),
         ("Own", "order of edges"),
     ),
-    "rows without edges": (lambda: Own(lambda s, x, e: x, aggr="median"), ("Own", "fails on some rows")),
+    "rows without edges": (
+        lambda: Own(lambda s, x, e: x + 0 * x[(e[1] == 0).nonzero()[0]]),
+        ("Own", "fails on some rows"),
+    ),
     "all neighbours of all rows": (
         lambda: Own(lambda s, x, e: x, aggr=SetTransformerAggregation(F_IN)),
         ("Own", "most edges of any row"),
@@ -413,7 +419,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "several hops": (lambda: Twice(F_IN, C), ("Twice", "several hops")),
     "normalised by both ends": (lambda: Twice(F_IN, C, hops=1, norm=True), ("Twice", "in-neighbours")),
     "norm inside": (lambda: Inside(F_IN, C), ("Inside", "buffer norm")),
-    "two matrices": (lambda: Both(FAConv(F_IN), "x"), ("FAConv (layer)", "one matrix of rows")),
+    "two matrices": (lambda: Both(FAConv(F_IN), "x"), ("FAConv (layer)", "degrees of sources")),
+    "no matrix": (lambda: Both(DNAConv(F_IN), "stacked"), ("DNAConv (layer)", "[nodes, 2, ")),
     "something else": (lambda: Both(Own(lambda s, x, e: x), None, None), ("Own (layer)", "not supported")),
 }
 

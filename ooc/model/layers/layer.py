@@ -8,6 +8,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +18,15 @@ from ooc.errors import ModelError
 from ooc.kernels.neighbourhood import Neighbourhood
 from ooc.model.graph import Scaling
 from ooc.model.layers.per_edge import EdgeAggregate
-from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.assembly import Assembly, check_matrix
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
 
 if TYPE_CHECKING:
     from torch_geometric.nn import MessagePassing
+    from torch_geometric.nn.aggr import QuantileAggregation
 
+_QUANTILES = tuple(f"torch_geometric.nn.aggr.quantile.{name}Aggregation" for name in ("Quantile", "Median"))
 _PLAIN = (bool, int, float, str, torch.dtype)
 _NOT_FLIPPED = "edges the other way round are supported for sums, means and GCN's sums only, without weights"
 
@@ -111,12 +114,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer and its call by a model: the names of the arguments that stand for rows, for edges and for what these
-    carry; ``plain`` are all others. ``where`` is what refusals call it."""
+    """A layer and its call by a model: the names of the arguments that stand for rows, each with its columns of the
+    matrix in which they lie side by side, for edges and for what these carry; ``plain`` are all others. ``where`` is
+    what refusals call it."""
 
     module: "MessagePassing"
     where: str
-    rows: str
+    rows: Mapping[str, int]
     edges: str
     carried: Mapping[EdgeData, str]
     plain: Mapping[str, Any]
@@ -127,7 +131,8 @@ class Layer:
     def run(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Any:
         """What ``module``, the layer or a copy of it, gives for all nodes of ``near``."""
         stored = {EdgeData.WEIGHT: near.weight_E, EdgeData.FEATURES: near.features_EK}
-        arguments = {**self.plain, self.rows: x_SC, self.edges: near.edge_index_2E}
+        parts = x_SC.split(list(self.rows.values()), dim=1)
+        arguments = {**self.plain, **dict(zip(self.rows, parts, strict=True)), self.edges: near.edge_index_2E}
         for data, name in self.carried.items():
             values = stored[data]
             assert values is not None
@@ -172,7 +177,7 @@ def gradients_of(outputs: Sequence[Tensor], wanted: Sequence[Tensor], above: Seq
 
 def layer_of(
     module: "MessagePassing", where: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Layer, Value]:
+) -> tuple[Layer, list[Value]]:
     """The layer as it is called, and the rows it is given; ModelError for a call that is not supported."""
     from ooc.model.lowering.symbolic import strangers  # here, so that what has no such layer does without PyG
 
@@ -189,17 +194,35 @@ def layer_of(
     carried = {value.data: name for name, value in given.items() if isinstance(value, EdgeInput)}
     known = {*rows, *edges, *carried.values()}
     plain = {name: value for name, value in given.items() if name not in known and value is not None}
-    layer = Layer(module, where, next(iter(rows), ""), edges[0] if edges else "", carried, plain)
+    for value in rows.values():
+        check_matrix(value, where)
+    columns = {name: value.columns for name, value in rows.items()}
+    layer = Layer(module, where, columns, edges[0] if edges else "", carried, plain)
     if any(given[name].flipped for name in edges):
         raise layer.refuse(_NOT_FLIPPED)
-    if len(rows) != 1 or len(edges) != 1:
-        raise layer.refuse("it must be given one matrix of rows and the model's own edges, beside what these carry")
+    if not rows or len(edges) != 1:
+        raise layer.refuse("it must be given matrices of rows and the model's own edges, beside what these carry")
     for name, value in plain.items():
         if not isinstance(value, _PLAIN):
             raise layer.refuse(f"{name} is neither rows nor edges nor a plain number")
     if module.flow != "source_to_target":
         raise layer.refuse(f"flow={module.flow!r} is not supported")
-    return layer, rows[layer.rows]
+    return layer, list(rows.values())
+
+
+@cache
+def _led() -> "type[QuantileAggregation]":
+    """PyG's quantiles (and its median) with a row of their own before all others: without it they look for entry -1
+    where the first rows have no edges, as those of a tile may."""
+    from torch_geometric.nn.aggr import QuantileAggregation
+
+    class Led(QuantileAggregation):
+        def forward(self, x: Tensor, index: Tensor, ptr: Any, dim_size: int, dim: int = -2) -> Tensor:
+            x, index = torch.cat((x.narrow(dim, 0, 1).detach(), x), dim), torch.cat((index.new_zeros(1), index + 1))
+            found: Tensor = super().forward(x, index, None, dim_size + 1, dim)
+            return found.narrow(dim, 1, dim_size)
+
+    return Led
 
 
 def sharing(module: nn.Module, where: str) -> nn.Module:
@@ -210,6 +233,10 @@ def sharing(module: nn.Module, where: str) -> nn.Module:
         kept = [value for value in vars(part).values() if isinstance(value, Tensor) and not value.is_leaf]
         known |= {id(value): value.detach() for value in kept}
     try:
-        return copy.deepcopy(module, known)
+        copied = copy.deepcopy(module, known)
     except Exception as error:
         raise ModelError(f"{where} cannot be copied for every thread: {type(error).__name__}: {error}") from error
+    for part in copied.modules():
+        if f"{type(part).__module__}.{type(part).__name__}" in _QUANTILES:
+            part.__class__ = _led()
+    return copied

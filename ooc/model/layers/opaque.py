@@ -41,7 +41,7 @@ from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Scattered
 from ooc.model.layers.split_rows import Part, SplitRow, added
-from ooc.model.lowering.assembly import Assembly, check_matrix
+from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
 
@@ -260,8 +260,9 @@ def lower_opaque(
     conv: "MessagePassing", where: str, args: Sequence[Any], kwargs: Mapping[str, Any], assembly: Assembly
 ) -> Value:
     """What an opaque layer gives for these arguments; ModelError where it cannot be run tile by tile."""
-    layer, source = layer_of(conv, where, args, kwargs)
-    check_matrix(source)
+    layer, (source, *others) = layer_of(conv, where, args, kwargs)
+    if others:  # side by side, as a run gathers rows of one matrix
+        source = assembly.rowwise(where, lambda *rows: torch.cat(rows, dim=1), [source, *others])
     assembly.edge_data.update(layer.carried)
     setting = assembly.setting
     module = sharing(conv, where)

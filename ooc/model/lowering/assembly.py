@@ -282,10 +282,10 @@ def _check_columns(source: Value, columns: int) -> None:
     raise ModelError(f"a linear map of {columns} columns is given {_shape(source)}")
 
 
-def check_matrix(value: Value) -> None:
+def check_matrix(value: Value, who: str = "a graph convolution or norm") -> None:
     """ModelError where a row of ``value`` is more than a row of numbers."""
     if len(value.tail) != 1:
-        raise ModelError(f"a graph convolution or norm is given {_shape(value)} instead of a matrix")
+        raise ModelError(f"{who} is given {_shape(value)} instead of a matrix")
 
 
 def _shape(value: Value) -> str:

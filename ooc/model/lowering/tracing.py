@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessageNorm, MessagePassing
 from torch_geometric.nn import Sequential as GraphSequential
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
@@ -47,6 +47,11 @@ from ooc.model.lowering.symbolic import (
 )
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
+
+_COUNTED = (
+    "it asks for the number of rows by len(), which is another one for every tile; what looks at all nodes at once has "
+    "to be a norm or a graph convolution"
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,8 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         raise
     except Exception as error:
         where = place_in_model(reversed([*walk_tb(error.__traceback__)]))
-        raise _placed(ModelError(f"model {kind} cannot be taken apart: {first_line(error)}"), where) from error
+        reason = _COUNTED if str(error).startswith("'len' is not supported") else first_line(error)
+        raise _placed(ModelError(f"model {kind} cannot be taken apart: {reason}"), where) from error
     finally:
         for module, training in modes:
             module.training = training
@@ -213,6 +219,8 @@ class _Interpreter:
             raise ModelError(f"{where} is given the edges and is no graph convolution")
         if kind is JumpingKnowledge:
             return self._jump(module, where, args[0])
+        if kind is MessageNorm and len(args) == 2 and all(isinstance(arg, Value) for arg in args) and not kwargs:
+            return assembly.rowwise(where, lambda *rows: module(*rows), args, tuple(module.parameters()))
         source = args[0] if args else None
         if not isinstance(source, Value) or any(a is not None for a in (*args[1:], *kwargs.values())):
             raise ModelError(f"{where} is called in a way that is not supported")
