@@ -131,7 +131,7 @@ class Layer:
     def run(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Any:
         """What ``module``, the layer or a copy of it, gives for all nodes of ``near``."""
         stored = {EdgeData.WEIGHT: near.weight_E, EdgeData.FEATURES: near.features_EK}
-        parts = x_SC.split(list(self.rows.values()), dim=1)
+        parts = torch.split(x_SC, list(self.rows.values()), dim=1)
         arguments = {**self.plain, **dict(zip(self.rows, parts, strict=True)), self.edges: near.edge_index_2E}
         for data, name in self.carried.items():
             values = stored[data]
@@ -216,7 +216,7 @@ def _led() -> "type[QuantileAggregation]":
     where the first rows have no edges, as those of a tile may."""
     from torch_geometric.nn.aggr import QuantileAggregation
 
-    class Led(QuantileAggregation):
+    class Led(QuantileAggregation):  # type: ignore[misc]
         def forward(self, x: Tensor, index: Tensor, ptr: Any, dim_size: int, dim: int = -2) -> Tensor:
             x, index = torch.cat((x.narrow(dim, 0, 1).detach(), x), dim), torch.cat((index.new_zeros(1), index + 1))
             found: Tensor = super().forward(x, index, None, dim_size + 1, dim)
