@@ -9,8 +9,8 @@
     features, graph = ooc.remote_backend(store)      a store for PyG's own loaders
     with ooc.offload(module, gpu_budget="2G"): ...   any module's two passes in a budget (planner: ooc.plan_chain)
 
-Errors that are the user's to act upon are an ooc.OocError: OptionError, SourceError, StoreError, BudgetError,
-ModelError, HardwareError, SpillError, TrainingError, RunError. ``import ooc`` imports neither torch nor numpy.
+Errors that are the user's to act upon are an ooc.OocError: OptionError, SourceError, StoreError, BudgetError, ModelError,
+HardwareError, SpillError, TrainingError, RunError, RankError. ``import ooc`` imports neither torch nor numpy.
 """
 
 from importlib import import_module
@@ -21,6 +21,7 @@ from ooc.errors import HardwareError as HardwareError
 from ooc.errors import ModelError as ModelError
 from ooc.errors import OocError as OocError
 from ooc.errors import OptionError as OptionError
+from ooc.errors import RankError as RankError
 from ooc.errors import RunError as RunError
 from ooc.errors import SourceError as SourceError
 from ooc.errors import SpillError as SpillError

@@ -47,3 +47,12 @@ class TrainingError(OocError):
 
 class RunError(OocError):
     """A run folder cannot be created, read or resumed."""
+
+
+class RankError(OocError):
+    """A process of a training has failed, gone or does not answer; the message names it, where it is known.
+    ``is_told``: it has failed and says why itself."""
+
+    def __init__(self, message: str, *, is_told: bool = False) -> None:
+        super().__init__(message)
+        self.is_told = is_told

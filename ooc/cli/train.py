@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from ooc import __version__
 from ooc.cli import EXIT_INTERRUPTED
 from ooc.cli.arguments.configuration import as_toml, config_option
-from ooc.cli.arguments.options import GroupedCommand, Option, verbosity_options
+from ooc.cli.arguments.options import COUNT, GroupedCommand, Option, verbosity_options
 from ooc.cli.arguments.settings import (
     CHANGEABLE,
     RUN,
@@ -30,6 +30,7 @@ from ooc.cli.arguments.settings import (
     train_options,
     with_one_memory,
 )
+from ooc.cli.processes import follow, is_restarted, ranks_of_environment, silent_where_told, start_processes
 from ooc.cli.report import check_page
 from ooc.cli.seeds import SeedsType, train_seeds
 from ooc.errors import OptionError, RunError
@@ -39,10 +40,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ooc.engine.record import EpochRecord
+    from ooc.events import Listener
     from ooc.progress.live import TrainingView
     from ooc.report.logs import EpochLog
     from ooc.report.plan_report import PlanReport
     from ooc.train.metrics import Metric
+    from ooc.train.ranks import Ranks
     from ooc.train.run import RunFolder
     from ooc.train.seeds import SeedRuns
     from ooc.train.trainer import Trainer
@@ -51,6 +54,7 @@ _RUNS = Path("runs")
 _JSON = "One JSON object a line: the start, every epoch, the end."
 _OUT = "The run's folder. [default: a new one in runs/]"
 _SEEDS = "One run each, by so many seeds (0, 1, …) or by these (0,3,7), into RUN/seed-0, …; then mean and deviation."
+_NPROC = "Train sampled batches by so many processes, as torchrun --nproc-per-node starts them; it changes no result."
 _REPORT = "Write a page about the run, as ooc report does, when it ends or is stopped."
 
 
@@ -65,6 +69,7 @@ _REPORT = "Write a page about the run, as ooc report does, when it ends or is st
             ["--resume"], is_flag=True, help="Go on with the run at --out; its options hold unless given.", group=RUN
         ),
         Option(["--seeds"], type=SeedsType(), metavar="N", help=_SEEDS, group=RUN),
+        Option(["--nproc"], type=COUNT, default=1, metavar="N", help=_NPROC, group=RUN),
         Option(["--dry-run"], is_flag=True, help="Plan, show the plan and write nothing.", group=RUN),
         *verbosity_options(RUN),
         Option(["--json", "as_json"], is_flag=True, help=_JSON, group=RUN),
@@ -81,6 +86,7 @@ def command(
     out: str | None,
     resume: bool,
     seeds: tuple[int, ...] | None,
+    nproc: int,
     dry_run: bool,
     verbosity: Verbosity,
     as_json: bool,
@@ -94,46 +100,98 @@ def command(
     """
     if report is not None:
         check_page(report)
-    verbosity = Verbosity.ERROR if as_json else verbosity
+    ranks = ranks_of_environment()
+    if nproc > 1 and ranks is None:
+        context.exit(start_processes(nproc))
+    is_first = ranks is None or ranks.rank == 0
+    verbosity = Verbosity.ERROR if as_json or not is_first else verbosity
+    resume = resume or (is_restarted() and out is not None and Path(out).exists())
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")
-    store = _settle(context, store, options)
-    several = _open_seeds(context, store, out, resume, seeds, options)
-    if several is not None:
-        runs, settings = several
-        try:
-            train_seeds(
-                runs,
-                settings,
-                partial(_train, as_json=as_json, dry_run=dry_run, alone=False),
-                verbosity,
-                say=_say_as_json if as_json else None,
-                dry_run=dry_run,
-            )
-        except KeyboardInterrupt:
-            context.exit(EXIT_INTERRUPTED)
-        if report is not None and not dry_run:
-            _write_report(runs.begun, report, verbosity)
-        return
-    run, settings = _open_run(context, store, out, resume, options)
+
+    with silent_where_told(context):
+        asked = partial(_opened, context, store, out, resume, seeds, options)
+        several, one = asked() if ranks is None else ranks.told(asked)
+        if one is not None:
+            run, settings = one
+            followed = run if is_first else follow(run)
+            _train_one(context, followed, settings, verbosity, ranks, as_json=as_json, dry_run=dry_run, report=report)
+        elif several is not None:
+            if ranks is not None:
+                raise OptionError("--seeds trains one seed after the other, each by one process; leave out --nproc")
+            _train_several(context, *several, verbosity, as_json=as_json, dry_run=dry_run, report=report)
+
+
+def _opened(
+    context: click.Context,
+    store: str | None,
+    out: str | None,
+    resume: bool,
+    seeds: tuple[int, ...] | None,
+    options: dict[str, Any],
+) -> "tuple[tuple[SeedRuns, TrainSettings] | None, tuple[RunFolder, TrainSettings] | None]":
+    """The runs of several seeds, or one run, with what holds for them. Writes nothing."""
+    settled = _settle(context, store, options)
+    several = _open_seeds(context, settled, out, resume, seeds, options)
+    return several, None if several else _open_run(context, settled, out, resume, options)
+
+
+def _train_several(
+    context: click.Context,
+    runs: "SeedRuns",
+    settings: TrainSettings,
+    verbosity: Verbosity,
+    *,
+    as_json: bool,
+    dry_run: bool,
+    report: Path | None,
+) -> None:
+    try:
+        train_seeds(
+            runs,
+            settings,
+            partial(_train, as_json=as_json, dry_run=dry_run, alone=False),
+            verbosity,
+            say=_say_as_json if as_json else None,
+            dry_run=dry_run,
+        )
+    except KeyboardInterrupt:
+        context.exit(EXIT_INTERRUPTED)
+    if report is not None and not dry_run:
+        _write_report(runs.begun, report, verbosity)
+
+
+def _train_one(
+    context: click.Context,
+    run: "RunFolder",
+    settings: TrainSettings,
+    verbosity: Verbosity,
+    ranks: "Ranks | None",
+    *,
+    as_json: bool,
+    dry_run: bool,
+    report: Path | None,
+) -> None:
+    is_first = ranks is None or ranks.rank == 0
     with Reporter(verbosity=verbosity, epochs=settings.epochs) as reporter, run:
-        if resume and verbosity > Verbosity.ERROR and not run.has_checkpoint:
+        if run.resumed and verbosity > Verbosity.ERROR and not run.has_checkpoint:
             click.echo(f"{run.path} has finished no epoch: its first is the first", err=True)
         try:
-            _train(run, settings, reporter, verbosity, as_json=as_json, dry_run=dry_run)
+            _train(run, settings, reporter, verbosity, as_json=as_json, dry_run=dry_run, ranks=ranks)
         except KeyboardInterrupt:
             reporter.close()
             done = run.records()
             epochs = f"after epoch {done[-1].epoch}" if done else "before the first epoch was done"
             hint = f"; go on with: ooc train --resume --out {shlex.quote(str(run.path))}" if run.started else ""
-            click.echo(f"ooc: stopped {epochs}{hint}", err=True)
-            if report is not None and done:
-                _write_report([run.path], report, verbosity)
+            if is_first:
+                click.echo(f"ooc: stopped {epochs}{hint}", err=True)
+                if report is not None and done:
+                    _write_report([run.path], report, verbosity)
             context.exit(EXIT_INTERRUPTED)
         except BaseException:
             run.discard()
             raise
-    if report is not None and not dry_run:
+    if report is not None and not dry_run and is_first:
         _write_report([run.path], report, verbosity)
 
 
@@ -242,35 +300,23 @@ def _train(
     as_json: bool,
     dry_run: bool,
     alone: bool = True,
+    ranks: "Ranks | None" = None,
 ) -> None:
-    """Train ``run``, or only plan it; ``alone``: it is no run of several, and its outcome is printed."""
-    from ooc.storage.store import open_store
-
-    check_sampling(settings)
-    run.repeated_by = _repeating(settings)
-    store = open_store(settings.store)
-    run.check_store(store)
-
-    import torch
-
-    from ooc.cli.arguments.recipe import admit_parameters, build_trainer, check_own_model
+    """Train ``run``, or only plan it; ``alone``: it is no run of several, and its outcome is printed. ``ranks``: the
+    processes that train it together, of which the first prints."""
     from ooc.report.console import output
     from ooc.report.logs import epoch_as_json, several
     from ooc.report.plan_report import PlanReport
     from ooc.report.runs import describe_run
     from ooc.report.starts import note_start
-    from ooc.train.metrics import resolve_metric
     from ooc.train.sampled import SampledTrainer
 
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    check_own_model(settings.model, run)
-    admit_parameters(settings, store)
-    metric = resolve_metric(settings.metric, store.task, store.num_classes)
-    logs = _logs(settings, run)
-    lines = [epoch_as_json] if as_json else []
+    is_first = ranks is None or ranks.rank == 0
+    logs = _logs(settings, run) if is_first else []
+    lines = [epoch_as_json] if as_json and is_first else []
     console = output()
-    with build_trainer(settings, store, run, metric, several(reporter, *logs, *lines)) as trainer:
+    made = partial(_trainer, run, settings, several(reporter, *logs, *lines), one_of_several=ranks is not None)
+    with made() if ranks is None else ranks.all_of(made) as trainer:
         report = None
         if not isinstance(trainer, SampledTrainer):
             parts = trainer.workload, trainer.plan, trainer.hardware, trainer.limits
@@ -278,13 +324,13 @@ def _train(
         done = _epochs_done(run)
         if verbosity >= Verbosity.INFO:
             _brief(trainer, settings, report, settings.epochs - done, console, verbosity)
-        if as_json:
+        if as_json and is_first:
             _say_as_json("start", _start(run, settings, trainer, report, dry_run=dry_run))
-        elif dry_run and alone:
+        elif dry_run and alone and is_first:
             click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
         if dry_run:
             return
-        note_start(run, report, trainer.spill_dir, metric)
+        note_start(run, report, trainer.spill_dir, trainer.metric)
         if reporter.is_live and report is not None:
             reporter.show(_view(settings, run, trainer, report, done))
         trainer.fit(
@@ -298,10 +344,34 @@ def _train(
         for log in logs:
             log.complete()
     reporter.close()
+    if not is_first:
+        return
     if as_json:
         _say_as_json("end", describe_run(run.path, held=True))
     elif alone:
-        _print_outcome(run, report, metric, store.nbytes)
+        _print_outcome(run, report, trainer.metric, trainer.store.nbytes)
+
+
+def _trainer(run: "RunFolder", settings: TrainSettings, listener: "Listener", *, one_of_several: bool) -> "Trainer":
+    """What trains ``run``."""
+    from ooc.storage.store import open_store
+
+    check_sampling(settings, one_of_several=one_of_several)
+    run.repeated_by = _repeating(settings)
+    store = open_store(settings.store)
+    run.check_store(store)
+
+    import torch
+
+    from ooc.cli.arguments.recipe import admit_parameters, build_trainer, check_own_model
+    from ooc.train.metrics import resolve_metric
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    check_own_model(settings.model, run)
+    admit_parameters(settings, store)
+    metric = resolve_metric(settings.metric, store.task, store.num_classes)
+    return build_trainer(settings, store, run, metric, listener)
 
 
 def _print_outcome(run: "RunFolder", report: "PlanReport | None", metric: "Metric", store_bytes: int) -> None:

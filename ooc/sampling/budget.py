@@ -75,10 +75,11 @@ def plan_sampling(
     memory_bytes: int,
     offset_bytes: int,
     beside: Callable[[int], int],
+    processes: int = 1,
 ) -> SamplingPlan:
     """The plan for batches of at most ``most`` nodes and edges; ``others``: the arrays read beside the features, the
     neighbours first; ``beside``: what whoever uses the batches takes, where so many bytes are left for it. BudgetError
-    with the least memory that would do."""
+    with the least memory that would do, for all ``processes`` together."""
     nodes, edges = most
     node_rows = sum(array.row_bytes for array in (features, *others) if array.shape[0] == store.num_nodes)
     edge_rows = sum(array.row_bytes for array in others[1:] if array.shape[0] == store.num_edges)
@@ -98,10 +99,12 @@ def plan_sampling(
     if least > memory_bytes:
         drawn = ", ".join("all" if fanout < 0 else str(fanout) for fanout in fanouts)
         model = f" and {format_size(beside_bytes)} for the model" if beside_bytes else ""
+        each = f" in each of {processes} processes" if processes > 1 else ""
+        wanted = budget_of(processes * least)
         raise BudgetError(
             f"batches of {batch_size:,} nodes and of neighbours {drawn} come to {nodes:,} nodes and {edges:,} edges at "
-            f"most, {format_size(batch_bytes)} each{model}, and need {format_size(least)} of memory; it may take "
-            f"{format_size(memory_bytes)}; give memory='{budget_of(least)}', a smaller batch or smaller fanouts"
+            f"most, {format_size(batch_bytes)} each{model}, and need {format_size(least)} of memory{each}; it may take "
+            f"{format_size(memory_bytes)}; give memory='{wanted}', a smaller batch or smaller fanouts"
         )
     left = memory_bytes - least
     resident = {name for name, nbytes in paged.items() if small[name] <= nbytes}

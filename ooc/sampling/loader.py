@@ -74,15 +74,18 @@ class NeighborLoader:
         seed: int = 0,
         memory: str | int | None = None,
         _beside: Callable[[list[tuple[int, int]], int], int] = lambda most, left: 0,
+        _is_own: Callable[[int], bool] = lambda number: True,
+        _processes: int = 1,
     ) -> None:
         """``_beside``: what else is to be had within the memory, by how many nodes and edges the first hops have, and
-        what is left for it."""
+        what is left for it. ``_is_own``: whether this process makes the batch of that number; ``_processes`` have such
+        a memory each."""
         self.store = store if isinstance(store, Store) else open_store(store)
         self.fanouts = check_fanouts(num_neighbors)
         if batch_size < 1:
             raise OptionError(f"batch_size must be positive, not {batch_size}")
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
-        self._shuffle, self._drop_last = shuffle, drop_last
+        self._shuffle, self._drop_last, self._is_own = shuffle, drop_last, _is_own
         self._seeds = _rows_of(self.store, input_nodes)
         self._offsets = offsets = load_offsets(self.store, Direction.IN)
         most = most_by_hop(offsets, self.fanouts, min(batch_size, len(self._seeds)))
@@ -98,6 +101,7 @@ class NeighborLoader:
             memory_bytes=_memory_bytes(memory),
             offset_bytes=offsets.nbytes,
             beside=partial(_beside, most),
+            processes=_processes,
         )
         self._sampler = Sampler(offsets, self.fanouts, seed=seed)
         self._held: _Held | None = None
@@ -148,8 +152,12 @@ class NeighborLoader:
             np.random.Generator(np.random.Philox(key=first << 32 | second)).shuffle(order)
         return [order[k * self.batch_size : (k + 1) * self.batch_size] for k in range(len(self))]
 
-    def sampled(self, epoch: int, first: int, seeds: Sequence[Ints], neighbours: Rows) -> list[SampledBatch]:
-        """The subgraphs of the batches from ``first`` on, around these ``seeds``."""
+    def own_batches(self) -> list[int]:
+        """The numbers of the batches that this process makes of an epoch."""
+        return [number for number in range(len(self)) if self._is_own(number)]
+
+    def sampled(self, epoch: int, numbers: list[int], seeds: Sequence[Ints], neighbours: Rows) -> list[SampledBatch]:
+        """The subgraphs of the batches of these ``numbers``, around these ``seeds``."""
 
         def take(edges: Ints) -> AnyArray:
             found = neighbours.take(edges)
@@ -157,7 +165,7 @@ class NeighborLoader:
                 raise damaged(self.store, "in/indices")
             return found
 
-        return self._sampler.sample([self._seeds[places] for places in seeds], take, epoch=epoch, first=first)
+        return self._sampler.sample([self._seeds[places] for places in seeds], take, epoch=epoch, numbers=numbers)
 
     def close(self) -> None:
         """End threads, and free all but offsets and seeds. May be called twice, and the loader be used again."""
@@ -208,11 +216,12 @@ def _ahead(items: Generator[T], *, name: str) -> Generator[T]:
 def _superbatches(loader: NeighborLoader, held: _Held, epoch: int) -> Generator[_Superbatch]:
     """The epoch, so many batches at once as the plan lets be sampled ahead. When the first of them is read, as many
     that come after them are known."""
-    seeds, ahead = loader.seeds_of(epoch), loader.plan.lookahead
+    seeds, ahead, own = loader.seeds_of(epoch), loader.plan.lookahead, loader.own_batches()
     before: tuple[list[SampledBatch], list[Ints], list[Any]] | None = None
-    for first in range(0, len(seeds), ahead):
-        part = seeds[first : first + ahead]
-        batches = loader.sampled(epoch, first, part, held.neighbours)
+    for first in range(0, len(own), ahead):
+        numbers = own[first : first + ahead]
+        part = [seeds[number] for number in numbers]
+        batches = loader.sampled(epoch, numbers, part, held.neighbours)
         needs: list[Any] = [held.x.needs(batch.rows) for batch in batches]
         if before is not None:
             yield _Superbatch(*before[:2], held.x.foresee(before[2], needs))

@@ -61,12 +61,14 @@ class Sampler:
         self._seed = seed
         self._places = np.full(len(offsets) - 1, -1, dtype=np.int32)
 
-    def sample(self, seeds: Sequence[AnyArray], take: Take, *, epoch: int, first: int) -> list[SampledBatch]:
-        """The batches around ``seeds``, rows without repetition each, numbered from ``first`` on; all of them hop by
+    def sample(
+        self, seeds: Sequence[AnyArray], take: Take, *, epoch: int, numbers: Sequence[int]
+    ) -> list[SampledBatch]:
+        """The batches around ``seeds``, rows without repetition each, and of these ``numbers``; all of them hop by
         hop, so that ``take`` is asked once a hop."""
         narrow = np.int32 if len(self._places) < 2**31 else np.int64
         seeds = [rows.astype(narrow, copy=False) for rows in seeds]
-        batches = [SampledBatch(first + k, rows, nodes_by_hop=[len(rows)]) for k, rows in enumerate(seeds)]
+        batches = [SampledBatch(k, rows, nodes_by_hop=[len(rows)]) for k, rows in zip(numbers, seeds, strict=True)]
         for hop, fanout in enumerate(self._fanouts):
             drawn = [self._draw(batch, epoch, hop, fanout) for batch in batches]
             found = take(np.concatenate([edges for edges, _ in drawn]))

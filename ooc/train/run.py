@@ -338,6 +338,43 @@ class RunFolder:
         _replace(self.path / name, buffer.getbuffer())
 
 
+class FollowedRun(RunFolder):
+    """The folder of a run that another process of the same training writes: read here, and never written."""
+
+    @classmethod
+    def of(cls, run: RunFolder) -> Self:
+        """The same run, followed."""
+        return cls(run.path, run.config, resumed=run.resumed)
+
+    def start(self) -> None:
+        """Nothing."""
+
+    def discard(self) -> None:
+        """Nothing."""
+
+    def load(self, check: Callable[[State], None] = lambda state: None) -> State | None:
+        """The last checkpoint, None before the first."""
+        state = self.last()
+        if state is not None:
+            check(state)
+        return state
+
+    def append(self, record: EpochRecord) -> None:
+        """Nothing."""
+
+    def save_forecast(self, forecast: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def save_timeline(self, timeline: Mapping[str, Any], *, planned: bool = False) -> None:
+        """Nothing."""
+
+    def add_start(self, start: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def _save(self, name: str, state: State) -> None:
+        """Nothing."""
+
+
 def given_anew(path: Path, config: Config, given: Mapping[str, Any], changeable: Collection[str]) -> Config:
     """The configuration of what was begun at ``path`` with options given now; RunError for one that may not change."""
     for name, value in given.items():

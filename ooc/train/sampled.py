@@ -8,7 +8,7 @@ of them, parameters, what the optimizer keeps, and the plan of scoring.
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,16 +34,20 @@ from ooc.sampling.sampler import key_of
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
 from ooc.train.loss import resolve_loss
+from ooc.train.ranks import Ranks, RunningStatistics, StepSum
 from ooc.train.resources import Resources
+from ooc.train.run import FollowedRun, RunFolder
 from ooc.train.setup import Job, Saving, edge_data_used, lower_model
-from ooc.train.trainer import Scores, Trainer
+from ooc.train.trainer import Scores, Trainer, open_run_folder
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 _DROPOUT = 2**33
 """Beside seed, epoch and batch in the key of what the layers draw."""
-_FULL_GRAPH = {"device": ("auto", "cpu"), "compute_dtype": ("float32",), "spill_dtype": (None, "float32", "float64")}
+_FULL_GRAPH = {"device": ("auto", "cpu"), "spill_dtype": (None, "float32", "float64")}
+_AUTOCAST_SHARE = 1.5
+"""What a step takes with autocast, at most, of what it takes without: rounded copies come on top."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +63,14 @@ class Sampling:
 class SampledTrainer(Trainer):
     """Trains ``model`` in place by batches that are sampled from ``graph``, within the memory it is given.
 
-    Arguments as of ``Trainer``. The loss of an epoch is the mean over its training rows, each as its batch's step found
-    it. Gradients of several batches of a step are those of one batch of all their rows. Where an epoch is interrupted,
-    the steps that it has made stay made, but for a run that is gone on with.
+    Arguments as of ``Trainer``; ``compute_dtype="bfloat16"`` computes batches by torch's autocast. The loss of an epoch
+    is the mean over its training rows, each as its batch's step found it. Gradients of several batches of a step are
+    those of one batch of all their rows. Where an epoch is interrupted, the steps that it has made stay made, but for a
+    run that is gone on with.
+
+    Where ``torchrun`` has started several processes, each computes a share of every step's batches, and all make the
+    same steps; their number changes no result. ``memory`` is that of all processes of a machine. The first one scores,
+    and writes the run.
     """
 
     def __init__(
@@ -70,7 +79,16 @@ class SampledTrainer(Trainer):
         for name, values in _FULL_GRAPH.items():
             if options.get(name, values[0]) not in values:
                 raise OptionError(f"{name}={options[name]!r} is of full-graph training, not of batches")
-        self.sampling = sampling
+        self.sampling, self.ranks = sampling, Ranks.of_environment()
+        if self.ranks.count > sampling.accumulate:
+            raise OptionError(
+                f"a step of {sampling.accumulate} batches has none for some of {self.ranks.count} processes; give "
+                f"accumulate={self.ranks.count} or more (the batches of a step, of all processes together)"
+            )
+        self._is_rounded = options.get("compute_dtype") == "bfloat16"
+        out, seed = options.get("out"), options.get("seed", 0)
+        run = out if isinstance(out, RunFolder) else self.ranks.told(lambda: open_run_folder(out, seed))
+        options["out"] = FollowedRun.of(run) if self.ranks.rank and run is not None else run
         super().__init__(model, graph, **options)
 
     def _job(self, make: partial[Job], resources: Resources) -> Job:
@@ -78,7 +96,9 @@ class SampledTrainer(Trainer):
         model, store, sampling = self.model, self.store, self.sampling
         left_out, loss = make.keywords["ignore_edge_data"], make.keywords["loss"]
         self._seed, self._input_dropout = make.keywords["seed"], make.keywords["input_dropout"]
-        self.memory_bytes = resources.limits.memory_bytes
+        self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
+        self.ranks.share(model)
+        self._step_sum, self._statistics = StepSum(model, self.ranks), RunningStatistics(model, self.ranks)
         self._listener, self._hardware, self._scratch = resources.listener, resources.hardware, resources.spill_dir
         self._saving: SavingPlan | None = None
         self._carried = edge_data_used(store, left_out)
@@ -100,13 +120,16 @@ class SampledTrainer(Trainer):
             seed=self._seed,
             memory=self.memory_bytes,
             _beside=self._model_bytes,
+            _is_own=lambda number: number % sampling.accumulate % self.ranks.count == self.ranks.rank,
+            _processes=self.ranks.local_count,
         )
         if normalized:
             scalings = load_rows(store, normalized, network.dtype, on_device=False).scalings
             self._normalization = GcnNormalization(model, scalings)
         device_bytes, host_bytes = divide_memory(self.memory_bytes - self.loader.retained_bytes - self._rows_bytes)
         limits = replace(resources.limits, device_bytes=device_bytes, host_bytes=host_bytes)
-        return make(replace(resources, limits=limits), savings=(Saving.ACTIVE_ROWS,), scoring_only=True)
+        own = {"savings": (Saving.ACTIVE_ROWS,), "scoring_only": True, "compute_dtype": "float32"}
+        return make(replace(resources, limits=limits), **own)
 
     @property
     def _both_fit(self) -> bool:
@@ -136,25 +159,36 @@ class SampledTrainer(Trainer):
         return records
 
     def _epoch(self, epoch: int) -> EpochRecord:
-        """A step for every group of batches."""
-        loader, group = self.loader, self.sampling.accumulate
+        """A step for every group of batches, of which every process computes every so-manieth."""
+        loader, ranks, group = self.loader, self.ranks, self.sampling.accumulate
         loader.epoch, before = epoch, loader.read_bytes
-        rows, a_step = self.store.split_sizes["train"], group * loader.batch_size
-        waited = total = 0.0
+        rows, waited, total = self.store.split_sizes["train"], 0.0, 0.0
         self.optimizer.zero_grad()  # of an epoch that was interrupted
-        started = asked = time.perf_counter()
+        started = time.perf_counter()
         task = reported(self._listener, f"epoch {epoch + 1}", len(loader), "batches")
-        with torch.random.fork_rng(devices=[]), task as advance:
-            for number, batch in enumerate(loader):
-                waited += time.perf_counter() - asked
-                torch.manual_seed(key_of(self._seed, epoch, number, _DROPOUT)[0])
-                total += self._accumulate(batch, min(a_step, rows - number // group * a_step))
-                del batch
-                if (number + 1) % group == 0 or number + 1 == len(loader):
-                    self._update()
-                    self.optimizer.zero_grad()
-                advance(number + 1)
-                asked = time.perf_counter()
+        with torch.random.fork_rng(devices=[]), closing(iter(loader)) as batches, task as advance:
+            for step in range(0, len(loader), group):
+                last = min(step + group, len(loader))
+                rows_of_step = min(group * loader.batch_size, rows - step * loader.batch_size)
+                for first in range(step, last, ranks.count):
+                    number, together = first + ranks.rank, min(ranks.count, last - first)
+                    loss = 0.0
+                    with self._statistics.of_batch():
+                        if number < last:
+                            asked = time.perf_counter()
+                            batch = next(batches)
+                            waited += time.perf_counter() - asked
+                            torch.manual_seed(key_of(self._seed, epoch, number, _DROPOUT)[0])
+                            loss = self._accumulate(batch, rows_of_step)
+                            del batch
+                    for found in self._step_sum.add(loss, together):
+                        total += found
+                    self._statistics.fold(together)
+                    advance(first + together)
+                self._step_sum.finish()
+                self._update()
+                self.optimizer.zero_grad()
+        read = torch.tensor([loader.read_bytes - before])
         return EpochRecord(
             epoch=epoch + 1,
             loss=total / self._loss.divisor,
@@ -163,9 +197,9 @@ class SampledTrainer(Trainer):
             test_acc=None,
             time_s=time.perf_counter() - started,
             eval_s=0.0,
-            ssd_read_bytes=loader.read_bytes - before,
+            ssd_read_bytes=sum(map(int, ranks.gathered(read))),
             ssd_write_bytes=0,
-            host_peak_bytes=loader.plan.nbytes,
+            host_peak_bytes=loader.plan.nbytes * ranks.local_count,
             device_peak_bytes=0,
             io_wait_s=waited,
         )
@@ -174,7 +208,8 @@ class SampledTrainer(Trainer):
         """Add a batch's gradients to those of its step, which is of so many rows. Returns the sum of its losses."""
         size = batch.batch_size
         with self._normalized(self.model, batch), self._offloaded():
-            outputs_rC = self._outputs(self.model, batch)[:size]
+            with torch.autocast("cpu", torch.bfloat16, enabled=self._is_rounded):
+                outputs_rC = self._outputs(self.model, batch)[:size].to(self._dtype)
             labels_rL = batch.y[:size, None] if self.store.task is Task.CLASSES else batch.y[:size]
             labels = self._targets.of("train", labels_rL, torch.arange(size), outputs=outputs_rC)
             total, gradient_rC = self._loss.gradient(outputs_rC.detach(), labels)
@@ -211,7 +246,17 @@ class SampledTrainer(Trainer):
         return outputs
 
     def evaluate(self) -> Scores:
-        """Score all splits of the full graph, with the model as it is, or the average of its weights."""
+        """Score all splits of the full graph, with the model as it is, or the average of its weights. Of several
+        processes the first does, and all have to ask."""
+        scores: Scores = {}
+        if self.ranks.rank:
+            self.ranks.wait()
+        else:
+            with self.ranks.waited_for() as tell, self._relay.joined(tell):
+                scores = self._evaluate()
+        return self.ranks.told(lambda: scores)
+
+    def _evaluate(self) -> Scores:
         if self._both_fit:
             return super().evaluate()
         self.loader.close()
@@ -219,6 +264,12 @@ class SampledTrainer(Trainer):
             return super().evaluate()
         finally:
             self._session.close()
+
+    def _start(self) -> None:
+        if self.ranks.rank:  # the first scores
+            self._snapshot.check()
+        else:
+            super()._start()
 
     # ---- memory, and the end -----------------------------------------------------------------------------------
 
@@ -229,6 +280,7 @@ class SampledTrainer(Trainer):
 
         parameters = sum(parameter.nbytes for parameter in self.model.parameters())
         kept = 4 * parameters + self._averaging.nbytes + self._rows_bytes  # gradients, and up to three of the optimizer
+        kept += StepSum.nbytes(self.model, self.ranks)
         (nodes, edges), before = most[-1], [(0, 0), *most]
         sizes = [(now[0] - then[0], now[1] - then[1]) for now, then in zip(most, before, strict=False)]
         meta = torch.device("meta")
@@ -250,8 +302,11 @@ class SampledTrainer(Trainer):
         try:
             within = partial(self._normalized, batch=batch)
             runs = DryRuns(self.model, outputs, self._hardware, known=given, within=within)
-            if kept + runs.kept_bytes <= left:
-                return kept + runs.kept_bytes
+            whole = int(runs.kept_bytes * (_AUTOCAST_SHARE if self._is_rounded else 1))
+            if (
+                kept + whole <= left or self._is_rounded
+            ):  # sizes of what autocast saves are not known on the meta device
+                return kept + whole
             try:
                 self._saving = runs.plan(max(0, left - kept), 0)
             except BudgetError:

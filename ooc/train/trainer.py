@@ -383,7 +383,7 @@ class Trainer:
             self._objective.count_split_rows(graph)
         models = [model] if average is None else [model, average]
         self._session = Session(self._prepared, models, self.optimizer)
-        self._run = _run_folder(out, seed)
+        self._run = open_run_folder(out, seed)
         if self._run is not None:  # what lists of runs show (ooc runs)
             facts = {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
             self._run.config |= facts
@@ -434,7 +434,7 @@ def _converted(graph: Any, folder: Path, resources: Resources) -> tuple["Tempora
     return temporary, store
 
 
-def _run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder | None:
+def open_run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder | None:
     """The run's folder: that of a run which is there, to be resumed, or a new one."""
     if out is None or isinstance(out, RunFolder):
         return out

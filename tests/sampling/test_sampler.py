@@ -51,14 +51,14 @@ def test_batches_are_what_the_definition_says(nodes: int, edges: int, fanouts: l
     offsets, sources = _graph(nodes, edges, seed)
     rng = np.random.default_rng(seed)
     seeds = [rng.permutation(nodes)[: rng.integers(1, 9)] for _ in range(3)]
-    batches = Sampler(offsets, fanouts, seed=seed).sample(seeds, sources.__getitem__, epoch=1, first=5)
+    batches = Sampler(offsets, fanouts, seed=seed).sample(seeds, sources.__getitem__, epoch=1, numbers=[5, 6, 8])
     most = most_by_hop(offsets, fanouts, max(map(len, seeds)))
-    for number, (batch, own) in enumerate(zip(batches, seeds, strict=True)):
+    for number, batch, own in zip([5, 6, 8], batches, seeds, strict=True):
         np.testing.assert_array_equal(batch.rows[: len(own)], own)
         _check(batch, offsets, sources, fanouts)
         sizes = zip(np.cumsum(batch.nodes_by_hop), np.cumsum([0, *batch.edges_by_hop]), strict=True)
         assert all(size[0] <= bound[0] and size[1] <= bound[1] for size, bound in zip(sizes, most, strict=True))
-        alone = Sampler(offsets, fanouts, seed=seed).sample([own], sources.__getitem__, epoch=1, first=5 + number)[0]
+        alone = Sampler(offsets, fanouts, seed=seed).sample([own], sources.__getitem__, epoch=1, numbers=[number])[0]
         np.testing.assert_array_equal(alone.rows, batch.rows)
         np.testing.assert_array_equal(alone.edges, batch.edges)
 
@@ -76,21 +76,22 @@ def test_every_neighbour_is_equally_likely_from_epoch_to_epoch() -> None:
     sampler = Sampler(offsets, [6], seed=3)
     times = np.zeros(25)
     for epoch in range(1000):
-        (batch,) = sampler.sample([np.array([0])], sources.__getitem__, epoch=epoch, first=0)
+        (batch,) = sampler.sample([np.array([0])], sources.__getitem__, epoch=epoch, numbers=[0])
         times[batch.rows[1:]] += 1
     # Without replacement the counts vary less than independent draws: by 18/23 of it.
     assert ((times[1:] - 250) ** 2 / 250).sum() * 23 / 18 < _CHI_SQUARE_999[23]
     assert times[1:].std() > 3
 
 
-@pytest.mark.parametrize("differs", ["seed", "epoch", "first"])
+@pytest.mark.parametrize("differs", ["seed", "epoch", "batch"])
 def test_draws_differ_by_seed_epoch_and_batch(differs: str) -> None:
     offsets, sources = np.array([0, 1000, *[1000] * 1000]), np.arange(1, 1001)
     drawn = []
     for value in (0, 1):
-        numbers = {"seed": 0, "epoch": 0, "first": 0, differs: value}
-        sampler = Sampler(offsets, [20], seed=numbers.pop("seed"))
-        drawn.append(sampler.sample([np.array([0])], sources.__getitem__, **numbers)[0].edges.tolist())
+        number = {"seed": 0, "epoch": 0, "batch": 0, differs: value}
+        sampler = Sampler(offsets, [20], seed=number["seed"])
+        which = {"epoch": number["epoch"], "numbers": [number["batch"]]}
+        drawn.append(sampler.sample([np.array([0])], sources.__getitem__, **which)[0].edges.tolist())
     assert drawn[0] != drawn[1]
 
 

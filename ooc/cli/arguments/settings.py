@@ -211,7 +211,7 @@ class TrainSettings:
         metavar="N,N,…",
     )
     batch_size: int = _SAMPLING(1024, COUNT, "Training nodes of a batch.")
-    accumulate: int = _SAMPLING(1, COUNT, "Batches of a step.")
+    accumulate: int = _SAMPLING(1, COUNT, "Batches of a step, of all processes together.")
     schedule: str = _RATE(
         "none",
         ReasonedChoiceType("none", "cosine", "step", "plateau", *SCHEDULES, refused=NO_SCHEDULES),
@@ -399,7 +399,6 @@ def _is_same(converted: object, value: object) -> bool:
 
 _NOT_SAMPLED = {
     "spill_dtype": "batches are not spilled",
-    "dtype": "batches are computed in float32",
     "max_ssd_writes": "batches write nothing",
     "block_rows": "batches have no blocks",
     "slab_columns": "batches have no slabs",
@@ -409,13 +408,16 @@ _NOT_SAMPLED = {
 """Options of full-graph training alone, and why."""
 
 
-def check_sampling(settings: TrainSettings) -> None:
-    """OptionError for options of sampled batches where the full graph is trained, and the other way round."""
+def check_sampling(settings: TrainSettings, *, one_of_several: bool = False) -> None:
+    """OptionError for options of sampled batches where the full graph is trained, and the other way round;
+    ``one_of_several``: several processes are to train."""
     defaults = TrainSettings(store=settings.store)
     given = {one.name for one in fields(settings) if getattr(settings, one.name) != getattr(defaults, one.name)}
     if settings.sampler == "none":
         for name in given & {"fanouts", "batch_size", "accumulate"}:
             raise OptionError(f"--{name.replace('_', '-')} is of sampled mini-batches; give --sampler neighbor, too")
+        if one_of_several:
+            raise OptionError("several processes train sampled batches only; give --sampler neighbor, or one process")
         return
     for name, reason in _NOT_SAMPLED.items():
         if name in given:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ooc train --nproc``: the same command by several processes, as ``torchrun`` starts them."""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from ooc.cli import EXIT_ERROR, EXIT_INTERRUPTED
+from ooc.errors import RankError
+
+if TYPE_CHECKING:
+    from ooc.train.ranks import Ranks
+    from ooc.train.run import RunFolder
+
+
+def ranks_of_environment() -> "Ranks | None":
+    """The processes that this one belongs to; None where it is alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    from ooc.train.ranks import Ranks
+
+    return Ranks.of_environment()
+
+
+def follow(run: "RunFolder") -> "RunFolder":
+    """The same run, which the first process writes."""
+    from ooc.train.run import FollowedRun
+
+    return FollowedRun.of(run)
+
+
+@contextmanager
+def silent_where_told(context: click.Context) -> Iterator[None]:
+    """Where another process has failed and says why, this one ends as it does and says nothing."""
+    try:
+        yield
+    except RankError as error:
+        if not error.is_told:
+            raise
+        context.exit(EXIT_ERROR)
+
+
+def is_restarted() -> bool:
+    """Whether ``torchrun --max-restarts`` has started this process because an earlier one failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def start_processes(count: int) -> int:
+    """Run this process's command line by ``count`` processes; the exit code that theirs come to."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # who has gone is said in a line of our own
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id="ooc",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "ooc", *sys.argv[1:])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode >= 0:
+            return int(failure.exitcode)  # it has said why
+        name = signal.Signals(-failure.exitcode).name
+        hint = "a run that has finished an epoch goes on with --resume"
+        click.echo(f"ooc: error: rank {rank} was ended by {name}; {hint}", err=True)
+        return EXIT_ERROR
+    except (SignalException, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    return 0

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes train by sampled batches what one does, bit for bit; one that goes is named."""
+
+import os
+import signal
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch_geometric.nn.models import GraphSAGE
+
+import ooc
+from ooc.storage.store import Store
+from ooc.train.ranks import Ranks
+from ooc.train.sampled import SampledTrainer, Sampling
+from tests.graphs import GraphCase, random_data
+
+_CASE = GraphCase(nodes=300, edges=1800, features=9, self_loops=15, duplicates=20, isolated=5)
+_SAMPLING = Sampling(fanouts=[4, 3], batch_size=12, accumulate=4)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return ooc.convert(random_data(_CASE), tmp_path_factory.mktemp("ranks") / "g.ooc")
+
+
+def _together(count: int, folder: Path, work: Callable[[int], Any]) -> list[Any]:
+    """What ``work`` gives each of so many forked processes of one group, by rank; None for one that is killed."""
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    children = []
+    for rank in range(count):
+        child = os.fork()
+        if child == 0:
+            try:
+                if count > 1:
+                    dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=count)
+                torch.save(work(rank), folder / f"{rank}.pt")
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    found = [folder / f"{rank}.pt" for rank in range(count)]
+    return [torch.load(path) if path.exists() else None for path in found]
+
+
+def _model(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return GraphSAGE(9, 8, 2, 4, norm="batch_norm", dropout=0.5)
+
+
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+def test_results_do_not_depend_on_the_number_of_processes(store: Store, tmp_path: Path, compute_dtype: str) -> None:
+    """Steps of four batches, the last one of fewer; what is not the first's begins as the first's."""
+
+    def work(rank: int, epochs: int = 2, resume: bool = False, out: str = "") -> dict[str, Any]:
+        model = _model(seed=rank)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        options: dict[str, Any] = {"memory": "100M", "optimizer": optimizer, "compute_dtype": compute_dtype}
+        with SampledTrainer(model, store, _SAMPLING, out=tmp_path / out if out else None, **options) as trainer:
+            records = trainer.fit(epochs, resume=resume, progress=False)
+        return {
+            "loss": [one.loss for one in records],
+            "valid": [one.valid_acc for one in records],
+            **model.state_dict(),
+        }
+
+    (alone,) = _together(1, tmp_path, work)
+    assert len(alone["loss"]) == 2 and alone["loss"][0] != alone["loss"][1]
+    for count in (2, 3) if compute_dtype == "float32" else (2,):
+        for found in _together(count, tmp_path, work):
+            assert found.keys() == alone.keys()
+            for name, value in alone.items():
+                assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name
+    if compute_dtype == "float32":  # begun by two, gone on with by four
+        begun = _together(2, tmp_path, lambda rank: work(rank, epochs=1, out="run"))
+        gone_on = _together(4, tmp_path, lambda rank: work(rank, epochs=2, out="run", resume=True))
+        assert [begun[0]["loss"] + one["loss"] for one in gone_on] == [alone["loss"]] * 4
+
+
+def test_a_process_that_goes_is_named(tmp_path: Path) -> None:
+    def work(rank: int) -> str:
+        ranks = Ranks.of_environment()
+        assert ranks.told(lambda: "as the first says") == "as the first says"
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(ooc.RankError) as raised:
+            ranks.gathered(torch.zeros(3))
+        return str(raised.value)
+
+    first, gone, third = _together(3, tmp_path, work)
+    assert gone is None
+    assert "has gone" in first and "has gone" in third
+
+
+def test_where_one_fails_all_end_and_one_says_why(tmp_path: Path) -> None:
+    def work(rank: int) -> list[Any]:
+        ranks, found = Ranks.of_environment(), []
+
+        def fail() -> None:
+            if rank == 1:
+                raise ooc.BudgetError("too little")
+
+        def wait() -> None:
+            if rank:
+                ranks.wait()
+            else:
+                with ranks.waited_for():
+                    raise ooc.StoreError("damaged")
+
+        for failing in (lambda: ranks.all_of(fail), wait):
+            with pytest.raises(ooc.OocError) as raised:
+                failing()
+            found.append((type(raised.value).__name__, getattr(raised.value, "is_told", False)))
+        return found
+
+    told = ("RankError", True)
+    assert _together(2, tmp_path, work) == [[told, ("StoreError", False)], [("BudgetError", False), told]]
+
+
+def test_a_step_has_a_batch_for_every_process(store: Store, tmp_path: Path) -> None:
+    def work(rank: int) -> str:
+        with pytest.raises(ooc.OptionError) as raised:
+            SampledTrainer(_model(0), store, Sampling(fanouts=[2, 2], batch_size=12), memory="100M")
+        return str(raised.value)
+
+    assert all("give accumulate=2 or more" in said for said in _together(2, tmp_path, work))
