@@ -117,9 +117,10 @@ def _check_environment(name: str, command: click.Command) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``ooc`` with ``arguments`` (the process's by default); returns the exit code."""
     _prepare_streams()
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with interruptible():
-            code = cli.main(args=arguments, prog_name="ooc", standalone_mode=False)
+            code = cli.main(args=given, prog_name="ooc", standalone_mode=False, obj=given)
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "ooc"
         return _fail(f"{error.format_message()}{_origin(error)} (see {where} --help)")

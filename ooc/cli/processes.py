@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -51,8 +51,8 @@ def is_restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def start_processes(count: int) -> int:
-    """Run this process's command line by ``count`` processes; the exit code that theirs come to."""
+def start_processes(count: int, arguments: Sequence[str]) -> int:
+    """Run ``ooc`` with these arguments by ``count`` processes; the exit code that theirs come to."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # who has gone is said in a line of our own
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -70,7 +70,7 @@ def start_processes(count: int) -> int:
         max_restarts=0,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "ooc", *sys.argv[1:])
+        elastic_launch(config, sys.executable)("-m", "ooc", *arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode >= 0:

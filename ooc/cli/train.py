@@ -102,7 +102,7 @@ def command(
         check_page(report)
     ranks = ranks_of_environment()
     if nproc > 1 and ranks is None:
-        context.exit(start_processes(nproc))
+        context.exit(start_processes(nproc, context.obj))
     is_first = ranks is None or ranks.rank == 0
     verbosity = Verbosity.ERROR if as_json or not is_first else verbosity
     resume = resume or (is_restarted() and out is not None and Path(out).exists())
