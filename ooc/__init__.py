@@ -9,9 +9,8 @@
     features, graph = ooc.remote_backend(store)      a store for PyG's own loaders
     with ooc.offload(module, gpu_budget="2G"): ...   any module's two passes in a budget (planner: ooc.plan_chain)
 
-Errors that are the user's to act upon are an ooc.OocError: OptionError, SourceError, StoreError, BudgetError,
-ModelError, HardwareError, SpillError, TrainingError, RunError, RankError. ``import ooc`` imports neither torch nor
-numpy.
+Errors for users, each an ooc.OocError: OptionError, SourceError, StoreError, BudgetError, ModelError, HardwareError,
+SpillError, TrainingError, RunError, RankError. ``import ooc`` imports neither torch nor numpy.
 """
 
 from importlib import import_module
