@@ -4,7 +4,7 @@
 Reading order: ``workload`` (what is to be done), ``hardware`` (on what) and ``cost`` (how long that takes); ``layout``
 (how matrices are cut and held), ``program`` (that unrolled to instructions, with the proof that they fit), ``simulate``
 (how long they take); ``problem`` (what the planner decides, at what cost), ``moves``, ``solver`` and ``planner`` (how
-it decides).
+it decides); ``chain`` (the same for any chain of layers).
 """
 
 from ooc.plan.hardware import UNMEASURED, UNMEASURED_DEVICE, Hardware

@@ -103,13 +103,14 @@ def test_results_are_the_same_bits_whatever_the_budget(case: str, tmp_path: Path
     plain = make().to(dtype)
     module = copy.deepcopy(plain)
     x = torch.randn(shape, dtype=dtype)
-    expected = [_step(plain, x), _step(plain, x)]
+    steps = 2 if case == "batch norm" else 1
+    expected = [_step(plain, x) for _ in range(steps)]
     least, most = _least(module, *shape, dtype=dtype)
     met: set[Fate] = set()
     for budget, hardware in ((least, SLOW_PROCESSOR), ((least + most) // 2, SLOW_DISK)):
         other = copy.deepcopy(module)
         with ooc.offload(other, gpu_budget=budget, host_budget=0, spill_dir=tmp_path, hardware=hardware) as run:
-            found = [_step(other, x), _step(other, x)]
+            found = [_step(other, x) for _ in range(steps)]
         for one, two in zip(expected, found, strict=True):
             assert len(one) == len(two) and all(map(torch.equal, one, two))
         assert run.plan is not None and run.plan.nbytes <= budget
