@@ -89,6 +89,9 @@ def call(
     """``work`` in a child, whose exit code it gives."""
     sys.stdout.flush()
     sys.stderr.flush()
+    logs = [Path(f"{log}.{name}") for name in ("out", "err")]
+    for path in logs:
+        path.write_text("")  # a child may be killed before it has opened them
     started = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -106,7 +109,7 @@ def call(
             status = os.waitpid(child, 0)[1]
             break
         time.sleep(0.002)
-    out, err = (Path(f"{log}.{name}").read_text(errors="replace") for name in ("out", "err"))
+    out, err = (path.read_text(errors="replace") for path in logs)
     return End(None if hung else os.waitstatus_to_exitcode(status), out, err, time.monotonic() - started)
 
 

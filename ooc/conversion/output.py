@@ -16,7 +16,7 @@ from typing import Any
 from ooc.conversion.journal import Journal
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Listener, Note, reported
-from ooc.storage.array import METADATA_FILE, exchanged, flush, lock
+from ooc.storage.array import METADATA_FILE, exchanged, flush, lock, lock_holder
 from ooc.storage.store import PARTIAL_SUFFIX
 
 _STORE, _SCRATCH, _JOURNAL, _OLD = "store", "scratch", "journal.json", "old"
@@ -201,7 +201,7 @@ def _locked(folder: Path, target: Path) -> Iterator[None]:
         except BlockingIOError:
             held = False
         if not held:
-            raise SourceError(f"another conversion to {target} is under way")
+            raise SourceError(f"another process{lock_holder(folder)} is converting to {target}")
         yield
     finally:
         os.close(descriptor)

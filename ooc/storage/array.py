@@ -299,6 +299,18 @@ def lock(descriptor: int, *, wait: bool = False) -> None:
             raise
 
 
+def lock_holder(path: Path) -> str:
+    """Which process has locked the file or folder, to go on with "another process"; empty where it cannot be told."""
+    with contextlib.suppress(OSError, ValueError):
+        status = path.stat()
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == place and int(fields[4]) > 0:
+                return f" ({fields[4]})"
+    return ""
+
+
 def exchanged(first: Path, second: Path) -> bool:
     """Give two files or folders each other's name at once, so that there is one at every moment.
 

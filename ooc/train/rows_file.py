@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ooc.errors import OptionError, StoreError
 from ooc.sizes import format_size
-from ooc.storage.array import METADATA_FILE, exchanged, flush, flush_all, open_alone, runs
+from ooc.storage.array import METADATA_FILE, exchanged, flush, flush_all, lock_holder, open_alone, runs
 from ooc.storage.writer import ArrayWriter
 
 AnyArray = npt.NDArray[Any]
@@ -77,7 +77,7 @@ class RowsFile:
         try:
             self._file = open_alone(self._rows_path, wait=False)
         except BlockingIOError:
-            raise OptionError(f"another process is writing {path}") from None
+            raise OptionError(f"another process{lock_holder(self._rows_path)} is writing {path}") from None
         self._remove(self._partial)  # of a process that was killed
         header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self._file, header)
@@ -124,6 +124,8 @@ class RowsFile:
             case ".parquet":
                 self._write_parquet(names, block_bytes, values)
         flush_all([made])
+        if made == self._partial:
+            self._rows_path.unlink(missing_ok=True)  # before the name is given, or a power cut might leave it for good
         if not (made.is_dir() and os.path.lexists(self.path)):
             made.replace(self.path)
         elif not exchanged(made, self.path):

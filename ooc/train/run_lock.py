@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ooc.errors import RunError
-from ooc.storage.array import lock
+from ooc.storage.array import lock, lock_holder
 
 
 def lock_folder(path: Path) -> int:
@@ -18,7 +18,7 @@ def lock_folder(path: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
-            raise RunError(f"another process is using the run at {path}") from None
+            raise RunError(f"another process{lock_holder(path)} is using the run at {path}") from None
         raise
     return descriptor
 

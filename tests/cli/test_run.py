@@ -187,7 +187,10 @@ def test_contradicting_options_are_refused_by_name(tmp_path: Path) -> None:
 def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", {}) as run:
         run.start()
-        with RunFolder.open(tmp_path / "run") as other, pytest.raises(RunError, match="another process"):
+        with (
+            RunFolder.open(tmp_path / "run") as other,
+            pytest.raises(RunError, match=rf"another process \({os.getpid()}\) is using"),
+        ):
             other.start()
     with RunFolder.open(tmp_path / "run") as other:
         other.start()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single bytes that turn a number into another one, where something in the format can tell."""
 
+import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import ooc
 from ooc.errors import SourceError
 from ooc.sources.files import pickles
 from ooc.sources.formats import igb
+from ooc.sources.formats.bvgraph import Bits, Code, Family
 from tests.conversion.arrays import random_arrays
 from tests.sources.fixtures import FIXTURES, Made, random_graph
 
@@ -138,6 +141,33 @@ def test_test_nodes_of_planetoid_are_node_ids(tmp_path: Path, text: str) -> None
     made = _made(tmp_path, "planetoid")
     (made.source / "raw" / "ind.made.test.index").write_text(f"7\n{text}\n")
     _refused(made.source, tmp_path, "test.index holds something else than node ids: .{1,200}$")
+
+
+def test_a_pipe_among_planetoids_files_is_not_waited_for(tmp_path: Path) -> None:
+    made = _made(tmp_path, "planetoid")
+    (path := made.source / "raw" / "ind.made.x").unlink()
+    os.mkfifo(path)
+    _refused(made.source, tmp_path, r"ind\.made\.x cannot be read: it is no file")
+
+
+def test_links_to_one_another_are_refused(tmp_path: Path) -> None:
+    made = _made(tmp_path, "graphbolt")
+    (path := made.source / "edges" / "cite.csv").unlink()
+    path.symlink_to(path.name)
+    _refused(made.source, tmp_path, "names edges/cite.csv, which leads nowhere")
+
+
+def test_a_length_of_a_number_that_is_too_long_takes_no_memory() -> None:
+    """Of a δ code: 2³⁰ bits follow, by what it says."""
+    bits = "0" * 30 + f"{1 << 30:b}" + "1" * 200
+    data = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="more than 62 bits"):
+            Code(Family.DELTA).read(Bits(data), 0)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_gaps_between_successors_are_counted(tmp_path: Path) -> None:

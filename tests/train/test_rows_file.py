@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table of rows replaces another one at once, and takes over what a killed process has left."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def test_two_processes_do_not_write_the_same_file(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     with RowsFile(path, ROWS.shape, ROWS.dtype) as table:
         table.put(np.arange(4), ROWS, np.arange(4))
-        with pytest.raises(OptionError, match=r"another process is writing .*a\.npy"):
+        with pytest.raises(OptionError, match=rf"another process \({os.getpid()}\) is writing .*a\.npy"):
             RowsFile(path, ROWS.shape, ROWS.dtype)
         table.finish(["a", "b", "c"], block_bytes=100)
     np.testing.assert_array_equal(np.load(path), ROWS)

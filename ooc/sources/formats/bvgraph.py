@@ -65,7 +65,8 @@ class Code:
             case Family.DELTA:
                 length = (1 << zeros | bits.integer(at, zeros)) - 1
                 at += zeros
-                return (1 << length | bits.integer(at, length)) - 1, at + length
+                # A length that is too long is refused before it is the number of a power's bits.
+                return (bits.integer(at, length) | 1 << length) - 1, at + length
             case Family.ZETA:
                 least, width = 1 << zeros * self.k, zeros * self.k + self.k - 1
                 short = bits.integer(at, width)

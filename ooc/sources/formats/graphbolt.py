@@ -179,7 +179,10 @@ class _Metadata:
         return self._file(entry)
 
     def _file(self, entry: dict[str, Any]) -> Path:
-        path = (self._folder / str(entry.get("path"))).resolve()
+        try:
+            path = (self._folder / str(entry.get("path"))).resolve()
+        except (OSError, RuntimeError) as error:  # of links to one another
+            raise SourceError(f"{self.path} names {entry.get('path')}, which leads nowhere") from error
         if not path.is_relative_to(self._folder.resolve()):
             raise SourceError(f"{self.path} names {entry.get('path')}, which is outside of its folder")
         if not path.is_file():

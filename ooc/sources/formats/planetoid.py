@@ -30,6 +30,8 @@ def planetoid_source(path: Path, request: Request) -> Source:
     if folder is None or len(names) != 1:
         raise SourceError(f"{path} holds {len(names)} Planetoid data sets (ind.NAME.graph), not one")
     name = names[0]
+    if others := [file for file in folder.glob(f"ind.{name}.*") if not file.is_file()]:
+        raise SourceError(f"{others[0]} cannot be read: it is no file")
     if name.startswith("nell"):
         raise SourceError("NELL cannot be converted from Planetoid's files: it needs made-up features")
     features, y, test = _rows(folder, name)
