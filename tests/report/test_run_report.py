@@ -115,6 +115,9 @@ def test_several_runs_stand_side_by_side(folder: Path) -> None:
     html = page([figures(folder / name) for name in ("first", "<second>", "old")])
     assert "Side by side" in html and "3 runs" in html
     assert "<second>" not in html and "&lt;second&gt;" in html
+    assert re.findall(r">(Validation [^<]*)</h", html)[:3] == [
+        f"Validation accuracy{what}" for what in ("", " by time", " by bytes read and written")
+    ]
     verdicts = re.findall(r'class="verdict">([^<]*)', html)
     assert len(verdicts) == 4 and "different graphs" not in verdicts[0]
     assert "by time an epoch" in verdicts[0] and "all stayed within their memory" in verdicts[0]

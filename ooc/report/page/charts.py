@@ -8,6 +8,7 @@ Matplotlib writes colours as numbers. Those given here stand for the page's CSS 
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 9.5,
     "path.simplify_threshold": 0.3,
 }
+_SPENT = (("time", "seconds, evaluations included", "elapsed_s"), ("bytes read and written", "bytes", "moved_bytes"))
+"""What runs are compared by beside epochs: in words, its unit, and its curve."""
 Runs = Sequence[Mapping[str, Any]]
 """What ``ooc.report.page.figures`` has of each."""
 
@@ -70,6 +73,9 @@ def charts(runs: Runs) -> list[tuple[str, str]]:
         heading = f"Validation {metric}" if several else f"{metric[0].upper()}{metric[1:]}"
         found.append((heading, _chart("scores", lambda axes: _scores(axes, runs))))
     if several:
+        for quantity, unit, name in _SPENT if len(found) > 1 else ():
+            chart = _chart(name, partial(_scores_by, runs=runs, spent=name, unit=unit))
+            found.append((f"{found[1][0]} by {quantity}", chart))
         found.append(("Time an epoch by what it went to", _chart("times", lambda axes: _median_times(axes, runs))))
     return found
 
@@ -143,6 +149,19 @@ def _scores(axes: "Axes", runs: Runs) -> None:
         for run, colour, label in _each(runs):
             _line(axes, run["curves"]["epoch"], run["curves"]["valid_acc"], colour, label)
     _epochs(axes, runs, runs[0]["metric"]["name"], legend=True)
+
+
+def _scores_by(axes: "Axes", runs: Runs, spent: str, unit: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for run, colour, label in _each(runs):
+        _line(axes, run["curves"][spent], run["curves"]["valid_acc"], colour, label)
+    axes.set_xlabel(unit)
+    axes.set_ylabel(runs[0]["metric"]["name"])
+    if unit == "bytes":
+        axes.xaxis.set_major_formatter(lambda value, _: format_size(int(value)))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.legend(loc="best", handlelength=1.2)
 
 
 def _median_times(axes: "Axes", runs: Runs) -> None:

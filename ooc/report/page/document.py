@@ -276,12 +276,14 @@ def _side_by_side(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> s
     for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
         medians, last, best, forecast = run["medians"], run["last"], run["best"], run["forecast"]
         dot = f'<span class="dot" style="background:var(--s{number % 6 + 1})"></span>'
-        budget = "" if forecast is None else format_size(forecast["gpu_budget_bytes"] + forecast["host_budget_bytes"])
+        given = 0 if forecast is None else forecast["gpu_budget_bytes"] + forecast["host_budget_bytes"]
+        budget = given or run["config"].get("memory") or 0
         rows.append(
             (
                 f"{dot}{escape(label)}",
                 escape(run["model"] or ""),
-                budget,
+                format_size(budget) if budget else "",
+                format_size(sum(run["peaks"].values())),
                 str(run["epochs"]),
                 format_duration(medians["time_s"]),
                 format_duration(medians["wait_s"]),
@@ -291,7 +293,7 @@ def _side_by_side(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> s
                 "" if best is None else f"{best['valid_acc']:.4f}",
             )
         )
-    heads = ("run", "model", "memory", "epochs", "epoch", "waits", "SSD read", "written", "loss", "best valid")
+    heads = ("run", "model", "memory", "used", "epochs", "epoch", "waits", "SSD read", "written", "loss", "best valid")
     return _table(heads, rows, words=(0, 1))
 
 

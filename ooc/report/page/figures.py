@@ -9,6 +9,7 @@ best.
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,9 @@ def _curves(records: Sequence[EpochRecord], best: EpochRecord | None) -> dict[st
     every = -(-len(records) // MOST_EPOCHS)
     kept = [r for k, r in enumerate(records) if k % every == 0 or k == len(records) - 1 or r is best]
     curves = {name: [_finite(getattr(record, name)) for record in kept] for name in _CURVES}
+    seconds = dict(zip([r.epoch for r in records], accumulate(r.time_s + r.eval_s for r in records), strict=True))
+    moved = dict(zip(seconds, accumulate(r.ssd_read_bytes + r.ssd_write_bytes for r in records), strict=True))
+    curves |= {"elapsed_s": [seconds[r.epoch] for r in kept], "moved_bytes": [moved[r.epoch] for r in kept]}
     return curves | {"wait_s": [_waited_s(record) for record in kept]}
 
 
