@@ -4,6 +4,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from io import StringIO
 from itertools import pairwise, product
 from pathlib import Path
@@ -105,6 +106,7 @@ BETWEEN = (1.4, 1.5)
 Scores = dict[str, float | None]
 Build = Callable[..., Trainer]
 Least = Callable[..., tuple[int, int]]
+OnCpu = Callable[[str], "Outcome"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -141,6 +143,17 @@ def least(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Least:
                 use(fake, patch)
                 known[key] = least_budgets(on_device(MODELS[model], store, tmp_path_factory.mktemp("least"), **options))
         return known[key]
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(store: Store, tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
+    """What comes of a model on ``store`` where the processor computes; found once."""
+
+    @cache
+    def find(name: str) -> Outcome:
+        return outcome(builder(MODELS[name], store, tmp_path_factory.mktemp("cpu"), threads=1)())
 
     return find
 
@@ -204,11 +217,10 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_the_cpus_to_the_bit(
-    name: str, store: Store, least: Least, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, store: Store, least: Least, on_the_cpu: OnCpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the budgets of the three tiers, and in whatever order copies happen."""
-    model = MODELS[name]
-    expected = outcome(builder(model, store, tmp_path, threads=1)())
+    model, expected = MODELS[name], on_the_cpu(name)
     gpu, host = least(name)
     found, moved = [], set()
     shares = [*SHARES, *[BETWEEN] * (name in ("gcn", "gat", "such layers that drop inside"))]
@@ -238,15 +250,15 @@ def test_slabs_come_over_the_wire(
     buffers: int,
     overlap_last: bool,
     store: Store,
+    on_the_cpu: OnCpu,
     tmp_path: Path,
     device: FakeDevice,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Column passes, whose slab buffers are filled from below while others are pulled: of attention head by head. The
     last slab may be pulled with the rows that its sums are for."""
+    model, expected = MODELS[name], on_the_cpu(name)
     hold(monkeypatch, direct=True, buffers=buffers, overlap_last=overlap_last)
-    model = MODELS[name]
-    expected = outcome(builder(model, store, tmp_path, threads=1)())
     build = on_device(model, store, tmp_path, slab_columns=slab_columns)
     gpu, host = least_budgets(build)
     trainer = build(int(1.1 * gpu), int(1.1 * host))
@@ -311,7 +323,13 @@ def test_features_without_their_zeros_get_these_back(name: str, tmp_path: Path, 
 
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_blocks_come_and_go_straight(
-    name: str, store: Store, least: Least, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    store: Store,
+    least: Least,
+    on_the_cpu: OnCpu,
+    tmp_path: Path,
+    device: FakeDevice,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where an engine moves the device's memory: the same results, the plan's bytes, and the record says so."""
     engines: list[StraightEngine] = []
@@ -322,8 +340,7 @@ def test_blocks_come_and_go_straight(
 
     fake = device
     monkeypatch.setattr("ooc.engine.runtime.choose_gpudirect", straight)
-    model = MODELS[name]
-    expected = outcome(builder(model, store, tmp_path, threads=1)())
+    model, expected = MODELS[name], on_the_cpu(name)
     gpu, host = least(name)
     assert_same(outcome(on_device(model, store, tmp_path)(gpu, host)), expected)
     assert engines[0].landed and engines[0].lifted
