@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ooc.plan import moves, problem
+from ooc.plan import problem
 from ooc.plan.layout.layout import Choice, Layout, lay_out
 from ooc.plan.layout.passes import ColumnPass, RowPass, direct_slabs
 from ooc.plan.program.plan import Plan
@@ -45,8 +45,7 @@ def hold(patch: pytest.MonkeyPatch, *, direct: bool, buffers: int, overlap_last:
         }
         return lay_out(workload, replace(choice, cuts=cuts))
 
-    for module in (problem, moves):
-        patch.setattr(module, "lay_out", laid_out)
+    patch.setattr(problem, "lay_out", laid_out)
 
 
 def left(plan: Plan) -> list[str]:
