@@ -3,11 +3,12 @@
 then take no room while they are computed: blocks stay taller, and less memory will do."""
 
 import re
+from functools import cache
 
 import pytest
 
 from ooc.errors import BudgetError
-from ooc.plan import UNMEASURED, Hardware, Limits, Plan, make_plan
+from ooc.plan import UNMEASURED, Limits, Plan, make_plan
 from ooc.plan.layout.layout import Choice, Layout, SlabChoice, lay_out
 from ooc.plan.layout.passes import ColumnPass, direct_slabs
 from ooc.plan.program.capacity import frames_needed
@@ -17,16 +18,18 @@ from ooc.sizes import parse_size
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
 WORK = workload(width=256)
-MACHINES = pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], ids=lambda machine: machine.name)
+MACHINES = pytest.mark.parametrize("on_device", [False, True], ids=[UNMEASURED.name, WITH_DEVICE_MEMORY.name])
 
 
 def laid_out(*, direct: bool) -> Layout:
     return lay_out(WORK, Choice(1024, dict.fromkeys(["m1", "m2", "m3", "dp2", "dp3"], SlabChoice(64, 1, direct))))
 
 
-def scarcest(machine: Hardware) -> Plan:
+@cache
+def scarcest(*, on_device: bool) -> Plan:
     """In the least memory of the device that the planner names; on the CPU the host has nothing to spare."""
-    host = 10**8 if machine.has_device_memory else WORK.fixed_host_bytes
+    machine = WITH_DEVICE_MEMORY if on_device else UNMEASURED
+    host = 10**8 if on_device else WORK.fixed_host_bytes
     with pytest.raises(BudgetError) as error:
         make_plan(WORK, Limits(1, host), machine)
     named = re.search(r"gpu_budget='(\w+)", str(error.value))
@@ -43,8 +46,8 @@ def test_slab_buffers_are_taken_for_the_pull_alone() -> None:
 
 
 @MACHINES
-def test_the_least_memory_holds_no_plan_with_the_first_slabs_computed_in_place(machine: Hardware) -> None:
-    made = scarcest(machine)
+def test_the_least_memory_holds_no_plan_with_the_first_slabs_computed_in_place(on_device: bool) -> None:
+    made = scarcest(on_device=on_device)
     verify_plan(made)
     cuts = {name: SlabChoice(m.grid.slab_columns, 1) for name, m in made.matrices.items() if name[0] in "md"}
     in_place = lay_out(WORK, Choice(made.step_rows, cuts))
@@ -52,8 +55,8 @@ def test_the_least_memory_holds_no_plan_with_the_first_slabs_computed_in_place(m
 
 
 @MACHINES
-def test_every_slab_is_copied_where_none_is_computed_in_place(machine: Hardware) -> None:
-    made = scarcest(machine)
+def test_every_slab_is_copied_where_none_is_computed_in_place(on_device: bool) -> None:
+    made = scarcest(on_device=on_device)
     passes = made.programs["train"]
     copied: dict[str, set[int]] = {}
     for span in made.unrolled["train"].uses.spans:
