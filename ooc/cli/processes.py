@@ -15,7 +15,7 @@ from ooc.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from ooc.errors import RankError
 
 if TYPE_CHECKING:
-    from ooc.train.ranks import Ranks
+    from ooc.ranks import Ranks
     from ooc.train.run import RunFolder
 
 
@@ -23,7 +23,7 @@ def ranks_of_environment() -> "Ranks | None":
     """The processes that this one belongs to; None where it is alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None
-    from ooc.train.ranks import Ranks
+    from ooc.ranks import Ranks
 
     return Ranks.of_environment()
 

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from ooc.engine.record import EpochRecord
     from ooc.events import Listener
     from ooc.progress.live import TrainingView
+    from ooc.ranks import Ranks
     from ooc.report.logs import EpochLog
     from ooc.report.plan_report import PlanReport
     from ooc.train.metrics import Metric
-    from ooc.train.ranks import Ranks
     from ooc.train.run import RunFolder
     from ooc.train.seeds import SeedRuns
     from ooc.train.trainer import Trainer

@@ -28,13 +28,13 @@ from ooc.model.task import Targets
 from ooc.offloading.measure import DryRuns, SavingPlan
 from ooc.offloading.offload import Offload
 from ooc.plan.workload import EdgeData, Fate
+from ooc.ranks import Ranks, RunningStatistics, StepSum
 from ooc.sampling.loader import NeighborLoader
 from ooc.sampling.normalization import GcnNormalization
 from ooc.sampling.sampler import key_of
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
 from ooc.train.loss import resolve_loss
-from ooc.train.ranks import Ranks, RunningStatistics, StepSum
 from ooc.train.resources import Resources
 from ooc.train.run import FollowedRun, RunFolder
 from ooc.train.setup import Job, Saving, edge_data_used, lower_model

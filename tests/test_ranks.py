@@ -16,8 +16,8 @@ from torch import nn
 from torch_geometric.nn.models import GraphSAGE
 
 import ooc
+from ooc.ranks import Ranks
 from ooc.storage.store import Store
-from ooc.train.ranks import Ranks
 from ooc.train.sampled import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
 
