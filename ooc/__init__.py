@@ -3,8 +3,7 @@
 
     store = ooc.convert(source, "graph.ooc")         an ooc.Store on disk (ooc.dataset: a published one; ooc.open)
     with ooc.Trainer(model, store) as trainer:       a store, its path, or PyG's Data
-        trainer.fit(epochs=100)
-        trainer.predict("labels")
+        trainer.fit(epochs=100); trainer.predict("labels")
     for batch in ooc.NeighborLoader(store, [15, 10], batch_size=1024): ...    sampled mini-batches, PyG's Data
     features, graph = ooc.remote_backend(store)      a store for PyG's own loaders
     with ooc.offload(module, gpu_budget="2G"): ...   any module's two passes in a budget (planner: ooc.plan_chain)
