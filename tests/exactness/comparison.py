@@ -97,7 +97,7 @@ def probed_once(layer: Layer, module: torch.nn.Module, **options: Any) -> ProbeR
     question = module, layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), sorted(options.items())
     try:
         _Content(content := BytesIO()).dump(question)
-    except (AttributeError, TypeError, pickle.PicklingError):  # of a class or function that has no name of its own
+    except (AttributeError, TypeError, RuntimeError, pickle.PicklingError):  # nameless classes, parametrized modules
         return probe_layer(layer, module, **options)
     key, own = sha256(content.getvalue()).digest(), list(module.parameters())
     if key not in _probed:
