@@ -167,7 +167,7 @@ class Ranks:
 
 
 class StepSum:
-    """The gradients of a step's batches, each computed by one process, added up in the batches' order by all.
+    """The gradients of one step's batches, each computed by one process, added up in the batches' order by all.
 
     The same bits as one process gives that computes them one after the other. Holds the parameters' bytes once for
     every process.
@@ -180,9 +180,9 @@ class StepSum:
 
     @staticmethod
     def nbytes(model: nn.Module, ranks: Ranks) -> int:
-        """What is held beside the gradients."""
+        """What is held beside the gradients: what is told, what all have told, the sums, and one that is added."""
         parameters = sum(parameter.nbytes for parameter in model.parameters())
-        return (ranks.count + 2) * parameters if ranks.count > 1 else 0
+        return (ranks.count + 3) * parameters if ranks.count > 1 else 0
 
     def add(self, loss: float, batches: int) -> list[float]:
         """Add what the last backward of every process has left in the parameters' gradients; of the first ``batches``
@@ -218,11 +218,10 @@ class StepSum:
             total += gradient
 
     def finish(self) -> None:
-        """Put the sums where the optimizer looks for them; the next batch begins anew."""
-        if self._ranks.count == 1:
-            return
-        for place, parameter in enumerate(self._parameters):
-            parameter.grad, self._sums[place] = self._sums[place], None
+        """Put the sums where the optimizer looks for them."""
+        if self._ranks.count > 1:
+            for parameter, total in zip(self._parameters, self._sums, strict=True):
+                parameter.grad = total
 
 
 class RunningStatistics:
@@ -240,41 +239,40 @@ class RunningStatistics:
             for module in norms
             if (tracked := module.num_batches_tracked) is not None
         ]
+        self._of_batch: list[Tensor] = []
 
     @contextmanager
     def of_batch(self) -> Iterator[None]:
-        """Within, a forward leaves its own statistics. ModelError where a norm takes those of two inputs."""
+        """Within, a forward leaves its own statistics, which are put aside for ``fold``; afterwards, whatever happens,
+        buffers are as before. ModelError where a norm takes those of two inputs."""
+        before = [[buffer.clone() for buffer in buffers] for _, *buffers in self._norms]
         momenta = [module.momentum for module, *_ in self._norms]
-        self._before = [[buffer.clone() for buffer in buffers] for _, *buffers in self._norms]
         for module, *_ in self._norms:
             module.momentum = 1.0
         try:
             yield
+            self._of_batch = [buffer.double() for _, mean, variance, _ in self._norms for buffer in (mean, variance)]
+            calls = [int(tracked - kept) for (*_, tracked), (*_, kept) in zip(self._norms, before, strict=True)]
         finally:
-            for (module, *_), momentum in zip(self._norms, momenta, strict=True):
+            for (module, *buffers), momentum, kept in zip(self._norms, momenta, before, strict=True):
                 module.momentum = momentum
-        for (_, _, _, tracked), (_, _, before) in zip(self._norms, self._before, strict=True):
-            if int(tracked - before) > 1:
-                raise ModelError(
-                    "a batch norm that is called twice in a model would keep statistics of the second only"
-                )
+                for buffer, values in zip(buffers, kept, strict=True):
+                    buffer.copy_(values)
+        if max(calls, default=0) > 1:
+            raise ModelError("a batch norm that is called twice in a model would keep statistics of the second only")
 
     def fold(self, batches: int) -> None:
         """Take in those of the first ``batches`` processes, in their order."""
         if not self._norms:
             return
-        sizes = [buffer.numel() for _, mean, variance, _ in self._norms for buffer in (mean, variance)]
-        own = torch.cat([torch.cat([mean, variance]).double() for _, mean, variance, _ in self._norms])
-        for found in self._ranks.gathered(own)[:batches]:
+        sizes = [len(values) for values in self._of_batch]
+        for found in self._ranks.gathered(torch.cat(self._of_batch))[:batches]:
             parts = iter(torch.split(found, sizes))
-            for (module, *_), before in zip(self._norms, self._before, strict=True):
+            for module, mean, variance, tracked in self._norms:
                 of_batch = next(parts), next(parts)
                 if not module.training:
                     continue
-                before[2] += 1
-                momentum = 1 / float(before[2]) if module.momentum is None else module.momentum
-                for buffer, values in zip(before[:2], of_batch, strict=True):
+                tracked += 1
+                momentum = 1 / float(tracked) if module.momentum is None else module.momentum
+                for buffer, values in zip((mean, variance), of_batch, strict=True):
                     buffer.mul_(1 - momentum).add_(values.to(buffer.dtype), alpha=momentum)
-        for (_, *buffers), before in zip(self._norms, self._before, strict=True):
-            for buffer, folded in zip(buffers, before, strict=True):
-                buffer.copy_(folded)

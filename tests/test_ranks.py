@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes train by sampled batches what one does, bit for bit; one that goes is named."""
 
+import copy
 import os
 import signal
 import tempfile
@@ -16,7 +17,7 @@ from torch import nn
 from torch_geometric.nn.models import GraphSAGE
 
 import ooc
-from ooc.ranks import Ranks
+from ooc.ranks import Ranks, RunningStatistics
 from ooc.storage.store import Store
 from ooc.train.sampled import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
@@ -124,6 +125,27 @@ def test_where_one_fails_all_end_and_one_says_why(tmp_path: Path) -> None:
 
     told = ("RankError", True)
     assert _together(2, tmp_path, work) == [[told, ("StoreError", False)], [("BudgetError", False), told]]
+
+
+def test_a_batch_that_is_interrupted_leaves_statistics_as_they_were() -> None:
+    norm = nn.BatchNorm1d(3)
+    norm(torch.randn(5, 3))
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    statistics = RunningStatistics(norm, Ranks())
+    with pytest.raises(KeyboardInterrupt), statistics.of_batch():
+        norm(torch.randn(5, 3))
+        raise KeyboardInterrupt
+    assert norm.momentum == 0.1
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+    x, twin = torch.randn(5, 3), copy.deepcopy(norm)
+    with statistics.of_batch():
+        norm(x)
+    statistics.fold(1)
+    twin(x)
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(norm.state_dict()[name], value)
+    with pytest.raises(ooc.ModelError, match="called twice"), statistics.of_batch():
+        norm(norm(x))
 
 
 def test_a_step_has_a_batch_for_every_process(store: Store, tmp_path: Path) -> None:

@@ -28,6 +28,11 @@ def ranks_of_environment() -> "Ranks | None":
     return Ranks.of_environment()
 
 
+def is_first(ranks: "Ranks | None") -> bool:
+    """Whether this process is the one that prints and writes."""
+    return ranks is None or ranks.rank == 0
+
+
 def follow(run: "RunFolder") -> "RunFolder":
     """The same run, which the first process writes."""
     from ooc.train.run import FollowedRun

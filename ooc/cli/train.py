@@ -30,7 +30,7 @@ from ooc.cli.arguments.settings import (
     train_options,
     with_one_memory,
 )
-from ooc.cli.processes import follow, is_restarted, ranks_of_environment, silent_where_told, start_processes
+from ooc.cli.processes import follow, is_first, is_restarted, ranks_of_environment, silent_where_told, start_processes
 from ooc.cli.report import check_page
 from ooc.cli.seeds import SeedsType, train_seeds
 from ooc.errors import OptionError, RunError
@@ -54,7 +54,7 @@ _RUNS = Path("runs")
 _JSON = "One JSON object a line: the start, every epoch, the end."
 _OUT = "The run's folder. [default: a new one in runs/]"
 _SEEDS = "One run each, by so many seeds (0, 1, …) or by these (0,3,7), into RUN/seed-0, …; then mean and deviation."
-_NPROC = "Train sampled batches by so many processes, as torchrun --nproc-per-node starts them; it changes no result."
+_NPROC = "Train sampled batches by so many processes, as torchrun does. With --threads it changes no bit of results."
 _REPORT = "Write a page about the run, as ooc report does, when it ends or is stopped."
 
 
@@ -103,37 +103,26 @@ def command(
     ranks = ranks_of_environment()
     if nproc > 1 and ranks is None:
         context.exit(start_processes(nproc, context.obj))
-    is_first = ranks is None or ranks.rank == 0
-    verbosity = Verbosity.ERROR if as_json or not is_first else verbosity
+    verbosity = Verbosity.ERROR if as_json or not is_first(ranks) else verbosity
     resume = resume or (is_restarted() and out is not None and Path(out).exists())
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")
 
+    def opened() -> "tuple[tuple[SeedRuns, TrainSettings] | None, tuple[RunFolder, TrainSettings] | None]":
+        settled = _settle(context, store, options)
+        several = _open_seeds(context, settled, out, resume, seeds, options)
+        if several is not None and ranks is not None:
+            raise OptionError("--seeds trains one seed after the other, each by one process; leave out --nproc")
+        return several, None if several else _open_run(context, settled, out, resume, options)
+
     with silent_where_told(context):
-        asked = partial(_opened, context, store, out, resume, seeds, options)
-        several, one = asked() if ranks is None else ranks.told(asked)
+        several, one = opened() if ranks is None else ranks.told(opened)
         if one is not None:
             run, settings = one
-            followed = run if is_first else follow(run)
-            _train_one(context, followed, settings, verbosity, ranks, as_json=as_json, dry_run=dry_run, report=report)
+            run = run if is_first(ranks) else follow(run)
+            _train_one(context, run, settings, verbosity, ranks, as_json=as_json, dry_run=dry_run, report=report)
         elif several is not None:
-            if ranks is not None:
-                raise OptionError("--seeds trains one seed after the other, each by one process; leave out --nproc")
             _train_several(context, *several, verbosity, as_json=as_json, dry_run=dry_run, report=report)
-
-
-def _opened(
-    context: click.Context,
-    store: str | None,
-    out: str | None,
-    resume: bool,
-    seeds: tuple[int, ...] | None,
-    options: dict[str, Any],
-) -> "tuple[tuple[SeedRuns, TrainSettings] | None, tuple[RunFolder, TrainSettings] | None]":
-    """The runs of several seeds, or one run, with what holds for them. Writes nothing."""
-    settled = _settle(context, store, options)
-    several = _open_seeds(context, settled, out, resume, seeds, options)
-    return several, None if several else _open_run(context, settled, out, resume, options)
 
 
 def _train_several(
@@ -172,7 +161,6 @@ def _train_one(
     dry_run: bool,
     report: Path | None,
 ) -> None:
-    is_first = ranks is None or ranks.rank == 0
     with Reporter(verbosity=verbosity, epochs=settings.epochs) as reporter, run:
         if run.resumed and verbosity > Verbosity.ERROR and not run.has_checkpoint:
             click.echo(f"{run.path} has finished no epoch: its first is the first", err=True)
@@ -183,7 +171,7 @@ def _train_one(
             done = run.records()
             epochs = f"after epoch {done[-1].epoch}" if done else "before the first epoch was done"
             hint = f"; go on with: ooc train --resume --out {shlex.quote(str(run.path))}" if run.started else ""
-            if is_first:
+            if is_first(ranks):
                 click.echo(f"ooc: stopped {epochs}{hint}", err=True)
                 if report is not None and done:
                     _write_report([run.path], report, verbosity)
@@ -191,7 +179,7 @@ def _train_one(
         except BaseException:
             run.discard()
             raise
-    if report is not None and not dry_run and is_first:
+    if report is not None and not dry_run and is_first(ranks):
         _write_report([run.path], report, verbosity)
 
 
@@ -311,9 +299,8 @@ def _train(
     from ooc.report.starts import note_start
     from ooc.train.sampled import SampledTrainer
 
-    is_first = ranks is None or ranks.rank == 0
-    logs = _logs(settings, run) if is_first else []
-    lines = [epoch_as_json] if as_json and is_first else []
+    logs = _logs(settings, run) if is_first(ranks) else []
+    lines = [epoch_as_json] if as_json and is_first(ranks) else []
     console = output()
     made = partial(_trainer, run, settings, several(reporter, *logs, *lines), one_of_several=ranks is not None)
     with made() if ranks is None else ranks.all_of(made) as trainer:
@@ -324,9 +311,9 @@ def _train(
         done = _epochs_done(run)
         if verbosity >= Verbosity.INFO:
             _brief(trainer, settings, report, settings.epochs - done, console, verbosity)
-        if as_json and is_first:
+        if as_json and is_first(ranks):
             _say_as_json("start", _start(run, settings, trainer, report, dry_run=dry_run))
-        elif dry_run and alone and is_first:
+        elif dry_run and alone and is_first(ranks):
             click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
         if dry_run:
             return
@@ -344,7 +331,7 @@ def _train(
         for log in logs:
             log.complete()
     reporter.close()
-    if not is_first:
+    if not is_first(ranks):
         return
     if as_json:
         _say_as_json("end", describe_run(run.path, held=True))

@@ -9,7 +9,7 @@ disk is column indices only:
 Where edges have weights, A is a matrix of these, the sum a weighted one, and I what self-loops weigh.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -150,11 +150,9 @@ class GraphRows:
         return self.scalings.get(scaling, _PLAIN)
 
     def most_edges(self, direction: Direction) -> int:
-        """The most edges of any row, 0 where nothing is known of them; in chunks of rows, as their differences are as
-        large as the offsets."""
+        """The most edges of any row, 0 where nothing is known of them."""
         offsets = self.offsets.get(direction, np.zeros(1, dtype=np.int64))
-        starts = range(0, len(offsets) - 1, _CHUNK_ROWS)
-        return max((int(np.diff(offsets[start : start + _CHUNK_ROWS + 1]).max()) for start in starts), default=0)
+        return _most_edges(lambda start, stop: offsets[start:stop], len(offsets) - 1)
 
 
 def _next_to(constants_R1: Tensor, rows_RC: Tensor) -> Tensor:
@@ -279,10 +277,14 @@ def load_offsets(store: Store, direction: Direction) -> npt.NDArray[np.signedint
 
 
 def most_edges(store: Store) -> int:
-    """The most in-edges of any row, read in chunks of offsets."""
-    indptr, n = store.topology(Direction.IN.value)[0], store.num_nodes
-    starts = range(0, n, _CHUNK_ROWS)
-    return max(int(np.diff(indptr.read(start, min(n, start + _CHUNK_ROWS) + 1)).max()) for start in starts)
+    """The most in-edges of any row, before offsets are loaded."""
+    return _most_edges(store.topology(Direction.IN.value)[0].read, store.num_nodes)
+
+
+def _most_edges(offsets: Callable[[int, int], npt.NDArray[np.signedinteger]], rows: int) -> int:
+    """In chunks of rows, as differences are as large as the offsets, which ``offsets`` gives from one to another."""
+    starts = range(0, rows, _CHUNK_ROWS)
+    return max((int(np.diff(offsets(at, min(rows, at + _CHUNK_ROWS) + 1)).max()) for at in starts), default=0)
 
 
 def _row_scaling(

@@ -67,7 +67,8 @@ class Problem:
         self.workload, self.limits, self.hardware, self.goal = workload, limits, hardware, goal
         self.capacity = Capacity(workload, limits, hardware)
         self.sources = pulled_sources(workload)
-        self._known: dict[Hashable, Candidate | None] = {}
+        self._known: dict[int, Candidate | None] = {}
+        """By ``id`` of the layout, of which there is one for all choices that come to it."""
         self._layouts: dict[Hashable, Layout] = {}
 
     def layout(self, choice: Choice) -> Layout:
@@ -80,12 +81,11 @@ class Problem:
 
     def candidate(self, choice: Choice) -> Candidate | None:
         """What ``choice`` leads to; None where that does not fit."""
-        same = layout_key(choice, self.workload)
-        if same not in self._known:
-            layout = self.layout(choice)
+        layout = self.layout(choice)
+        if id(layout) not in self._known:
             fits = self.capacity.fits(layout)
-            self._known[same] = Candidate(choice, layout, self.score(layout)) if fits else None
-        known = self._known[same]
+            self._known[id(layout)] = Candidate(choice, layout, self.score(layout)) if fits else None
+        known = self._known[id(layout)]
         return None if known is None else replace(known, choice=choice)
 
     def candidates(self) -> list[Candidate]:

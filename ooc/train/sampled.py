@@ -98,7 +98,7 @@ class SampledTrainer(Trainer):
         self._seed, self._input_dropout = make.keywords["seed"], make.keywords["input_dropout"]
         self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
         self.ranks.share(model)
-        self._step_sum, self._statistics = StepSum(model, self.ranks), RunningStatistics(model, self.ranks)
+        self._statistics = RunningStatistics(model, self.ranks)
         self._listener, self._hardware, self._scratch = resources.listener, resources.hardware, resources.spill_dir
         self._saving: SavingPlan | None = None
         self._carried = edge_data_used(store, left_out)
@@ -166,10 +166,11 @@ class SampledTrainer(Trainer):
         self.optimizer.zero_grad()  # of an epoch that was interrupted
         started = time.perf_counter()
         task = reported(self._listener, f"epoch {epoch + 1}", len(loader), "batches")
-        with torch.random.fork_rng(devices=[]), closing(iter(loader)) as batches, task as advance:
+        with torch.random.fork_rng(devices=[]), closing(iter(loader)) as batches, self._offloaded(), task as advance:
             for step in range(0, len(loader), group):
                 last = min(step + group, len(loader))
                 rows_of_step = min(group * loader.batch_size, rows - step * loader.batch_size)
+                gradients = StepSum(self.model, ranks)
                 for first in range(step, last, ranks.count):
                     number, together = first + ranks.rank, min(ranks.count, last - first)
                     loss = 0.0
@@ -181,11 +182,11 @@ class SampledTrainer(Trainer):
                             torch.manual_seed(key_of(self._seed, epoch, number, _DROPOUT)[0])
                             loss = self._accumulate(batch, rows_of_step)
                             del batch
-                    for found in self._step_sum.add(loss, together):
+                    for found in gradients.add(loss, together):
                         total += found
                     self._statistics.fold(together)
                     advance(first + together)
-                self._step_sum.finish()
+                gradients.finish()
                 self._update()
                 self.optimizer.zero_grad()
         read = torch.tensor([loader.read_bytes - before])
@@ -207,7 +208,7 @@ class SampledTrainer(Trainer):
     def _accumulate(self, batch: "Data", rows_of_step: int) -> float:
         """Add a batch's gradients to those of its step, which is of so many rows. Returns the sum of its losses."""
         size = batch.batch_size
-        with self._normalized(self.model, batch), self._offloaded():
+        with self._normalized(self.model, batch):
             with torch.autocast("cpu", torch.bfloat16, enabled=self._is_rounded):
                 outputs_rC = self._outputs(self.model, batch)[:size].to(self._dtype)
             labels_rL = batch.y[:size, None] if self.store.task is Task.CLASSES else batch.y[:size]
@@ -303,9 +304,8 @@ class SampledTrainer(Trainer):
             within = partial(self._normalized, batch=batch)
             runs = DryRuns(self.model, outputs, self._hardware, known=given, within=within)
             whole = int(runs.kept_bytes * (_AUTOCAST_SHARE if self._is_rounded else 1))
-            if (
-                kept + whole <= left or self._is_rounded
-            ):  # sizes of what autocast saves are not known on the meta device
+            # What autocast saves has other sizes than on the meta device: no plan can be made of it.
+            if kept + whole <= left or self._is_rounded:
                 return kept + whole
             try:
                 self._saving = runs.plan(max(0, left - kept), 0)

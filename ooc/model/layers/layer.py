@@ -211,18 +211,18 @@ def layer_of(
 
 
 @cache
-def _led() -> "type[QuantileAggregation]":
+def _quantiles_of_empty_rows() -> "type[QuantileAggregation]":
     """PyG's quantiles (and its median) with a row of their own before all others: without it they look for entry -1
     where the first rows have no edges, as those of a tile may."""
     from torch_geometric.nn.aggr import QuantileAggregation
 
-    class Led(QuantileAggregation):  # type: ignore[misc]
+    class QuantilesOfEmptyRows(QuantileAggregation):  # type: ignore[misc]
         def forward(self, x: Tensor, index: Tensor, ptr: Any, dim_size: int, dim: int = -2) -> Tensor:
             x, index = torch.cat((x.narrow(dim, 0, 1).detach(), x), dim), torch.cat((index.new_zeros(1), index + 1))
             found: Tensor = super().forward(x, index, None, dim_size + 1, dim)
             return found.narrow(dim, 1, dim_size)
 
-    return Led
+    return QuantilesOfEmptyRows
 
 
 def sharing(module: nn.Module, where: str) -> nn.Module:
@@ -238,5 +238,5 @@ def sharing(module: nn.Module, where: str) -> nn.Module:
         raise ModelError(f"{where} cannot be copied for every thread: {type(error).__name__}: {error}") from error
     for part in copied.modules():
         if f"{type(part).__module__}.{type(part).__name__}" in _QUANTILES:
-            part.__class__ = _led()
+            part.__class__ = _quantiles_of_empty_rows()
     return copied
