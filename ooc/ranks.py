@@ -16,6 +16,8 @@ from typing import Any, Self, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from ooc.errors import ModelError, OptionError, RankError
 from ooc.events import Event, Listener, TaskAdvanced
@@ -49,7 +51,10 @@ class Ranks:
             if int(os.environ.get("WORLD_SIZE", "1")) == 1:
                 return cls()
             try:
-                dist.init_process_group("gloo", timeout=TIMEOUT)
+                met, rank, count = next(rendezvous("env://"))
+                # torchrun keeps its store when it starts processes anew; where those of before listened is not asked.
+                store = PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", met)
+                dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=TIMEOUT)
             except (RuntimeError, ValueError) as error:
                 raise RankError(f"the processes cannot meet: {' '.join(str(error).split())}") from error
         elif dist.get_backend() not in ("gloo", "mpi"):

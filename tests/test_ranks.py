@@ -31,15 +31,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return ooc.convert(random_data(_CASE), tmp_path_factory.mktemp("ranks") / "g.ooc")
 
 
-def _together(count: int, folder: Path, work: Callable[[int], Any]) -> list[Any]:
-    """What ``work`` gives each of so many forked processes of one group, by rank; None for one that is killed."""
+def _together(count: int, folder: Path, work: Callable[[int], Any], *, meet: bool = True) -> list[Any]:
+    """What ``work`` gives each of so many forked processes of one group, by rank; None for one that is killed. They
+    ``meet`` here."""
     folder = Path(tempfile.mkdtemp(dir=folder))
     children = []
     for rank in range(count):
         child = os.fork()
         if child == 0:
             try:
-                if count > 1:
+                if count > 1 and meet:
                     dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=count)
                 torch.save(work(rank), folder / f"{rank}.pt")
             except BaseException:
@@ -100,6 +101,24 @@ def test_a_process_that_goes_is_named(tmp_path: Path) -> None:
     first, gone, third = _together(3, tmp_path, work)
     assert gone is None
     assert "has gone" in first and "has gone" in third
+
+
+def test_processes_that_are_started_anew_meet_by_the_same_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``torchrun --max-restarts`` starts them: where those of before listened is still in its store."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    for name, value in (about | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
+        monkeypatch.setenv(name, value)
+
+    def work(rank: int) -> list[float]:
+        os.environ["RANK"] = str(rank)
+        return [float(found) for found in Ranks.of_environment().gathered(torch.tensor([rank + 1.0]))]
+
+    for start in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", start)
+        assert _together(2, tmp_path, work, meet=False) == [[1.0, 2.0]] * 2
 
 
 def test_where_one_fails_all_end_and_one_says_why(tmp_path: Path) -> None:

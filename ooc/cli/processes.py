@@ -64,7 +64,7 @@ def start_processes(count: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)  # torch's lines about processes that end
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

@@ -47,7 +47,8 @@ _DROPOUT = 2**33
 """Beside seed, epoch and batch in the key of what the layers draw."""
 _FULL_GRAPH = {"device": ("auto", "cpu"), "spill_dtype": (None, "float32", "float64")}
 _AUTOCAST_SHARE = 1.5
-"""What a step takes with autocast, at most, of what it takes without: rounded copies come on top."""
+"""What a step may take with autocast of what it takes without, as rounded copies come on top; of five models of two to
+five layers it was 0.8 to 1.13."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
