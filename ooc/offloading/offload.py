@@ -19,6 +19,7 @@ from ooc.offloading.saved import Saving
 from ooc.offloading.tiers import Pinned, Ssd, Tier
 from ooc.plan.hardware import Hardware
 from ooc.plan.workload import Fate
+from ooc.prefetch.engine import Counters
 from ooc.profile.cache import known_hardware
 from ooc.sizes import parse_size
 
@@ -66,7 +67,8 @@ def offload(
 
 class Offload:
     """See ``offload``. ``plan``: of the last call, None before the first; or of every call that is to come, where it is
-    given. A block at a time; again after it."""
+    given. ``moved``: bytes read from and written to the SSD by that plan, in the block. A block at a time; again after
+    it."""
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class Offload:
         self._fixed = plan is not None
         self._called: list[Any] | None = None
         self._open: ExitStack | None = None
+        self.moved = Counters()
 
     def __enter__(self) -> Self:
         if self._open is not None:
@@ -129,6 +132,7 @@ class Offload:
         if plan.ssd_bytes:
             tiers[Fate.SSD] = ssd = Ssd(self._spill_dir, plan.ssd_bytes, plan.staging_bytes)
             self._tiers.callback(ssd.close)
+            self.moved = ssd.counters
         if self._device is not None and self._device.type == "cuda":
             tiers[Fate.HOST] = Pinned(self._device)
         saving = self._saving

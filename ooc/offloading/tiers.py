@@ -97,6 +97,7 @@ class Ssd(Tier):
     def __init__(self, folder: Path, nbytes: int, staging: int) -> None:
         self._file = create_spill(folder, "saved tensors", nbytes)
         self._engine, _ = choose_engine(folder)
+        self.counters = self._engine.counters
         self._arena, self._part = Arena(staging), staging // _PARTS
         views = [self._arena.view(start, self._part) for start in range(0, staging, self._part)]
         self._parts: list[tuple[Bytes, list[Ticket]]] = [(view, []) for view in views]

@@ -167,7 +167,12 @@ class SampledTrainer(Trainer):
         self.optimizer.zero_grad()  # of an epoch that was interrupted
         started = time.perf_counter()
         task = reported(self._listener, f"epoch {epoch + 1}", len(loader), "batches")
-        with torch.random.fork_rng(devices=[]), closing(iter(loader)) as batches, self._offloaded(), task as advance:
+        with (
+            torch.random.fork_rng(devices=[]),
+            closing(iter(loader)) as batches,
+            self._offloaded() as saved,
+            task as advance,
+        ):
             for step in range(0, len(loader), group):
                 last = min(step + group, len(loader))
                 rows_of_step = min(group * loader.batch_size, rows - step * loader.batch_size)
@@ -190,7 +195,9 @@ class SampledTrainer(Trainer):
                 gradients.finish()
                 self._update()
                 self.optimizer.zero_grad()
-        read = torch.tensor([loader.read_bytes - before])
+        saved_bytes = (0, 0) if saved is None else (saved.moved.read_bytes, saved.moved.write_bytes)
+        own = torch.tensor([loader.read_bytes - before + saved_bytes[0], saved_bytes[1]])
+        read, written = torch.stack([*ranks.gathered(own)]).sum(0).tolist()
         return EpochRecord(
             epoch=epoch + 1,
             loss=total / self._loss.divisor,
@@ -199,8 +206,8 @@ class SampledTrainer(Trainer):
             test_acc=None,
             time_s=time.perf_counter() - started,
             eval_s=0.0,
-            ssd_read_bytes=sum(map(int, ranks.gathered(read))),
-            ssd_write_bytes=0,
+            ssd_read_bytes=read,
+            ssd_write_bytes=written,
             host_peak_bytes=loader.plan.nbytes * ranks.local_count,
             device_peak_bytes=0,
             io_wait_s=waited,
@@ -220,7 +227,7 @@ class SampledTrainer(Trainer):
             )
         return float(total)
 
-    def _offloaded(self) -> AbstractContextManager[object]:
+    def _offloaded(self) -> AbstractContextManager[Offload | None]:
         """Where not all that a batch's layers save fits: what becomes of it."""
         if self._saving is None:
             return nullcontext()
