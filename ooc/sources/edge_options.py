@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ooc.errors import OptionError, SourceError
-from ooc.sources.files.npy import NpyFile
+from ooc.sources.files.npy import NpyArray
 from ooc.sources.reading import Request
 from ooc.sources.source import EdgeBlock, with_data
 
@@ -34,8 +34,8 @@ class EdgeColumns:
 class EdgeFiles:
     """Files with a row for each edge."""
 
-    weight: NpyFile | None
-    features: NpyFile | None
+    weight: NpyArray | None
+    features: NpyArray | None
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -86,7 +86,7 @@ def asked_files(request: Request, num_edges: int | None) -> EdgeFiles:
 
 def edge_files(weight_path: Path | None, features_path: Path | None, *, num_edges: int | None) -> EdgeFiles:
     """The npy files at these paths; SourceError for those of another number of edges, where that is known."""
-    weight, features = (NpyFile(path) if path is not None else None for path in (weight_path, features_path))
+    weight, features = (NpyArray(path) if path is not None else None for path in (weight_path, features_path))
     if features is not None and (len(features.shape) != 2 or not features.shape[1]):
         raise SourceError(f"{features.name} has the shape {list(features.shape)}, not [edges, features]")
     if weight is not None and weight.shape not in (weight.shape[:1], (*weight.shape[:1], 1)):

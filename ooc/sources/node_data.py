@@ -13,7 +13,7 @@ import numpy as np
 from ooc.errors import OptionError, SourceError
 from ooc.sources.files.cells import Block, Cells
 from ooc.sources.files.held_array import HeldArray
-from ooc.sources.files.npy import NpyFile
+from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.tables import Table, side_by_side, width
 from ooc.sources.labels import (
     USUAL_SPLIT,
@@ -70,7 +70,7 @@ def node_features(text: str, tables: NodeTables, request: Request) -> NodeFeatur
     return _table_features(tables.open(path), tables) if tables.has(path) else _array_features(_npy_of_nodes(path))
 
 
-def _array_features(array: NpyFile | HeldArray) -> NodeFeatures:
+def _array_features(array: NpyArray | HeldArray) -> NodeFeatures:
     rows, columns = array.matrix("[nodes, features]")
 
     def blocks(nodes: int, size: int, row: int) -> Iterator[AnyArray | Entries]:
@@ -144,7 +144,7 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
             num_classes=classes,
         )
     path = Path(text)
-    array: NpyFile | HeldArray
+    array: NpyArray | HeldArray
     if "labels" in request.arrays:
         array = HeldArray(request.arrays["labels"], "labels")
     elif tables.has(path):
@@ -244,11 +244,11 @@ def _random_parameters(text: str, option: str) -> tuple[int, int]:
     return int(number), int(seed or 0)
 
 
-def _npy_of_nodes(path: Path) -> NpyFile:
+def _npy_of_nodes(path: Path) -> NpyArray:
     """The array in the npy file ``path``; SourceError where it has no row of numbers for each node."""
     if path.suffix != ".npy":
         raise SourceError(f"{path} is neither an npy file nor a table (CSV, Parquet)")
-    array = NpyFile(path)
+    array = NpyArray(path)
     if not array.shape or 0 in array.shape:
         raise SourceError(f"{path} is of the shape {list(array.shape)}, not numbers for each node")
     return array

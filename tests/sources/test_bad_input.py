@@ -202,7 +202,7 @@ def test_an_array_whose_name_is_damaged_is_not_overlooked(tmp_path: Path) -> Non
     data = path.read_bytes()
     at = data.rindex(b"val_mask.npy")  # In the directory at the end; each array has its name before it too.
     path.write_bytes(data[:at] + b"w" + data[at + 1 :])
-    _assert_refused(path, tmp_path, "damaged or incomplete: its directory says that wal_mask.npy is where it is not")
+    _assert_refused(path, tmp_path, "damaged or incomplete: File name in directory 'wal_mask.npy' and header .* differ")
     path.write_bytes(data[: at - 38] + b"\x01" + data[at - 37 :])
     _assert_refused(path, tmp_path, r"val_mask\.npy is encrypted")
     # The comment of the entry before the last one swallows the last.

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.files.npy import NpyFile, PackedArray
-from ooc.sources.files.pickles import MOST_BYTES, read_torch_dict
-from ooc.sources.files.streams import Blob, FileBlob, Stream
-from ooc.sources.files.zip_members import Archive, Member, names_in_zip
+from ooc.sources.files.npy import NpyArray
+from ooc.sources.files.pickles import read_torch_dict
+from ooc.sources.files.streams import Blob
+from ooc.sources.files.zip_members import Archive, names_in_zip
 from ooc.sources.labels import IndexSplits
 from ooc.sources.source import fingerprint_of
 from ooc.storage.store import SPLITS
@@ -39,7 +39,7 @@ class DatasetFiles:
         if path.is_dir():
             self.name = path.resolve().name
         else:
-            self._archive = Archive(FileBlob(path))
+            self._archive = Archive(Blob.of_file(path))
             self._names = self._archive.names()
             tops = {top for name in self._names if (top := _top(name, marks)) is not None}
             if len(tops) != 1:
@@ -70,39 +70,28 @@ class DatasetFiles:
         return {parts[depth] for parts in inside if len(parts) > depth + 1}
 
     def blob(self, name: str) -> Blob:
-        """The file ``name`` to look around in, unchecked. SourceError where it is missing, as in all that follow."""
-        member = self._member(name)
-        return FileBlob(self._path / name) if member is None else member.blob()
+        """The file ``name``. SourceError where it is missing, as in all that follow."""
+        member = self._archive.member(self._top + name) if self._archive is not None else None
+        if not self.has(name):
+            raise SourceError(f"{self.label(name)} is missing")
+        return Blob.of_file(self._path / name) if member is None else member
 
-    def held(self, name: str, most: int) -> Blob:
-        """The file ``name`` to look around in; from a zip at most ``most`` bytes, in memory and checked."""
-        member = self._member(name)
-        return FileBlob(self._path / name) if member is None else member.held(most)
+    def archive(self, name: str) -> Archive:
+        """The archive in the file ``name``."""
+        return Archive(self.blob(name))
 
-    def open(self, name: str) -> Stream:
-        """The bytes of the file ``name``; from a zip their checksum is checked at the end."""
-        member = self._member(name)
-        return FileBlob(self._path / name).at(0) if member is None else member.open()
-
-    def array(self, name: str) -> NpyFile | PackedArray:
+    def array(self, name: str) -> NpyArray:
         """The array in the npy file ``name``."""
-        member = self._member(name)
-        return NpyFile(self._path / name) if member is None else PackedArray(member)
+        return NpyArray(self.blob(name))
 
     def splits(self, name: str, nodes: int, *, needed: Sequence[str]) -> IndexSplits:
         """The splits in the file ``name``, a ``split_dict.pt``, which has those that are ``needed``.
 
         The test nodes are in some releases called ``test-whole``.
         """
-        found = read_torch_dict(self.held(name, MOST_BYTES))
+        found = read_torch_dict(self.blob(name))
         found.setdefault("test", found.get("test-whole", 0))
         lists = {split: array for split in SPLITS if isinstance(array := found.get(split), np.ndarray)}
         if not lists.keys() >= set(needed):
             raise SourceError(f"{self.label(name)} lacks one of {', '.join(needed)}")
         return IndexSplits(lists, nodes=nodes, name=self.label(name))
-
-    def _member(self, name: str) -> Member | None:
-        """The zip's member ``name``; None in a folder, where the file was found to be there."""
-        if not self.has(name):
-            raise SourceError(f"{self.label(name)} is missing")
-        return self._archive.member(self._top + name) if self._archive is not None else None

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import SourceError
-from ooc.sources.files.streams import FileBlob, Inflated, Stream, damaged
+from ooc.sources.files.streams import Blob, damaged, gunzipped, told
 from ooc.storage.array import AnyArray
 
 COMMENTS = (b"#", b"%")
@@ -76,18 +76,21 @@ def line_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
     """The text of a file, compressed or not, in blocks; see :func:`stream_lines`."""
     if path.suffix == ".zst":
         return _whole_lines(_zstd(path), block_bytes, str(path))
-    stream: Stream = FileBlob(path).at(0)
-    if path.suffix == ".gz":
-        stream = Inflated(stream, str(path), gzip=True)
-    return stream_lines(stream, str(path), block_bytes)
+    blob = Blob.of_file(path)
+    return stream_lines(gunzipped(blob) if path.suffix == ".gz" else blob.open(), str(path), block_bytes)
 
 
-def stream_lines(stream: Stream, name: str, block_bytes: int = _MOST_BLOCK_BYTES) -> Iterator[bytes]:
+def stream_lines(stream: IO[bytes], name: str, block_bytes: int = _MOST_BLOCK_BYTES) -> Iterator[bytes]:
     """The text in blocks of whole lines of about ``block_bytes``, each with a newline at its end.
 
     SourceError for one that is damaged or truncated and for a line longer than a block.
     """
-    return _whole_lines(iter(lambda: stream.read(block_bytes), b""), block_bytes, name)
+
+    def read() -> bytes:
+        with told(name):
+            return stream.read(block_bytes)
+
+    return _whole_lines(iter(read, b""), block_bytes, name)
 
 
 def rows_about(path: Path, block_bytes: int) -> int:
@@ -227,7 +230,7 @@ def _zstd(path: Path) -> Iterator[bytes]:
     """All frames of the file. A stream reader would take a file that stops early for one that ends there."""
     zstandard = optional("zstandard", path)
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
-    stream, frame = FileBlob(path).at(0), None
+    stream, frame = Blob.of_file(path).open(), None
     try:
         while piece := stream.read(_ZSTD_BYTES):
             while piece:

@@ -2,8 +2,8 @@
 """Arrays in the npy format (numpy.lib.format) that are far larger than memory, read in blocks: from files by position,
 from archives as they are inflated, each once.
 
-Nothing is mapped and no file stays open: every block is read into memory of its own, so that what a process
-holds is what it was given. (Pages of a mapped file count as its memory while they are in use.)
+Nothing is mapped: every block is read into memory of its own, so that what a process holds is what it was given. (Pages
+of a mapped file count as its memory while they are in use.)
 
 An edge list [2, E] in an archive is the one that cannot be used as it comes: all sources lie before the first target,
 and deflate cannot seek. So it is put on the disk first (``Source.prepare``), in two files of 32-bit ids, half its
@@ -16,17 +16,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from ooc.errors import SourceError
 from ooc.events import Listener, reported
 from ooc.sources.files.prefetching import prefetched
-from ooc.sources.files.streams import FileBlob, Stream, damaged, read_exactly, read_values
-from ooc.sources.files.zip_members import Archive, Member
+from ooc.sources.files.streams import Blob, damaged, read_exactly, read_values, skip
+from ooc.sources.files.zip_members import Archive
 from ooc.sources.source import EdgeBlock, Source, ranges, with_data
 from ooc.storage.array import AnyArray, flush
 
+MAGIC = b"\x93NUMPY"
 _MAGIC_BYTES = 8
 _MOST_HEADER_BYTES = 1 << 16
 _BLOCK_BYTES = 4 << 20
@@ -48,14 +50,14 @@ class NpyHeader:
         return prod(self.shape)
 
 
-def read_header(stream: Stream, *, size: int, name: str) -> NpyHeader:
+def read_header(stream: IO[bytes], *, size: int, name: str) -> NpyHeader:
     """Read the header of an npy file of ``size`` bytes; ``stream`` is left at the first value.
 
     SourceError for anything but a plain array of numbers that fills the file exactly.
     """
     begin = read_exactly(stream, _MAGIC_BYTES, name)
     version = (begin[6], begin[7])
-    if begin[:6] != b"\x93NUMPY" or version not in ((1, 0), (2, 0)):
+    if begin[:6] != MAGIC or version not in ((1, 0), (2, 0)):
         raise damaged(name, "it is no npy file of version 1 or 2")
     length = read_exactly(stream, 2 if version == (1, 0) else 4, name)
     header_bytes = int.from_bytes(length, "little")
@@ -82,20 +84,44 @@ def read_header(stream: Stream, *, size: int, name: str) -> NpyHeader:
     return header
 
 
-def value_blocks(stream: Stream, header: NpyHeader, block: int, name: str) -> Iterator[AnyArray]:
-    """All values in file order, at most ``block`` at a time; the end is checked after the last."""
-    for start, stop in ranges(header.count, block):
-        yield read_values(stream, stop - start, header.dtype, name)
-    if stream.read(1):
-        raise damaged(name, "it is longer than it says")
+class NpyArray:
+    """The array in an npy file, which is read from anywhere, or in an archive's member, from the first value on.
 
+    With ``raw`` the values of that shape and type that fill a file without header.
+    """
 
-class _Npy:
-    """An array that was found somewhere, by its ``header``; ``name`` for messages."""
+    def __init__(self, where: Path | Blob, *, raw: tuple[tuple[int, ...], np.dtype[np.generic]] | None = None) -> None:
+        """SourceError where the file is missing, damaged, or of another size than its shape takes."""
+        if isinstance(where, Path) and not where.is_file():
+            raise SourceError(f"{where} is missing")
+        self._blob = Blob.of_file(where) if isinstance(where, Path) else where
+        self.name = self._blob.name
+        if raw is None:
+            with self._blob.open() as stream:
+                self.header = read_header(stream, size=self._blob.size, name=self.name)
+        else:
+            self.header = NpyHeader(shape=raw[0], dtype=raw[1], column_major=False, bytes=0)
+            if self.header.count * raw[1].itemsize != self._blob.size:
+                raise SourceError(f"{self.name} has {self._blob.size} bytes, which are no {raw[1]} {list(raw[0])}")
+        self.shape, self.dtype = self.header.shape, self.header.dtype
 
-    def __init__(self, header: NpyHeader, name: str) -> None:
-        self.header, self.name = header, name
-        self.shape, self.dtype = header.shape, header.dtype
+    @classmethod
+    def find(cls, archive: Archive, name: str, where: str) -> "NpyArray":
+        """The array in the member ``name``.npy; SourceError, saying ``where``, if there is none."""
+        member = archive.member(f"{name}.npy")
+        if member is None:
+            raise SourceError(f"{where} has no array {name}")
+        return cls(member)
+
+    @property
+    def path(self) -> Path:
+        """Of one in a file."""
+        return Path(self.name)
+
+    @property
+    def seekable(self) -> bool:
+        """Whether it is in a file."""
+        return self._blob.inside is None
 
     def matrix(self, wanted: str) -> tuple[int, int]:
         """Rows and columns; SourceError where it is no matrix of rows, ``wanted``, that can be converted."""
@@ -111,58 +137,46 @@ class _Npy:
                 f"{self.name} has the shape {list(self.shape)}, an entry for each of {nodes} nodes wanted"
             )
 
-    def _check_rows(self) -> None:
-        if self.header.column_major and min(self.shape) > 1:
-            raise SourceError(f"{self.name} lies column by column; write it again with numpy.ascontiguousarray")
+    def values(self, size: int, first: int = 0) -> Iterator[AnyArray]:
+        """All values in file order from ``first`` on, at most ``size`` at a time; the end is checked after the last."""
+        with self._blob.open() as stream:
+            self._seek(stream, first)
+            for start, stop in ranges(self.header.count, size, first):
+                yield read_values(stream, stop - start, self.dtype, self.name)
+            if stream.read(1):
+                raise damaged(self.name, "it is longer than it says")
 
-    def _rows_at_once(self, size: int) -> int:
-        """``size``, or as many rows as make a block."""
-        row_bytes = max(1, prod(self.shape[1:]) * self.dtype.itemsize)
-        return max(1, min(size, _BLOCK_BYTES // row_bytes))
-
-
-class NpyFile(_Npy):
-    """The array in an npy file, or with ``raw`` the values of that shape and type that fill a file without header."""
-
-    def __init__(self, path: Path, *, raw: tuple[tuple[int, ...], np.dtype[np.generic]] | None = None) -> None:
-        """SourceError where the file is missing, damaged, or of another size than its shape takes."""
-        if not path.is_file():
-            raise SourceError(f"{path} is missing")
-        self.path = path
-        self._blob = FileBlob(path)
-        if raw is None:
-            header = read_header(self._blob.at(0), size=self._blob.size, name=str(path))
-        else:
-            header = NpyHeader(shape=raw[0], dtype=raw[1], column_major=False, bytes=0)
-            if header.count * header.dtype.itemsize != self._blob.size:
-                raise SourceError(f"{path} has {self._blob.size} bytes, which are no {raw[1]} {list(raw[0])}")
-        super().__init__(header, str(path))
-
-    def values(self, size: int) -> Iterator[AnyArray]:
-        """All values in file order, at most ``size`` at a time."""
-        return (self._values(start, stop - start) for start, stop in ranges(self.header.count, size))
+    def whole(self) -> AnyArray:
+        """All of it, in memory."""
+        flat = np.concatenate([np.empty(0, dtype=self.dtype), *self.values(max(1, self.header.count))])
+        return flat.reshape(self.shape, order="F" if self.header.column_major else "C")
 
     def rows(self, start: int, stop: int) -> AnyArray:
-        """The rows ``start:stop`` of an array whose rows lie one after another."""
+        """The rows ``start:stop`` of an array in a file whose rows lie one after another."""
         width = prod(self.shape[1:])
         return self._values(start * width, (stop - start) * width).reshape(stop - start, *self.shape[1:])
 
     def row_blocks(self, size: int, first: int = 0) -> Iterator[AnyArray]:
         """All rows from ``first`` on, at most ``size`` at a time."""
-        for start, stop in ranges(self.shape[0], self._rows_at_once(size), first):
-            yield self.rows(start, stop)
+        self._check_rows()
+        width = prod(self.shape[1:])
+        rows_at_once = max(1, min(size, _BLOCK_BYTES // max(1, width * self.dtype.itemsize)))
+        for values in self.values(rows_at_once * width, first * width):
+            yield values.reshape(-1, *self.shape[1:])
 
     def num_edges(self, preferred: int = 0) -> int:
         """How many edges there are in [2, E] or [E, 2]; ``preferred``: the axis of the two where both could be."""
         return self.shape[1 - self._axis_of_ends(preferred)]
 
+    def ends_one_by_one(self, preferred: int = 0) -> bool:
+        """Whether each edge's two ends lie side by side."""
+        return (self._axis_of_ends(preferred) == 1) != self.header.column_major
+
     def edge_blocks(self, size: int, *, preferred: int = 0) -> Iterator[EdgeBlock]:
         """The edges in order, at most ``size`` at a time."""
-        axis = self._axis_of_ends(preferred)
-        total = self.shape[1 - axis]
-        one_by_one = (axis == 1) != self.header.column_major
+        total = self.num_edges(preferred)
         for start, stop in ranges(total, min(size, _BLOCK_BYTES // self.dtype.itemsize)):
-            if one_by_one:  # Each edge's two ends lie side by side.
+            if self.ends_one_by_one(preferred):
                 pairs = self._values(2 * start, 2 * (stop - start)).reshape(-1, 2).astype(np.int64)
                 yield EdgeBlock(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
             else:
@@ -177,51 +191,24 @@ class NpyFile(_Npy):
             raise SourceError(f"{self.name} is {self.dtype} {list(self.shape)}, not node ids {wanted}")
         return axis
 
+    def _check_rows(self) -> None:
+        if self.header.column_major and min(self.shape) > 1:
+            raise SourceError(f"{self.name} lies column by column; write it again with numpy.ascontiguousarray")
+
+    def _seek(self, stream: IO[bytes], first: int) -> None:
+        """Go to the value ``first``."""
+        if self.seekable:
+            stream.seek(self.header.bytes + first * self.dtype.itemsize)
+        else:  # zipfile gives up comparing checksums where a member is sought in
+            skip(stream, self.header.bytes + first * self.dtype.itemsize, self.name)
+
     def _values(self, first: int, count: int) -> AnyArray:
-        stream = self._blob.at(self.header.bytes + first * self.dtype.itemsize)
-        return read_values(stream, count, self.dtype, self.name)
+        with self._blob.open() as stream:
+            self._seek(stream, first)
+            return read_values(stream, count, self.dtype, self.name)
 
 
-class PackedArray(_Npy):
-    """An array in the ``member`` of an archive."""
-
-    def __init__(self, member: Member) -> None:
-        super().__init__(read_header(member.open(), size=member.size, name=member.name), member.name)
-        self._member = member
-
-    @classmethod
-    def find(cls, archive: Archive, name: str, where: str) -> "PackedArray":
-        """The array in the member ``name``.npy; SourceError, saying ``where``, if there is none."""
-        member = archive.member(f"{name}.npy")
-        if member is None:
-            raise SourceError(f"{where} has no array {name}")
-        return cls(member)
-
-    def num_edges(self) -> int:
-        """E of an edge list [2, E]; SourceError for anything else."""
-        if len(self.shape) != 2 or self.shape[0] != 2 or self.dtype.kind not in "iu":
-            raise SourceError(f"{self.name} is {self.dtype} {list(self.shape)}, not node ids [2, edges]")
-        return self.shape[1]
-
-    def values(self, size: int) -> Iterator[AnyArray]:
-        """All values in file order, at most ``size`` at a time."""
-        stream = self._member.open()
-        read_header(stream, size=self._member.size, name=self.name)
-        return value_blocks(stream, self.header, size, self.name)
-
-    def whole(self) -> AnyArray:
-        """All of it, in memory."""
-        flat = next(self.values(max(1, self.header.count)), np.empty(0, dtype=self.dtype))
-        return flat.reshape(self.shape, order="F" if self.header.column_major else "C")
-
-    def row_blocks(self, size: int) -> Iterator[AnyArray]:
-        """The rows of a matrix, at most ``size`` at a time."""
-        self._check_rows()
-        columns = self.shape[1]
-        return (values.reshape(-1, columns) for values in self.values(self._rows_at_once(size) * columns))
-
-
-def edges_between(sources: NpyFile | PackedArray, targets: NpyFile | PackedArray, size: int) -> Iterator[EdgeBlock]:
+def edges_between(sources: NpyArray, targets: NpyArray, size: int) -> Iterator[EdgeBlock]:
     """Edges from the ids in one array to those in the other, at most ``size`` at a time."""
     for first, second in zip(sources.values(size), targets.values(size), strict=True):
         yield EdgeBlock(first.astype(np.int64), second.astype(np.int64))
@@ -232,7 +219,7 @@ def unprepared(size: int) -> Iterator[EdgeBlock]:
     raise AssertionError("the edges are read after prepare")
 
 
-def unpacking(source: Source, edges: PackedArray, features: PackedArray | None = None) -> Source:
+def unpacking(source: Source, edges: NpyArray, features: NpyArray | None = None) -> Source:
     """``source`` with the ``edges``, which its ``prepare`` puts on the disk, and their ``features`` [E, F]."""
     num_edges = edges.num_edges()
     if features is not None and (len(features.shape) != 2 or features.shape[0] != num_edges or not features.shape[1]):
@@ -243,7 +230,7 @@ def unpacking(source: Source, edges: PackedArray, features: PackedArray | None =
         paths = tuple(folder / name for name in _ROW_FILES)
         if any(not path.exists() or path.stat().st_size != num_edges * _ID.itemsize for path in paths):
             _write_ids(edges, paths, source.num_nodes, listener)
-        sources, targets = (NpyFile(path, raw=((num_edges,), _ID)) for path in paths)
+        sources, targets = (NpyArray(path, raw=((num_edges,), _ID)) for path in paths)
 
         def unpacked(size: int) -> Iterator[EdgeBlock]:
             edges = edges_between(sources, targets, size)
@@ -256,7 +243,7 @@ def unpacking(source: Source, edges: PackedArray, features: PackedArray | None =
     return replace(source, edges=unprepared, prepare=prepare, prepare_bytes=2 * num_edges * _ID.itemsize)
 
 
-def _write_ids(edges: PackedArray, paths: tuple[Path, ...], nodes: int, listener: Listener) -> None:
+def _write_ids(edges: NpyArray, paths: tuple[Path, ...], nodes: int, listener: Listener) -> None:
     """The sources and the targets of ``edges``, each id checked, to the files ``paths``."""
     total = edges.num_edges()
     done = 0
@@ -268,7 +255,7 @@ def _write_ids(edges: PackedArray, paths: tuple[Path, ...], nodes: int, listener
         for values in stack.enter_context(prefetching):
             _check_ids(values, nodes, edges.name)
             ids = values.astype(_ID)
-            if edges.header.column_major:  # Pairs: what was saved is the transpose of [E, 2].
+            if edges.ends_one_by_one():
                 assert len(ids) % 2 == 0, "a block is an even number of ids, and so are all"
                 sources.write(np.ascontiguousarray(ids[0::2]).data)
                 targets.write(np.ascontiguousarray(ids[1::2]).data)

@@ -19,13 +19,11 @@ from typing import Any
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.files.streams import Blob, damaged, read_whole
+from ooc.sources.files.streams import Blob, damaged, read_exactly
 from ooc.sources.files.zip_members import Archive
 from ooc.sources.source import Ids
 from ooc.storage.array import AnyArray
 
-MOST_BYTES = 1 << 28
-"""Of a file of splits or counts: so many may be held to look around in it."""
 _MOST_PICKLE_BYTES = 1 << 26
 _MOST_TENSOR_BYTES = 1 << 28
 _NUMBERS = re.compile(r"[|<>=]?[biuf][1248]")
@@ -186,7 +184,7 @@ def read_torch_dict(blob: Blob) -> dict[str, AnyArray | int]:
 
     SourceError for a damaged file, for one from before torch 1.6, and for one that holds something else.
     """
-    if blob.at(0).read(2) != b"PK":
+    if read_exactly(blob.open(), min(2, blob.size), blob.name) != b"PK":
         raise SourceError(f"{blob.name} is no file of torch 1.6 or later; write it again with torch.save")
     archive = Archive(blob)
     names = archive.names()
@@ -213,7 +211,9 @@ def read_torch_dict(blob: Blob) -> dict[str, AnyArray | int]:
 def _member(archive: Archive, name: str, most: int) -> bytes:
     member = archive.member(name)
     assert member is not None, "it is one of the names"
-    return read_whole(member.open(), most, member.name)
+    if member.size > most:
+        raise damaged(member.name, "it is larger than such a file can be")
+    return read_exactly(member.open(), member.size, member.name)
 
 
 def _plain(value: Any, name: str, file: str) -> AnyArray | int:
@@ -273,4 +273,4 @@ def _storage(archive: Archive, folder: str, reference: Any) -> AnyArray:
     member = archive.member(f"{folder}data/{key}")
     if member is None or member.size != count * storage.dtype.itemsize or member.size > _MOST_TENSOR_BYTES:
         raise pickle.UnpicklingError(f"the {count} numbers of a tensor are not there")
-    return np.frombuffer(read_whole(member.open(), member.size, member.name), dtype=storage.dtype)
+    return np.frombuffer(read_exactly(member.open(), member.size, member.name), dtype=storage.dtype)

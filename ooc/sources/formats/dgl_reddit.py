@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
-from ooc.sources.files.npy import PackedArray, edges_between
-from ooc.sources.files.zip_members import Archive
+from ooc.sources.files.npy import NpyArray, edges_between
 from ooc.sources.labels import FoundLabels, LabelForm, label_blocks
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import Source
@@ -25,11 +24,9 @@ _TRAIN, _VALID, _TEST = 1, 2, 3
 def _open(path: Path, request: Request) -> Source:
     files = DatasetFiles(path, (_DATA,))
     graph_name = next(filter(files.has, _GRAPHS), _GRAPHS[0])
-    data, graph = Archive(files.blob(_DATA)), Archive(files.blob(graph_name))
-    x, y, kinds = (PackedArray.find(data, name, files.label(_DATA)) for name in ("feature", "label", "node_types"))
-    sources, targets, shape = (
-        PackedArray.find(graph, name, files.label(graph_name)) for name in ("row", "col", "shape")
-    )
+    data, graph = files.archive(_DATA), files.archive(graph_name)
+    x, y, kinds = (NpyArray.find(data, name, files.label(_DATA)) for name in ("feature", "label", "node_types"))
+    sources, targets, shape = (NpyArray.find(graph, name, files.label(graph_name)) for name in ("row", "col", "shape"))
     nodes, features = x.matrix("[nodes, features]")
     y.check_column(nodes)
     kinds.check_column(nodes)

@@ -20,7 +20,7 @@ from ooc.events import Listener
 from ooc.sizes import format_size
 from ooc.sources.edge_options import EdgeFiles, edge_files
 from ooc.sources.files.lines import optional
-from ooc.sources.files.npy import NpyFile
+from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.tables import Table, open_table
 from ooc.sources.formats.edge_table import column_edges
 from ooc.sources.labels import IndexSplits, whole_labels
@@ -44,7 +44,7 @@ def _open(path: Path, request: Request) -> Source:
     nodes = metadata.nodes()
     edges, count = _edges(metadata, request)
     carried = metadata.edge_data(request, count)
-    features = NpyFile(metadata.features())
+    features = NpyArray(metadata.features())
     rows, columns = features.matrix("[nodes, features]")
     if rows != nodes:
         raise SourceError(f"{features.name} has {rows} rows for {nodes} nodes")
@@ -194,7 +194,7 @@ def _edges(metadata: _Metadata, request: Request) -> tuple[Callable[[int], Itera
     """``(blocks, how many edges there are, where that is known)``."""
     path, kind = metadata.edges()
     if kind == "numpy":
-        array = NpyFile(path)
+        array = NpyArray(path)
         return array.edge_blocks, array.num_edges()
     if kind != "csv":
         raise SourceError(f"{metadata.path}: edges are of the format {kind}; csv and numpy can be read")
@@ -212,7 +212,7 @@ class _Labels:
     def __init__(self, lists: dict[str, tuple[Path, Path]], nodes: int, budget_bytes: int) -> None:
         self.paths = [path for pair in lists.values() for path in pair]
         self._nodes = nodes
-        files = {split: (NpyFile(seeds), NpyFile(labels)) for split, (seeds, labels) in lists.items()}
+        files = {split: (NpyArray(seeds), NpyArray(labels)) for split, (seeds, labels) in lists.items()}
         count = sum(seeds.shape[0] if seeds.shape else 0 for seeds, _ in files.values())
         if count * _LABELLED_BYTES > budget_bytes // 2:
             raise BudgetError(

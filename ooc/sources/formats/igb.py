@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ooc.errors import OptionError, SourceError
-from ooc.sources.files.npy import NpyFile
-from ooc.sources.files.streams import FileBlob
+from ooc.sources.files.npy import MAGIC, NpyArray
 from ooc.sources.labels import whole_labels
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import Ids, LabelBlock, Source, fingerprint_of, ranges
@@ -27,7 +26,6 @@ _LABELS = {"19": "processed/paper/node_label_19.npy", "2K": "processed/paper/nod
 _NUM_CLASSES = {"19": 19, "2K": 2983}
 _NUM_FEATURES = 1024
 _RAW = np.dtype("<f4")
-_MAGIC = b"\x93NUMPY"
 _PAPERS = {"large": 100_000_000, "full": 269_346_174}
 _LABELLED_OF_FULL = {"19": 227_130_858, "2K": 157_675_969}
 """How many papers of full have a label, by the kind of label: the first ones."""
@@ -44,7 +42,7 @@ def igb_source(path: Path, request: Request) -> Source:
     full = published or path.resolve().name == "full"
     least = _LABELLED_OF_FULL[kind] if published else 1
     labels = _open_labels(path / _LABELS[kind], nodes, prefix=full, least=least)
-    edges = NpyFile(path / _EDGES)
+    edges = NpyArray(path / _EDGES)
     labelled = least if published else labels.shape[0]
     train, valid = int(labelled * 0.6), int(labelled * 0.2)
 
@@ -82,7 +80,7 @@ def _notes(path: Path, nodes: int) -> tuple[str, ...]:
     return (f"{path} has {nodes} papers; the published {size} has {_PAPERS[size]}",)
 
 
-def _open_labels(path: Path, nodes: int, *, prefix: bool, least: int) -> NpyFile:
+def _open_labels(path: Path, nodes: int, *, prefix: bool, least: int) -> NpyArray:
     """The labels of all papers, or with ``prefix`` of the first ones, ``least`` of them or more, [n] or [n, 1]."""
     labels = _array(path, ())
     rows = labels.shape[0] if len(labels.shape) in (1, 2) else 0
@@ -93,17 +91,18 @@ def _open_labels(path: Path, nodes: int, *, prefix: bool, least: int) -> NpyFile
     return labels
 
 
-def _array(path: Path, columns: tuple[int, ...]) -> NpyFile:
+def _array(path: Path, columns: tuple[int, ...]) -> NpyArray:
     """The array in the file, which has a header or is rows of ``columns`` float32 values."""
     if not path.is_file():
         raise SourceError(f"{path} is missing")
-    if FileBlob(path).at(0).read(len(_MAGIC)) == _MAGIC:
-        return NpyFile(path)
     size = path.stat().st_size
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) == MAGIC:
+            return NpyArray(path)
     rows, left = divmod(size, prod(columns) * _RAW.itemsize)
     if left:
         raise SourceError(f"{path} has {size} bytes, which are no whole rows of {prod(columns)} float32 values")
-    return NpyFile(path, raw=((rows, *columns), _RAW))
+    return NpyArray(path, raw=((rows, *columns), _RAW))
 
 
 READER = Reader(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
-from ooc.sources.files.npy import NpyFile, PackedArray, unpacking, unprepared
-from ooc.sources.files.pickles import MOST_BYTES, read_torch_dict
+from ooc.sources.files.npy import unpacking, unprepared
+from ooc.sources.files.pickles import read_torch_dict
 from ooc.sources.labels import LabelForm, label_blocks
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import LabelBlock, Source
@@ -30,7 +30,7 @@ def _open(path: Path, request: Request) -> Source:
     files = DatasetFiles(path, (_EDGES,))
     features, edges, labels = (files.array(name) for name in (_FEATURES, _EDGES, _LABELS))
     nodes, num_features = features.matrix("[papers, features]")
-    meta = files.held(_META, MOST_BYTES)
+    meta = files.blob(_META)
     counts = read_torch_dict(meta)
     if counts.get("paper") != nodes:
         raise SourceError(f"{meta.name} counts {counts.get('paper')} papers, {features.name} has {nodes} rows")
@@ -58,9 +58,8 @@ def _open(path: Path, request: Request) -> Source:
         description={"split": _NOTE},
         notes=(f"mag240m: {_NOTE}",),
     )
-    if isinstance(edges, PackedArray):
+    if not edges.seekable:
         return unpacking(source, edges)
-    assert isinstance(features, NpyFile), "all of it is in the folder, or all in the zip"
     return replace(source, edges=edges.edge_blocks, features_from=features.row_blocks)
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from ooc.errors import BudgetError, SourceError
 from ooc.sizes import format_size
-from ooc.sources.files.npy import NpyFile, PackedArray
-from ooc.sources.files.streams import FileBlob
+from ooc.sources.files.npy import NpyArray
+from ooc.sources.files.streams import Blob
 from ooc.sources.files.zip_members import Archive, names_in_zip
 from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source
 from ooc.sources.labels import TASK_OPTION
@@ -116,7 +116,7 @@ def _pairs(arrays: Mapping[str, AnyArray], name: str) -> AnyArray:
 
 def _read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> dict[str, AnyArray]:
     """Those arrays of the file that are ``wanted``; BudgetError where they would not fit the budget unpacked."""
-    archive = Archive(FileBlob(path))
+    archive = Archive(Blob.of_file(path))
     # All members are looked up: with a name damaged in the directory an array would seem not to be there.
     members = {name: member for name in archive.names() if (member := archive.member(name)) is not None}
     found = {name: members[f"{name}.npy"] for name in wanted if f"{name}.npy" in members}
@@ -126,7 +126,7 @@ def _read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> dict[s
             f"{path} unpacks to {format_size(size)}, the host budget is {format_size(budget_bytes)}; "
             f"unzip it to a folder and convert that: its npy files are read in pieces"
         )
-    return {name: PackedArray(member).whole() for name, member in found.items()}
+    return {name: NpyArray(member).whole() for name, member in found.items()}
 
 
 def _map_npy_folder(folder: Path, wanted: Iterable[str]) -> tuple[dict[str, AnyArray], Callable[[], None]]:
@@ -138,7 +138,7 @@ def _map_npy_folder(folder: Path, wanted: Iterable[str]) -> tuple[dict[str, AnyA
         path = folder / f"{name}.npy"
         if not path.is_file():
             continue
-        NpyFile(path)  # Refuses damage, objects and what is no number.
+        NpyArray(path)  # Refuses damage, objects and what is no number.
         small = path.stat().st_size < _MAPPED_BYTES
         array = np.load(path, mmap_mode=None if small else "r", allow_pickle=False)
         if isinstance(array.base, mmap.mmap):

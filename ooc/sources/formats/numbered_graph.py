@@ -18,7 +18,7 @@ from ooc.errors import SourceError
 from ooc.events import Listener, reported
 from ooc.sources.column_roles import FEATURE, ID, IGNORE, as_argument
 from ooc.sources.files.cells import Cells, NoWholeNumber
-from ooc.sources.files.npy import NpyFile
+from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.tables import Table
 from ooc.sources.files.text_file import TextFile, encoded
 from ooc.sources.id_join import Joined, Keys, join, keys_of_numbers, keys_of_texts
@@ -307,7 +307,7 @@ class NumberedGraph:
 
     def _from_file(self, source: Source, path: Path, counts: Counts) -> Callable[[int], Iterator[EdgeBlock]]:
         """The edges between the nodes in the file ``path``, with what the source's edges carry."""
-        ends = NpyFile(path, raw=((counts["edges"], 2), np.dtype("<u4")))
+        ends = NpyArray(path, raw=((counts["edges"], 2), np.dtype("<u4")))
         carrying = self.graph.carried or (self._of_texts() if counts["width"] else self.graph).carrying
 
         def edges(size: int) -> Iterator[EdgeBlock]:
@@ -375,7 +375,7 @@ def _written_out(edges: Callable[[int], Iterator[EdgeBlock]]) -> Callable[[int],
 
 def _numbers_in(folder: Path, nodes: int) -> Callable[[int], Iterator[Ids]]:
     """The whole numbers that were written there for each node."""
-    return NpyFile(folder / _IDS, raw=((nodes,), np.dtype("<i8"))).row_blocks
+    return NpyArray(folder / _IDS, raw=((nodes,), np.dtype("<i8"))).row_blocks
 
 
 def _in_sequence(blocks: Iterator[Ids]) -> bool:

@@ -23,8 +23,8 @@ import numpy as np
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
 from ooc.sources.files.lines import Kind, rows_of_numbers, stream_lines
-from ooc.sources.files.npy import PackedArray, unpacking, unprepared
-from ooc.sources.files.streams import Inflated, Stream
+from ooc.sources.files.npy import NpyArray, unpacking, unprepared
+from ooc.sources.files.streams import gunzipped
 from ooc.sources.files.zip_members import Archive
 from ooc.sources.labels import IndexSplits, LabelForm, label_blocks
 from ooc.sources.reading import Reader, Request
@@ -50,17 +50,17 @@ def _open(path: Path, request: Request) -> Source:
 
 def _binary_source(files: DatasetFiles, request: Request) -> Source:
     """The graph in ``files``; its splits are held in memory, the rest is streamed."""
-    data, where = Archive(files.blob("raw/data.npz")), files.label("raw/data.npz")
-    kept = Archive(files.blob("raw/node-label.npz"))
-    labels = PackedArray.find(kept, "node_label", files.label("raw/node-label.npz"))
+    data, where = files.archive("raw/data.npz"), files.label("raw/data.npz")
+    kept = files.archive("raw/node-label.npz")
+    labels = NpyArray.find(kept, "node_label", files.label("raw/node-label.npz"))
     of_edges = [name.removesuffix(".npy") for name in data.names() if name.startswith("edge_")]
     others = [name for name in of_edges if name not in ("edge_index", _NPZ_EDGE_FEATURES)]
     if others and not request.drop_edge_data:
         what = f"{where} has {', '.join(others)}"
         raise SourceError(f"{what}, which cannot be used yet; give drop_edge_data=True to convert without it")
     taken = _NPZ_EDGE_FEATURES in of_edges and not request.drop_edge_data
-    edge_features = PackedArray.find(data, _NPZ_EDGE_FEATURES, where) if taken else None
-    edges, features = (PackedArray.find(data, name, where) for name in ("edge_index", "node_feat"))
+    edge_features = NpyArray.find(data, _NPZ_EDGE_FEATURES, where) if taken else None
+    edges, features = (NpyArray.find(data, name, where) for name in ("edge_index", "node_feat"))
     nodes, num_features = features.matrix("[nodes, features]")
     labels.check_column(nodes)
     for name, count in (("num_nodes_list", nodes), ("num_edges_list", edges.num_edges())):
@@ -85,7 +85,7 @@ def _binary_source(files: DatasetFiles, request: Request) -> Source:
 
 def _check_count(data: Archive, name: str, count: int, where: str) -> None:
     """SourceError where the list ``name``, of one number for each graph, says otherwise."""
-    listed = PackedArray.find(data, name, where)
+    listed = NpyArray.find(data, name, where)
     if listed.shape != (1,):
         raise SourceError(f"{where}: {name} has the shape {list(listed.shape)}, one graph is wanted")
     found = int(next(listed.values(1))[0])
@@ -179,14 +179,9 @@ class _Features:
         return _read(self._files, self._name, kind, columns, self._nodes)
 
 
-def _text(files: DatasetFiles, name: str) -> Stream:
-    """What the gzip file ``name`` holds; its checksum is checked at the end, that of the zip around it too."""
-    return Inflated(files.open(name), files.label(name), gzip=True)
-
-
 def _columns(files: DatasetFiles, name: str) -> int:
     """How many columns the first row has."""
-    for text in stream_lines(_text(files, name), files.label(name)):
+    for text in stream_lines(gunzipped(files.blob(name)), files.label(name)):
         return text[: text.index(b"\n")].count(b",") + 1
     raise SourceError(f"{files.label(name)} is empty")
 
@@ -195,7 +190,8 @@ def _read(files: DatasetFiles, name: str, kind: Kind, columns: int, rows: int | 
     """The numbers in the gzip file ``name``, [n, ``columns``] at a time; SourceError where they are not ``rows`` rows
     (None: any number)."""
     label, done = files.label(name), 0
-    for block in rows_of_numbers(stream_lines(_text(files, name), label), label, columns=(columns,), kind=kind):
+    lines = stream_lines(gunzipped(files.blob(name)), label)
+    for block in rows_of_numbers(lines, label, columns=(columns,), kind=kind):
         done += len(block)
         if rows is not None and done > rows:
             raise SourceError(f"{label} has more than the {rows} rows it must have")
