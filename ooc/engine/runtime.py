@@ -35,7 +35,6 @@ from ooc.prefetch.device import Device
 from ooc.prefetch.device_frames import DeviceWorkspace
 from ooc.prefetch.engine import Counters, Engine, Span
 from ooc.prefetch.engines.choice import BY_GPUDIRECT, BY_WAY_OF_HOST, choose_engine, choose_gpudirect
-from ooc.prefetch.engines.traced import TracedEngine
 from ooc.prefetch.frames import HostWorkspace, Workspace
 from ooc.prefetch.spill import create_spill
 from ooc.prefetch.transfers import Transfers
@@ -77,7 +76,7 @@ class Runtime:
         self._resources = ExitStack()
         with ExitStack() as opening:
             opening.enter_context(store.held())
-            self.engine = TracedEngine(choose_engine(spill_dir, store.path)[0])
+            self.engine = choose_engine(spill_dir, store.path)[0]
             opening.callback(self.engine.close)
             self.workers = WorkerPool(threads, tasks_ahead)
             opening.callback(self.workers.close)

@@ -2,9 +2,10 @@
 """Any message and score per edge: gathered, computed as the user's torch code, and differentiated edge by edge.
 
 An ``EdgeFunction`` says what one edge gives, from the source's row, the target's row and a term made of the edge's own
-features (``edge_terms``); a ``Reduction`` says what a target makes of its edges. Forward, targets pull sources.
+features (``edge_terms``). A target sums that over its edges or, where there are heads, weights it by the softmax of the
+edges' scores, head by head. Forward, targets pull sources.
 Backward, every edge is computed again where its gradient is wanted: over out-edges for what belongs to sources, over
-in-edges for what belongs to targets. The reduction's part is known without the other edges:
+in-edges for what belongs to targets. What flows back to an edge is known without the others:
 
     sum       dm_e = dZ_i                                      a mean is a sum whose rows are scaled
     softmax   dm_e = α_e k_e dZ_i,   ds_e = α_e (k_e dZ_i · m_e - D_i),   α_e = exp(s_e - lse_i)
@@ -12,12 +13,11 @@ in-edges for what belongs to targets. The reduction's part is known without the 
 for message m, score s, dropout's scale k and D_i = dZ_i · Z_i; what lies between rows and (m, s) is autograd's.
 
 Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, W/V/T columns of sources, targets and
-edges' terms, O = H·C columns of messages, head after head where the reduction has heads.
+edges' terms, O = H·C columns of messages, head after head where there are heads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,28 +29,12 @@ from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import Piece, TileEdges, pieces
 from ooc.plan.workload import Direction
 
+EdgeFunction = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+"""From rows of sources [E, W] and targets [E, V] and terms [E, T] to messages [E, O] and, where these are weighted by a
+softmax, scores [E, H]: rows independent of one another, nothing drawn at random, inputs not written to.
 
-class Reduction(Enum):
-    """What a target makes of its edges' messages."""
-
-    SUM = "sum"
-    SOFTMAX = "softmax"
-    """Their sum weighted by the softmax of the edges' scores, for every head."""
-
-
-class EdgeFunction(Protocol):
-    """Message and score of edges: rows independent of one another, nothing drawn at random, inputs not written to.
-
-    An edge's message has the same bits however many edges are computed with it, which elementwise operators promise and
-    dense products do not.
-    """
-
-    @property
-    def reduction(self) -> Reduction: ...
-
-    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Messages [E, O], and scores [E, H] where the reduction is a softmax."""
-        ...
+An edge's message has the same bits however many edges are computed with it, which elementwise operators promise and
+dense products do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +137,6 @@ def pull_messages(
 ) -> Reduced:
     """Forward: targets pull sources over in-edges, O = ``columns``; ``terms`` of the tile's edges, ``heads`` of a
     softmax."""
-    assert (heads is not None) == (function.reduction is Reduction.SOFTMAX)
     out_RO = source_NW.new_zeros(tile.rows, columns)
     softmax = None
     if heads is not None:
@@ -175,11 +158,10 @@ def pull_messages(
     return Reduced(out_RO, None if softmax is None else softmax.finish())
 
 
-def upstream(function: EdgeFunction, gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None) -> Upstream:
+def upstream(gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None) -> Upstream:
     """What the backward pulls read of a tile's rows, from dZ and what the forward pull gave."""
-    if function.reduction is Reduction.SUM:
+    if kept is None:
         return Upstream(gradient_RO, None)
-    assert kept is not None
     d_RH = (gradient_RO * value_RO).view(*kept.shape, -1).sum(-1)
     return Upstream(gradient_RO, torch.stack((kept, d_RH), dim=2).view(len(kept), -1))
 

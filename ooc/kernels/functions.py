@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ooc.kernels.edge_function import Reduction
-
 
 @dataclass(frozen=True, slots=True)
 class Gatv2:
@@ -30,7 +28,6 @@ class Gatv2:
 
     att_HC: Tensor
     negative_slope: float
-    reduction: Reduction = Reduction.SOFTMAX
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         att_HC: Tensor = self.att_HC
@@ -53,7 +50,6 @@ class TransformerAttention:
     """
 
     heads: int
-    reduction: Reduction = Reduction.SOFTMAX
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         key_EHC, value_EHC = source_EW.view(len(source_EW), self.heads, 2, -1).unbind(2)
@@ -74,7 +70,6 @@ class GatWithFeatures:
 
     heads: int
     negative_slope: float
-    reduction: Reduction = Reduction.SOFTMAX
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert term_ET is not None
@@ -89,8 +84,6 @@ class Gine:
 
     Targets bring nothing: no columns.
     """
-
-    reduction: Reduction = Reduction.SUM
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert term_ET is not None

@@ -95,7 +95,8 @@ def plan_chain(items: Sequence[Saved], gpu_budget: int, host_budget: int, hardwa
                 if key not in reached or seconds < reached[key].seconds:
                     reached[key] = _State(seconds, way, state)
         if not reached:
-            raise BudgetError(_shortage(items, hardware, budgets))
+            least = leanest(items, hardware)
+            raise BudgetError(shortage("the chain", least.device_bytes, least.host_bytes, budgets, hardware))
         states = reached
     chosen: list[_Way] = []
     last: _State | None = min(states.values(), key=lambda state: state.seconds)
@@ -145,11 +146,6 @@ def _account(items: Sequence[Saved], ways: Sequence[_Way]) -> ChainPlan:
         host_peak = max(host_peak, host + way.host_beside)
         keeps = way.device > 0
     return ChainPlan(tuple(way.fate for way in ways), sum(way.seconds for way in ways), device_peak, host_peak)
-
-
-def _shortage(items: Sequence[Saved], hardware: Hardware, budgets: tuple[int, int]) -> str:
-    least = leanest(items, hardware)
-    return shortage("the chain", least.device_bytes, least.host_bytes, budgets, hardware)
 
 
 def shortage(what: str, device: int, host: int, budgets: tuple[int, int], hardware: Hardware) -> str:

@@ -202,16 +202,14 @@ class _Solver:
             for choice, layout in _leanest(self.moves, beginning, bucketed):
                 if capacity.fits(layout):
                     fitting = choice
-                    if beginning[0] > FEW_STEPS or 4 * self._arena_needed(layout) <= capacity.arena_bytes(layout):
+                    needed_bytes = frames_needed(layout, self.problem.workload) * layout.frame_bytes
+                    if beginning[0] > FEW_STEPS or 4 * needed_bytes <= capacity.arena_bytes(layout):
                         return fitting
                 else:
                     too_large.append(layout)
             if fitting is not None:
                 return fitting
         return None
-
-    def _arena_needed(self, layout: Layout) -> int:
-        return frames_needed(layout, self.problem.workload) * layout.frame_bytes
 
     def _taller(self, least: Candidate) -> Iterator[Candidate]:
         """The least memory with taller steps, as long as steps have too few tiles for the threads of the CPU. Where

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from errno import EINVAL, EOPNOTSUPP
 from pathlib import Path
@@ -229,10 +229,12 @@ class Piece:
 
 
 class Engine(ABC):
-    """Reads and writes byte ranges in the background. ``name`` says which one it is, ``counters`` what it moved."""
+    """Reads and writes byte ranges in the background. ``name`` says which one it is, ``counters`` what it moved.
+    ``watch`` is told what is read, or written (True), on the thread that asked for it."""
 
     name: str
     counters: Counters
+    watch: Callable[[Sequence[Span], bool, Ticket], None] | None = None
 
     @abstractmethod
     def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:

@@ -78,7 +78,7 @@ class Transfers(FrameTable[Ticket]):
             self._to_read_directly = set()
         for block, name in staging.program.warm:
             if not self.holds(block, self._frame_of_name[name]):
-                self._take(block, name)
+                self._give(block, self._frame_of_name[name])
                 self._read(block)
 
     def send(self, block: int, direction: CopyTo, memory: Tensor, after: Sequence[Event]) -> Event:
@@ -91,16 +91,14 @@ class Transfers(FrameTable[Ticket]):
         self._save_what_has_come()
         for taken, name, load in program.acquire[index]:
             direct = load and (index, taken) in self._passing_through.reads
-            self._take(taken, name)
+            self._give(taken, self._frame_of_name[name])  # copies may still move through it; others wait for these
             if direct:
                 self._to_read_directly.add(taken)
             elif load:
                 self._read(taken)
-        if block in self._to_read_directly:
-            self._to_read_directly.remove(block)
-            return self._read_directly(block, memory, after)
-        if index in self._passing_through.writes:
-            return self._write_directly(block, memory, after)
+        if block in self._to_read_directly or index in self._passing_through.writes:
+            self._to_read_directly.discard(block)
+            return self._move_directly(block, direction, memory, after)
         done = self._copy(block, direction, memory, after)
         for stored in program.store[index]:
             assert stored == block and direction is CopyTo.HOST and block not in self._unsaved
@@ -124,7 +122,7 @@ class Transfers(FrameTable[Ticket]):
         """Between programs: ``block`` from the SSD to the device's ``memory``."""
         names = len(self._frame_of_name)
         self._aside = (self._aside + 1) % min(2, names)
-        self._take(block, names - 1 - self._aside)
+        self._give(block, self._frame_of_name[names - 1 - self._aside])
         self._read(block)
         return self._copy(block, CopyTo.DEVICE, memory, after)
 
@@ -145,9 +143,8 @@ class Transfers(FrameTable[Ticket]):
             ticket.settle()
         self._direct.clear()
         self._to_read_directly.clear()
-        for known in (
-            *(self._where, self._content, self._arriving, self._passing, self._unsaved, self._leaving, self._written),
-        ):
+        tables = self._where, self._content, self._arriving, self._passing, self._unsaved, self._leaving, self._written
+        for known in tables:
             known.clear()
 
     # ---- frames --------------------------------------------------------------------------------------------
@@ -172,34 +169,21 @@ class Transfers(FrameTable[Ticket]):
         self.bytes_moved[direction] += memory.nbytes
         return done
 
-    def _read_directly(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
-        """Start reading ``block`` from the SSD into ``memory``, which nothing on the device uses any more."""
+    def _move_directly(self, block: int, direction: CopyTo, memory: Tensor, after: Sequence[Event]) -> Event:
+        """Start reading ``block`` from the SSD into ``memory``, which nothing on the device uses any more, or writing
+        it there out of ``memory``, which the device has finished."""
         assert self._gpudirect is not None
         self.await_saved(block)
-        for event in after if self._sent is None else (*after, self._sent):
+        to_device = direction is CopyTo.DEVICE
+        for event in (*after, self._sent) if to_device and self._sent is not None else after:
             event.wait()
         spans, _ = self._locate(block)
-        return self._requested(self._gpudirect.read(spans, cast(Bytes, memory)), memory.nbytes, CopyTo.DEVICE)
-
-    def _write_directly(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
-        """Start writing ``block`` to the SSD out of ``memory``, which the device has finished."""
-        assert self._gpudirect is not None
-        self.await_saved(block)
-        for event in after:
-            event.wait()
-        spans, _ = self._locate(block)
-        self._written[block] = ticket = self._gpudirect.write(spans, cast(Bytes, memory))
-        return self._requested(ticket, memory.nbytes, CopyTo.HOST)
-
-    def _requested(self, ticket: Ticket, nbytes: int, direction: CopyTo) -> Ticket:
-        """Kept until it has happened, in case that everything has to end."""
-        self._direct = [one for one in self._direct if not one.happened] + [ticket]
-        self.bytes_moved[direction] += nbytes
+        ticket = (self._gpudirect.read if to_device else self._gpudirect.write)(spans, cast(Bytes, memory))
+        if not to_device:
+            self._written[block] = ticket
+        self._direct = [one for one in self._direct if not one.happened] + [ticket]  # in case that everything must end
+        self.bytes_moved[direction] += memory.nbytes
         return ticket
-
-    def _take(self, block: int, name: int) -> None:
-        """Give a frame to ``block``. Copies may still move through it, behind which others wait by themselves."""
-        self._give(block, self._frame_of_name[name])
 
     def _read(self, block: int) -> None:
         """Start reading ``block`` from the SSD into its frame, when nothing moves through it any more."""

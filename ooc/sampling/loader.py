@@ -9,7 +9,6 @@ import contextlib
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -194,13 +193,8 @@ class _Held:
         self.x = _rows(store.array("x"), plan, self.engine)
 
 
-@dataclass(frozen=True, slots=True)
-class _Superbatch:
-    """Batches sampled together, the places of their seeds among the input nodes, and what they need of the features."""
-
-    batches: list[SampledBatch]
-    seeds: list[Ints]
-    foresight: Foresight | None
+_Superbatch = tuple[list[SampledBatch], list[Ints], Foresight | None]
+"""Batches sampled together, the places of their seeds among the input nodes, and what they need of the features."""
 
 
 def _ahead(items: Generator[T], *, name: str) -> Generator[T]:
@@ -224,21 +218,20 @@ def _superbatches(loader: NeighborLoader, held: _Held, epoch: int) -> Generator[
         batches = loader.sampled(epoch, numbers, part, held.neighbours)
         needs: list[Any] = [held.x.needs(batch.rows) for batch in batches]
         if before is not None:
-            yield _Superbatch(*before[:2], held.x.foresee(before[2], needs))
+            yield *before[:2], held.x.foresee(before[2], needs)
         before = batches, part, needs
     if before is not None:
-        yield _Superbatch(*before[:2], held.x.foresee(before[2]))
+        yield *before[:2], held.x.foresee(before[2])
 
 
 def _read(held: _Held, superbatches: Generator[_Superbatch]) -> Generator["Data"]:
     """Every batch with its rows."""
     with contextlib.closing(superbatches):
-        for superbatch in superbatches:
-            foresight = superbatch.foresight
+        for batches, seeds, foresight in superbatches:
             if foresight is not None:
                 held.x.begin(foresight)
-            for place, (batch, seeds) in enumerate(zip(superbatch.batches, superbatch.seeds, strict=True)):
-                yield _data(held, batch, seeds, None if foresight is None else foresight.uses[place])
+            for place, batch in enumerate(batches):
+                yield _data(held, batch, seeds[place], None if foresight is None else foresight.uses[place])
 
 
 def _data(held: _Held, batch: SampledBatch, seeds: Ints, uses: Uses | None) -> "Data":

@@ -24,6 +24,7 @@ from ooc.engine.session import Prepared
 from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.model.graph import ActiveRows, GraphRows, Scaling, load_rows, most_edges, rows_nbytes
+from ooc.model.lowering.assembly import Setting
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.stages import StageBuilder, Step
@@ -340,14 +341,11 @@ def lower_model(
     of_a_row = cache(lambda: inf if "statistics" in store.source else most_edges(store))
     for makes_dense in (False, True):
         resources = given.for_model(model, store, makes_dense=makes_dense)
-        network = lower(
-            model,
+        setting = Setting(
+            num_nodes=store.num_nodes,
             num_features=store.num_features,
-            num_classes=store.num_classes,
-            input_dropout=input_dropout,
             aggregate_once=Saving.FIRST_AGGREGATION in savings,
-            active=active_rows,
-            edges_per_row=store.num_edges / store.num_nodes,
+            input_dropout=input_dropout,
             edge_data=edge_data_used(store, ignore_edge_data),
             product=_products(compute_dtype),
             num_edge_features=store.num_edge_features,
@@ -355,6 +353,8 @@ def lower_model(
             sparse_products=not given.on_device,
             most_edges=of_a_row,
         )
+        edges_per_row = store.num_edges / store.num_nodes
+        network = lower(model, setting, num_classes=store.num_classes, active=active_rows, edges_per_row=edges_per_row)
         if not network.makes_dense:  # then tiles are as low as they are for dense features
             break
     return resources, network, active_rows(network.hops)

@@ -579,6 +579,11 @@ class WatchedEngine(Engine):
         self.inner, self.device = inner, device
         self.name = inner.name
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "watch":
+            self.inner.watch = value
+        super().__setattr__(name, value)
+
     @property
     def counters(self) -> Counters:
         return self.inner.counters

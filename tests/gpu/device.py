@@ -2,7 +2,9 @@
 """Where the kernels of these tests run, and tensors there: compiled on a GPU, or interpreted on the processor."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.kernels.cuda.choice import Shape
-from ooc.kernels.cuda.segments import Segments, cut
+from ooc.kernels.cuda.segments import cut
 from ooc.kernels.edges import TileEdges
 
 pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
@@ -29,8 +31,8 @@ __all__ = [
     "launch",
     "maximum",
     "same_bits",
-    "segments_of",
     "shapes",
+    "sized",
     "sums",
     "there",
 ]
@@ -58,8 +60,17 @@ def there(tile: TileEdges) -> TileEdges:
     return replace(tile, indices_E=tile.indices_E.to(DEVICE), offsets_R1=tile.offsets_R1.to(DEVICE))
 
 
-def segments_of(tile: TileEdges, most: int) -> Segments:
-    return cut(there(tile), most)
+def sized(
+    pull: Callable[..., Any], *args: Any, most: int | None = None, shape: Shape | None = None, **named: Any
+) -> Any:
+    """What ``pull`` gives where rows are cut after ``most`` edges, and programs are of that shape."""
+    with pytest.MonkeyPatch.context() as patched:
+        if most is not None:
+            patched.setattr(launch, "cut", lambda tile: cut(tile, most))
+        if shape is not None:
+            for module in (launch, edge_function):
+                patched.setattr(module, "shape_for", lambda *asked: shape)
+        return pull(*args, **named)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -15,7 +15,7 @@ from ooc.errors import ModelError
 from ooc.kernels import edge_function as reference
 from ooc.kernels.cuda.choice import Shape, power_of_two
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.edge_function import EdgeFunction, Heads, Reduction, TargetLayout, Upstream
+from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
@@ -29,8 +29,8 @@ from tests.gpu.device import (
     edge_function,
     edge_terms,
     same_bits,
-    segments_of,
     shapes,
+    sized,
     there,
 )
 from tests.kernels.kernel_cases import KernelGraph, graphs, numbers
@@ -145,7 +145,7 @@ def moved(value: Any) -> Any:
 
 
 def on_gpu(kernel: Callable[..., Any], function: EdgeFunction, tile: TileEdges, **given: Any) -> Any:
-    return kernel(moved(function), moved(tile), **{name: moved(value) for name, value in given.items()})
+    return sized(kernel, moved(function), moved(tile), **{name: moved(value) for name, value in given.items()})
 
 
 def of_groups(matrix: Tensor, groups: range, columns: int) -> Tensor:
@@ -190,7 +190,7 @@ class Pulled:
         ((_, tile),) = self.tiles(Direction.IN, self.graph.nodes)
         arguments, named = self.forward(tile, slice(None), self.graph.nodes)
         reduced = reference.pull_messages(*arguments, **named)
-        above = reference.upstream(self.function, self.part("d"), reduced.value_RO, reduced.kept)
+        above = reference.upstream(self.part("d"), reduced.value_RO, reduced.kept)
         loop_RK = None if named["terms"] is None else named["terms"].loop_RK
         return above, self.layout.pack(self.part("target"), above, loop_RK), loop_RK
 
@@ -241,7 +241,7 @@ def check(pulled: Pulled, most: int, shape: Shape, present: int, dtype: torch.dt
             torch.testing.assert_close(found.cpu().to(wide), expected, **rounded)
 
     ((_, tile),) = pulled.tiles(Direction.IN, nodes)
-    options = dict(segments=segments_of(tile, most), shape=shape)
+    options = dict(most=most, shape=shape)
     arguments, named = pulled.forward(tile, slice(None), present)
     expected = reference.pull_messages(*arguments, **named)
     found = on_gpu(edge_function.pull_messages, *arguments, **narrow(named, "source_NW", "target_RV"), **options)
@@ -258,7 +258,7 @@ def check(pulled: Pulled, most: int, shape: Shape, present: int, dtype: torch.dt
         is_close(found.map_RM, expected_rows.map_RM)
 
     ((_, tile),) = pulled.tiles(Direction.OUT, nodes)
-    options = dict(segments=segments_of(tile, most), shape=shape)
+    options = dict(most=most, shape=shape)
     arguments, named = pulled.sources(tile, slice(None), present)
     expected_rows = reference.pull_source_gradients(*arguments, **named)
     found = on_gpu(edge_function.pull_source_gradients, *arguments, **narrow(named, "source_RW"), **options)
@@ -380,7 +380,7 @@ def test_features_of_added_self_loops(graph: KernelGraph, seed: int, filling: Fi
 def test_other_functions_are_refused_by_name() -> None:
     graph = KernelGraph(2, torch.tensor([[0], [1]]))
     ((_, _, tile),) = graph.tiles(Direction.IN, 2)
-    function = replace(Gated(torch.ones(2)), reduction=Reduction.SOFTMAX)
+    function = Gated(torch.ones(2))
     named = dict(source_NW=numbers(0, 2, 2), target_RV=numbers(1, 2, 2), columns=2, heads=Heads(range(1)))
     with pytest.raises(ModelError, match="Gated has no program for a GPU"):
         on_gpu(edge_function.pull_messages, function, tile, **named)

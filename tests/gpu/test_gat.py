@@ -14,7 +14,7 @@ from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.plan.workload import Direction
 from tests.examples import examples
-from tests.gpu.device import DEVICE, EXAMPLES, MOST, gat, same_bits, segments_of, shapes, there
+from tests.gpu.device import DEVICE, EXAMPLES, MOST, gat, same_bits, shapes, sized, there
 from tests.kernels.kernel_cases import KernelGraph, graphs, numbers
 
 pytestmark = pytest.mark.gpu
@@ -58,11 +58,11 @@ def check(
         source = narrow.to(wide)
     _, _, tile = next(graph.tiles(Direction.IN, graph.nodes))
     arguments = dict(source_NS=narrow[:present].to(DEVICE), a_dst_RG=a_dst.to(DEVICE))
-    options = dict(segments=segments_of(tile, most), shape=shape)
+    options = dict(most=most, shape=shape)
     expected = reference.attend(heads, tile, source_NS=source[:present], a_dst_RG=a_dst, keep=True)
-    kept = gat.attend(heads, there(tile), keep=True, **arguments, **options)
+    kept = sized(gat.attend, heads, there(tile), keep=True, **arguments, **options)
     torch.testing.assert_close(kept.cpu(), expected, **close)
-    alone = gat.attend(heads, there(tile), keep=False, **arguments, **options)
+    alone = sized(gat.attend, heads, there(tile), keep=False, **arguments, **options)
     assert same_bits(alone, kept.view(graph.nodes, HEADS, -1)[:, :, :channels].flatten(1).to(dtype))
 
     gradient = numbers(seed + 2, graph.nodes, HEADS * channels).to(wide)
@@ -72,9 +72,14 @@ def check(
         torch.testing.assert_close(each.cpu(), other, **close)
     _, _, tile = next(graph.tiles(Direction.OUT, graph.nodes))
     expected = reference.pull_sources(heads, tile, target_NS=target[:present], source_RS=source)
-    options = dict(segments=segments_of(tile, most), shape=shape)
-    found = gat.pull_sources(
-        heads, there(tile), target_NS=target[:present].to(DEVICE), source_RS=narrow.to(DEVICE), **options
+    options = dict(most=most, shape=shape)
+    found = sized(
+        gat.pull_sources,
+        heads,
+        there(tile),
+        target_NS=target[:present].to(DEVICE),
+        source_RS=narrow.to(DEVICE),
+        **options,
     )
     assert found.dtype == dtype
     torch.testing.assert_close(found.cpu().to(wide), expected, **rounded)
@@ -124,12 +129,17 @@ def test_tiles_shapes_and_slabs_of_heads_change_no_bit(graph: KernelGraph, seed:
     shape = Shape(usual.rows, usual.columns, unroll, usual.warps)
     own = slice(-(CHANNELS + 1), None)
     for rows, _, part in graph.tiles(Direction.IN, height):
-        found = gat.attend(
-            last, there(part), source_NS=source[:, own], a_dst_RG=a_dst[rows, -1:], keep=True, shape=shape
+        found = sized(
+            gat.attend, last, there(part), source_NS=source[:, own], a_dst_RG=a_dst[rows, -1:], keep=True, shape=shape
         )
         assert same_bits(found, attended[rows, -(2 * CHANNELS + 2) :])
-        found = gat.pull_sources(
-            last, there(part), target_NS=target[:, -(CHANNELS + 3) :], source_RS=source[rows, own], shape=shape
+        found = sized(
+            gat.pull_sources,
+            last,
+            there(part),
+            target_NS=target[:, -(CHANNELS + 3) :],
+            source_RS=source[rows, own],
+            shape=shape,
         )
         assert same_bits(found, pulled[rows, own])
 
@@ -171,13 +181,14 @@ def test_scores_beyond_the_range_of_exponentials_are_exact(most: int) -> None:
     z = numbers(0, 6, 2, dtype=torch.float32)
     tile = TileEdges(torch.arange(6), torch.tensor([0, 6, 6]), 0, nodes=6)
     source = torch.cat((z, scores[:, None]), dim=1).to(DEVICE)
-    found = gat.attend(
+    found = sized(
+        gat.attend,
         reference.GatHeads(range(1), 0.2),
         there(tile),
         source_NS=source,
         a_dst_RG=torch.zeros(2, 1, device=DEVICE),
         keep=False,
-        segments=segments_of(tile, most),
+        most=most,
     ).cpu()
     torch.testing.assert_close(found[0], torch.softmax(F.leaky_relu(scores, 0.2), 0) @ z)
     assert not found[1].any()

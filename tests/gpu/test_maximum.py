@@ -12,7 +12,7 @@ from ooc.kernels.cuda.choice import Shape
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.plan.workload import Direction
 from tests.examples import examples
-from tests.gpu.device import DEVICE, EXAMPLES, MOST, cut, maximum, same_bits, segments_of, shapes, there
+from tests.gpu.device import DEVICE, EXAMPLES, MOST, maximum, same_bits, shapes, sized, there
 from tests.kernels.kernel_cases import KernelGraph, graphs, numbers
 
 pytestmark = pytest.mark.gpu
@@ -45,10 +45,10 @@ def test_maxima_ties_and_gradients(
     wide = source if dtype == torch.float64 else source.float()
     _, _, tile = next(graph.tiles(Direction.IN, graph.nodes))
     expected = reference.pull_maxima(tile, wide[:present], keep=True)
-    options = dict(segments=segments_of(tile, most), shape=shape)
-    kept = maximum.pull_maxima(there(tile), source[:present].to(DEVICE), keep=True, **options)
+    options = dict(most=most, shape=shape)
+    kept = sized(maximum.pull_maxima, there(tile), source[:present].to(DEVICE), keep=True, **options)
     assert same_bits(kept, expected)
-    alone = maximum.pull_maxima(there(tile), source[:present].to(DEVICE), keep=False, **options)
+    alone = sized(maximum.pull_maxima, there(tile), source[:present].to(DEVICE), keep=False, **options)
     assert alone.dtype == dtype
     assert same_bits(alone, expected.view(graph.nodes, width, 2)[:, :, 0].to(dtype))
 
@@ -57,9 +57,9 @@ def test_maxima_ties_and_gradients(
     assert same_bits(reference.upstream(gradient.to(DEVICE), kept), target)
     _, _, tile = next(graph.tiles(Direction.OUT, graph.nodes))
     own = reference.pull_sources(tile, target_NK=target[:present], source_RW=wide)
-    options = dict(segments=segments_of(tile, most), shape=shape)
-    found = maximum.pull_sources(
-        there(tile), target_NK=target[:present].to(DEVICE), source_RW=source.to(DEVICE), **options
+    options = dict(most=most, shape=shape)
+    found = sized(
+        maximum.pull_sources, there(tile), target_NK=target[:present].to(DEVICE), source_RW=source.to(DEVICE), **options
     )
     assert found.dtype == dtype
     close = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}[dtype]
@@ -74,7 +74,7 @@ def test_parts_of_a_gradient(column: list[float], ties: float, most: int) -> Non
     """Equal values share; a maximum of 0 makes a part that nobody gets; cutting a row changes neither."""
     tile = TileEdges(torch.arange(3, dtype=torch.int32), torch.tensor([0, 0, 3], dtype=torch.int32), 3, nodes=5)
     source = torch.tensor(column, device=DEVICE)[:, None]
-    kept = maximum.pull_maxima(there(tile), source, keep=True, segments=segments_of(tile, most))
+    kept = sized(maximum.pull_maxima, there(tile), source, keep=True, most=most)
     assert kept.tolist() == [[0.0, 1.0], [max(column), ties]]
 
 
@@ -88,7 +88,7 @@ def test_shapes_and_tiles_change_no_bit(graph: KernelGraph, seed: int, height: i
     whole = maximum.pull_sources(there(tile), target_NK=target, source_RW=source)
     for rows, _, part in graph.tiles(Direction.OUT, height):
         part = there(part)
-        found = maximum.pull_sources(part, target_NK=target, source_RW=source[rows], segments=cut(part), shape=shape)
+        found = sized(maximum.pull_sources, part, target_NK=target, source_RW=source[rows], shape=shape)
         assert same_bits(found, whole[rows])
 
 

@@ -16,7 +16,7 @@ from ooc.kernels.cuda.choice import Shape
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.plan.workload import Direction
 from tests.examples import examples
-from tests.gpu.device import DEVICE, EXAMPLES, MOST, same_bits, segments_of, shapes, sums, there
+from tests.gpu.device import DEVICE, EXAMPLES, MOST, same_bits, shapes, sized, sums, there
 from tests.kernels.kernel_cases import HEIGHTS, KernelGraph, graphs, numbers
 
 pytestmark = pytest.mark.gpu
@@ -53,7 +53,7 @@ def test_sums_have_the_processor_s_bits(
     )
     if wide_indices:
         tile = replace(tile, indices_E=tile.indices_E.long())
-    found = sums.pull_tile(there(tile), source.to(DEVICE), segments=segments_of(tile, most), shape=shape)
+    found = sized(sums.pull_tile, there(tile), source.to(DEVICE), most=most, shape=shape)
     assert found.dtype == dtype
     assert same_bits(found, expected)
 
@@ -68,7 +68,7 @@ def test_a_row_is_the_last_of_its_own_neighbours(
     source = numbers(data.draw(st.integers(0, 99)), data.draw(st.integers(1, graph.nodes)), width).to(dtype)
     for _, _, tile in graph.tiles(Direction.IN, data.draw(HEIGHTS)):
         expected = aggregate.pull_tile(tile, source.float()).to(dtype)
-        assert same_bits(sums.pull_tile(there(tile), source.to(DEVICE), shape=shape), expected)
+        assert same_bits(sized(sums.pull_tile, there(tile), source.to(DEVICE), shape=shape), expected)
 
 
 @given(graphs(SelfLoops.EXACTLY_ONE), st.integers(0, 99), MOST)
@@ -77,7 +77,7 @@ def test_the_last_part_of_a_row_ends_with_it(graph: KernelGraph, seed: int, most
     """Nothing but the order of additions tells that a row was cut."""
     source = numbers(seed, graph.nodes, 4)
     _, _, tile = next(graph.tiles(Direction.OUT, graph.nodes))
-    found = sums.pull_tile(there(tile), source.to(DEVICE), segments=segments_of(tile, most))
+    found = sized(sums.pull_tile, there(tile), source.to(DEVICE), most=most)
     torch.testing.assert_close(found.cpu(), aggregate.pull_tile(tile, source), rtol=1e-12, atol=1e-12)
 
 
@@ -103,7 +103,7 @@ def test_edges_may_have_weights(graph: KernelGraph, seed: int, width: int, most:
     weight = numbers(seed + 1, tile.indices_E.numel())
     expected = aggregate.pull(source, tile.indices_E, tile.offsets_R1, weight)
     weighted = replace(there(tile), weight_E=weight.to(DEVICE))
-    found = sums.pull_tile(weighted, source.to(DEVICE), segments=segments_of(tile, most))
+    found = sized(sums.pull_tile, weighted, source.to(DEVICE), most=most)
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=1e-12)
 
 

@@ -20,7 +20,6 @@ from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import (
     EdgeFunction,
     Heads,
-    Reduction,
     TargetLayout,
     Upstream,
     pull_messages,
@@ -46,7 +45,6 @@ class Gated:
     """tanh(x_j) · x_i · w, a message of nobody's: both sides and a parameter take part."""
 
     weight: Tensor
-    reduction: Reduction = Reduction.SUM
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return torch.tanh(source_EW) * target_EV * self.weight, None
@@ -216,7 +214,7 @@ def pull(
 ) -> Pulled:
     function, scored = case.function, len(inputs.gradient)
     source, target, gradient = inputs.source.detach(), inputs.target.detach(), inputs.gradient
-    heads = Heads(range(HEADS), dropout) if function.reduction is Reduction.SOFTMAX else None
+    heads = Heads(range(HEADS), dropout) if not isinstance(function, (Gated, Gine)) else None
     edges = {
         direction: inputs.edges if inputs.edges is None else inputs.edges[graph.order(direction)]
         for direction in Direction
@@ -245,12 +243,12 @@ def pull(
             terms=case.terms(groups, loop_RK),
             heads=heads,
         )
-        above = upstream(function, gradient[rows], reduced.value_RO, reduced.kept)
+        above = upstream(gradient[rows], reduced.value_RO, reduced.kept)
         statistics = gradient[rows] if above.statistics is None else above.statistics
         return reduced.value_RO, above.gradient, statistics, gradient[rows] if loop_RK is None else loop_RK
 
     value, shared, statistics, loop_NK = by_tiles(graph.tiles(Direction.IN, height, scored), forward, workers=workers)
-    above = Upstream(shared, None if function.reduction is Reduction.SUM else statistics)
+    above = Upstream(shared, None if heads is None else statistics)
     packs = HEADS if heads is not None else 1
     sizes = (target.shape[1], WIDTH, 0 if above.statistics is None else above.statistics.shape[1])
     layout = TargetLayout(packs, *(columns // packs for columns in sizes), loop=loop_NK.shape[1] if loops else 0)
@@ -308,7 +306,7 @@ def test_output_and_gradients_are_pyg_s(
     graph = data.draw(graphs())
     scored = max(1, graph.nodes - unscored)
     inputs = make_inputs(case, graph, seed, scored)
-    drops = case.function.reduction is Reduction.SOFTMAX
+    drops = not isinstance(case.function, (Gated, Gine))
     dropout = EdgeDropout(p, 1, 2, 3) if p is not None and drops else None
     scale = None if dropout is None else scale_of_edges(dropout, with_loops(graph)[0], range(HEADS))
     out = case.expected(graph, inputs, scale).reshape(graph.nodes, WIDTH)[:scored]
@@ -353,7 +351,7 @@ def test_gradients_of_parameters_row_by_row(graph: KernelGraph, seed: int, drops
     ((rows, _, tile),) = graph.tiles(Direction.IN, graph.nodes)
     source, target = inputs.source.detach(), inputs.target.detach()
     reduced = pull_messages(case.function, tile, source_NW=source, target_RV=target[rows], columns=WIDTH, heads=heads)
-    above = upstream(case.function, inputs.gradient, reduced.value_RO, reduced.kept)
+    above = upstream(inputs.gradient, reduced.value_RO, reduced.kept)
     assert isinstance(case.function, Gatv2)
     att = case.function.att_HC.detach().expand(graph.nodes, HEADS, CHANNELS)
     brought = torch.cat((target.view(-1, HEADS, CHANNELS), att), dim=2).flatten(1)

@@ -8,7 +8,7 @@ bytes that must move at least, every matrix once, are told beside it.
 
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -98,22 +98,22 @@ def compare_sums(graph: PowerLaw, width: int, dtype_name: str, device: torch.dev
     x = torch.randn(graph.nodes, width, generator=generator, device=device).to(dtype)
     into, out = _tiles(graph)
 
-    def ours(tile: Any, segments: Any, shape: Any = None) -> Callable[[], Tensor]:
-        return lambda: pull_tile(tile, x, segments=segments, shape=shape)
+    def ours(tile: Any) -> Callable[[], Tensor]:
+        return lambda: pull_tile(tile, x)
 
     shape = shapes.measure(
         choice.choices(str(device)),
         choice.Case(choice.Kernel.SUM, width, x.itemsize),
-        lambda shape: seconds_of(device, ours(*into, shape)),
+        lambda _: seconds_of(device, ours(into)),
         rounds=rounds_on(device, shapes.ROUNDS),
     )
-    _check(x, graph, ours(*into)())
+    _check(x, graph, ours(into)())
     name, scatter = _scatter()
     found: dict[str, Any] = {"shape": asdict(shape), "pyg": name, "counted_bytes": _bytes(graph, x)}
     for direction, lists, ready in (("forward", graph.into, into), ("backward", graph.out, out)):
         csr, row_E = _csr(lists, dtype), lists.row_E
         ways = {
-            "ooc": ours(*ready),
+            "ooc": ours(ready),
             "torch.sparse CSR": lambda csr=csr: csr @ x,
             "PyG": lambda lists=lists, row_E=row_E: scatter(x, lists.indices_E, row_E),
         }
@@ -190,11 +190,11 @@ def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -
         chosen[kernel.value] = shapes.measure(
             choice.choices(str(device)),
             choice.Case(kernel, columns, 4),
-            lambda shape, call=call: seconds_of(device, lambda: call(shape)),
+            lambda _, call=call: seconds_of(device, call),
             rounds=rounds_on(device, shapes.ROUNDS),
         )
-    for name, (kernel, _, call, _) in calls.items():
-        ways[name] = lambda call=call, shape=chosen[kernel.value]: call(shape)
+    for name, (_, _, call, _) in calls.items():
+        ways[name] = call
     moved = {
         name: 4 * (graph.edges * (an_edge + 1) + graph.nodes * a_row) for name, (*_, (an_edge, a_row)) in calls.items()
     }
@@ -209,8 +209,8 @@ def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -
 Draw = Callable[..., Tensor]
 Numbers = tuple[int, int]
 """That a call moves of every edge, each fetched once, and of every row."""
-Calls = dict[str, tuple[Any, int, Callable[[Any], Any], Numbers]]
-"""By name: the kernel, columns that a program's shape goes by, the call with a shape, and what it moves."""
+Calls = dict[str, tuple[Any, int, Callable[[], Any], Numbers]]
+"""By name: the kernel, columns that a program's shape goes by, the call, and what it moves."""
 
 
 def _maxima(graph: PowerLaw, width: int, draw: Draw) -> Calls:
@@ -218,16 +218,16 @@ def _maxima(graph: PowerLaw, width: int, draw: Draw) -> Calls:
     from ooc.kernels.cuda import maximum
     from ooc.kernels.cuda.choice import Kernel
 
-    (into, cut_in), (out, cut_out) = _tiles(graph)
+    into, out = _tiles(graph)
     x, gradient = draw(graph.nodes, width), draw(graph.nodes, width)
 
-    def forward(shape: Any = None) -> Tensor:
-        return maximum.pull_maxima(into, x, keep=True, segments=cut_in, shape=shape)
+    def forward() -> Tensor:
+        return maximum.pull_maxima(into, x, keep=True)
 
     shares = between.upstream(gradient, forward())
 
-    def backward(shape: Any) -> Tensor:
-        return maximum.pull_sources(out, target_NK=shares, source_RW=x, segments=cut_out, shape=shape)
+    def backward() -> Tensor:
+        return maximum.pull_sources(out, target_NK=shares, source_RW=x)
 
     return {
         "maximum forward": (Kernel.MAXIMUM, width, forward, (width, 2 * width)),
@@ -240,17 +240,17 @@ def _attention(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
     from ooc.kernels.cuda.choice import Kernel
     from ooc.kernels.gat import GatHeads
 
-    (into, cut_in), (out, cut_out) = _tiles(graph)
+    into, out = _tiles(graph)
     layer = GatHeads(range(heads), 0.2)
     source, a_dst = draw(graph.nodes, width + heads), draw(graph.nodes, heads)
 
-    def forward(shape: Any = None) -> Tensor:
-        return gat.attend(layer, into, source_NS=source, a_dst_RG=a_dst, keep=True, segments=cut_in, shape=shape)
+    def forward() -> Tensor:
+        return gat.attend(layer, into, source_NS=source, a_dst_RG=a_dst, keep=True)
 
     target, _ = gat.upstream(draw(graph.nodes, width), forward(), a_dst)
 
-    def backward(shape: Any) -> Tensor:
-        return gat.pull_sources(layer, out, target_NS=target, source_RS=source, segments=cut_out, shape=shape)
+    def backward() -> Tensor:
+        return gat.pull_sources(layer, out, target_NS=target, source_RS=source)
 
     return {
         "attention forward": (Kernel.ATTEND, width // heads, forward, (width + heads, 2 * width + 3 * heads)),
@@ -268,41 +268,37 @@ def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
     from ooc.kernels.edge_function import Heads, TargetLayout
     from ooc.kernels.functions import Gatv2
 
-    (into, cut_in), (out, cut_out) = _tiles(graph)
+    into, out = _tiles(graph)
     layer, every, channels = Gatv2(draw(heads, width // heads), 0.2), Heads(range(heads)), width // heads
     source, target = draw(graph.nodes, width), draw(graph.nodes, width)
-    named: dict[str, Any] = {"heads": every, "segments": cut_in}
+    named: dict[str, Any] = {"heads": every}
 
-    def forward(shape: Any = None) -> Any:
-        return edge_function.pull_messages(
-            layer, into, source_NW=source, target_RV=target, columns=width, shape=shape, **named
-        )
+    def forward() -> Any:
+        return edge_function.pull_messages(layer, into, source_NW=source, target_RV=target, columns=width, **named)
 
     reduced = forward()
-    above = between.upstream(layer, draw(graph.nodes, width), reduced.value_RO, reduced.kept)
+    above = between.upstream(draw(graph.nodes, width), reduced.value_RO, reduced.kept)
     layout = TargetLayout(heads, channels, channels, 2)
     packed = layout.pack(target, above)
     del reduced
 
-    def sources(shape: Any) -> Any:
+    def sources() -> Any:
         return edge_function.pull_source_gradients(
             layer,
             out,
             source_RW=source,
             target_NP=packed,
             layout=layout,
-            shape=shape,
-            **named | {"segments": cut_out},
+            **named,
         )
 
-    def targets(shape: Any) -> Any:
+    def targets() -> Any:
         return edge_function.pull_target_gradients(
             layer,
             into,
             source_NW=source,
             target_RV=target,
             upstream_R=above,
-            shape=shape,
             **named,
         )
 
@@ -321,22 +317,20 @@ EDGE_FEATURES = 2
 
 def _gine(graph: PowerLaw, width: int, draw: Draw) -> Calls:
     """The gradients of GINEConv's sum: its forward is that of sources with ones for gradients."""
-    from dataclasses import replace
-
     from ooc.kernels.cuda import edge_function
     from ooc.kernels.cuda.choice import Kernel
     from ooc.kernels.edge_function import TargetLayout, Upstream
     from ooc.kernels.edge_terms import EdgeTerms
     from ooc.kernels.functions import Gine
 
-    (into, cut_in), (out, cut_out) = _tiles(graph)
+    into, out = _tiles(graph)
     features = draw(graph.edges, EDGE_FEATURES)
     into, out = replace(into, features_EK=features), replace(out, features_EK=features)
     source, above = draw(graph.nodes, width), draw(graph.nodes, width)
     terms = EdgeTerms(range(width), torch.float32, draw(EDGE_FEATURES, width))
     layout = TargetLayout(width, 0, 1, 0)
 
-    def forward(shape: Any) -> Any:
+    def forward() -> Any:
         return edge_function.pull_messages(
             Gine(),
             into,
@@ -344,11 +338,9 @@ def _gine(graph: PowerLaw, width: int, draw: Draw) -> Calls:
             target_RV=source[:, :0],
             columns=width,
             terms=terms,
-            segments=cut_in,
-            shape=shape,
         )
 
-    def sources(shape: Any) -> Any:
+    def sources() -> Any:
         return edge_function.pull_source_gradients(
             Gine(),
             out,
@@ -356,11 +348,9 @@ def _gine(graph: PowerLaw, width: int, draw: Draw) -> Calls:
             target_NP=above,
             layout=layout,
             terms=terms,
-            segments=cut_out,
-            shape=shape,
         )
 
-    def of_map(shape: Any) -> Any:
+    def of_map() -> Any:
         return edge_function.pull_target_gradients(
             Gine(),
             into,
@@ -369,8 +359,6 @@ def _gine(graph: PowerLaw, width: int, draw: Draw) -> Calls:
             upstream_R=Upstream(above, None),
             with_map=True,
             terms=terms,
-            segments=cut_in,
-            shape=shape,
         )
 
     an_edge = width + EDGE_FEATURES
@@ -390,10 +378,10 @@ def _masks(graph: PowerLaw, width: int, draw: Draw) -> dict[str, tuple[Callable[
     return {"masks of rows": (lambda: dropout.keep_mask(like, **drawn), graph.nodes * width)}
 
 
-def _tiles(graph: PowerLaw) -> list[tuple[Any, Any]]:
-    """All rows as one tile with its segments, in-edges and out-edges."""
+def _tiles(graph: PowerLaw) -> list[Any]:
+    """All rows as one tile with the parts of long ones, in-edges and out-edges."""
     from ooc.kernels.cuda.segments import cut
     from ooc.kernels.edges import TileEdges
 
     tiles = [TileEdges(lists.indices_E, lists.offsets_N1, 0, graph.nodes) for lists in (graph.into, graph.out)]
-    return [(tile, cut(tile)) for tile in tiles]
+    return [replace(tile, parts_P2=cut(tile).parts_P2) for tile in tiles]

@@ -40,6 +40,7 @@ def measure(choices: Choices, case: Case, seconds: Callable[[Shape], float], *, 
     for _ in range(rounds):
         for shape in list(taken):
             try:
+                choices.use(case, shape)
                 taken[shape].append(seconds(shape))
             except Exception as error:
                 refused = error

@@ -132,9 +132,13 @@ class Choices:
             known = self._asked[case] = self._shapes.get(case.key, case.usual)
         return known
 
+    def use(self, case: Case, shape: Shape) -> None:
+        """From now on."""
+        self._shapes[case.key] = self._asked[case] = shape
+
     def keep(self, case: Case, fastest: Shape) -> None:
         """From now on, on disk too."""
-        self._shapes[case.key] = self._asked[case] = fastest
+        self.use(case, fastest)
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             data = {key: asdict(shape) for key, shape in sorted(self._shapes.items())}

@@ -23,7 +23,6 @@ from ooc.kernels.cuda.launch import Pulling, ceil_div, of_dropout, rows_in_line,
 from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, message_segments, message_slots
 from ooc.kernels.cuda.programs.edge_gradients import message_sources, message_targets
 from ooc.kernels.cuda.programs.edge_sums import rectified_map, rectified_segments
-from ooc.kernels.cuda.segments import Segments
 from ooc.kernels.edge_function import EdgeFunction, Heads, Reduced, RowGradient, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import TileEdges
@@ -39,19 +38,17 @@ def pull_messages(
     columns: int,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-    segments: Segments | None = None,
-    shape: Shape | None = None,
 ) -> Reduced:
-    """Forward: targets pull sources over in-edges, O = ``columns``. ``segments``: the tile's, if it has been cut."""
+    """Forward: targets pull sources over in-edges, O = ``columns``."""
     source_NW, target_RV = rows_in_line(source_NW), target_RV.contiguous()
     value_RO = source_NW.new_empty(tile.rows, columns)
     if heads is None:
-        _rectify(tile, source_NW, source_NW, terms, value_RO, segments, shape, backward=False)
+        _rectify(tile, source_NW, source_NW, terms, value_RO, backward=False)
         return Reduced(value_RO, None)
     layer, made = _Attention.of(function, heads, columns // len(heads.heads)), Terms.of(terms, tile, target_RV)
     lse_RH = source_NW.new_empty(tile.rows, layer.heads, dtype=sums_dtype(source_NW.dtype))
     sizes = {"width": layer.channels, "slot": layer.heads * (layer.channels + 2), "across": layer.heads}
-    pulling = Pulling(Kernel.MESSAGES, tile, source_NW, value_RO, **sizes, segments=segments, shape=shape)
+    pulling = Pulling(Kernel.MESSAGES, tile, source_NW, value_RO, **sizes)
     operands = (target_RV, layer.vector(target_RV), *made.operands, lse_RH)
     constants = layer.constants(pulling.shape) | made.constants
     pulling.over_segments(message_segments, *operands, **constants)
@@ -68,19 +65,17 @@ def pull_source_gradients(
     layout: TargetLayout,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-    segments: Segments | None = None,
-    shape: Shape | None = None,
 ) -> RowGradient:
     """Backward over out-edges: the gradient of the tile's rows as sources; ``target_NP`` as ``layout`` packs it."""
     assert len(source_RW) == tile.rows, "a program reads every row's own"
     source_RW, target_NP = source_RW.contiguous(), rows_in_line(target_NP)
     out_RW = torch.empty_like(source_RW)
     if heads is None:
-        _rectify(tile, target_NP, source_RW, terms, out_RW, segments, shape, backward=True)
+        _rectify(tile, target_NP, source_RW, terms, out_RW, backward=True)
         return RowGradient(out_RW)
     layer, made = _Attention.of(function, heads, layout.message), Terms.of(terms, tile, source_RW)
     sizes = {"width": layer.channels, "slot": out_RW.shape[1], "across": layer.heads}
-    pulling = Pulling(Kernel.MESSAGE_SOURCES, tile, target_NP, out_RW, **sizes, segments=segments, shape=shape)
+    pulling = Pulling(Kernel.MESSAGE_SOURCES, tile, target_NP, out_RW, **sizes)
     constants = layer.constants(pulling.shape) | made.constants | {"PACKED": layout.columns // layout.groups}
     operands = (source_RW, layer.vector(source_RW), *made.operands)
     pulling.over_segments(message_sources, *operands, **constants)
@@ -98,27 +93,25 @@ def pull_target_gradients(
     with_map: bool = False,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-    segments: Segments | None = None,
-    shape: Shape | None = None,
 ) -> RowGradient:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and of the terms' map."""
     source_NW, target_RV = rows_in_line(source_NW), target_RV.contiguous()
     gradient_RO, statistics = upstream_R.gradient.contiguous(), upstream_R.statistics
     if heads is None:
         assert with_map
-        return RowGradient(target_RV, _rectified_map(tile, source_NW, gradient_RO, terms, segments, shape))
+        return RowGradient(target_RV, _rectified_map(tile, source_NW, gradient_RO, terms))
     assert statistics is not None
     layer = _Attention.of(function, heads, gradient_RO.shape[1] // len(heads.heads))
     made, result = Terms.of(terms, tile, target_RV), target_RV.shape[1] // layer.heads
     mapped = made.mapped if with_map else 0
     width = layer.heads * (result + mapped * layer.query)
     out = source_NW.new_empty(tile.rows, width)
-    shape = shape or shape_for(Kernel.MESSAGE_TARGETS, source_NW, layer.channels)
+    shape = shape_for(Kernel.MESSAGE_TARGETS, source_NW, layer.channels)
     constants = layer.constants(shape) | made.constants
     block = map_block(mapped, shape, constants["WIDE"])
     blocks = max(1, ceil_div(mapped, block))
     sizes = {"width": layer.channels, "slot": width, "across": layer.heads * blocks}
-    pulling = Pulling(Kernel.MESSAGE_TARGETS, tile, source_NW, out, **sizes, segments=segments, shape=shape)
+    pulling = Pulling(Kernel.MESSAGE_TARGETS, tile, source_NW, out, **sizes)
     constants |= {"RESULT": result, "MAPPED": mapped, "BLOCKS": blocks, "BLOCK": block}
     operands = (target_RV, gradient_RO, statistics.contiguous(), layer.vector(target_RV), *made.operands)
     pulling.over_segments(message_targets, *operands, **constants)
@@ -132,8 +125,6 @@ def _rectify(
     own_RW: Tensor,
     terms: EdgeTerms | None,
     out_RW: Tensor,
-    segments: Segments | None,
-    shape: Shape | None,
     *,
     backward: bool,
 ) -> None:
@@ -141,9 +132,7 @@ def _rectify(
     relu let their own x + t through."""
     assert terms is not None
     width, made = out_RW.shape[1], Terms.of(terms, tile, pulled_NW)
-    pulling = Pulling(
-        Kernel.RECTIFIED, tile, pulled_NW, out_RW, width=width, slot=width, segments=segments, shape=shape
-    )
+    pulling = Pulling(Kernel.RECTIFIED, tile, pulled_NW, out_RW, width=width, slot=width)
     constants = made.constants | {"BACKWARD": backward, "HAS_MAP": made.mapped > 0}
     first = (terms.groups.start,)
     operands = (own_RW, *made.operands)
@@ -151,22 +140,15 @@ def _rectify(
     pulling.add_sums()
 
 
-def _rectified_map(
-    tile: TileEdges,
-    source_NW: Tensor,
-    gradient_RW: Tensor,
-    terms: EdgeTerms | None,
-    segments: Segments | None,
-    shape: Shape | None,
-) -> Tensor:
+def _rectified_map(tile: TileEdges, source_NW: Tensor, gradient_RW: Tensor, terms: EdgeTerms | None) -> Tensor:
     """The gradient of GINE's map, row by row over in-edges [R, M]."""
     made, width = Terms.of(terms, tile, source_NW), source_NW.shape[1]
     out_RM = source_NW.new_empty(tile.rows, width * made.mapped)
-    shape = shape or shape_for(Kernel.RECTIFIED_MAP, source_NW)
+    shape = shape_for(Kernel.RECTIFIED_MAP, source_NW)
     block = map_block(made.mapped, shape, shape.columns)
     blocks, column_blocks = ceil_div(made.mapped, block), ceil_div(width, shape.columns)
     sizes = {"width": width, "slot": width * made.mapped, "across": blocks * column_blocks}
-    pulling = Pulling(Kernel.RECTIFIED_MAP, tile, source_NW, out_RM, **sizes, segments=segments, shape=shape)
+    pulling = Pulling(Kernel.RECTIFIED_MAP, tile, source_NW, out_RM, **sizes)
     constants = made.constants | {"WIDTH": width, "COLUMN_BLOCKS": column_blocks, "BLOCKS": blocks, "BLOCK": block}
     pulling.over_segments(rectified_map, gradient_RW, *made.operands, MAPPED=made.mapped, **constants)
     pulling.add_sums()

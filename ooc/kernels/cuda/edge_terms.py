@@ -13,7 +13,6 @@ from torch import Tensor
 from ooc.kernels.cuda import sums
 from ooc.kernels.cuda.choice import Shape, power_of_two
 from ooc.kernels.cuda.launch import rows_in_line
-from ooc.kernels.cuda.segments import cut
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.kernels.edges import TileEdges
 
@@ -65,10 +64,9 @@ def loop_features(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> T
         torch.arange(tile.start, tile.start + tile.rows, device=place), offsets.diff(), output_size=edges
     )
     is_other_E = (tile.indices_E != own_E).to(dtype)
-    own_edges = TileEdges(torch.arange(edges, device=place), offsets, tile.start, edges)
-    segments = cut(tile)
-    out_RK = sums.pull_tile(replace(own_edges, weight_E=is_other_E), features_EK, segments=segments)
+    own_edges = TileEdges(torch.arange(edges, device=place), offsets, tile.start, edges, parts_P2=tile.parts_P2)
+    out_RK = sums.pull_tile(replace(own_edges, weight_E=is_other_E), features_EK)
     if loops.filling is Filling.SUM:
         return out_RK
-    count_R1 = sums.pull_tile(own_edges, is_other_E[:, None], segments=segments)
+    count_R1 = sums.pull_tile(own_edges, is_other_E[:, None])
     return out_RK.div_(count_R1.clamp_(min=1))

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ooc.kernels.cuda.choice import Case, Kernel, Shape
+from ooc.kernels.cuda.choice import Case, Kernel
 from ooc.kernels.cuda.launch import (
     Pulling,
     accumulator,
@@ -30,23 +30,13 @@ from ooc.kernels.cuda.programs.gat import (
     sources_segments,
     sources_slots,
 )
-from ooc.kernels.cuda.segments import Segments
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns
 
 
-def attend(
-    gat: GatHeads,
-    tile: TileEdges,
-    *,
-    source_NS: Tensor,
-    a_dst_RG: Tensor,
-    keep: bool,
-    segments: Segments | None = None,
-    shape: Shape | None = None,
-) -> Tensor:
+def attend(gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Tensor, keep: bool) -> Tensor:
     """Forward: targets pull z and a_src over in-edges → Z [R, G·C]; with ``keep`` what the backward pass needs beside
-    it, [R, G·(2C+2)]. lse is 0 where a row has no edges. ``segments``: the tile's, if it has been cut before."""
+    it, [R, G·(2C+2)]. lse is 0 where a row has no edges."""
     assert len(a_dst_RG) == tile.rows, "a program reads the scalar of every row"
     source_NS, a_dst_RG = rows_in_line(source_NS), a_dst_RG.contiguous()
     groups = len(gat.groups)
@@ -54,7 +44,7 @@ def attend(
     dtype = sums_dtype(source_NS.dtype) if keep else source_NS.dtype
     out = source_NS.new_empty(tile.rows, groups * result_columns(channels, keep=keep), dtype=dtype)
     sizes = {"width": channels, "slot": groups * (2 * channels + 3), "across": groups}
-    pulling = Pulling(Kernel.ATTEND, tile, source_NS, out, **sizes, segments=segments, shape=shape)
+    pulling = Pulling(Kernel.ATTEND, tile, source_NS, out, **sizes)
     columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "KEEP": keep}
     pulling.over_segments(attend_segments, a_dst_RG, **_of_layer(gat), **columns)
     pulling.over_long_rows(attend_slots, **columns)
@@ -83,15 +73,7 @@ def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, 
     return out, da_dst_RG
 
 
-def pull_sources(
-    gat: GatHeads,
-    tile: TileEdges,
-    *,
-    target_NS: Tensor,
-    source_RS: Tensor,
-    segments: Segments | None = None,
-    shape: Shape | None = None,
-) -> Tensor:
+def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS: Tensor) -> Tensor:
     """Backward: sources pull dZ with its scalars over out-edges → dz of the messages and da_src [R, G·(C+1)], of the
     sources' type. Scalars of ``target_NS`` are read as they are: in a type narrower than float32, lse is too coarse.
     """
@@ -101,7 +83,7 @@ def pull_sources(
     channels = target_NS.shape[1] // groups - TARGET_SCALARS
     out = source_RS.new_empty(tile.rows, groups * (channels + SOURCE_SCALARS))
     sizes = {"width": channels, "slot": groups * (2 * channels + 1), "across": groups}
-    pulling = Pulling(Kernel.ATTEND_SOURCES, tile, target_NS, out, **sizes, segments=segments, shape=shape)
+    pulling = Pulling(Kernel.ATTEND_SOURCES, tile, target_NS, out, **sizes)
     columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "SOURCE_STRIDE": source_RS.stride(0)}
     pulling.over_segments(sources_segments, source_RS, **_of_layer(gat), **columns)
     pulling.over_long_rows(sources_slots, source_RS, **columns)

@@ -9,9 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ooc.errors import ModelError
-from ooc.kernels.cuda.choice import Case, Kernel, Shape, shape_for
+from ooc.kernels.cuda.choice import Case, Kernel, shape_for
 from ooc.kernels.cuda.programs.sums import sum_slots
-from ooc.kernels.cuda.segments import Segments, cut
+from ooc.kernels.cuda.segments import cut
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
 
@@ -81,8 +81,7 @@ class Pulling:
     (``across``), for the same segments.
 
     A program takes ``width`` columns, all of a head's, where their number is ``across``; otherwise blocks of columns.
-    Parts of long rows go to a workspace, ``slot`` numbers each in the summing type. ``segments``: the tile's, if it has
-    been cut before.
+    Parts of long rows go to a workspace, ``slot`` numbers each in the summing type.
     """
 
     def __init__(
@@ -95,12 +94,10 @@ class Pulling:
         width: int,
         slot: int,
         across: int | None = None,
-        segments: Segments | None = None,
-        shape: Shape | None = None,
     ) -> None:
         self._tile, self._matrix_NW, self._out = tile, matrix_NW, out
-        self._segments = segments or cut(tile)
-        self.shape = shape or shape_for(kernel, matrix_NW, width)
+        self._segments = cut(tile)
+        self.shape = shape_for(kernel, matrix_NW, width)
         self.across = ceil_div(width, self.shape.columns) if across is None else across
         self._workspace = matrix_NW.new_empty(self._segments.slots, slot, dtype=sums_dtype(matrix_NW.dtype))
 

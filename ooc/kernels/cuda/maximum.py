@@ -12,37 +12,27 @@ from typing import Any
 
 from torch import Tensor
 
-from ooc.kernels.cuda.choice import Kernel, Shape
+from ooc.kernels.cuda.choice import Kernel
 from ooc.kernels.cuda.launch import Pulling, rows_in_line, sums_dtype
 from ooc.kernels.cuda.programs.sums import maxima_segments, maxima_slots, shares_segments
-from ooc.kernels.cuda.segments import Segments
 from ooc.kernels.edges import TileEdges
 
 
-def pull_maxima(
-    tile: TileEdges, source_NW: Tensor, *, keep: bool, segments: Segments | None = None, shape: Shape | None = None
-) -> Tensor:
+def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
     """Forward: targets pull the largest value of every column over in-edges → [R, W]; with ``keep`` each with its
-    ties beside it, [R, W·2]. ``segments``: the tile's, if it has been cut before."""
+    ties beside it, [R, W·2]."""
     source_NW = rows_in_line(source_NW)
     width = source_NW.shape[1]
     dtype = sums_dtype(source_NW.dtype) if keep else source_NW.dtype
     out = source_NW.new_empty(tile.rows, 2 * width if keep else width, dtype=dtype)
-    pulling = Pulling(Kernel.MAXIMUM, tile, source_NW, out, width=width, slot=2 * width, segments=segments, shape=shape)
+    pulling = Pulling(Kernel.MAXIMUM, tile, source_NW, out, width=width, slot=2 * width)
     constants: dict[str, Any] = {"WIDTH": width, "BLOCKS": pulling.across, "KEEP": keep}
     pulling.over_segments(maxima_segments, **constants)
     pulling.over_long_rows(maxima_slots, **constants)
     return out
 
 
-def pull_sources(
-    tile: TileEdges,
-    *,
-    target_NK: Tensor,
-    source_RW: Tensor,
-    segments: Segments | None = None,
-    shape: Shape | None = None,
-) -> Tensor:
+def pull_sources(tile: TileEdges, *, target_NK: Tensor, source_RW: Tensor) -> Tensor:
     """Backward: sources pull the shares of the maxima they equal over out-edges → [R, W], of the sources' type.
 
     ``target_NK``: maximum and share of every column, as ``upstream`` gives them.
@@ -51,9 +41,7 @@ def pull_sources(
     target_NK, source_RW = rows_in_line(target_NK), rows_in_line(source_RW)
     width, stride = source_RW.shape[1], source_RW.stride(0)
     out_RW = source_RW.new_empty(tile.rows, width)
-    pulling = Pulling(
-        Kernel.MAXIMUM_SOURCES, tile, target_NK, out_RW, width=width, slot=width, segments=segments, shape=shape
-    )
+    pulling = Pulling(Kernel.MAXIMUM_SOURCES, tile, target_NK, out_RW, width=width, slot=width)
     pulling.over_segments(shares_segments, source_RW, WIDTH=width, BLOCKS=pulling.across, SOURCE_STRIDE=stride)
     pulling.add_sums()
     return out_RW

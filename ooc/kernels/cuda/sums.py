@@ -6,36 +6,27 @@ Shapes: N rows of the source, W width of the slab, R rows of the tile, E edges o
 
 from torch import Tensor
 
-from ooc.kernels.cuda.choice import Kernel, Shape
+from ooc.kernels.cuda.choice import Kernel
 from ooc.kernels.cuda.launch import Pulling, rows_in_line
 from ooc.kernels.cuda.programs.sums import sum_segments
-from ooc.kernels.cuda.segments import Segments
 from ooc.kernels.edges import SelfLoops, TileEdges
 
 
-def pull_tile(
-    tile: TileEdges,
-    source_NW: Tensor,
-    *,
-    has_loops: bool = True,
-    out: Tensor | None = None,
-    segments: Segments | None = None,
-    shape: Shape | None = None,
-) -> Tensor:
+def pull_tile(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, out: Tensor | None = None) -> Tensor:
     """The sum over every row's edges, by the tile's weights where it has them → [R, W].
 
     The result is of the source's type, summed in float32 (float64 where the source is) in the order of the list,
     rounded once. Indices outside 0 … N are not followed and add nothing: damage is to be found where lists are read.
     With self-loops, each row that the source has comes last among its own neighbours; those in its list do not count,
     and to know that ``has_loops`` is false would save nothing. ``out`` [R, W] gets the rows, if it is given and holds
-    them one right behind the other. ``segments``: the tile's, if it has been cut before; one cut serves all slabs.
+    them one right behind the other.
     """
     assert tile.weight_E is None or tile.self_loops is SelfLoops.AS_STORED, "an added self-loop has no weight"
     source_NW = rows_in_line(source_NW)
     width = source_NW.shape[1]
     fits = out is not None and out.is_contiguous() and out.dtype == source_NW.dtype
     out_RW = out if fits and out is not None else source_NW.new_empty(tile.rows, width)
-    pulling = Pulling(Kernel.SUM, tile, source_NW, out_RW, width=width, slot=width, segments=segments, shape=shape)
+    pulling = Pulling(Kernel.SUM, tile, source_NW, out_RW, width=width, slot=width)
     weight = tile.indices_E if tile.weight_E is None else tile.weight_E
     has_weight = tile.weight_E is not None
     pulling.over_segments(sum_segments, weight, WIDTH=width, BLOCKS=pulling.across, HAS_WEIGHT=has_weight)

@@ -106,15 +106,6 @@ class ProbeResult:
     itemsize: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """Rows, the whole graph, and where the in-edges of each row start."""
-
-    x_NC: Tensor
-    near: Neighbourhood
-    offsets_N1: Tensor
-
-
 def probe_layer(
     layer: Layer,
     module: nn.Module,
@@ -149,7 +140,8 @@ def probe_layer(
 
 
 class _Probe:
-    """A layer's copy in double precision, and the graph that it is tried on."""
+    """A layer's copy in double precision, and the graph that it is tried on: rows, all of the graph, and where the
+    in-edges of each row start."""
 
     def __init__(self, layer: Layer, module: nn.Module, columns: int, edge_features: int) -> None:
         self.layer = layer
@@ -158,12 +150,12 @@ class _Probe:
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.columns, self.edge_features = columns, edge_features
         self.generator = torch.Generator().manual_seed(1)
-        self.case = _small_case(layer, columns, edge_features, self.generator, loops=_LOOPS)
+        self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS)
         self.dropped: Sequence[Dropped] = ()
 
     def find_dropout(self) -> None:
         """Find what the layer drops entries from; refused where that is neither of nodes nor of edges."""
-        discovery = Discovery(self.case.near)
+        discovery = Discovery(self.near)
         self._whole(discovery)
         if discovery.other_shapes:
             shape = list(discovery.other_shapes[0])
@@ -176,17 +168,27 @@ class _Probe:
         """Masks for a run on ``near``, as good as any."""
         return InnerDropout(near, self.dropped, lambda call, p: EdgeDropout(p, 1, 1, call + 1), self.layer.where)
 
+    def _forward(self, near: Neighbourhood, x_SC: Tensor) -> Tensor:
+        with self._masked(near):
+            return self.layer.forward(self.module, x_SC, near)
+
+    def _backward(
+        self, near: Neighbourhood, x_SC: Tensor, gradient_RO: Tensor
+    ) -> tuple[Tensor | None, list[Tensor | None]]:
+        with self._masked(near):
+            return self.layer.backward(self.module, x_SC, near, gradient_RO, self.parameters, trains=True)
+
     def check_whole(self) -> int:
         """Columns of what it gives; refused where that is no matrix, or another one every time."""
-        layer, x_NC = self.layer, self.case.x_NC
+        layer, x_NC = self.layer, self.x_NC
         kept = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         torch.manual_seed(1)
         before = torch.random.get_rng_state()
-        first = self._whole(self._masked(self.case.near))
+        first = self._whole(self._masked(self.near))
         drawn = not torch.equal(before, torch.random.get_rng_state())
         if not isinstance(first, Tensor) or first.dim() != 2 or len(first) != len(x_NC) or first.dtype != x_NC.dtype:
             raise layer.refuse("it does not give one row of numbers a node")
-        if drawn or not _same(self._whole(self._masked(self.case.near)), first):
+        if drawn or not _same(self._whole(self._masked(self.near)), first):
             when = " in training" if self.training else ""
             raise layer.refuse(
                 f"it draws random numbers{when} other than by F.dropout, which could not be drawn again for the "
@@ -200,22 +202,20 @@ class _Probe:
     def check_own(self) -> None:
         """Refused where it uses parts of the layer that it is a copy of, as a function does that is kept with them: it
         would go by their mode, and their gradients would be lost."""
-        layer, case = self.layer, self.case
+        layer, near = self.layer, self.near
         originals = [parameter for parameter in layer.module.parameters() if parameter.requires_grad]
-        with self._masked(case.near):
-            expected = layer.forward(self.module, case.x_NC, case.near)
+        expected = self._forward(near, self.x_NC)
         modes = [(part, part.training) for part in layer.module.modules()]
         try:
             for part, training in modes:
                 part.training = not training
-            with self._masked(case.near):
-                result = layer.forward(self.module, case.x_NC, case.near)
+            result = self._forward(near, self.x_NC)
         finally:
             for part, training in modes:
                 part.training = training
-        with self._masked(case.near):
+        with self._masked(near):
             gradient_NO = torch.ones_like(expected)
-            _, found = layer.backward(self.module, case.x_NC, case.near, gradient_NO, originals, trains=False)
+            _, found = layer.backward(self.module, self.x_NC, near, gradient_NO, originals, trains=False)
         if not _same(result, expected) or any(gradient is not None for gradient in found):
             raise layer.refuse(
                 "a function that it keeps refers to the layer itself, and would in every thread's copy; use a method"
@@ -223,29 +223,22 @@ class _Probe:
 
     def check_order(self) -> None:
         """Refused where it matters in which order the edges into a node are given: a store has them in its own."""
-        near = self.case.near
+        near = self.near
         order_E = torch.randperm(near.edge_index_2E.shape[1], generator=self.generator)
         order_E = order_E[near.edge_index_2E[1, order_E].argsort(stable=True)]
         weight_E, features_EK = (None if v is None else v[order_E] for v in (near.weight_E, near.features_EK))
         other = Neighbourhood(0, near.rows, near.others_S, near.edge_index_2E[:, order_E], weight_E, features_EK)
         with Discovery(near):  # nothing is dropped: repeated edges are told apart by their order
-            result = self.layer.forward(self.module, self.case.x_NC, other)
-            expected = self.layer.forward(self.module, self.case.x_NC, near)
+            result = self.layer.forward(self.module, self.x_NC, other)
+            expected = self.layer.forward(self.module, self.x_NC, near)
         if not _same(result, expected):
             raise self.layer.refuse("what it gives depends on the order of edges, which a store does not keep")
 
     def operators(self, outputs: int) -> tuple[int, int]:
         """Of a run forward, and of one backward."""
-        layer, module, case, parameters = self.layer, self.module, self.case, self.parameters
-        gradient_NO = torch.ones(_NODES, outputs, dtype=case.x_NC.dtype)
-
-        def backward() -> object:
-            return layer.backward(module, case.x_NC, case.near, gradient_NO, parameters, trains=True)
-
-        with self._masked(case.near):
-            forward = Watch.of(lambda: layer.forward(module, case.x_NC, case.near)).operators
-        with self._masked(case.near):
-            return forward, Watch.of(backward).operators
+        gradient_NO = torch.ones(_NODES, outputs, dtype=self.x_NC.dtype)
+        forward = Watch.of(lambda: self._forward(self.near, self.x_NC))
+        return forward.operators, Watch.of(lambda: self._backward(self.near, self.x_NC, gradient_NO)).operators
 
     def check_tiles(self) -> set[int]:
         """Which parameters have no part in what it gives; refused where tile by tile it gives something else."""
@@ -259,24 +252,28 @@ class _Probe:
                 f"it fails on some rows with their in-neighbours, or without any: {reason}"
             ) from error
         if not agrees:
-            raise self._not_local()
+            raise self.layer.refuse(
+                "what it gives for a node depends on more than the node, its in-neighbours and the edges between them, "
+                "as it does with degrees of sources, the number of nodes, statistics over nodes, or several hops in "
+                "one layer"
+            )
         return unused
 
     def find_sums(self) -> tuple[CaughtSum, ...]:
         """What it adds up over edges."""
 
         def run(finding: Finding) -> None:
-            with self._masked(self.case.near), finding, torch.no_grad():
-                self.layer.run(self.module, self.case.x_NC, self.case.near)
+            with self._masked(self.near), finding, torch.no_grad():
+                self.layer.run(self.module, self.x_NC, self.near)
 
-        return levels_of(run, self.case.near)
+        return levels_of(run, self.near)
 
     def may_be_split(self, calls: Sequence[CaughtSum], *, differentiated: bool) -> bool:
         """Whether rows whose edges come in pieces get what they get as a whole, and so do all gradients where it is
         ``differentiated``, which takes most of the time."""
 
         def split(tile: TileEdges) -> SplitRow:
-            return SplitRow(self.layer, self.module, calls, self._masked, tile, _PIECE, self.case.x_NC)
+            return SplitRow(self.layer, self.module, calls, self._masked, tile, _PIECE, self.x_NC)
 
         def run(tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
             if len(tile.indices_E) <= _PIECE:
@@ -289,8 +286,7 @@ class _Probe:
         try:
             if differentiated:
                 return self._compared(1, run, every=_OF_ROWS)[0]
-            with self._masked(self.case.near):
-                values_NO = self.layer.forward(self.module, self.case.x_NC, self.case.near)
+            values_NO = self._forward(self.near, self.x_NC)
             tiles = [self._tile(start, 1) for start in range(0, _NODES, _OF_ROWS)]
             several = [tile for tile in tiles if len(tile.indices_E) > _PIECE]
             return all(_same(split(tile).forward(), values_NO[tile.start : tile.start + 1]) for tile in several)
@@ -302,14 +298,11 @@ class _Probe:
     ) -> tuple[bool, set[int]]:
         """Whether rows, ``run`` so many at a time, the first of ``every``, get what they get as a whole, and so do all
         gradients; and which parameters have none."""
-        case, layer = self.case, self.layer
-        with self._masked(case.near):
-            values_NO = layer.forward(self.module, case.x_NC, case.near)
+        values_NO = self._forward(self.near, self.x_NC)
         gradient_NO = torch.randn(values_NO.shape, generator=self.generator, dtype=values_NO.dtype)
         gradient_NO[torch.arange(_NODES) % every >= height] = 0
-        with self._masked(case.near):
-            whole = layer.backward(self.module, case.x_NC, case.near, gradient_NO, self.parameters, trains=True)
-        expected = [_or_zero(whole[0], case.x_NC), *map(_or_zero, whole[1], self.parameters)]
+        whole = self._backward(self.near, self.x_NC, gradient_NO)
+        expected = [_or_zero(whole[0], self.x_NC), *map(_or_zero, whole[1], self.parameters)]
         found = [torch.zeros_like(part) for part in expected]
         unused = {i for i, part in enumerate(whole[1]) if part is None}
         for start in range(0, _NODES, every):
@@ -328,26 +321,17 @@ class _Probe:
 
     def _run_tile(self, tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
         near = neighbourhood(tile, _NODES)
-        x_SC = near.gather(self.case.x_NC)
-        with self._masked(near):
-            rows_RO = self.layer.forward(self.module, x_SC, near)
-        with self._masked(near):
-            d_x, of_parameters = self.layer.backward(self.module, x_SC, near, gradient_RO, self.parameters, trains=True)
+        x_SC = near.gather(self.x_NC)
+        rows_RO = self._forward(near, x_SC)
+        d_x, of_parameters = self._backward(near, x_SC, gradient_RO)
         d_x = _or_zero(d_x, x_SC)
         return rows_RO, [(d_x[: near.rows], (near.others_S, d_x[near.rows :]), of_parameters)]
-
-    def _not_local(self) -> Exception:
-        return self.layer.refuse(
-            "what it gives for a node depends on more than the node, its in-neighbours and the edges between them, "
-            "as it does with degrees of sources, the number of nodes, statistics over nodes, or several hops in one "
-            "layer"
-        )
 
     @torch.no_grad()
     def change(self) -> None:
         """Other parameters, since one that is 0 hides what it multiplies, and a graph without self-loops, on which the
         two rows of an edge differ."""
-        self.case = _small_case(self.layer, self.columns, self.edge_features, self.generator, loops=0)
+        self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=0)
         for parameter in self.module.parameters():
             parameter.add_(
                 _PERTURBATION * torch.randn(parameter.shape, generator=self.generator, dtype=parameter.dtype)
@@ -372,7 +356,7 @@ class _Probe:
             rows = nodes // 2
             sources = torch.randint(0, nodes, (edges,), generator=generator)
             targets = torch.randint(0, 1 if skewed else rows, (edges,), generator=generator).sort().values
-            near = _graph(layer, torch.stack((sources, targets)), rows, self.edge_features, dtype, generator)
+            near = self._edges(torch.stack((sources, targets)), rows, dtype, generator)
             near = replace(near, others_S=torch.arange(rows, nodes))
             x_SC = torch.randn(nodes, self.columns, generator=generator, dtype=dtype)
             gradient_RO = torch.randn(rows, outputs, generator=generator, dtype=dtype)
@@ -409,17 +393,17 @@ class _Probe:
         """Whether it gives something else in the other mode, or fails there."""
         if self.dropped:
             return True
-        here = self.layer.forward(self.module, self.case.x_NC, self.case.near)
+        here = self.layer.forward(self.module, self.x_NC, self.near)
         self.module.train(not self.training)
         try:
-            return not _same(self.layer.forward(self.module, self.case.x_NC, self.case.near), here)
+            return not _same(self.layer.forward(self.module, self.x_NC, self.near), here)
         except Exception:
             return True
 
     def _whole(self, dropout: Discovery | InnerDropout) -> Tensor:
         try:
             with dropout, torch.no_grad():
-                result: Tensor = self.layer.run(self.module, self.case.x_NC, self.case.near)
+                result: Tensor = self.layer.run(self.module, self.x_NC, self.near)
         except ModelError:
             raise
         except Exception as error:
@@ -427,7 +411,7 @@ class _Probe:
         return result
 
     def _tile(self, start: int, rows: int) -> TileEdges:
-        near, offsets = self.case.near, self.case.offsets_N1
+        near, offsets = self.near, self.offsets_N1
         stop = min(start + rows, _NODES)
         edges = slice(int(offsets[start]), int(offsets[stop]))
         return TileEdges(
@@ -439,43 +423,35 @@ class _Probe:
             features_EK=None if near.features_EK is None else near.features_EK[edges],
         )
 
+    def _small_graph(self, *, loops: int) -> tuple[Tensor, Neighbourhood, Tensor]:
+        """One with so many self-loops, with repeated edges, rows without in-edges and a whole tile of them."""
+        generator = self.generator
+        sources = torch.randint(0, _NODES, (_EDGES,), generator=generator)
+        targets = torch.randint(0, _NODES - len(_WITHOUT_EDGES), (_EDGES,), generator=generator)
+        targets += len(_WITHOUT_EDGES) * (targets >= _WITHOUT_EDGES.start)
+        sources = torch.where(sources == targets, (sources + 1) % _NODES, sources)
+        sources[:loops] = targets[:loops]
+        again = slice(loops, loops + _REPEATS)
+        sources, targets = torch.cat((sources, sources[again])), torch.cat((targets, targets[again]))
+        order = (targets * _NODES + sources).argsort(stable=True)
+        near = self._edges(torch.stack((sources, targets))[:, order], _NODES, torch.float64, generator)
+        counts = torch.bincount(targets, minlength=_NODES)
+        offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+        return torch.randn(_NODES, self.columns, generator=generator, dtype=torch.float64), near, offsets
 
-def _small_case(layer: Layer, columns: int, edge_features: int, generator: torch.Generator, *, loops: int) -> _Case:
-    """A graph with so many self-loops, with repeated edges, rows without in-edges and a whole tile of them."""
-    sources = torch.randint(0, _NODES, (_EDGES,), generator=generator)
-    targets = torch.randint(0, _NODES - len(_WITHOUT_EDGES), (_EDGES,), generator=generator)
-    targets += len(_WITHOUT_EDGES) * (targets >= _WITHOUT_EDGES.start)
-    sources = torch.where(sources == targets, (sources + 1) % _NODES, sources)
-    sources[:loops] = targets[:loops]
-    again = slice(loops, loops + _REPEATS)
-    sources, targets = torch.cat((sources, sources[again])), torch.cat((targets, targets[again]))
-    order = (targets * _NODES + sources).argsort(stable=True)
-    near = _graph(layer, torch.stack((sources, targets))[:, order], _NODES, edge_features, torch.float64, generator)
-    counts = torch.bincount(targets, minlength=_NODES)
-    offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-    return _Case(torch.randn(_NODES, columns, generator=generator, dtype=torch.float64), near, offsets)
-
-
-def _graph(
-    layer: Layer,
-    edge_index: Tensor,
-    rows: int,
-    edge_features: int,
-    dtype: torch.dtype,
-    generator: torch.Generator,
-) -> Neighbourhood:
-    """Edges into the first ``rows`` nodes, with what they carry."""
-    edges = edge_index.shape[1]
-    weight = 0.1 + torch.rand(edges, generator=generator, dtype=dtype)
-    features = torch.randn(edges, edge_features, generator=generator, dtype=dtype)
-    return Neighbourhood(
-        0,
-        rows,
-        torch.empty(0, dtype=torch.int64),
-        edge_index,
-        weight if EdgeData.WEIGHT in layer.carried else None,
-        features if EdgeData.FEATURES in layer.carried else None,
-    )
+    def _edges(self, edge_index: Tensor, rows: int, dtype: torch.dtype, generator: torch.Generator) -> Neighbourhood:
+        """Edges into the first ``rows`` nodes, with what they carry."""
+        edges, carried = edge_index.shape[1], self.layer.carried
+        weight = 0.1 + torch.rand(edges, generator=generator, dtype=dtype)
+        features = torch.randn(edges, self.edge_features, generator=generator, dtype=dtype)
+        return Neighbourhood(
+            0,
+            rows,
+            torch.empty(0, dtype=torch.int64),
+            edge_index,
+            weight if EdgeData.WEIGHT in carried else None,
+            features if EdgeData.FEATURES in carried else None,
+        )
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:

@@ -273,8 +273,7 @@ class FunctionAttention(Attention, FunctionAggregate):
         assert target is not None
         kept_RHK = kept.view(len(kept), self.groups, -1)
         value, lse = kept_RHK[:, :, : self.result].reshape(len(kept), -1), kept_RHK[:, :, self.result]
-        every = range(self.groups)
-        above = edge_function.upstream(self.function(every), gradient, value, lse)
+        above = edge_function.upstream(gradient, value, lse)
         layout = self._layout(self.groups)
         loop_RK = kept_RHK[:, 0, self.result + 1 :] if layout.loop else None
         return layout.pack(target, above, loop_RK), None

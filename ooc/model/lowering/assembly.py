@@ -2,7 +2,7 @@
 """Putting a network of values together: shapes found by trying, functions of rows proven to be such."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -34,31 +34,33 @@ _PROBE_ROWS = 4
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a network is made for. ``sum_first(i, hops, weight, once)``: whether the i-th product with a weight comes
-    after its aggregation, which could be computed once; ``edge_data``: what edges carry for the model, so many
+    """What a network is made for. ``aggregate_once``: whether what is aggregated from constant features may be computed
+    once; ``sum_first(i, hops, weight, once)``: whether the i-th product with a weight comes after its aggregation,
+    which could be computed once; ``edge_data``: what edges carry that has to have a part in the result, so many
     features; ``training``: with dropout and the statistics of these rows; ``product``: how rows and weights are
     multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them; ``traced``: what a
     module was found to call, by the module, what it was called for, and ``training``. The settings of one model share
     both. ``feature_entries_per_row``: where features come without their zeros, how many numbers have a row left on
-    average; they are multiplied so with ``sparse_products``. ``most_edges``: into a row."""
+    average; they are multiplied so with ``sparse_products``. ``most_edges``: into a row, asked where there are opaque
+    layers. ``lower`` has an answer of its own for type, order and mode."""
 
     num_nodes: int
     num_features: int
-    dtype: torch.dtype
     aggregate_once: bool
     input_dropout: float
-    edge_data: frozenset[EdgeData]
-    num_edge_features: int
-    sum_first: Callable[[int, int, nn.Parameter, bool], bool]
-    training: bool
-    probed: list[tuple[Any, Any]]
-    traced: dict[Hashable, Any]
+    edge_data: frozenset[EdgeData] = frozenset()
+    num_edge_features: int = 0
     product: Products = IN_FULL
     feature_entries_per_row: float | None = None
     sparse_products: bool = True
     most_edges: Callable[[], float] = lambda: inf
+    dtype: torch.dtype = torch.float32
+    sum_first: Callable[[int, int, nn.Parameter, bool], bool] = lambda *question: True
+    training: bool = True
+    probed: list[tuple[Any, Any]] = field(default_factory=list)
+    traced: dict[Hashable, Any] = field(default_factory=dict)
 
 
 class Assembly:

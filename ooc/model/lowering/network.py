@@ -7,7 +7,6 @@ Parameters are shared with the user's model, not copied. What cannot be run exac
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
-from math import inf
 from types import FunctionType
 from typing import Any
 
@@ -151,33 +150,17 @@ class Network:
 
 
 def lower(
-    model: nn.Module,
-    *,
-    num_features: int,
-    num_classes: int,
-    input_dropout: float,
-    aggregate_once: bool,
-    active: Callable[[int], ActiveRows],
-    edges_per_row: float,
-    edge_data: frozenset[EdgeData] = frozenset(),
-    product: Products = IN_FULL,
-    num_edge_features: int = 0,
-    feature_entries_per_row: float | None = None,
-    sparse_products: bool = True,
-    most_edges: Callable[[], float] = lambda: inf,
+    model: nn.Module, setting: Setting, *, num_classes: int, active: Callable[[int], ActiveRows], edges_per_row: float
 ) -> Network:
     """The values of ``model``; ModelError names what cannot be run exactly.
 
-    ``aggregate_once``: whether what is aggregated from constant features may be computed once. ``active`` gives the
-    rows to be computed for a network of so many layers; with ``edges_per_row`` they decide the order of product and
-    sum in each layer. ``edge_data`` is what edges carry that has to have a part in the result, among it so
-    many features. ``product`` multiplies rows and weights. ``feature_entries_per_row``, ``sparse_products`` and
-    ``most_edges``, which is asked where there are opaque layers, are the setting's.
+    ``active`` gives the rows to be computed for a network of so many layers; with ``edges_per_row`` they decide the
+    order of product and sum in each layer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    _check(model, num_features)
-    if not 0 <= input_dropout < 1:
-        raise ModelError(f"input_dropout must be at least 0 and below 1, not {input_dropout}")
+    _check(model, setting.num_features)
+    if not 0 <= setting.input_dropout < 1:
+        raise ModelError(f"input_dropout must be at least 0 and below 1, not {setting.input_dropout}")
 
     asked: list[tuple[int, int, nn.Parameter, bool]] = []
 
@@ -185,25 +168,9 @@ def lower(
         asked.append(question)
         return True
 
-    setting = Setting(
-        num_nodes=active(0).nodes,
-        num_features=num_features,
-        dtype=parameters[0].dtype,
-        aggregate_once=aggregate_once,
-        input_dropout=input_dropout,
-        edge_data=edge_data,
-        num_edge_features=num_edge_features,
-        sum_first=every_sum_first,
-        training=True,
-        product=product,
-        probed=[],
-        traced={},
-        feature_entries_per_row=feature_entries_per_row,
-        sparse_products=sparse_products,
-        most_edges=most_edges,
-    )
+    setting = replace(setting, dtype=parameters[0].dtype, sum_first=every_sum_first)
     draft, output = _assembled(model, setting)
-    _check_edge_data(model, edge_data - draft.edge_data)
+    _check_edge_data(model, setting.edge_data - draft.edge_data)
     distances = hops(output)
     longest = max((h for h in distances.values() if h < EVERYWHERE), default=0)
     rows = active(longest)
@@ -248,13 +215,13 @@ def lower(
         training=training,
         evaluation=evaluation,
         scalings=tuple(dict.fromkeys(v.scaling for v in aggregates if not isinstance(v, EdgeAggregate))),
-        dtype=parameters[0].dtype,
+        dtype=setting.dtype,
         parameters=[parameter for parameter in parameters if id(parameter) in taking_part],
         idle=[parameter for parameter in parameters if id(parameter) not in taking_part],
         cut_off=[parameter for parameter in parameters if id(parameter) in cut_off & taking_part],
         embeddings=evaluated.convolved[1:],
         hops=longest,
-        product=product,
+        product=setting.product,
     )
 
 

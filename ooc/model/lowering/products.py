@@ -34,13 +34,10 @@ class Products:
         """The right factor that ``make`` gives, as it is multiplied; ``owner`` tells it from all others."""
         if self.dtype is None:
             return make()
-        found = self._weights.get(owner)
-        if found is None:
-            with self._rounding:  # so that threads do not each make one
-                found = self._weights.get(owner)
-                if found is None:
-                    found = self._weights[owner] = make().to(self.dtype).contiguous()
-        return found
+        with self._rounding:  # so that threads do not each make one
+            if owner not in self._weights:
+                self._weights[owner] = make().to(self.dtype).contiguous()
+            return self._weights[owner]
 
     def forget_weights(self) -> None:
         """Weights may have changed."""

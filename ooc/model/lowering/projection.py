@@ -137,14 +137,12 @@ class Made:
 
     def values(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias, without a gradient. On any thread."""
-        found = self._values
-        if found is None:
-            with self._making, torch.no_grad():  # so that threads do not each make one
-                found = self._values
-                if found is None:
+        with self._making:  # so that threads do not each make one
+            if self._values is None:
+                with torch.no_grad():
                     weight, bias = self._weights()
-                    found = self._values = weight.detach(), None if bias is None else bias.detach()
-        return found
+                self._values = weight.detach(), None if bias is None else bias.detach()
+            return self._values
 
     def forget(self) -> None:
         """Parameters may have changed."""
@@ -154,7 +152,8 @@ class Made:
         """What a tile adds, with what it is to be added to."""
         made = self._sums or self._weights()
         pairs = [(made[0], weight), (made[1], bias)]
-        return [(sums, part) for sums, part in pairs if sums is not None and part is not None and _is_summed(sums)]
+        pairs = [(sums, part) for sums, part in pairs if not isinstance(sums, nn.Parameter) or sums.requires_grad]
+        return [(sums, part) for sums, part in pairs if sums is not None and part is not None]
 
     def begin(self) -> None:
         """No tile has added anything."""
@@ -182,10 +181,6 @@ class _Sum:
     """Of what is made."""
 
     grad: Tensor | None = None
-
-
-def _is_summed(made: Summed) -> bool:
-    return not isinstance(made, nn.Parameter) or made.requires_grad
 
 
 def through_weights(

@@ -40,9 +40,9 @@ _NOT_THE_MODEL = tuple(str(Path(file).parent) + os.sep for file in (torch.__file
 
 
 class Calls:
-    """The calls of ``module``, in order, as ``nodes``. ``name``: of the module, for refusals. ``training``: gradients
-    will be wanted. ``inputs``: what it can be tried on. ``cut_off``: parameters that are to be trained and were found
-    to get no gradient, be it that ``detach`` lies between them and the result."""
+    """The calls of ``module``, in order, as ``nodes``, inputs first. ``name``: of the module, for refusals.
+    ``training``: gradients will be wanted. ``inputs``: what it can be tried on. ``cut_off``: parameters that are to be
+    trained and were found to get no gradient, be it that ``detach`` lies between them and the result."""
 
     def __init__(self, module: nn.Module, name: str, inputs: Sequence[Tensor], *, training: bool) -> None:
         self._module = module
@@ -52,6 +52,7 @@ class Calls:
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
             drawn = _random_states()
             self._graph = tracer.trace(module)
+            self.nodes = list(self._graph.nodes)
             constants = {name: value for name, value in vars(module).items() if name.startswith(_CONSTANT)}
             if not _alike(drawn, _random_states()):
                 raise self._refuse("it draws random numbers other than by dropout")
@@ -63,11 +64,6 @@ class Calls:
             self._check_gradients(tracer.without_gradients)
         self._check_results(inputs, training=training)
 
-    @property
-    def nodes(self) -> Iterator[fx.Node]:
-        """Inputs first, the output last."""
-        return iter(self._graph.nodes)
-
     def _refuse(self, why: str) -> ModelError:
         return ModelError(f"model {self._name} is not supported: {why}")
 
@@ -77,7 +73,7 @@ class Calls:
             for kept in node.all_input_nodes:
                 if kept.graph is not again:
                     raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
-        if list(map(_kind, again.nodes)) != list(map(_kind, self._graph.nodes)):
+        if list(map(_kind, again.nodes)) != list(map(_kind, self.nodes)):
             raise self._refuse("it calls other layers each time")
 
     @contextmanager
@@ -93,7 +89,7 @@ class Calls:
     def _check_gradients(self, without: set[fx.Node]) -> None:
         """Refuse what is called with gradients off although it has some; what has none is the same with them on."""
         modules, trained = dict(self._module.named_modules()), set[fx.Node]()
-        for node in self._graph.nodes:
+        for node in self.nodes:
             own: list[Any] = []
             if node.op == "call_module":
                 own = list(modules[str(node.target)].parameters())

@@ -344,14 +344,8 @@ class _Interpreter:
                     raise ModelError(f"the attribute {rest[0]} of a matrix of rows is not supported")
                 return fixed[rest[0]]
         if isinstance(first, Parts) and target in (operator.getitem, getattr):
-            key = rest[0]
-            function = first.function
-            pick = (
-                (lambda *t: function(*t)[key])
-                if target is operator.getitem
-                else (lambda *t: getattr(function(*t), key))
-            )
-            return self._assembly.rowwise(first.name, pick, first.inputs, first.parameters)
+            of, key = first.function, rest[0]
+            return self._assembly.rowwise(first.name, lambda *t: target(of(*t), key), first.inputs, first.parameters)
         return None
 
     def _apply(self, name: str, target: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -173,6 +173,19 @@ class Program:
         widths = [columns[name] for name in (*names, *stores) if name != self.context.sparse]
         if pull is not None:
             widths += [columns[name] for name in (pull.source, pull.output, *pull.own)]
+
+        # What is loaded is read once, what is stored read and written; what is pulled or stored to be pulled is scaled
+        # by rows, and gradients that several values give are added up.
+        values = sum(columns[name] for name in names if name != self.context.sparse) + 2 * sum(stores.values())
+        if pull is not None and isinstance(kernel, Scaling):
+            values += (2 * kernel.row_scalings + 3 * (kernel.loop_weight is not None)) * columns[pull.source]
+        if scoring:
+            values += 2 * _SCORING_COPIES * self.schedule.output.columns
+        reaching, users = self.context.active.training_rows, self.schedule.users
+        work = [Work(0, values, 2 * (len(names) + len(stores)) + scoring)]
+        work += [_forward_work(v).spread(reaching(recipe.reach.get(v, EVERYWHERE)), rows) for v in recipe.order]
+        work += [_backward_work(v).spread(reaching(self.schedule.reach(v)), rows) for v in differentiated]
+        work += [Work(0, 3 * v.columns * (len(users[v]) - 1)) for v in differentiated if len(users[v]) > 1]
         spec = self.spec(
             title,
             rows,
@@ -181,38 +194,9 @@ class Program:
             stores=tuple(stores),
             reverse=reverse,
             temporary_columns=sum(temporaries) + sum(widths),
-            work=self._work(recipe, pull, kernel, names, tuple(stores), differentiated, rows=rows, scoring=scoring),
+            work=sum(work, NO_WORK),
         )
         return Step(spec, compute, kernel)
-
-    def _work(
-        self,
-        recipe: Recipe,
-        pull: Pull | None,
-        kernel: Kernel | Scaling,
-        loads: Collection[str],
-        stores: Collection[str],
-        differentiated: Sequence[Value],
-        *,
-        rows: int,
-        scoring: int,
-    ) -> Work:
-        """Of one row. What is loaded is read once, what is stored read and written; what is pulled or stored to be
-        pulled is scaled by rows, and gradients that several values give are added up."""
-        columns = self.context.columns
-        values = sum(columns[name] for name in loads if name != self.context.sparse)
-        values += 2 * sum(columns[name] for name in stores)
-        if pull is not None and isinstance(kernel, Scaling):
-            values += (2 * kernel.row_scalings + 3 * (kernel.loop_weight is not None)) * columns[pull.source]
-        operators = 2 * (len(loads) + len(stores)) + scoring
-        if scoring:
-            values += 2 * _SCORING_COPIES * self.schedule.output.columns
-        reaching = self.context.active.training_rows
-        parts = [Work(0, values, operators)]
-        parts += [_forward_work(v).spread(reaching(recipe.reach.get(v, EVERYWHERE)), rows) for v in recipe.order]
-        parts += [_backward_work(v).spread(reaching(self.schedule.reach(v)), rows) for v in differentiated]
-        shared = [v for v in differentiated if len(self.schedule.users[v]) > 1]
-        return sum([*parts, *(Work(0, 3 * v.columns * (len(self.schedule.users[v]) - 1)) for v in shared)], NO_WORK)
 
     def spec(
         self,

@@ -152,13 +152,10 @@ class Schedule:
         """The values of ``stage`` that autograd differentiates, and which its backward therefore has to compute."""
         return [v for v in self.backward_of(stage) if isinstance(v, (Rowwise, Normalized))]
 
-    def backward_recipe(self, stage: int) -> Recipe:
-        """How to have what the backward of ``stage`` needs, for the rows that need it."""
-        return self._backward_recipe(stage, self.backward_needs(stage))
-
-    def _backward_recipe(self, stage: int, needs: Mapping[Value, int]) -> Recipe:
+    def backward_recipe(self, stage: int, needs: Mapping[Value, int] | None = None) -> Recipe:
+        """How to have what the backward of ``stage`` needs, or ``needs`` of that, for the rows that need it."""
         recorded = self.recorded(stage)
-        targets = dict(needs)
+        targets = dict(self.backward_needs(stage) if needs is None else needs)
         for value in recorded:
             targets[value] = max(self.reach(value), targets.get(value, 0))
         recipe = self.recipe(targets, forced=recorded)
@@ -230,15 +227,14 @@ class Schedule:
                 continue
             if value is available or (isinstance(value, Aggregate) and not value.once and value not in self.kept):
                 pulled = True
-            elif is_constant(value) or self._is_there(value, stage, forced):
+            elif is_constant(value) or (
+                value in self.kept and value not in forced and (stage is None or self.stage[value] < stage)
+            ):
                 leaves.add(value)
             else:
                 order.add(value)
                 waiting.extend(value.inputs)
         return Recipe(in_order(leaves), in_order(order), pulled)
-
-    def _is_there(self, value: Value, stage: int | None, forced: Sequence[Value]) -> bool:
-        return value in self.kept and value not in forced and (stage is None or self.stage[value] < stage)
 
     def _choose(self, stage: int, training: bool) -> None:
         """Decide what of ``stage`` is kept."""
@@ -259,7 +255,7 @@ class Schedule:
     def _keep_signs(self, stage: int) -> None:
         """Keep the signs that the backward of ``stage`` needs of rows that it would not have at hand anyway."""
         needs = self._needs(stage)
-        recipe = self._backward_recipe(stage, _furthest(need for need in needs if not isinstance(need[0], Signs)))
+        recipe = self.backward_recipe(stage, _furthest(need for need in needs if not isinstance(need[0], Signs)))
         at_hand = {*recipe.leaves, *recipe.order}
         for need, reach in needs:
             if isinstance(need, Signs) and (need.source not in at_hand or recipe.reach[need.source] < reach):

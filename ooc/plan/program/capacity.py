@@ -82,7 +82,7 @@ class Capacity:
         """Frames of that arena: all that the budgets allow, but no more than there can ever be blocks for."""
         most = blocks_in(layout, self.workload)
         most += max((r.stop for regions in layout.regions.values() for r in regions), default=0)
-        busiest = max((at_once for _, at_once in _at_once(layout, self.workload)), default=0)
+        busiest = max((blocks for _, blocks, _ in _frames_by_pass(layout, self.workload)), default=0)
         most += busiest + ahead_frames(busiest)
         return min(most, self.arena_bytes(layout) // layout.frame_bytes)
 
@@ -191,13 +191,6 @@ def blocks_in(layout: Layout, workload: Workload) -> int:
     count = sum(m.grid.blocks * m.grid.slabs for m in layout.matrices.values() if m.in_frames)
     edges = ((t.edges, array) for t in workload.topologies.values() for array in t.arrays.values())
     return count + sum(number * array.edge_bytes // layout.frame_bytes + 1 for number, array in edges)
-
-
-def _at_once(layout: Layout, workload: Workload) -> list[tuple[Pass, int]]:
-    """Every pass, and the frames in use at once while it is computed."""
-    return [
-        (item, blocks_at_once(item, layout, workload, passes)) for passes in layout.programs.values() for item in passes
-    ]
 
 
 def budget_of(nbytes: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from itertools import zip_longest
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 
@@ -134,49 +134,25 @@ def stretches(events: Iterable[Event], shortest_s: float, longest_s: float) -> I
 def trace(*timelines: Timeline, names: Sequence[str] = ()) -> dict[str, Any]:
     """Each a process, called by ``names`` or its program, with a thread for passes, one a resource, and memory as
     counters; by time, after the names."""
-    processes = [
-        _Process(number, timeline, name)
-        for number, (timeline, name) in enumerate(zip_longest(timelines, names, fillvalue=""), start=1)
-        if isinstance(timeline, Timeline)
-    ]
-    named = [event for process in processes for event in process.named()]
-    timed = sorted((event for process in processes for event in process.timed()), key=lambda event: event["ts"])
-    return {"traceEvents": [*named, *timed], "displayTimeUnit": "ms"}
+    threads = {resource: number for number, resource in enumerate(Resource, start=1)}
+    found: list[dict[str, Any]] = []
+    for pid, (timeline, name) in enumerate(zip(timelines, chain(names, repeat("")), strict=False), start=1):
 
+        def add(called: str, kind: str, thread: int, args: dict[str, Any], pid: int = pid, **times: float) -> None:
+            found.append({"name": called, "ph": kind, "pid": pid, "tid": thread, **times, "args": args})
 
-class _Process:
-    """A timeline as events of process ``pid``."""
-
-    def __init__(self, pid: int, timeline: Timeline, name: str) -> None:
-        self.pid, self.timeline = pid, timeline
-        self.name = name or f"ooc {timeline.program}"
-        self.threads = {resource: number for number, resource in enumerate(Resource, start=1)}
-
-    def named(self) -> Iterator[dict[str, Any]]:
-        yield self._named("process_name", 0, self.name)
-        yield self._named("thread_name", 0, "passes")
-        for resource in self.timeline.busy_s:
-            yield self._named("thread_name", self.threads[resource], resource.value)
-
-    def timed(self) -> Iterator[dict[str, Any]]:
-        timeline = self.timeline
+        add("process_name", "M", 0, {"name": name or f"ooc {timeline.program}"})
+        add("thread_name", "M", 0, {"name": "passes"})
+        for resource in timeline.busy_s:
+            add("thread_name", "M", threads[resource], {"name": resource.value})
         for item in timeline.passes:
-            extra = {"waited_s": item.waited_s, "bound": item.bound.value}
-            yield self._complete(item.title, 0, item.start_s, item.end_s, extra)
+            args = {"waited_s": item.waited_s, "bound": item.bound.value}
+            add(item.title, "X", 0, args, ts=item.start_s * 1e6, dur=(item.end_s - item.start_s) * 1e6)
         titles = {item.at: item.title for item in timeline.passes}
         for event in timeline.events:
-            extra = {"bytes": event.nbytes} if event.nbytes else {}
-            thread = self.threads[event.resource]
-            yield self._complete(titles.get(event.at, ""), thread, event.start_s, event.end_s, extra)
+            args, dur = {"bytes": event.nbytes} if event.nbytes else {}, (event.end_s - event.start_s) * 1e6
+            add(titles.get(event.at, ""), "X", threads[event.resource], args, ts=event.start_s * 1e6, dur=dur)
         for use in timeline.memory:
             for time_s, nbytes in use.samples:
-                yield self._event(use.tier, "C", 0, ts=time_s * 1e6, args={"bytes": nbytes})
-
-    def _named(self, kind: str, thread: int, name: str) -> dict[str, Any]:
-        return self._event(kind, "M", thread, args={"name": name})
-
-    def _complete(self, name: str, thread: int, start_s: float, end_s: float, args: dict[str, Any]) -> dict[str, Any]:
-        return self._event(name, "X", thread, ts=start_s * 1e6, dur=(end_s - start_s) * 1e6, args=args)
-
-    def _event(self, name: str, kind: str, thread: int, **more: Any) -> dict[str, Any]:
-        return {"name": name, "ph": kind, "pid": self.pid, "tid": thread, **more}
+                add(use.tier, "C", 0, {"bytes": nbytes}, ts=time_s * 1e6)
+    return {"traceEvents": sorted(found, key=lambda event: event.get("ts", -1.0)), "displayTimeUnit": "ms"}

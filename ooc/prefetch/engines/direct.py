@@ -58,7 +58,6 @@ class DirectEngine(ThreadEngine):
         self.how = f"io_submit, up to {depth} requests at once"
 
     def close(self) -> None:
-        """See Engine."""
         if self._queued is not None:
             self._queued.close()
         super().close()

@@ -119,12 +119,10 @@ class KvikioCalls(SystemCalls):
         self._kvikio.defaults.set({"num_threads": _THREADS, "task_size": _TASK_BYTES, "auto_direct_io_read": True})
 
     def read_at(self, descriptor: int, memory: Any, offset: int) -> int:
-        """See SystemCalls."""
         with self._registered(descriptor, "r") as file:
             return _result(file.pread, memory, offset)
 
     def write_at(self, descriptor: int, memory: Any, offset: int) -> int:
-        """See SystemCalls."""
         with self._registered(descriptor, "r+") as file:
             return _result(file.pwrite, memory, offset)
 

@@ -6,11 +6,11 @@ Every engine comes back to it for what it cannot do itself, so this is also wher
 
 import ctypes
 import os
-import threading
 from bisect import bisect_right
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from errno import EINVAL
-from queue import SimpleQueue
+from functools import partial
 from typing import cast
 
 from ooc.prefetch.arena import Bytes
@@ -79,52 +79,25 @@ class Lane:
     """Threads that move one piece at a time each, in the order they were given. Threads start with the first piece."""
 
     def __init__(self, *, threads: int, name: str, calls: SystemCalls, direct: bool, counters: Counters) -> None:
-        self._calls = calls
-        self._direct = direct
-        self._counters = counters
-        self._queue: SimpleQueue[Piece | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._names = [f"{name}-{number}" for number in range(threads)]
-        self._lock = threading.Lock()
-        self._closed = False
+        self._move = partial(move, calls=calls, direct=direct, counters=counters)
+        self._threads = ThreadPoolExecutor(threads, name)
 
     def submit(self, pieces: Sequence[Piece]) -> None:
         """Move ``pieces`` soon; after ``close`` they fail at once."""
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                for _ in range(min(len(pieces), len(self._names) - len(self._threads))):
-                    self._start_thread()
-                for piece in pieces:
-                    self._queue.put(piece)
-        if closed:
-            for piece in pieces:
+        for piece in pieces:
+            try:
+                self._threads.submit(self._move, piece).add_done_callback(partial(_fail_cancelled, piece))
+            except RuntimeError:  # what a pool that is shut down raises
                 piece.fail(_CLOSED)
 
     def close(self) -> None:
         """Fail what has not begun, finish what has, end the threads."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            while not self._queue.empty():
-                waiting = self._queue.get()
-                if waiting is not None:
-                    waiting.fail(_CLOSED)
-            for _ in self._threads:
-                self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._threads.shutdown(cancel_futures=True)
 
-    def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._run, name=self._names[len(self._threads)], daemon=True)
-        thread.start()
-        self._threads.append(thread)
 
-    def _run(self) -> None:
-        while (piece := self._queue.get()) is not None:
-            move(piece, calls=self._calls, direct=self._direct, counters=self._counters)
-            del piece  # or the last buffer would stay alive while the thread waits
+def _fail_cancelled(piece: Piece, moved: Future[None]) -> None:
+    if moved.cancelled():
+        piece.fail(_CLOSED)
 
 
 def move(piece: Piece, *, calls: SystemCalls, direct: bool, counters: Counters) -> None:
@@ -190,15 +163,18 @@ class ThreadEngine(Engine):
         self._bulk = Lane(threads=bulk_threads, name="ooc-bulk", calls=calls, direct=direct, counters=self.counters)
 
     def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
-        """See Engine."""
-        return self._submit(Call(spans, into, writing=False), bulk=bulk)
+        ticket = self._submit(Call(spans, into, writing=False), bulk=bulk)
+        if self.watch is not None:
+            self.watch(spans, False, ticket)
+        return ticket
 
     def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
-        """See Engine."""
-        return self._submit(Call(spans, source, writing=True), bulk=False)
+        ticket = self._submit(Call(spans, source, writing=True), bulk=False)
+        if self.watch is not None:
+            self.watch(spans, True, ticket)
+        return ticket
 
     def close(self) -> None:
-        """See Engine."""
         self._near.close()
         self._bulk.close()
 
