@@ -14,26 +14,12 @@ import torch
 from torch import Tensor
 
 from ooc.kernels.edges import SelfLoops, TileEdges, are_others, only, with_self
-
-_SUM = 0
-"""torch's number of that mode of ``embedding_bag``."""
+from ooc.kernels.tensors import pull as pull
 
 
 def sums_rows_of(kept: torch.dtype, computed: torch.dtype) -> bool:
     """Whether ``pull`` sums rows of type ``kept`` no worse than if they were ``computed`` first and the sum rounded."""
     return kept == computed or (kept == torch.bfloat16 and computed == torch.float32)
-
-
-def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Tensor | None = None) -> Tensor:
-    """Sum of ``source_NW[indices_E[offsets[i]:offsets[i+1]]]`` for each of R rows, each times its weight → [R, W].
-
-    N nodes, W width of the slab, E edges of these rows, R rows; indices and offsets of one integer type, weights of
-    the source's (None: all 1). The result is of the source's type. RuntimeError for a neighbour that is none of the N.
-    """
-    if indices_E.numel() == 0:
-        return source_NW.new_zeros(offsets_R1.numel() - 1, source_NW.shape[1])
-    # Not by way of torch.nn.functional, whose checks take as long as a small tile's sum.
-    return torch.embedding_bag(source_NW, indices_E, offsets_R1, False, _SUM, False, weight_E, True)[0]
 
 
 def pull_tile(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, out: Tensor | None = None) -> Tensor:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.kernels.edges import ColumnCopy, Piece
+from ooc.kernels.tensors import pull
 
 _INT32_MAX = 2**31 - 1
 
@@ -99,14 +99,9 @@ class Bags:
         if chosen_Y.numel() == 0:
             return weight_X.new_zeros(2, *self._shape, self._slices, self.matrix_VK.shape[1] // self._slices)
         first_B1 = _counts_before(parts[0], self._offsets_B1.numpy())
-        sums = F.embedding_bag(
-            self._row_X.index_select(0, chosen_Y),
-            self.matrix_VK,
-            torch.from_numpy(np.concatenate((first_B1[:-1], offsets_B1 - first_B1 + first_B1[-1]))),
-            mode="sum",
-            include_last_offset=True,
-            per_sample_weights=weight_X.index_select(0, chosen_Y),
-        )
+        offsets = torch.from_numpy(np.concatenate((first_B1[:-1], offsets_B1 - first_B1 + first_B1[-1])))
+        rows_Y, weight_Y = (values_X.index_select(0, chosen_Y) for values_X in (self._row_X, weight_X))
+        sums = pull(self.matrix_VK, rows_Y, offsets, weight_Y)
         return sums.view(2, *self._shape, self._slices, -1)
 
     @cached_property

@@ -116,15 +116,6 @@ class TargetLayout:
         return packed.view(len(packed), self.groups, self.columns // self.groups)[:, 0, -self.loop :]
 
 
-@dataclass(frozen=True, slots=True)
-class RowGradient:
-    """Gradient of the tile's own rows; ``map_RM``: row by row that of the terms' linear map, if asked for
-    (``EdgeTerms.map_gradient``)."""
-
-    rows: Tensor
-    map_RM: Tensor | None = None
-
-
 def pull_messages(
     function: EdgeFunction,
     tile: TileEdges,
@@ -175,7 +166,7 @@ def pull_source_gradients(
     layout: TargetLayout,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-) -> RowGradient:
+) -> Tensor:
     """Backward over out-edges: the gradient of the tile's rows as sources.
 
     ``target_NP`` are the targets' rows with what flows back to them, as ``layout`` packs them.
@@ -185,7 +176,7 @@ def pull_source_gradients(
         source_EW = source_RW[piece.rows].index_select(0, piece.row_E).requires_grad_()
         target_EV, upstream_E = layout.unpack(target_NP.index_select(0, piece.neighbours_E))
         backward.add(piece, source_EW, target_EV, source_EW, upstream_E)
-    return RowGradient(backward.rows_RW)
+    return backward.rows_RW
 
 
 def pull_target_gradients(
@@ -198,8 +189,9 @@ def pull_target_gradients(
     with_map: bool = False,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-) -> RowGradient:
-    """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and of the terms' map."""
+) -> tuple[Tensor, Tensor | None]:
+    """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and row by row that of the
+    terms' linear map (``EdgeTerms.map_gradient``)."""
     map_RM = None if terms is None or not with_map else target_RV.new_zeros(len(target_RV), terms.map_columns)
     backward = _Backward(function, tile, heads, Direction.IN, terms, torch.zeros_like(target_RV), map_RM)
     for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
@@ -207,7 +199,7 @@ def pull_target_gradients(
         source_EW = source_NW.index_select(0, piece.neighbours_E)
         target_EV = target_RV.index_select(0, own_E).requires_grad_()
         backward.add(piece, source_EW, target_EV, target_EV, upstream_R.select(own_E))
-    return RowGradient(backward.rows_RW, map_RM)
+    return backward.rows_RW, map_RM
 
 
 def scratch_bytes(

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.kernels.edges import Piece, SelfLoops, TileEdges, pieces, rows_in_line
+from ooc.kernels.tensors import pull
 
 EDGES_PER_PIECE = 4096
 """Matrices of a message's width are made for every edge, several of them: few enough to stay in the cache."""
@@ -88,14 +88,8 @@ class EdgeTerms:
         if self.weight_KT is None:
             return features_EK[:, self.groups.start : self.groups.stop].contiguous()
         edges, count = features_EK.shape
-        term_ET = F.embedding_bag(
-            torch.arange(count).repeat(edges),
-            rows_in_line(self.weight_KT),
-            torch.arange(0, edges * count + 1, count),
-            mode="sum",
-            include_last_offset=True,
-            per_sample_weights=features_EK.reshape(-1),
-        )
+        numbers, offsets = torch.arange(count).repeat(edges), torch.arange(0, edges * count + 1, count)
+        term_ET = pull(rows_in_line(self.weight_KT), numbers, offsets, features_EK.reshape(-1))
         return term_ET if self.bias_T is None else term_ET.add_(self.bias_T)
 
     def map_gradient(self, piece: Piece, features_EK: Tensor, gradient_ET: Tensor) -> Tensor:

@@ -15,11 +15,11 @@ from functools import cached_property
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.errors import StoreError
 from ooc.kernels.deferred_checks import DeferredChecks
+from ooc.kernels.tensors import pull
 
 EDGES_PER_PIECE = 49152
 """Few enough that what one piece takes is little beside a slab; many enough that operators outweigh their calls, in
@@ -136,14 +136,7 @@ class Piece:
 
     def sums(self, values_EW: Tensor, weight_E: Tensor | None = None) -> Tensor:
         """Sum over every row's edges, in their order, each times its weight → [rows, W]."""
-        return F.embedding_bag(
-            self._positions,
-            rows_in_line(values_EW),
-            self.offsets_R1,
-            mode="sum",
-            include_last_offset=True,
-            per_sample_weights=weight_E,
-        )
+        return pull(rows_in_line(values_EW), self._positions, self.offsets_R1, weight_E)
 
     def maxima(self, values_EW: Tensor) -> Tensor:
         """Largest over every row's edges → [rows, W]; −∞ where there are none."""
@@ -180,22 +173,17 @@ def rows_in_line(matrix: Tensor) -> Tensor:
 def pieces(tile: TileEdges, rows: int, edges_per_piece: int | None = None) -> Iterator[Piece]:
     """The edges of ``tile`` to neighbours below ``rows``, the length of the pulled matrices, in order; not where there
     are none."""
-    return (piece for piece in _pieces(tile, rows, edges_per_piece) if piece.edges)
-
-
-def _pieces(tile: TileEdges, rows: int, edges_per_piece: int | None) -> Iterator[Piece]:
     capacity = EDGES_PER_PIECE if edges_per_piece is None else edges_per_piece
     offsets = tile.offsets_R1.numpy()
-    start, end = 0, tile.rows
-    while start < end:
+    start = 0
+    while start < tile.rows:
         stop = int(np.searchsorted(offsets, int(offsets[start]) + capacity, side="right")) - 1
-        if stop > start:
-            stop = min(stop, end)
-            yield _piece(tile, rows, start, stop, int(offsets[start]), int(offsets[stop]))
-        else:
-            stop = start + 1
-            for first in range(int(offsets[start]), int(offsets[stop]), capacity):
-                yield _piece(tile, rows, start, stop, first, min(first + capacity, int(offsets[stop])))
+        stop = min(max(stop, start + 1), tile.rows)
+        end = int(offsets[stop])
+        for first in range(int(offsets[start]), max(end, int(offsets[start]) + 1), capacity):
+            piece = _piece(tile, rows, start, stop, first, min(first + capacity, end))
+            if piece.edges:
+                yield piece
         start = stop
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ooc.kernels import aggregate, edge_function, gat, maximum
-from ooc.kernels.edge_function import Reduced, RowGradient
+from ooc.kernels.edge_function import Reduced
 from ooc.kernels.edge_terms import LoopFeatures
 from ooc.kernels.edges import TileEdges
 
@@ -31,8 +31,8 @@ class Pulls:
     maxima: Callable[..., Tensor]
     maxima_sources: Callable[..., Tensor]
     messages: Callable[..., Reduced]
-    message_sources: Callable[..., RowGradient]
-    message_targets: Callable[..., RowGradient]
+    message_sources: Callable[..., Tensor]
+    message_targets: Callable[..., tuple[Tensor, Tensor | None]]
     loops: Callable[[LoopFeatures, TileEdges, torch.dtype], Tensor]
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.kernels.dropout.rows import keep_scale
-from ooc.kernels.tensors import typed
+from ooc.kernels.tensors import pull, typed
 
 ENTRY_BYTES = 80
 """That a tile takes for each of its entries besides the store's blocks: put together from several, in another type,
@@ -62,14 +61,7 @@ class SparseRows:
 
     def times(self, weight_FO: Tensor) -> Tensor:
         """Rows · weight [R, O]."""
-        return F.embedding_bag(
-            self.columns_E,
-            weight_FO,
-            self.offsets_R1,
-            mode="sum",
-            include_last_offset=True,
-            per_sample_weights=self.values_E,
-        )
+        return pull(weight_FO, self.columns_E, self.offsets_R1, self.values_E)
 
     def transposed_times(self, gradient_RO: Tensor) -> tuple[Tensor, Tensor]:
         """Rowsᵀ · gradient: the columns that have entries [U], ascending, and their sums [U, O]."""
@@ -80,14 +72,9 @@ class SparseRows:
         in_order = columns[order]
         firsts = np.flatnonzero(np.diff(in_order, prepend=-1))
         rows = np.repeat(np.arange(self.rows, dtype=columns.dtype), self.offsets_R1.diff().numpy())
-        sums_UO = F.embedding_bag(
-            torch.from_numpy(rows[order]),
-            gradient_RO.contiguous(),
-            torch.from_numpy(np.append(firsts, len(in_order)).astype(columns.dtype)),
-            mode="sum",
-            include_last_offset=True,
-            per_sample_weights=self.values_E[torch.from_numpy(order)],
-        )
+        offsets = torch.from_numpy(np.append(firsts, len(in_order)).astype(columns.dtype))
+        values = self.values_E[torch.from_numpy(order)]
+        sums_UO = pull(gradient_RO.contiguous(), torch.from_numpy(rows[order]), offsets, values)
         return torch.from_numpy(in_order[firsts].astype(np.int64)), sums_UO
 
     def dropped(self, seed: int, epoch: int, site: int, row_start: int, p: float) -> "SparseRows":

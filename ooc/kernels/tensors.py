@@ -2,7 +2,8 @@
 """What tiles ask of torch dozens of times, and mostly need not: types, shapes and rows that are right already.
 
 Each of these takes torch a microsecond or two to find nothing to do, and only one thread at a time has the interpreter.
-And bools as bits, eight a byte, the first one the highest: NumPy's ``packbits``, wherever the tensors are.
+Sums of rows by lists of their numbers. And bools as bits, eight a byte, the first one the highest: NumPy's
+``packbits``, wherever the tensors are.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_SUM = 0
+"""torch's number of that mode of ``embedding_bag``."""
 
 
 def typed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -26,6 +30,18 @@ def shaped(rows: Tensor, tail: Sequence[int]) -> Tensor:
 def first_rows(rows: Tensor, count: int) -> Tensor:
     """The first ``count`` rows: all, where there are no more."""
     return rows if rows.shape[0] <= count else rows[:count]
+
+
+def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Tensor | None = None) -> Tensor:
+    """Sum of ``source_NW[indices_E[offsets[i]:offsets[i+1]]]`` for each of R rows, each times its weight → [R, W].
+
+    N nodes, W width of the slab, E edges of these rows, R rows; indices and offsets of one integer type, weights of
+    the source's (None: all 1). The result is of the source's type. RuntimeError for a neighbour that is none of the N.
+    """
+    if indices_E.numel() == 0:
+        return source_NW.new_zeros(offsets_R1.numel() - 1, source_NW.shape[1])
+    # Not by way of torch.nn.functional, whose checks take as long as a small tile's sum.
+    return torch.embedding_bag(source_NW, indices_E, offsets_R1, False, _SUM, False, weight_E, True)[0]
 
 
 def pack(bools_RC: Tensor) -> Tensor:

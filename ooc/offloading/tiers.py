@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
+from ooc.plan.layout.grid import align_up
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.engine import PAGE_BYTES, Span, Ticket
 from ooc.prefetch.engines.choice import choose_engine
@@ -25,22 +26,18 @@ _WRITES = 8
 
 def staging_bytes(largest_bytes: int) -> int:
     """Of memory that ``Ssd`` is written by way of, where the largest storage has so many bytes."""
-    return _PARTS * min(_MOST_PART_BYTES, _whole_pages(max(1, largest_bytes // _WRITES)))
+    return _PARTS * min(_MOST_PART_BYTES, align_up(max(1, largest_bytes // _WRITES)))
 
 
 def landing_bytes(nbytes: int) -> int:
     """Of what so many bytes come back to, from where a page begins."""
-    return _whole_pages(nbytes) + PAGE_BYTES
-
-
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+    return align_up(nbytes) + PAGE_BYTES
 
 
 def _landing(nbytes: int, device: str) -> Tensor:
     made = torch.empty(landing_bytes(nbytes), dtype=torch.uint8, device=device)
     first = 0 if made.is_meta else -made.data_ptr() % PAGE_BYTES
-    return made[first : first + _whole_pages(nbytes)]
+    return made[first : first + align_up(nbytes)]
 
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:
@@ -108,7 +105,7 @@ class Ssd(Tier):
     def put(self, storage: UntypedStorage) -> _Extent:
         source, nbytes = _bytes_of(storage), storage.nbytes()
         extent = _Extent(self._end, nbytes, storage.device)
-        self._end += _whole_pages(nbytes)
+        self._end += align_up(nbytes)
         self._alive += 1
         for start in range(0, nbytes, self._part):
             memory, writes = next(self._turns)
@@ -159,7 +156,7 @@ class Ssd(Tier):
         self._reads.clear()
 
     def _span(self, offset: int, nbytes: int) -> Span:
-        return Span(self._file, offset, _whole_pages(nbytes), "saved tensors")
+        return Span(self._file, offset, align_up(nbytes), "saved tensors")
 
 
 class Pinned(Tier):

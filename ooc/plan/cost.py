@@ -195,8 +195,11 @@ def computing_of(
     if isinstance(item, RowPass):
         stage = item.stage
         rate = processor.multiplies_per_s.get(workload.dtype, processor.multiplies_per_s["float32"])
-        streamed_bytes = rows * _streamed_bytes(item, matrices, workload)
-        shared += streamed_bytes / processor.stream_bytes_per_s + rows * stage.multiplies_per_row / rate
+        streamed_bytes = stage.streamed_bytes_per_row
+        if not streamed_bytes:
+            columns_used = sum(matrices[name].matrix.columns for name in (*item.loads, *item.stores))
+            streamed_bytes = _TIMES_STREAMED * columns_used * workload.pulled_itemsize
+        shared += rows * streamed_bytes / processor.stream_bytes_per_s + rows * stage.multiplies_per_row / rate
         alone += tiles * (processor.seconds_per_tile + stage.operators * processor.seconds_per_operator)
     else:
         shared += _TIMES_PUT * rows * columns * workload.pulled_itemsize / processor.stream_bytes_per_s
@@ -214,11 +217,3 @@ def _edge_work_bytes(kind: PerEdge, *, rows: int, edges: int, groups: int, slab_
         return edges * kind.bytes_per_edge * heads / kind.heads(kind.groups)
     of_edges = (slabs + (rest > 0)) * work.bytes_per_edge + heads * work.bytes_per_edge_and_head
     return edges * of_edges + rows * work.bytes_per_row * groups / kind.groups
-
-
-def _streamed_bytes(item: RowPass, matrices: Mapping[str, MatrixPlan], workload: Workload) -> int:
-    """Bytes of memory a row that the pass's element-wise work reads and writes."""
-    if item.stage.streamed_bytes_per_row:
-        return item.stage.streamed_bytes_per_row
-    columns = sum(matrices[name].matrix.columns for name in (*item.loads, *item.stores))
-    return _TIMES_STREAMED * columns * workload.pulled_itemsize

@@ -96,8 +96,10 @@ def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
     problem = first.problem
     if problem.limits.slab_columns is not None:
         return None
-    again = Problem(problem.workload, problem.limits, problem.hardware, problem.goal)
-    return _Solver(again).run_from_one_width(first.choice)
+    solver = _Solver(Problem(problem.workload, problem.limits, problem.hardware, problem.goal))
+    tried = [solver.problem.candidate(choice) for choice in solver.moves.of_one_width(first.choice)]
+    best = min((one for one in tried if one is not None), key=lambda one: one.score, default=None)
+    return None if best is None else solver.planned(solver.descend(best))
 
 
 class _Solver:
@@ -110,15 +112,10 @@ class _Solver:
 
     def run(self) -> PlannedLayout:
         least = self._least_memory()
-        ends = [self._descend(beginning) for beginning in (least, *self._taller(least))]
-        return self._planned(self._each_whole(min(ends, key=lambda one: one.score)))
+        ends = [self.descend(beginning) for beginning in (least, *self._taller(least))]
+        return self.planned(self._each_whole(min(ends, key=lambda one: one.score)))
 
-    def run_from_one_width(self, like: Choice) -> PlannedLayout | None:
-        tried = [self.problem.candidate(choice) for choice in self.moves.of_one_width(like)]
-        best = min((one for one in tried if one is not None), key=lambda one: one.score, default=None)
-        return None if best is None else self._planned(self._descend(best))
-
-    def _planned(self, best: Candidate) -> PlannedLayout:
+    def planned(self, best: Candidate) -> PlannedLayout:
         # Elsewhere forecasts decide alone.
         others = tuple(self._others(best)) if self.on_device else ()
         return PlannedLayout(self.problem, best.choice, best.layout, best.seconds, others)
@@ -134,7 +131,7 @@ class _Solver:
 
     # ---- descent -------------------------------------------------------------------------------------------
 
-    def _descend(self, best: Candidate) -> Candidate:
+    def descend(self, best: Candidate) -> Candidate:
         """The best that single steps from ``best`` lead to."""
         moves = self.moves
         in_memory = moves.in_memory(best.choice)

@@ -88,6 +88,7 @@ class NeighborLoader:
         self._seeds = _rows_of(self.store, input_nodes)
         self._offsets = offsets = load_offsets(self.store, Direction.IN)
         most = most_by_hop(offsets, self.fanouts, min(batch_size, len(self._seeds)))
+        usual = int(_DEFAULT_SHARE * available_memory_bytes())
         self.plan = plan_sampling(
             self.store,
             self.store.array("x"),
@@ -97,7 +98,7 @@ class NeighborLoader:
             batches=len(self),
             batch_size=min(batch_size, len(self._seeds)),
             fanouts=self.fanouts,
-            memory_bytes=_memory_bytes(memory),
+            memory_bytes=usual if memory is None else parse_size(memory, name="memory"),
             offset_bytes=offsets.nbytes,
             beside=partial(_beside, most),
             processes=_processes,
@@ -269,12 +270,6 @@ def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
     if not fanouts or any(fanout < -1 or fanout == 0 for fanout in fanouts):
         raise OptionError(f"neighbours to draw must be a number a hop, -1 for all, not {list(fanouts)}")
     return tuple(fanouts)
-
-
-def _memory_bytes(memory: str | int | None) -> int:
-    if memory is None:
-        return int(_DEFAULT_SHARE * available_memory_bytes())
-    return parse_size(memory, name="memory")
 
 
 def _other_arrays(store: Store) -> list[Array]:

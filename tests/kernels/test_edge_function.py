@@ -265,11 +265,11 @@ def pull(
             terms=case.terms(groups, layout.loops(packed[rows])),
             heads=heads,
         )
-        return (found.rows,)
+        return (found,)
 
     def targets(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
         own = Upstream(above.gradient[rows], None if above.statistics is None else above.statistics[rows])
-        found = pull_target_gradients(
+        found, map_RM = pull_target_gradients(
             function,
             carrying(Direction.IN, span, tile),
             source_NW=source,
@@ -279,9 +279,9 @@ def pull(
             terms=case.terms(groups, layout.loops(packed[rows])),
             heads=heads,
         )
-        if found.map_RM is not None:
-            of_map.append(found.map_RM)
-        return (found.rows,)
+        if map_RM is not None:
+            of_map.append(map_RM)
+        return (found,)
 
     (d_source,) = by_tiles(graph.tiles(Direction.OUT, height), sources, workers=workers)
     (d_target,) = by_tiles(graph.tiles(Direction.IN, height, scored), targets, workers=workers)
@@ -355,10 +355,10 @@ def test_gradients_of_parameters_row_by_row(graph: KernelGraph, seed: int, drops
     assert isinstance(case.function, Gatv2)
     att = case.function.att_HC.detach().expand(graph.nodes, HEADS, CHANNELS)
     brought = torch.cat((target.view(-1, HEADS, CHANNELS), att), dim=2).flatten(1)
-    found = pull_target_gradients(
+    found, _ = pull_target_gradients(
         case.function, tile, source_NW=source, target_RV=brought, upstream_R=above, heads=heads
     )
-    d_target, d_att = found.rows.view(-1, HEADS, 2 * CHANNELS).chunk(2, dim=2)
+    d_target, d_att = found.view(-1, HEADS, 2 * CHANNELS).chunk(2, dim=2)
     torch.testing.assert_close(d_target.flatten(1), expected.rows[2], **CLOSE)
     scale = None if dropout is None else scale_of_edges(dropout, with_loops(graph)[0], range(HEADS))
     out = case.expected(graph, inputs, scale).reshape(graph.nodes, WIDTH)

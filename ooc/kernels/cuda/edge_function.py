@@ -19,13 +19,13 @@ from torch import Tensor
 from ooc.errors import ModelError
 from ooc.kernels.cuda.choice import Kernel, Shape, power_of_two, shape_for
 from ooc.kernels.cuda.edge_terms import Terms, map_block
-from ooc.kernels.cuda.launch import Pulling, ceil_div, of_dropout, rows_in_line, sums_dtype
+from ooc.kernels.cuda.launch import Pulling, ceil_div, of_dropout, sums_dtype
 from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, message_segments, message_slots
 from ooc.kernels.cuda.programs.edge_gradients import message_sources, message_targets
 from ooc.kernels.cuda.programs.edge_sums import rectified_map, rectified_segments
-from ooc.kernels.edge_function import EdgeFunction, Heads, Reduced, RowGradient, TargetLayout, Upstream
+from ooc.kernels.edge_function import EdgeFunction, Heads, Reduced, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
-from ooc.kernels.edges import TileEdges
+from ooc.kernels.edges import TileEdges, rows_in_line
 from ooc.kernels.functions import Gatv2, GatWithFeatures, TransformerAttention
 
 
@@ -65,14 +65,14 @@ def pull_source_gradients(
     layout: TargetLayout,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-) -> RowGradient:
+) -> Tensor:
     """Backward over out-edges: the gradient of the tile's rows as sources; ``target_NP`` as ``layout`` packs it."""
     assert len(source_RW) == tile.rows, "a program reads every row's own"
     source_RW, target_NP = source_RW.contiguous(), rows_in_line(target_NP)
     out_RW = torch.empty_like(source_RW)
     if heads is None:
         _rectify(tile, target_NP, source_RW, terms, out_RW, backward=True)
-        return RowGradient(out_RW)
+        return out_RW
     layer, made = _Attention.of(function, heads, layout.message), Terms.of(terms, tile, source_RW)
     sizes = {"width": layer.channels, "slot": out_RW.shape[1], "across": layer.heads}
     pulling = Pulling(Kernel.MESSAGE_SOURCES, tile, target_NP, out_RW, **sizes)
@@ -80,7 +80,7 @@ def pull_source_gradients(
     operands = (source_RW, layer.vector(source_RW), *made.operands)
     pulling.over_segments(message_sources, *operands, **constants)
     pulling.add_sums()
-    return RowGradient(out_RW)
+    return out_RW
 
 
 def pull_target_gradients(
@@ -93,13 +93,13 @@ def pull_target_gradients(
     with_map: bool = False,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-) -> RowGradient:
+) -> tuple[Tensor, Tensor | None]:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and of the terms' map."""
     source_NW, target_RV = rows_in_line(source_NW), target_RV.contiguous()
     gradient_RO, statistics = upstream_R.gradient.contiguous(), upstream_R.statistics
     if heads is None:
         assert with_map
-        return RowGradient(target_RV, _rectified_map(tile, source_NW, gradient_RO, terms))
+        return target_RV, _rectified_map(tile, source_NW, gradient_RO, terms)
     assert statistics is not None
     layer = _Attention.of(function, heads, gradient_RO.shape[1] // len(heads.heads))
     made, result = Terms.of(terms, tile, target_RV), target_RV.shape[1] // layer.heads
@@ -116,7 +116,7 @@ def pull_target_gradients(
     operands = (target_RV, gradient_RO, statistics.contiguous(), layer.vector(target_RV), *made.operands)
     pulling.over_segments(message_targets, *operands, **constants)
     pulling.add_sums()
-    return RowGradient(out[:, : target_RV.shape[1]], out[:, target_RV.shape[1] :] if with_map else None)
+    return out[:, : target_RV.shape[1]], out[:, target_RV.shape[1] :] if with_map else None
 
 
 def _rectify(

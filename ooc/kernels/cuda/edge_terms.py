@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ooc.kernels.cuda import sums
 from ooc.kernels.cuda.choice import Shape, power_of_two
-from ooc.kernels.cuda.launch import rows_in_line
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
-from ooc.kernels.edges import TileEdges
+from ooc.kernels.edges import TileEdges, rows_in_line
 
 _NUMBERS_OF_A_THREAD = 8
 """Of the map's gradient that a thread keeps in registers: with 16 the compiler spills some. Never tried on a GPU."""

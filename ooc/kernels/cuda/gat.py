@@ -20,7 +20,6 @@ from ooc.kernels.cuda.launch import (
     ceil_div,
     of_dropout,
     on_device_of,
-    rows_in_line,
     sums_dtype,
 )
 from ooc.kernels.cuda.programs.gat import (
@@ -30,7 +29,7 @@ from ooc.kernels.cuda.programs.gat import (
     sources_segments,
     sources_slots,
 )
-from ooc.kernels.edges import TileEdges
+from ooc.kernels.edges import TileEdges, rows_in_line
 from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns
 
 

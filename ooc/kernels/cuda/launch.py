@@ -17,23 +17,15 @@ from ooc.kernels.edges import SelfLoops, TileEdges
 
 _device_of: Any = torch.cuda.device_of
 """It has no types."""
-_TYPES = {
-    torch.float64: tl.float64,
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.float32,
-    torch.float16: tl.float32,
-}
-"""In what Triton sums rows of a type."""
+_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Of rows that Triton sums."""
 
 
 def accumulator(dtype: torch.dtype) -> tl.dtype:
     """In what sums of rows of type ``dtype`` are made. Raises :class:`ModelError` where there is no kernel."""
-    try:
-        return _TYPES[dtype]
-    except KeyError:
-        raise ModelError(
-            f"rows of {dtype} cannot be summed on a GPU; float64, float32, bfloat16 and float16 can"
-        ) from None
+    if dtype not in _TYPES:
+        raise ModelError(f"rows of {dtype} cannot be summed on a GPU; float64, float32, bfloat16 and float16 can")
+    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def sums_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -48,11 +40,6 @@ def ceil_div(count: int, size: int) -> int:
 def signed(word: int) -> int:
     """64 bits as the signed number that they are to a program."""
     return word - (word >> 63 << 64)
-
-
-def rows_in_line(matrix: Tensor) -> Tensor:
-    """``matrix`` with the numbers of a row side by side; rows may lie apart."""
-    return matrix if matrix.stride(1) == 1 or matrix.shape[1] <= 1 else matrix.contiguous()
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:

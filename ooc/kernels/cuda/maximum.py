@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from ooc.kernels.cuda.choice import Kernel
-from ooc.kernels.cuda.launch import Pulling, rows_in_line, sums_dtype
+from ooc.kernels.cuda.launch import Pulling, sums_dtype
 from ooc.kernels.cuda.programs.sums import maxima_segments, maxima_slots, shares_segments
-from ooc.kernels.edges import TileEdges
+from ooc.kernels.edges import TileEdges, rows_in_line
 
 
 def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:

@@ -7,9 +7,9 @@ Shapes: N rows of the source, W width of the slab, R rows of the tile, E edges o
 from torch import Tensor
 
 from ooc.kernels.cuda.choice import Kernel
-from ooc.kernels.cuda.launch import Pulling, rows_in_line
+from ooc.kernels.cuda.launch import Pulling
 from ooc.kernels.cuda.programs.sums import sum_segments
-from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.edges import SelfLoops, TileEdges, rows_in_line
 
 
 def pull_tile(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, out: Tensor | None = None) -> Tensor:

@@ -31,47 +31,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import (
-    APPNP,
-    ARMAConv,
-    ChebConv,
-    EGConv,
-    GATConv,
-    GatedGraphConv,
-    GATv2Conv,
-    GCN2Conv,
-    GCNConv,
-    GENConv,
-    GINConv,
-    GINEConv,
-    GraphConv,
-    LGConv,
-    MessagePassing,
-    MixHopConv,
-    SAGEConv,
-    SGConv,
-    SSGConv,
-    TAGConv,
-    TransformerConv,
-)
+from torch_geometric import nn as gnn
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
 
 from ooc.errors import ModelError
 from ooc.model.graph import Scaling
+from ooc.model.layers import several_hops
 from ooc.model.layers.attention import edge_term, lower_gat, lower_gatv2, lower_transformer
 from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
-from ooc.model.layers.several_hops import (
-    has_eg_formula,
-    lower_arma,
-    lower_cheb,
-    lower_eg,
-    lower_gated,
-    lower_lg,
-    lower_mixhop,
-    lower_ssg,
-)
 from ooc.model.layers.sums import (
     ALL_KNOWN,
     SUMS,
@@ -89,7 +58,7 @@ from ooc.plan.workload import EdgeData
 
 
 def lower_convolution(
-    conv: MessagePassing,
+    conv: gnn.MessagePassing,
     where: str,
     args: list[Any],
     kwargs: dict[str, Any],
@@ -98,7 +67,7 @@ def lower_convolution(
     trace: Callable[[nn.Module, Value], Value],
 ) -> Value:
     """What ``conv`` gives for these arguments; ModelError for an option or an argument that is not supported."""
-    if type(conv) is GENConv and any(isinstance(part, nn.BatchNorm1d) for part in conv.mlp.modules()):
+    if type(conv) is gnn.GENConv and any(isinstance(part, nn.BatchNorm1d) for part in conv.mlp.modules()):
         return _gen(conv, where, args, kwargs, assembly, trace)
     lower = _LOWERINGS.get(type(conv))
     if lower is not None and (replaced := _replaced(conv)):
@@ -123,18 +92,18 @@ def lower_convolution(
     return lower(conv, call)
 
 
-def is_opaque(conv: MessagePassing) -> bool:
+def is_opaque(conv: gnn.MessagePassing) -> bool:
     """Whether ``conv`` is run as it is, on the edges of some rows at a time, for what it is itself."""
     return type(conv) not in _LOWERINGS or bool(_replaced(conv)) or _aggregates_in_another_way(conv, ALL_KNOWN)
 
 
-def _aggregates_in_another_way(conv: MessagePassing, known: Collection[str]) -> bool:
+def _aggregates_in_another_way(conv: gnn.MessagePassing, known: Collection[str]) -> bool:
     return type(conv) in _OF_ANY_AGGREGATION and conv.aggr not in known
 
 
 def _replaced(conv: Any) -> str:
     """What keeps ``conv`` from being what its class's formula says; empty where nothing does."""
-    if isinstance(conv, EGConv) and not has_eg_formula(conv):
+    if isinstance(conv, gnn.EGConv) and not several_hops.has_eg_formula(conv):
         return "aggregators"
     functions = replaced_functions(conv)
     if functions:
@@ -333,31 +302,31 @@ _AGGREGATIONS: dict[str, type[nn.Module]] = {
     "max": MaxAggregation,
 }
 _LINEARS: dict[type[nn.Module], dict[str, bool]] = {
-    GINEConv: {"lin": True},
-    GATConv: {"lin": False, "lin_edge": False, "res": False},
-    GATv2Conv: {"lin_l": True, "lin_r": True, "lin_edge": False, "res": False},
-    TransformerConv: {"lin_key": True, "lin_query": True, "lin_value": True, "lin_edge": False, "lin_beta": True},
+    gnn.GINEConv: {"lin": True},
+    gnn.GATConv: {"lin": False, "lin_edge": False, "res": False},
+    gnn.GATv2Conv: {"lin_l": True, "lin_r": True, "lin_edge": False, "res": False},
+    gnn.TransformerConv: {"lin_key": True, "lin_query": True, "lin_value": True, "lin_edge": False, "lin_beta": True},
 }
 """The linear maps of which a formula takes the weights, and whether it takes a bias of theirs."""
-_OF_ANY_AGGREGATION = (SAGEConv, GraphConv, GINConv)
+_OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Value]] = {
-    GCNConv: _gcn,
-    SAGEConv: _sage,
-    GraphConv: _graph,
-    GINConv: _gin,
-    GINEConv: _gine,
-    GCN2Conv: _gcn2,
-    APPNP: _appnp,
-    ARMAConv: lower_arma,
-    ChebConv: lower_cheb,
-    EGConv: lower_eg,
-    GatedGraphConv: lower_gated,
-    LGConv: lower_lg,
-    MixHopConv: lower_mixhop,
-    SSGConv: lower_ssg,
-    SGConv: _sg,
-    TAGConv: _tag,
-    GATConv: lower_gat,
-    GATv2Conv: lower_gatv2,
-    TransformerConv: lower_transformer,
+    gnn.GCNConv: _gcn,
+    gnn.SAGEConv: _sage,
+    gnn.GraphConv: _graph,
+    gnn.GINConv: _gin,
+    gnn.GINEConv: _gine,
+    gnn.GCN2Conv: _gcn2,
+    gnn.APPNP: _appnp,
+    gnn.ARMAConv: several_hops.lower_arma,
+    gnn.ChebConv: several_hops.lower_cheb,
+    gnn.EGConv: several_hops.lower_eg,
+    gnn.GatedGraphConv: several_hops.lower_gated,
+    gnn.LGConv: several_hops.lower_lg,
+    gnn.MixHopConv: several_hops.lower_mixhop,
+    gnn.SSGConv: several_hops.lower_ssg,
+    gnn.SGConv: _sg,
+    gnn.TAGConv: _tag,
+    gnn.GATConv: lower_gat,
+    gnn.GATv2Conv: lower_gatv2,
+    gnn.TransformerConv: lower_transformer,
 }

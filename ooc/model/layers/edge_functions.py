@@ -162,7 +162,7 @@ class FunctionAggregate(EdgeAggregate):
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         layout = self._layout(len(groups))
         loop_RK = layout.loops(source[tile.start : tile.start + tile.rows])
-        found = pulls_for(source).message_sources(
+        return pulls_for(source).message_sources(
             self.function(groups),
             self._edges(tile),
             source_RW=own.contiguous(),
@@ -171,7 +171,6 @@ class FunctionAggregate(EdgeAggregate):
             terms=self._terms(groups, source.dtype, loop_RK),
             heads=self._heads(key, groups),
         )
-        return found.rows
 
     def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         layout, own = self._layout(len(groups)), own.contiguous()
@@ -186,7 +185,7 @@ class FunctionAggregate(EdgeAggregate):
             terms=self._terms(groups, source.dtype, layout.loops(own)),
             heads=self._heads(key, groups),
         )
-        parts = [part for part in (found.rows, found.map_RM) if part is not None and part.shape[1]]
+        parts = [part for part in found if part is not None and part.shape[1]]
         if len(parts) == 1:
             return parts[0]
         return torch.cat([part.view(len(own), len(groups), -1) for part in parts], dim=2).view(len(own), -1)

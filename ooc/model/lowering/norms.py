@@ -11,16 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn.norm import (
-    BatchNorm,
-    GraphNorm,
-    GraphSizeNorm,
-    InstanceNorm,
-    LayerNorm,
-    MeanSubtractionNorm,
-    MessageNorm,
-    PairNorm,
-)
+from torch_geometric import nn as gnn
 
 from ooc.errors import ModelError
 from ooc.model.lowering.assembly import Assembly
@@ -128,14 +119,14 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, str, Value, Assembly], Value]] = {
-    BatchNorm: _batch_norm,
+    gnn.BatchNorm: _batch_norm,
     nn.BatchNorm1d: _batch_norm,
-    InstanceNorm: _instance_norm,
-    LayerNorm: _layer_norm,
-    GraphNorm: _graph_norm,
-    PairNorm: _pair_norm,
-    MeanSubtractionNorm: lambda norm, where, x, assembly: assembly.normalized(x, lambda x, mean, _: x - mean, ()),
-    GraphSizeNorm: lambda norm, where, x, assembly: assembly.sum([(assembly.setting.num_nodes**-0.5, x)]),
+    gnn.InstanceNorm: _instance_norm,
+    gnn.LayerNorm: _layer_norm,
+    gnn.GraphNorm: _graph_norm,
+    gnn.PairNorm: _pair_norm,
+    gnn.MeanSubtractionNorm: lambda norm, where, x, assembly: assembly.normalized(x, lambda x, mean, _: x - mean, ()),
+    gnn.GraphSizeNorm: lambda norm, where, x, assembly: assembly.sum([(assembly.setting.num_nodes**-0.5, x)]),
 }
-NORMS: tuple[type[nn.Module], ...] = (*_LOWERINGS, MessageNorm)
+NORMS: tuple[type[nn.Module], ...] = (*_LOWERINGS, gnn.MessageNorm)
 """Taken as wholes. DiffGroupNorm is not among them: it is made of a linear map, a softmax and a BatchNorm."""

@@ -68,15 +68,11 @@ def backward_steps(program: Program) -> list[Step]:
         above = program.schedule.pulled(stage + 1)
         if isinstance(above, EdgeAggregate) and above.pulls_targets and above.trains_target:
             steps.append(_targets(program, above, stage + 1))
-        if _has_backward(program, stage):
+        below = program.schedule.pulled(stage)
+        pulls = above is not None and not isinstance(above, Opaque) and above.takes_gradient
+        if program.schedule.backward_of(stage) or pulls or (below is not None and below.takes_gradient):
             steps += [*recompute_steps(program, stage), _backward(program, stage)]
     return steps
-
-
-def _has_backward(program: Program, stage: int) -> bool:
-    below, above = program.schedule.pulled(stage), program.schedule.pulled(stage + 1)
-    pulls = above is not None and not isinstance(above, Opaque) and above.takes_gradient
-    return bool(program.schedule.backward_of(stage)) or pulls or (below is not None and below.takes_gradient)
 
 
 def _backward(program: Program, stage: int) -> Step:

@@ -135,7 +135,12 @@ class Capacity:
         there is, and the least budgets that would do."""
         work, limits = self.workload, self.limits
         if limits.one_memory:
-            return self._shortage_of_memory(min(smallest, key=self.needed_bytes))
+            layout = min(smallest, key=self.needed_bytes)
+            need = self.needed_bytes(layout) + work.fixed_host_bytes
+            return (
+                f"the smallest plan needs {format_size(need)} of memory: {self._made_of(layout)}; it may take "
+                f"{format_size(limits.memory_bytes)}; give memory='{budget_of(need)}'"
+            )
         spare = 0 if self.has_tiers else max(0, limits.host_bytes - work.fixed_host_bytes)
 
         def least_device(one: Layout) -> int:
@@ -171,13 +176,6 @@ class Capacity:
             lines.append(line)
             remedies.append(f"gpu_budget='{budget_of(device)}'")
         return f"{'; '.join(lines)}; give {' and '.join(remedies)}"
-
-    def _shortage_of_memory(self, layout: Layout) -> str:
-        need = self.needed_bytes(layout) + self.workload.fixed_host_bytes
-        return (
-            f"the smallest plan needs {format_size(need)} of memory: {self._made_of(layout)}; it may take "
-            f"{format_size(self.limits.memory_bytes)}; give memory='{budget_of(need)}'"
-        )
 
     def _made_of(self, layout: Layout) -> str:
         """The parts of the smallest plan, as ``ooc plan --floor`` prints them; of a device's memory alone if it has

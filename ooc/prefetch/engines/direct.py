@@ -81,8 +81,8 @@ class DirectEngine(ThreadEngine):
             if span.file is not file:
                 file = span.file
                 if file not in batches:
-                    queued = self._queued is not None and not _refuses(file, call.writing)
-                    batches[file] = Batch(call, file, bulk=bulk) if queued else None
+                    refused = file.direct < 0 if isinstance(file, OpenFile) else call.writing  # without opening it
+                    batches[file] = None if self._queued is None or refused else Batch(call, file, bulk=bulk)
                 batch = batches[file]
             whole_bytes = 0
             if batch is not None and not (span.offset | call.address + start) % PAGE_BYTES:
@@ -92,8 +92,3 @@ class DirectEngine(ThreadEngine):
             if whole_bytes != span.nbytes:
                 misfit += cut(start + whole_bytes, span.nbytes - whole_bytes, piece_bytes)
         return [batch for batch in batches.values() if batch is not None and batch.left], misfit
-
-
-def _refuses(file: OpenFile | ChunkFile, writing: bool) -> bool:
-    """Whether O_DIRECT is not for ``file``, as far as can be told without opening it."""
-    return file.direct < 0 if isinstance(file, OpenFile) else writing
