@@ -46,17 +46,6 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
-    """What a tile's targets make of their edges [R, O], and what the backward pass needs of it beside dZ.
-
-    ``kept``: for a softmax lse [R, H], nothing for a sum.
-    """
-
-    value_RO: Tensor
-    kept: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
 class Upstream:
     """The gradient of targets' rows as the backward pass reads it, of the tile's rows or of all N.
 
@@ -125,9 +114,10 @@ def pull_messages(
     columns: int,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-) -> Reduced:
-    """Forward: targets pull sources over in-edges, O = ``columns``; ``terms`` of the tile's edges, ``heads`` of a
-    softmax."""
+) -> tuple[Tensor, Tensor | None]:
+    """Forward: targets pull sources over in-edges → what they make of their edges [R, O = ``columns``], and what the
+    backward pass needs of it beside dZ: lse [R, H], or nothing. ``terms`` of the tile's edges, ``heads`` of a softmax.
+    """
     out_RO = source_NW.new_zeros(tile.rows, columns)
     softmax = None
     if heads is not None:
@@ -146,7 +136,8 @@ def pull_messages(
                     weight_EH *= heads.dropout.scale(piece, Direction.IN, heads.heads, weight_EH.dtype)
                 message_EO = _weighted(message_EO, weight_EH)
             out_RO[piece.rows] += piece.sums(message_EO)
-    return Reduced(out_RO, None if softmax is None else softmax.finish())
+    lse_RH = None if softmax is None else softmax.finish()
+    return out_RO, lse_RH
 
 
 def upstream(gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None) -> Upstream:

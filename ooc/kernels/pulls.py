@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ooc.kernels import aggregate, edge_function, gat, maximum
-from ooc.kernels.edge_function import Reduced
 from ooc.kernels.edge_terms import LoopFeatures
 from ooc.kernels.edges import TileEdges
 
@@ -30,7 +29,7 @@ class Pulls:
     attend_sources: Callable[..., Tensor]
     maxima: Callable[..., Tensor]
     maxima_sources: Callable[..., Tensor]
-    messages: Callable[..., Reduced]
+    messages: Callable[..., tuple[Tensor, Tensor | None]]
     message_sources: Callable[..., Tensor]
     message_targets: Callable[..., tuple[Tensor, Tensor | None]]
     loops: Callable[[LoopFeatures, TileEdges, torch.dtype], Tensor]

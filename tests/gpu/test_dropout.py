@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.kernels.dropout import opaque as draws
-from ooc.kernels.dropout.edges import EdgeDraw, EdgeDropout
+from ooc.kernels.dropout.edges import EdgeDropout, keep_edges
 from ooc.kernels.dropout.rows import BY_DEVICE, Draw
 from tests.gpu.device import DEVICE, EXAMPLES, same_bits
 
@@ -46,7 +46,7 @@ def test_a_matrix_of_several_programs() -> None:
 def test_masks_inside_of_layers(edges: list[tuple[int, int, int]], columns: int, dropout: EdgeDropout) -> None:
     """Of several programs or none, in any order."""
     ends = torch.tensor(edges, dtype=torch.int64).view(-1, 3)
-    expected = EdgeDraw(dropout, *ends.t(), columns).mask()
-    found = draws.BY_DEVICE["cuda"](EdgeDraw(dropout, *ends.t().contiguous().to(DEVICE), columns))
+    expected = keep_edges(dropout, *ends.t(), columns)
+    found = draws.BY_DEVICE["cuda"](dropout, *ends.t().contiguous().to(DEVICE), columns)
     assert found.dtype == torch.bool
     assert same_bits(found, expected)

@@ -190,7 +190,7 @@ class Pulled:
         ((_, tile),) = self.tiles(Direction.IN, self.graph.nodes)
         arguments, named = self.forward(tile, slice(None), self.graph.nodes)
         reduced = reference.pull_messages(*arguments, **named)
-        above = reference.upstream(self.part("d"), reduced.value_RO, reduced.kept)
+        above = reference.upstream(self.part("d"), *reduced)
         loop_RK = None if named["terms"] is None else named["terms"].loop_RK
         return above, self.layout.pack(self.part("target"), above, loop_RK), loop_RK
 
@@ -245,9 +245,9 @@ def check(pulled: Pulled, most: int, shape: Shape, present: int, dtype: torch.dt
     arguments, named = pulled.forward(tile, slice(None), present)
     expected = reference.pull_messages(*arguments, **named)
     found = on_gpu(edge_function.pull_messages, *arguments, **narrow(named, "source_NW", "target_RV"), **options)
-    is_close(found.value_RO, expected.value_RO)
-    if expected.kept is not None:
-        torch.testing.assert_close(found.kept.cpu(), expected.kept, **summed)
+    is_close(found[0], expected[0])
+    if expected[1] is not None:
+        torch.testing.assert_close(found[1].cpu(), expected[1], **summed)
 
     if pulled.case.attends or pulled.rows.weight_KT is not None:
         arguments, named = pulled.targets(tile, slice(None), present)
@@ -319,14 +319,14 @@ def test_tiles_and_slabs_change_no_bit(name: str) -> None:
     for place, part in last.tiles(Direction.IN, 3):
         arguments, named = last.forward(part, place, nodes)
         found = on_gpu(edge_function.pull_messages, *arguments, **named)
-        assert same_bits(found.value_RO, whole.value_RO[place, -case.message :])
+        assert same_bits(found[0], whole[0][place, -case.message :])
     ((_, tile),) = every.tiles(Direction.OUT, nodes)
     arguments, named = every.sources(tile, slice(None), nodes)
     packed = named["target_NP"].view(nodes, case.groups, -1)[:, -1]
-    whole = on_gpu(edge_function.pull_source_gradients, *arguments, **named).rows
+    whole = on_gpu(edge_function.pull_source_gradients, *arguments, **named)
     for place, part in last.tiles(Direction.OUT, 3):
         arguments, named = last.sources(part, place, nodes)
-        found = on_gpu(edge_function.pull_source_gradients, *arguments, **named | {"target_NP": packed}).rows
+        found = on_gpu(edge_function.pull_source_gradients, *arguments, **named | {"target_NP": packed})
         assert same_bits(found, whole[place, -case.source :])
 
 
@@ -345,11 +345,11 @@ def test_narrow_sources(name: str, dtype: torch.dtype) -> None:
     expected = reference.pull_messages(*arguments, **named)
     named["source_NW"] = named["source_NW"].to(dtype)
     found = on_gpu(edge_function.pull_messages, *arguments, **named)
-    assert found.value_RO.dtype == dtype
-    torch.testing.assert_close(found.value_RO.cpu().float(), expected.value_RO, rtol=1e-2, atol=1e-2)
-    if expected.kept is not None:
-        assert found.kept.dtype == torch.float32
-        torch.testing.assert_close(found.kept.cpu(), expected.kept, rtol=1e-5, atol=1e-5)
+    assert found[0].dtype == dtype
+    torch.testing.assert_close(found[0].cpu().float(), expected[0], rtol=1e-2, atol=1e-2)
+    if expected[1] is not None:
+        assert found[1].dtype == torch.float32
+        torch.testing.assert_close(found[1].cpu(), expected[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("channels", [4, 100, 1024])
@@ -362,7 +362,7 @@ def test_any_width(channels: int) -> None:
     named = dict(source_NW=source, target_RV=target, columns=channels, heads=Heads(range(1)))
     expected = reference.pull_messages(function, tile, **named)
     found = on_gpu(edge_function.pull_messages, function, tile, **named)
-    torch.testing.assert_close(found.value_RO.cpu(), expected.value_RO, **CLOSE)
+    torch.testing.assert_close(found[0].cpu(), expected[0], **CLOSE)
 
 
 @given(graphs(SelfLoops.EXACTLY_ONE), st.integers(0, 99), st.sampled_from([Filling.SUM, Filling.MEAN]))

@@ -243,9 +243,9 @@ def pull(
             terms=case.terms(groups, loop_RK),
             heads=heads,
         )
-        above = upstream(gradient[rows], reduced.value_RO, reduced.kept)
+        above = upstream(gradient[rows], *reduced)
         statistics = gradient[rows] if above.statistics is None else above.statistics
-        return reduced.value_RO, above.gradient, statistics, gradient[rows] if loop_RK is None else loop_RK
+        return reduced[0], above.gradient, statistics, gradient[rows] if loop_RK is None else loop_RK
 
     value, shared, statistics, loop_NK = by_tiles(graph.tiles(Direction.IN, height, scored), forward, workers=workers)
     above = Upstream(shared, None if heads is None else statistics)
@@ -351,7 +351,7 @@ def test_gradients_of_parameters_row_by_row(graph: KernelGraph, seed: int, drops
     ((rows, _, tile),) = graph.tiles(Direction.IN, graph.nodes)
     source, target = inputs.source.detach(), inputs.target.detach()
     reduced = pull_messages(case.function, tile, source_NW=source, target_RV=target[rows], columns=WIDTH, heads=heads)
-    above = upstream(inputs.gradient, reduced.value_RO, reduced.kept)
+    above = upstream(inputs.gradient, *reduced)
     assert isinstance(case.function, Gatv2)
     att = case.function.att_HC.detach().expand(graph.nodes, HEADS, CHANNELS)
     brought = torch.cat((target.view(-1, HEADS, CHANNELS), att), dim=2).flatten(1)

@@ -14,7 +14,8 @@ from torch_geometric.nn.models import GCN, GIN, GraphSAGE
 from ooc.cli.arguments.recipe import planned_model
 from ooc.cli.arguments.settings import TrainSettings
 from ooc.cli.train import command
-from ooc.model.lowering.model_shape import Gcn, Gin, ModelShape, Sage
+from ooc.model.lowering import model_shape
+from ooc.model.lowering.model_shape import ModelShape, Shape
 from ooc.model.lowering.network import values_of
 from ooc.model.lowering.values import Aggregate, Dropout, Sum, Value
 from ooc.plan import UNMEASURED, Limits
@@ -23,10 +24,10 @@ from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
 from ooc.train.setup import Saving, lower_model, prepare, store_of_statistics
 
-KINDS: dict[str, tuple[type[Gcn | Sage | Gin], Any]] = {
-    "gcn": (Gcn, GCN),
-    "sage": (Sage, GraphSAGE),
-    "gin": (Gin, GIN),
+KINDS: dict[str, tuple[Shape, Any]] = {
+    "gcn": (model_shape.GCN, GCN),
+    "sage": (model_shape.SAGE, GraphSAGE),
+    "gin": (model_shape.GIN, GIN),
 }
 GRAPH = GraphStatistics(
     name="graph", nodes=9000, edges=90_000, features=24, classes=5, labelled=300, source="of these tests"

@@ -23,8 +23,8 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from ooc.kernels.cuda import dropout, edge_function, gat, maximum, sums
-from ooc.kernels.cuda.segments import Segments, cut
-from ooc.kernels.dropout.edges import EdgeDraw, EdgeDropout
+from ooc.kernels.cuda.segments import cut
+from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
@@ -91,7 +91,7 @@ def calls(which: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         NODES,
         SelfLoops.EXACTLY_ONE,
     )
-    segments = cut(tile)
+    tile = replace(tile, parts_P2=cut(tile).parts_P2)
     stored = replace(tile, self_loops=SelfLoops.AS_STORED)
     widths = [(128, torch.float32), (100, torch.float32), (128, torch.bfloat16), (8, torch.float32)]
     if which == "all":
@@ -99,22 +99,22 @@ def calls(which: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     for width, dtype in widths:
         weight = torch.zeros(EDGES, dtype=dtype) if width == 100 else None
         summed, source = replace(stored, weight_E=weight), torch.zeros(NODES, width, dtype=dtype)
-        yield f"sum {width} {dtype}", partial(sums.pull_tile, summed, source, segments=segments)
+        yield f"sum {width} {dtype}", partial(sums.pull_tile, summed, source)
     source = torch.zeros(NODES, 128, dtype=torch.bfloat16)
-    yield "sum with self-loops", partial(sums.pull_tile, tile, source, segments=segments)
+    yield "sum with self-loops", partial(sums.pull_tile, tile, source)
     if which == "sums":
         return
     yield "masks", partial(dropout.keep_mask, torch.zeros(NODES, 100), key=1 << 100, threshold=1 << 31, row_start=4)
     ends = torch.zeros(3, 100, dtype=torch.int64)
-    yield "masks of edges", partial(dropout.keep_edges, EdgeDraw(EdgeDropout(0.5, 1, 2, 3), *ends, 4))
+    yield "masks of edges", partial(dropout.keep_edges, EdgeDropout(0.5, 1, 2, 3), *ends, 4)
     for width, dtype in [(64, torch.float32), *((width, dtype) for width in WIDE for dtype in TYPES if which == "all")]:
         source, target = torch.zeros(NODES, width, dtype=dtype), torch.zeros(NODES, 2 * width)
-        yield f"maximum {width} {dtype}", partial(maximum.pull_maxima, tile, source, keep=True, segments=segments)
-        named: dict[str, Any] = {"target_NK": target, "source_RW": source, "segments": segments}
+        yield f"maximum {width} {dtype}", partial(maximum.pull_maxima, tile, source, keep=True)
+        named: dict[str, Any] = {"target_NK": target, "source_RW": source}
         yield f"maximum {width} {dtype}", partial(maximum.pull_sources, tile, **named)
     heads = 2
     for channels in WIDE if which == "all" else WIDE[:1]:
-        yield from attentions(tile, segments, heads, channels, which)
+        yield from attentions(tile, heads, channels, which)
         for dtype in TYPES:
             functions = edge_functions(heads, channels, dtype)
             if which != "all":
@@ -122,14 +122,12 @@ def calls(which: str) -> Iterator[tuple[str, Callable[[], Any]]]:
             for function, columns, features, dropped in functions:
                 extras = f"{', features' if features else ''}{', dropout' if dropped else ''}"
                 label = f"{type(function).__name__}{extras} {channels} {dtype}"
-                given = function, columns, features, dropped, tile, heads, channels, segments, dtype
+                given = function, columns, features, dropped, tile, heads, channels, dtype
                 yield label, partial(pull_edges, *given)
-        yield f"Gine, features {channels}", partial(rectify, stored, segments, channels)
+        yield f"Gine, features {channels}", partial(rectify, stored, channels)
 
 
-def attentions(
-    tile: TileEdges, segments: Segments, heads: int, channels: int, which: str
-) -> Iterator[tuple[str, Callable[[], Any]]]:
+def attentions(tile: TileEdges, heads: int, channels: int, which: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     """GAT's."""
     for dtype in TYPES:
         source = torch.zeros(NODES, heads * (channels + 1), dtype=dtype)
@@ -139,20 +137,20 @@ def attentions(
         for dropped in masks if which == "all" else masks[dtype is torch.bfloat16 :][:1]:
             label = f"attention{'' if dropped is None else ' with dropout'} {channels} {dtype}"
             layer = GatHeads(range(heads), 0.2, dropped)
-            named: dict[str, Any] = {"source_NS": source, "a_dst_RG": a_dst, "keep": True, "segments": segments}
+            named: dict[str, Any] = {"source_NS": source, "a_dst_RG": a_dst, "keep": True}
             yield label, partial(gat.attend, layer, tile, **named)
-            named = {"target_NS": target, "source_RS": source, "segments": segments}
+            named = {"target_NS": target, "source_RS": source}
             yield label, partial(gat.pull_sources, layer, tile, **named)
     gradient, kept = torch.zeros(NODES, heads * channels), torch.zeros(NODES, heads * (2 * channels + 2))
     yield f"attention's upstream {channels}", partial(gat.upstream, gradient, kept, a_dst)
 
 
-def rectify(tile: TileEdges, segments: Segments, width: int) -> None:
+def rectify(tile: TileEdges, width: int) -> None:
     """GINE's sum, and its gradients."""
     source = torch.zeros(NODES, width)
     tile = replace(tile, features_EK=torch.zeros(EDGES, 5))
     terms = EdgeTerms(range(width), torch.float32, torch.zeros(5, width), torch.zeros(width))
-    named: dict[str, Any] = {"terms": terms, "segments": segments}
+    named: dict[str, Any] = {"terms": terms}
     nothing, layout = source[:, :0], TargetLayout(width, 0, 1, 0)
     edge_function.pull_messages(Gine(), tile, source_NW=source, target_RV=nothing, columns=width, **named)
     edge_function.pull_source_gradients(Gine(), tile, source_RW=source, target_NP=source, layout=layout, **named)
@@ -187,7 +185,6 @@ def pull_edges(
     tile: TileEdges,
     heads: int,
     channels: int,
-    segments: Segments,
     dtype: torch.dtype,
 ) -> None:
     """Forward, and backward in either direction."""
@@ -197,7 +194,7 @@ def pull_edges(
         tile = replace(tile, features_EK=torch.zeros(EDGES, features))
         weight = torch.zeros(features, heads * columns[2])
         terms = EdgeTerms(range(heads), torch.float32, weight, loop_RK=torch.zeros(NODES, features))
-    named: dict[str, Any] = {"terms": terms, "heads": Heads(range(heads), dropped), "segments": segments}
+    named: dict[str, Any] = {"terms": terms, "heads": Heads(range(heads), dropped)}
     above = torch.zeros(NODES, heads * channels, dtype=dtype)
     edge_function.pull_messages(function, tile, source_NW=source, target_RV=target, columns=above.shape[1], **named)
     layout = TargetLayout(heads, columns[1], channels, 2, features)

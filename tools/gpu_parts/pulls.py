@@ -277,7 +277,7 @@ def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
         return edge_function.pull_messages(layer, into, source_NW=source, target_RV=target, columns=width, **named)
 
     reduced = forward()
-    above = between.upstream(draw(graph.nodes, width), reduced.value_RO, reduced.kept)
+    above = between.upstream(draw(graph.nodes, width), *reduced)
     layout = TargetLayout(heads, channels, channels, 2)
     packed = layout.pack(target, above)
     del reduced

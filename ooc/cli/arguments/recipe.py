@@ -22,7 +22,7 @@ from ooc.cli.arguments.optimization import build_optimizer, build_schedule
 from ooc.cli.arguments.settings import TrainSettings, model_name, own_model
 from ooc.errors import BudgetError, ModelError, OptionError, RunError
 from ooc.memory import available_memory_bytes
-from ooc.model.lowering.model_shape import Gcn, Gin, ModelShape, Sage
+from ooc.model.lowering.model_shape import GCN, GIN, SAGE, ModelShape, Shape
 from ooc.sizes import format_size
 from ooc.storage.store import Task
 from ooc.suggestions import did_you_mean, did_you_mean_path
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ooc.train.run import RunFolder
     from ooc.train.trainer import Trainer
 
-_SHAPES: dict[str, type[Gcn | Sage | Gin]] = {"gcn": Gcn, "sage": Sage, "gin": Gin}
+_SHAPES: dict[str, Shape] = {"gcn": GCN, "sage": SAGE, "gin": GIN}
 MODELS_WITH_HEADS = frozenset(("gat", "gatv2", "transformer"))
 MODELS_WITH_AGGREGATION = frozenset(("sage", "gin"))
 _NORMS: dict[str, dict[str, Any]] = {

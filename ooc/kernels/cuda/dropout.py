@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ooc.kernels.cuda.launch import ceil_div, dropped_below, on_device_of, signed
 from ooc.kernels.cuda.programs.dropout import draw_edge_masks, draw_masks
-from ooc.kernels.dropout.edges import EdgeDraw
+from ooc.kernels.dropout.edges import EdgeDropout
 
 _DRAWS, _WARPS = 256, 4
 """Counts, or entries of edges, of a program: two a thread. Never tried otherwise."""
@@ -41,22 +41,13 @@ def keep_mask(like: Tensor, *, key: int, threshold: int, row_start: int) -> Tens
     return eights.view(torch.bool)[:, :columns]
 
 
-def keep_edges(draw: EdgeDraw) -> Tensor:
+def keep_edges(dropout: EdgeDropout, targets_E: Tensor, sources_E: Tensor, repeats_E: Tensor, columns: int) -> Tensor:
     """Bool [E, columns], where the edges are: which entries are kept."""
-    keep = torch.empty(len(draw.targets_E), draw.columns, dtype=torch.int8, device=draw.targets_E.device)
+    keep = torch.empty(len(targets_E), columns, dtype=torch.int8, device=targets_E.device)
     if keep.numel():
-        key, threshold = dropped_below(draw.dropout)
+        drawn = keep.numel(), columns, *dropped_below(dropout)
         with on_device_of(keep):
             draw_edge_masks[(ceil_div(keep.numel(), _DRAWS),)](
-                keep,
-                draw.targets_E,
-                draw.sources_E,
-                draw.repeats_E,
-                keep.numel(),
-                draw.columns,
-                key,
-                threshold,
-                DRAWS=_DRAWS,
-                num_warps=_WARPS,
+                keep, targets_E, sources_E, repeats_E, *drawn, DRAWS=_DRAWS, num_warps=_WARPS
             )
     return keep.view(torch.bool)

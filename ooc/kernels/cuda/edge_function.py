@@ -23,7 +23,7 @@ from ooc.kernels.cuda.launch import Pulling, ceil_div, of_dropout, sums_dtype
 from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, message_segments, message_slots
 from ooc.kernels.cuda.programs.edge_gradients import message_sources, message_targets
 from ooc.kernels.cuda.programs.edge_sums import rectified_map, rectified_segments
-from ooc.kernels.edge_function import EdgeFunction, Heads, Reduced, TargetLayout, Upstream
+from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import TileEdges, rows_in_line
 from ooc.kernels.functions import Gatv2, GatWithFeatures, TransformerAttention
@@ -38,13 +38,13 @@ def pull_messages(
     columns: int,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-) -> Reduced:
+) -> tuple[Tensor, Tensor | None]:
     """Forward: targets pull sources over in-edges, O = ``columns``."""
     source_NW, target_RV = rows_in_line(source_NW), target_RV.contiguous()
     value_RO = source_NW.new_empty(tile.rows, columns)
     if heads is None:
         _rectify(tile, source_NW, source_NW, terms, value_RO, backward=False)
-        return Reduced(value_RO, None)
+        return value_RO, None
     layer, made = _Attention.of(function, heads, columns // len(heads.heads)), Terms.of(terms, tile, target_RV)
     lse_RH = source_NW.new_empty(tile.rows, layer.heads, dtype=sums_dtype(source_NW.dtype))
     sizes = {"width": layer.channels, "slot": layer.heads * (layer.channels + 2), "across": layer.heads}
@@ -53,7 +53,7 @@ def pull_messages(
     constants = layer.constants(pulling.shape) | made.constants
     pulling.over_segments(message_segments, *operands, **constants)
     pulling.over_long_rows(message_slots, lse_RH, CHANNELS=layer.channels, HEADS=layer.heads)
-    return Reduced(value_RO, lse_RH)
+    return value_RO, lse_RH
 
 
 def pull_source_gradients(

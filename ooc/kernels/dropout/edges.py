@@ -106,21 +106,12 @@ class EdgeDropout:
         return int(first), int(second)
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeDraw:
-    """Dropout of ``columns`` columns for edges between these rows of the store, E of them in no order, each of which
-    ``repeats_E`` before it have the same two ends; all int64. A node is the edge from it to itself."""
-
-    dropout: EdgeDropout
-    targets_E: Tensor
-    sources_E: Tensor
-    repeats_E: Tensor
-    columns: int
-
-    def mask(self) -> Tensor:
-        """Bool [E, columns], by the CPU: which entries are kept."""
-        rows = self.targets_E.numpy(), self.sources_E.numpy(), self.repeats_E.numpy().astype(np.uint32)
-        return self.dropout.keep(*rows, range(self.columns))
+def keep_edges(dropout: EdgeDropout, targets_E: Tensor, sources_E: Tensor, repeats_E: Tensor, columns: int) -> Tensor:
+    """Bool [E, columns], by the CPU: which entries are kept for edges between these rows of the store, E of them in no
+    order, each of which ``repeats_E`` before it have the same two ends; all int64. A node is the edge from it to
+    itself."""
+    rows = targets_E.numpy(), sources_E.numpy(), repeats_E.numpy().astype(np.uint32)
+    return dropout.keep(*rows, range(columns))
 
 
 def _check_order(piece: Piece) -> None:

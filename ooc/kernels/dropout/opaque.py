@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ooc.errors import ModelError
-from ooc.kernels.dropout.edges import HEADS_PER_COUNT, EdgeDraw, EdgeDropout
+from ooc.kernels.dropout.edges import HEADS_PER_COUNT, EdgeDropout, keep_edges
 from ooc.kernels.neighbourhood import Neighbourhood
 
 _DROPOUT = F.dropout
@@ -32,13 +32,14 @@ _MASK_BYTES = 96
 """Of a row while the CPU draws its mask: the generator's words; beside a byte a column, and what torch makes."""
 
 
-def _drawn_by_cuda(draw: EdgeDraw) -> Tensor:
+def _drawn_by_cuda(*draw: Any) -> Tensor:
     from ooc.kernels.cuda import dropout  # needs triton
 
-    return dropout.keep_edges(draw)
+    return dropout.keep_edges(*draw)
 
 
-BY_DEVICE: dict[str, Callable[[EdgeDraw], Tensor]] = {"cpu": EdgeDraw.mask, "cuda": _drawn_by_cuda}
+BY_DEVICE: dict[str, Callable[[EdgeDropout, Tensor, Tensor, Tensor, int], Tensor]]
+BY_DEVICE = {"cpu": keep_edges, "cuda": _drawn_by_cuda}
 """By torch's name of a kind of device: which entries are kept, where the rows are."""
 
 
@@ -105,8 +106,8 @@ class InnerDropout(_CaughtDropout):
         dropout = self._draws(self._done, p)
         self._done += 1
         columns = values[:1].numel() if len(values) else 0
-        draw = EdgeDraw(dropout, targets, sources, _repeats_near(call.rows, self._near, targets, sources), columns)
-        keep = BY_DEVICE[values.device.type](draw).reshape(values.shape)
+        repeats = _repeats_near(call.rows, self._near, targets, sources)
+        keep = BY_DEVICE[values.device.type](dropout, targets, sources, repeats, columns).reshape(values.shape)
         scale = keep.to(values.dtype).mul_(dropout.kept_scale)
         return values.mul_(scale) if inplace else values * scale
 

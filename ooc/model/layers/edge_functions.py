@@ -143,7 +143,7 @@ class FunctionAggregate(EdgeAggregate):
         loop_RK = None
         if self.term is not None and self.term.loops is not None:
             loop_RK = self.term.loop_features(tile, source)
-        reduced = pulls_for(source).messages(
+        value_RO, lse_RG = pulls_for(source).messages(
             self.function(groups),
             self._edges(tile),
             source_NW=source,
@@ -152,9 +152,9 @@ class FunctionAggregate(EdgeAggregate):
             terms=self._terms(groups, source.dtype, loop_RK),
             heads=self._heads(key, groups),
         )
-        if not self.keep or reduced.kept is None:
-            return reduced.value_RO
-        parts = [reduced.value_RO.view(len(own), len(groups), -1), reduced.kept[:, :, None]]
+        if not self.keep or lse_RG is None:
+            return value_RO
+        parts = [value_RO.view(len(own), len(groups), -1), lse_RG[:, :, None]]
         if loop_RK is not None:
             parts.append(loop_RK[:, None].expand(-1, len(groups), -1))
         return torch.cat(parts, dim=2).view(len(own), -1)

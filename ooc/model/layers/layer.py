@@ -19,7 +19,7 @@ from ooc.kernels.neighbourhood import Neighbourhood
 from ooc.model.graph import Scaling
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.assembly import Assembly, check_matrix
-from ooc.model.lowering.values import Value
+from ooc.model.lowering.values import Value, gradients_of
 from ooc.plan.workload import EdgeData
 
 if TYPE_CHECKING:
@@ -162,17 +162,6 @@ class Layer:
             result: Tensor = self.run(module, x_SC, near)[: near.rows]
         found = gradients_of([result], [x_SC, *parameters], [gradient_RO])
         return found[0], found[1:]
-
-
-def gradients_of(outputs: Sequence[Tensor], wanted: Sequence[Tensor], above: Sequence[Tensor]) -> list[Tensor | None]:
-    """From the gradients of outputs to those of what they were computed from; None for what has no part in it."""
-    tracked = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if output.requires_grad]
-    asked = [tensor for tensor in wanted if tensor.requires_grad]
-    if not tracked or not asked:
-        return [None] * len(wanted)
-    with_gradient, upstream = zip(*tracked, strict=True)
-    found = iter(torch.autograd.grad(with_gradient, asked, upstream, allow_unused=True))
-    return [next(found) if tensor.requires_grad else None for tensor in wanted]
 
 
 def layer_of(

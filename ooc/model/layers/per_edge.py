@@ -73,10 +73,8 @@ class EdgeAggregate(Aggregate):
     source_scalars: tuple[int, ...] = ()
     """Columns of every group of m, counted from its end, that the CPU's kernels are quicker with in a copy."""
 
-    @property
-    def upstream_scalars(self) -> tuple[int, ...]:
-        """The same of dp."""
-        return ()
+    upstream_scalars: tuple[int, ...] = ()
+    """The same of dp."""
 
     def __init__(
         self, index: int, source: Value, target: Value | None, *, groups: int, result: int, kept: int, keep: bool
@@ -244,12 +242,9 @@ class GatAttention(Attention):
     ) -> None:
         super().__init__(index, source, target, options, kept=options.channels // options.slices + 2, keep=keep)
         self.negative_slope = negative_slope
+        self.upstream_scalars = (-3, -2, -1) if self.p else (-3, -2)
 
     source_scalars = (-1,)
-
-    @property
-    def upstream_scalars(self) -> tuple[int, ...]:
-        return (-3, -2, -1) if self.p else (-3, -2)
 
     @property
     def upstream_columns(self) -> int:

@@ -5,7 +5,9 @@ What ``trace`` makes of PyG's GCN, GraphSAGE and GIN is written down here, so th
 whose import costs more than most plans do, nor a trace. Tests hold the two equal, value by value.
 """
 
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -15,46 +17,38 @@ from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 
 
-class Gcn(nn.Module):
-    """GCNConv: A (X Wᵀ) + b. As the others, its parameters in PyG's order and, instead of a forward, its values."""
+class Shape(NamedTuple):
+    """A convolution: the shapes of its ``parameters`` by its columns in and out, in PyG's order, and, in the place of a
+    forward, its ``values`` for rows and these parameters."""
 
-    def __init__(self, in_columns: int, out_columns: int) -> None:
-        super().__init__()
-        self.bias = _parameter(out_columns)
-        self.weight = _parameter(out_columns, in_columns)
-
-    def values(self, x: Value, assembly: Assembly) -> Value:
-        return assembly.sum([(1.0, assembly.aggregate_product(x, self.weight, Scaling.GCN))], (self.bias,))
+    parameters: Callable[[int, int], list[tuple[int, ...]]]
+    values: Callable[[Assembly, Value, list[nn.Parameter]], Value]
 
 
-class Sage(nn.Module):
+def _gcn(assembly: Assembly, x: Value, parameters: list[nn.Parameter]) -> Value:
+    """GCNConv: A (X Wᵀ) + b."""
+    bias, weight = parameters
+    return assembly.sum([(1.0, assembly.aggregate_product(x, weight, Scaling.GCN))], (bias,))
+
+
+def _sage(assembly: Assembly, x: Value, parameters: list[nn.Parameter]) -> Value:
     """SAGEConv with means: (A X) Wlᵀ + b + X Wrᵀ."""
-
-    def __init__(self, in_columns: int, out_columns: int) -> None:
-        super().__init__()
-        self.weight_left = _parameter(out_columns, in_columns)
-        self.bias = _parameter(out_columns)
-        self.weight_right = _parameter(out_columns, in_columns)
-
-    def values(self, x: Value, assembly: Assembly) -> Value:
-        product = assembly.aggregate_product(x, self.weight_left, Scaling.MEAN)
-        return assembly.sum([(1.0, product), (1.0, assembly.linear(x, self.weight_right))], (self.bias,))
+    weight_left, bias, weight_right = parameters
+    product = assembly.aggregate_product(x, weight_left, Scaling.MEAN)
+    return assembly.sum([(1.0, product), (1.0, assembly.linear(x, weight_right))], (bias,))
 
 
-class Gin(nn.Module):
+def _gin(assembly: Assembly, x: Value, parameters: list[nn.Parameter]) -> Value:
     """GINConv: relu((A X + X) W₁ᵀ + b₁) W₂ᵀ + b₂."""
+    weight1, bias1, weight2, bias2 = parameters
+    total = assembly.sum([(1.0, assembly.aggregate(x, Scaling.SUM)), (1.0, x)])
+    hidden = assembly.sum([(1.0, assembly.linear(total, weight1))], (bias1,))
+    return assembly.sum([(1.0, assembly.linear(assembly.rectified(hidden), weight2))], (bias2,))
 
-    def __init__(self, in_columns: int, out_columns: int) -> None:
-        super().__init__()
-        self.weight1 = _parameter(out_columns, in_columns)
-        self.bias1 = _parameter(out_columns)
-        self.weight2 = _parameter(out_columns, out_columns)
-        self.bias2 = _parameter(out_columns)
 
-    def values(self, x: Value, assembly: Assembly) -> Value:
-        total = assembly.sum([(1.0, assembly.aggregate(x, Scaling.SUM)), (1.0, x)])
-        hidden = assembly.sum([(1.0, assembly.linear(total, self.weight1))], (self.bias1,))
-        return assembly.sum([(1.0, assembly.linear(assembly.rectified(hidden), self.weight2))], (self.bias2,))
+GCN = Shape(lambda columns, out: [(out,), (out, columns)], _gcn)
+SAGE = Shape(lambda columns, out: [(out, columns), (out,), (out, columns)], _sage)
+GIN = Shape(lambda columns, out: [(out, columns), (out,), (out, out), (out,)], _gin)
 
 
 class ModelShape(nn.Module):
@@ -63,7 +57,7 @@ class ModelShape(nn.Module):
 
     def __init__(
         self,
-        kind: type[Gcn | Sage | Gin],
+        kind: Shape,
         features: int,
         hidden: int,
         outputs: int,
@@ -72,22 +66,20 @@ class ModelShape(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        self._dropout = dropout
-        self._layers = [kind(*columns) for columns in pairwise((features, *[hidden] * (layers - 1), outputs))]
-        self.convolutions = nn.ModuleList(self._layers)  # by which torch finds their parameters
+        self._kind, self._dropout = kind, dropout
+        columns = pairwise((features, *[hidden] * (layers - 1), outputs))
+        self._layers = [
+            [nn.Parameter(torch.empty(shape)) for shape in kind.parameters(*of_layer)] for of_layer in columns
+        ]
+        self.weights = nn.ParameterList(chain(*self._layers))  # by which torch finds them; nobody asks what is in them
 
     def values(self, assembly: Assembly) -> Value:
         """The output, in the mode that ``assembly`` is for."""
         x = assembly.features()
-        for at, convolution in enumerate(self._layers):
+        for at, parameters in enumerate(self._layers):
             if at:
                 x = assembly.rectified(x)
                 x = assembly.dropout(x, self._dropout) if assembly.setting.training else x
             assembly.convolved.append(x)
-            x = convolution.values(x, assembly)
+            x = self._kind.values(assembly, x, parameters)
         return x
-
-
-def _parameter(*shape: int) -> nn.Parameter:
-    """Of this shape; nobody asks what is in it."""
-    return nn.Parameter(torch.empty(shape))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.lowering.values import Gradients, Multiplied, Rows, Summed, Value
+from ooc.model.lowering.values import Gradients, Multiplied, Rows, Summed, Value, gradients_of
 
 Weights = Callable[[], tuple[Tensor, Tensor | None]]
 """Weight [O, I] and bias [O] as torch makes them of parameters."""
@@ -189,7 +189,6 @@ def through_weights(
     """The gradients of the parameters that are trained, from those of the weight [O, I] and bias [O] made of them."""
     with torch.enable_grad():
         pairs = zip(weights(), (weight_gradient, bias_gradient), strict=True)
-        known = [(made, part) for made, part in pairs if made is not None and part is not None and made.requires_grad]
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    parts = torch.autograd.grad([made for made, _ in known], trained, [part for _, part in known], allow_unused=True)
-    return [(p, part) for p, part in zip(trained, parts, strict=True) if part is not None]
+    made, above = zip(*((one, part) for one, part in pairs if one is not None and part is not None), strict=True)
+    found = zip(parameters, gradients_of(made, parameters, above), strict=True)
+    return [(parameter, part) for parameter, part in found if part is not None]

@@ -382,6 +382,17 @@ class Dropout(Value):
         return keep_scale(rows.seed, rows.epoch, self.site, rows.start, flat, self.p).reshape(like.shape)
 
 
+def gradients_of(outputs: Sequence[Tensor], wanted: Sequence[Tensor], above: Sequence[Tensor]) -> list[Tensor | None]:
+    """From the gradients of outputs to those of what they were computed from; None for what has no part in it."""
+    tracked = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if output.requires_grad]
+    asked = [tensor for tensor in wanted if tensor.requires_grad]
+    if not tracked or not asked:
+        return [None] * len(wanted)
+    with_gradient, upstream = zip(*tracked, strict=True)
+    found = iter(torch.autograd.grad(with_gradient, asked, upstream, allow_unused=True))
+    return [next(found) if tensor.requires_grad else None for tensor in wanted]
+
+
 class Differentiated(Value):
     """What ``function`` gives, which may use ``parameters``; differentiated by autograd."""
 
@@ -413,16 +424,11 @@ class Differentiated(Value):
     def _gradients(self, gradient: Tensor, rows: Rows) -> tuple[list[Tensor | None], list[tuple[Summed, Tensor]]]:
         """Of the tensors, and of parameters, for a gradient of the first rows; None for what has no part in it."""
         leaves, output = rows.tape.pop(self)
-        parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
-        wanted = [*(leaf for leaf in leaves if leaf.requires_grad), *parameters]
-        gradients: Sequence[Tensor | None] = [None] * len(wanted)
-        if wanted and output.requires_grad:
-            if len(gradient) < len(output):
-                gradient = F.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, len(output) - len(gradient)])
-            gradients = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
-        found = iter(gradients)
-        of_tensors = [next(found) if leaf.requires_grad else None for leaf in leaves]
-        return of_tensors, [(p, part) for p, part in zip(parameters, found, strict=True) if part is not None]
+        if len(gradient) < len(output):
+            gradient = F.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, len(output) - len(gradient)])
+        found = gradients_of([output], [*leaves, *self.parameters], [gradient])
+        of_parameters = zip(self.parameters, found[len(leaves) :], strict=True)
+        return found[: len(leaves)], [(p, part) for p, part in of_parameters if part is not None]
 
 
 class Rowwise(Differentiated):

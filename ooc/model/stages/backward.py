@@ -10,6 +10,7 @@ stage and added here (``Program.incoming``).
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -194,7 +195,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
     def padded(gradient: Tensor | None, columns: int, height: int) -> Tensor:
         """[height, columns]: the gradient, and zeros where it has no rows."""
         if gradient is None:
-            return context.zeros(height, columns)
+            return torch.zeros(height, columns, dtype=context.network.dtype, device=context.place)
         rows_RC = shaped(gradient, (columns,))
         rows = rows_RC.shape[0]
         return rows_RC if rows == height else F.pad(rows_RC, (0, 0, 0, height - rows))

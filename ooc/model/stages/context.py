@@ -112,10 +112,6 @@ class StageContext:
         """Of the edges that are summed over; of those that its gradient is, with ``backward``."""
         return Direction.IN if scaling.reversed == backward else self.backward_direction
 
-    def zeros(self, rows: int, columns: int) -> Tensor:
-        """[rows, columns] in the compute dtype."""
-        return torch.zeros(rows, columns, dtype=self.network.dtype, device=self.place)
-
     def scaled_before(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
         """s · rows."""
         scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).before else None

@@ -64,7 +64,10 @@ class Schedule:
 
     def __init__(self, output: Value, *, training: bool, recompute: bool) -> None:
         self.output = output
-        self.values = _with_signs(values_of(output)) if training else values_of(output)
+        self.values = values_of(output)
+        if training:  # and what the rectifiers among them may need for their gradients
+            signs = [value.signs for value in self.values if isinstance(value, Rectified)]
+            self.values = list(in_order([*self.values, *signs]))
         self.users: dict[Value, list[Value]] = {value: [] for value in self.values}
         self.barriers: list[Value | None] = [None]
         self.stage: dict[Value, int] = {}
@@ -335,11 +338,6 @@ def _passes_on(user: Value, value: Value) -> bool:
         return False
     factors = [factor for factor, term in zip(user.factors, user.inputs, strict=True) if term is value]
     return factors == [1.0]
-
-
-def _with_signs(values: Sequence[Value]) -> list[Value]:
-    """``values`` and what the rectifiers among them may need for their gradients."""
-    return list(in_order([*values, *(value.signs for value in values if isinstance(value, Rectified))]))
 
 
 def _furthest(needs: Iterable[tuple[Value, int]]) -> dict[Value, int]:

@@ -297,7 +297,7 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
         fixed_host_bytes=workload.fixed_host_bytes,
         device_limit_bytes=device_limit_bytes,
         host_limit_bytes=host_limit_bytes,
-        host_frames=max([IN_TRANSFER, *(s.frames for s in staged.values())]) if staged else 0,
+        host_frames=max([IN_TRANSFER, *(s.program.frames for s in staged.values())]) if staged else 0,
         staged=staged,
     )
 

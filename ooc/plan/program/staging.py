@@ -62,10 +62,6 @@ class Staging:
     transfers: tuple[Transfer, ...]
     program: Program
 
-    @property
-    def frames(self) -> int:
-        return self.program.frames
-
 
 def _in_order(program: Program) -> Iterator[tuple[Transfer, bool]]:
     """All that the upper program moves, in the order in which it may be asked for; with each, whether it is to a frame

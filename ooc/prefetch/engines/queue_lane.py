@@ -24,7 +24,7 @@ from ooc.prefetch.engine import (
     open_direct,
 )
 from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
-from ooc.prefetch.engines.plain import Call, Lane
+from ooc.prefetch.engines.plain import Call, Lane, cut
 
 WAKE_BYTES = 512 << 10
 """The collecting thread sleeps until so much has been moved: with small requests it wakes for several at once."""
@@ -66,13 +66,8 @@ class Batch(Requests):
 
     def add(self, offset: int, start: int, nbytes: int, piece_bytes: int) -> None:
         """Ask for whole pages from ``offset`` on, to or from ``start`` in the call's memory."""
-        address = self._call.address + start
-        while nbytes > piece_bytes:
-            self.wanted.append((address, piece_bytes, offset))
-            address += piece_bytes
-            offset += piece_bytes
-            nbytes -= piece_bytes
-        self.wanted.append((address, nbytes, offset))
+        address = self._call.address
+        self.wanted += [(address + at, size, offset + at - start) for at, size in cut(start, nbytes, piece_bytes)]
         self.left = len(self.wanted)
 
     @property
