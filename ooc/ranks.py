@@ -116,6 +116,28 @@ class Ranks:
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor.data, 0)
 
+    def broadcast(self, values: Tensor, rank: int) -> None:
+        """Give every process those of one of them, in the memory of ``values``."""
+        with self._naming():
+            dist.broadcast(values, rank)
+
+    def send(self, values: Tensor, rank: int) -> None:
+        """To one of them, which has to ``receive`` them."""
+        with self._naming():
+            dist.send(values, rank)
+
+    def receive(self, values: Tensor, rank: int) -> None:
+        """What one of them sends, in the memory of ``values``."""
+        with self._naming():
+            dist.recv(values, rank)
+
+    def sent(self, value: Any, rank: int) -> Any:
+        """What ``value`` is for one of them, any object, for all."""
+        found = [value]
+        with self._naming():
+            dist.broadcast_object_list(found, rank)
+        return found[0]
+
     @contextmanager
     def waited_for(self) -> Iterator[Listener]:
         """For work of the first alone that may take longer than the others wait, who call ``wait`` meanwhile: told of
@@ -169,6 +191,10 @@ class Ranks:
         if "onnection" in reason:
             return "another process of the training has gone"
         return f"what processes of the training tell each other was cut off: {' '.join(reason.split())[:120]}"
+
+
+ALONE = Ranks()
+"""One process."""
 
 
 class StepSum:

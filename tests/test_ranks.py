@@ -4,9 +4,6 @@
 import copy
 import os
 import signal
-import tempfile
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from ooc.ranks import Ranks, RunningStatistics
 from ooc.storage.store import Store
 from ooc.train.sampled import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
+from tests.processes import together
 
 _CASE = GraphCase(nodes=300, edges=1800, features=9, self_loops=15, duplicates=20, isolated=5)
 _SAMPLING = Sampling(fanouts=[4, 3], batch_size=12, accumulate=4)
@@ -29,29 +27,6 @@ _SAMPLING = Sampling(fanouts=[4, 3], batch_size=12, accumulate=4)
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return ooc.convert(random_data(_CASE), tmp_path_factory.mktemp("ranks") / "g.ooc")
-
-
-def _together(count: int, folder: Path, work: Callable[[int], Any], *, meet: bool = True) -> list[Any]:
-    """What ``work`` gives each of so many forked processes of one group, by rank; None for one that is killed. They
-    ``meet`` here."""
-    folder = Path(tempfile.mkdtemp(dir=folder))
-    children = []
-    for rank in range(count):
-        child = os.fork()
-        if child == 0:
-            try:
-                if count > 1 and meet:
-                    dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=count)
-                torch.save(work(rank), folder / f"{rank}.pt")
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-    found = [folder / f"{rank}.pt" for rank in range(count)]
-    return [torch.load(path) if path.exists() else None for path in found]
 
 
 def _model(seed: int) -> nn.Module:
@@ -75,16 +50,16 @@ def test_results_do_not_depend_on_the_number_of_processes(store: Store, tmp_path
             **model.state_dict(),
         }
 
-    (alone,) = _together(1, tmp_path, work)
+    (alone,) = together(1, tmp_path, work)
     assert len(alone["loss"]) == 2 and alone["loss"][0] != alone["loss"][1]
     for count in (2, 3) if compute_dtype == "float32" else (2,):
-        for found in _together(count, tmp_path, work):
+        for found in together(count, tmp_path, work):
             assert found.keys() == alone.keys()
             for name, value in alone.items():
                 assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name
     if compute_dtype == "float32":  # begun by two, gone on with by four
-        begun = _together(2, tmp_path, lambda rank: work(rank, epochs=1, out="run"))
-        gone_on = _together(4, tmp_path, lambda rank: work(rank, epochs=2, out="run", resume=True))
+        begun = together(2, tmp_path, lambda rank: work(rank, epochs=1, out="run"))
+        gone_on = together(4, tmp_path, lambda rank: work(rank, epochs=2, out="run", resume=True))
         assert [begun[0]["loss"] + one["loss"] for one in gone_on] == [alone["loss"]] * 4
 
 
@@ -98,7 +73,7 @@ def test_a_process_that_goes_is_named(tmp_path: Path) -> None:
             ranks.gathered(torch.zeros(3))
         return str(raised.value)
 
-    first, gone, third = _together(3, tmp_path, work)
+    first, gone, third = together(3, tmp_path, work)
     assert gone is None
     assert "has gone" in first and "has gone" in third
 
@@ -118,7 +93,7 @@ def test_processes_that_are_started_anew_meet_by_the_same_store(
 
     for start in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", start)
-        assert _together(2, tmp_path, work, meet=False) == [[1.0, 2.0]] * 2
+        assert together(2, tmp_path, work, meet=False) == [[1.0, 2.0]] * 2
 
 
 def test_where_one_fails_all_end_and_one_says_why(tmp_path: Path) -> None:
@@ -143,7 +118,7 @@ def test_where_one_fails_all_end_and_one_says_why(tmp_path: Path) -> None:
         return found
 
     told = ("RankError", True)
-    assert _together(2, tmp_path, work) == [[told, ("StoreError", False)], [("BudgetError", False), told]]
+    assert together(2, tmp_path, work) == [[told, ("StoreError", False)], [("BudgetError", False), told]]
 
 
 def test_a_batch_that_is_interrupted_leaves_statistics_as_they_were() -> None:
@@ -173,4 +148,4 @@ def test_a_step_has_a_batch_for_every_process(store: Store, tmp_path: Path) -> N
             SampledTrainer(_model(0), store, Sampling(fanouts=[2, 2], batch_size=12), memory="100M")
         return str(raised.value)
 
-    assert all("give accumulate=2 or more" in said for said in _together(2, tmp_path, work))
+    assert all("give accumulate=2 or more" in said for said in together(2, tmp_path, work))

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from ooc.cli import in_options
 from ooc.cli.arguments.configuration import config_option
-from ooc.cli.arguments.options import GroupedCommand, Option
+from ooc.cli.arguments.options import COUNT, SIZE, GroupedCommand, Option
 from ooc.cli.arguments.settings import RUN, SAMPLING, TrainSettings, only_store, settle_memory, train_options
 from ooc.errors import HardwareError, OptionError
 from ooc.plan import Hardware
@@ -60,6 +60,8 @@ _WHAT_IF = (
 _PLOT = "Draw what --what-if has found: .svg or .png."
 _FLOOR = "The least memory that training takes, part by part."
 _COMPARE = "Compare what was forecast for the run at RUN with what was measured."
+_RANKS = "Plan for so many processes that train the graph together, each with a share of its rows (ooc train --nproc)."
+_LINK = "With --ranks: bytes a second that a process receives from the others."
 _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
 
 
@@ -70,6 +72,8 @@ _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
         click.Argument(["store"], nargs=-1, metavar="[STORE]"),
         Option(["--graph"], metavar="GRAPH", help=_GRAPH, group=_FOR),
         Option(["--hardware"], metavar="NAME|FILE", help=_HARDWARE, group=_FOR),
+        Option(["--ranks"], type=COUNT, default=1, metavar="N", help=_RANKS, group=_FOR),
+        Option(["--link"], type=SIZE, default="1G", metavar="SIZE", help=_LINK, group=_FOR),
         Option(["--no-savings"], is_flag=True, help=_NO_SAVINGS, group=_FOR),
         Option(["--what-if"], is_flag=True, help=_WHAT_IF, group=_SHOWN),
         Option(["--plot"], type=click.Path(path_type=Path), metavar="FILE", help=_PLOT, group=_SHOWN),
@@ -87,6 +91,8 @@ def command(
     store: tuple[str, ...],
     graph: str | None,
     hardware: str | None,
+    ranks: int,
+    link: int,
     no_savings: bool,
     what_if: bool,
     plot: Path | None,
@@ -124,14 +130,16 @@ def command(
             _without_part(
                 "--floor", others={"what_if", "gantt", "memory", "gpu_budget", "host_budget", "max_ssd_writes"}
             )
-        planning = _planning(stores, graph, hardware, no_savings, options)
+        if ranks > 1:
+            _without_part("--ranks", others={"what_if", "floor"})
+        planning = _planning(stores, graph, hardware, no_savings, options, ranks)
         with _rare_collections():
             if floor:
                 _floor(planning, console, as_json)
             elif what_if:
                 _what_if(planning, axes, console, plot=plot, as_json=as_json)
             else:
-                _plan(planning, console, gantt=gantt, advice=not no_advice, as_json=as_json)
+                _plan(planning, console, gantt=gantt, advice=not no_advice, as_json=as_json, link=link)
 
 
 @contextmanager
@@ -161,7 +169,12 @@ def _on_command_line(name: str) -> bool:
 
 
 def _planning(
-    stores: Sequence[str], graph: str | None, hardware: str | None, no_savings: bool, options: dict[str, Any]
+    stores: Sequence[str],
+    graph: str | None,
+    hardware: str | None,
+    no_savings: bool,
+    options: dict[str, Any],
+    processes: int,
 ) -> "Planning":
     """What is to be planned for."""
     if len(stores) > 1 or (stores and graph is not None):
@@ -179,26 +192,38 @@ def _planning(
     settle_memory(click.get_current_context(), options)
     settings = TrainSettings(store=graph or str(getattr(found, "path", "")), **options)
     machine = None if hardware is None else load_hardware(hardware)
-    return Planning(settings, found, machine, () if no_savings else tuple(Saving))
+    from ooc.ranks import Ranks
+
+    together = Ranks(count=processes, local_count=processes)
+    return Planning(settings, found, machine, () if no_savings else tuple(Saving), together)
 
 
-def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advice: bool, as_json: bool) -> None:
+def _plan(
+    planning: "Planning", console: "Console", *, gantt: Path | None, advice: bool, as_json: bool, link: int
+) -> None:
     from ooc.cli.planning import NARROW
+    from ooc.plan.simulate.together import together
     from ooc.report.alternatives import changes
     from ooc.report.briefing import describe_waiting
     from ooc.report.console import say
     from ooc.report.gantt import write_gantt
+    from ooc.report.ranks import describe_ranks, print_ranks
     from ooc.report.tables import describe_budgets, print_assumptions, print_changes, print_report, print_summary
 
-    report = planning.report()
+    ranks = planning.report_by_rank()
+    report = ranks[0]
+    joined = together([one.timeline for one in ranks], [one.plan.received_bytes(one.program) for one in ranks], link)
     narrow = planning.settings.spill_dtype == NARROW
     if gantt is not None:
-        write_gantt(report.timeline, gantt)
+        write_gantt(gantt, *(joined if len(ranks) > 1 else [report.timeline]))
     found: list[dict[str, Any]] = []
-    if advice:
+    of_ranks = describe_ranks(ranks, joined, planning.alone().report().epoch_s, link) if len(ranks) > 1 else None
+    if advice and of_ranks is None:
         found = changes(report, lambda at, on, n: planning.report(at, on, narrow=n), spilled_narrow=narrow)
     if as_json:
-        more = {"changes": found, "assumptions": planning.assumptions()}
+        more: dict[str, Any] = {"changes": found, "assumptions": planning.assumptions()}
+        if of_ranks is not None:
+            more["ranks"] = of_ranks
         _print_json({"graph": planning.describe_graph(), **report.as_dict(), **more})
         return
     say(console, planning.describe_graph())
@@ -206,6 +231,8 @@ def _plan(planning: "Planning", console: "Console", *, gantt: Path | None, advic
     say(console, f"waiting in memory: {describe_waiting(report)}")
     print_summary(report, console)
     print_report(report, console)
+    if of_ranks is not None:
+        print_ranks(of_ranks, console)
     if found:
         print_changes(found, console)
     print_assumptions(planning.assumptions(), console)

@@ -18,6 +18,7 @@ from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
+from ooc.ranks import ALONE, Ranks
 from ooc.report.plan_report import PlanReport
 from ooc.report.what_if import REQUEST_BYTES, SHARE_OF_MEMORY
 from ooc.sizes import format_size
@@ -50,6 +51,7 @@ class Planning:
         graph: "Store | GraphStatistics",
         hardware: Hardware | None,
         savings: Collection[Saving],
+        ranks: Ranks = ALONE,
     ) -> None:
         self._device = find_device(settings.device if hardware is None else "auto")
         self.settings = settings
@@ -58,6 +60,7 @@ class Planning:
         self.hardware = hardware_for(self._device, folder) if hardware is None else hardware
         self._described = hardware is not None
         self._savings = savings
+        self.ranks = ranks
         self._store = store_of_statistics(graph) if isinstance(graph, GraphStatistics) else graph
         self._jobs: dict[str, Job] = {}
 
@@ -76,9 +79,10 @@ class Planning:
             check_memory_alone(settings.gpu_budget, settings.host_budget, on_device=machine.has_device_memory)
             on_device, whole = divide_memory(settings.memory)
         one_memory = settings.gpu_budget is None and settings.host_budget is None and not machine.has_device_memory
+        count = self.ranks.local_count
         return Limits(
-            on_device if settings.gpu_budget is None else settings.gpu_budget,
-            whole if settings.host_budget is None else settings.host_budget,
+            (on_device if settings.gpu_budget is None else settings.gpu_budget) // (count if one_memory else 1),
+            (whole if settings.host_budget is None else settings.host_budget) // count,
             block_rows=settings.block_rows,
             slab_columns=settings.slab_columns,
             ssd_write_bytes=settings.max_ssd_writes,
@@ -112,6 +116,18 @@ class Planning:
         job = self._job(NARROW if narrow else self.settings.spill_dtype, limits)
         workload, plan = job.plan(limits, hardware)
         return PlanReport.of_run(workload, plan, hardware, limits, eval_every=self.settings.eval_every)
+
+    def alone(self) -> "Planning":
+        """The same by one process, within the memory of all."""
+        machine = self.hardware if self._described else None
+        return Planning(self.settings, self.graph, machine, self._savings)
+
+    def report_by_rank(self) -> list[PlanReport]:
+        """The plans of all processes that train the graph together."""
+        job = self._job(self.settings.spill_dtype, self.limits)
+        parts = job.plans_by_rank(self.limits, self.hardware)
+        every = self.settings.eval_every
+        return [PlanReport.of_run(*part, self.hardware, self.limits, eval_every=every) for part in parts]
 
     def floor(self) -> dict[str, int]:
         """The least memory that training takes, by what it is for."""
@@ -170,6 +186,7 @@ class Planning:
                 spill_dtype=SPILL_DTYPES[spill_dtype],
                 hardware=self.hardware,
                 device=self._device,
+                ranks=self.ranks,
             )
             # Weights of classes need the labels, and change no plan: those of a graph that is not here are left out.
             of_loss = settings if self.graph is store else replace(settings, class_weights="none")

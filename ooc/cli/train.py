@@ -54,7 +54,7 @@ _RUNS = Path("runs")
 _JSON = "One JSON object a line: the start, every epoch, the end."
 _OUT = "The run's folder. [default: a new one in runs/]"
 _SEEDS = "One run each, by so many seeds (0, 1, …) or by these (0,3,7), into RUN/seed-0, …; then mean and deviation."
-_NPROC = "Train sampled batches by so many processes, as torchrun does. With --threads it changes no bit of results."
+_NPROC = "Train by so many processes, as torchrun does. It changes no bit of results (of batches, with --threads)."
 _REPORT = "Write a page about the run, as ooc report does, when it ends or is stopped."
 
 
@@ -302,7 +302,7 @@ def _train(
     logs = _logs(settings, run) if is_first(ranks) else []
     lines = [epoch_as_json] if as_json and is_first(ranks) else []
     console = output()
-    made = partial(_trainer, run, settings, several(reporter, *logs, *lines), one_of_several=ranks is not None)
+    made = partial(_trainer, run, settings, several(reporter, *logs, *lines))
     with made() if ranks is None else ranks.all_of(made) as trainer:
         report = None
         if not isinstance(trainer, SampledTrainer):
@@ -339,11 +339,11 @@ def _train(
         _print_outcome(run, report, trainer.metric, trainer.store.nbytes)
 
 
-def _trainer(run: "RunFolder", settings: TrainSettings, listener: "Listener", *, one_of_several: bool) -> "Trainer":
+def _trainer(run: "RunFolder", settings: TrainSettings, listener: "Listener") -> "Trainer":
     """What trains ``run``."""
     from ooc.storage.store import open_store
 
-    check_sampling(settings, one_of_several=one_of_several)
+    check_sampling(settings)
     run.repeated_by = _repeating(settings)
     store = open_store(settings.store)
     run.check_store(store)

@@ -17,8 +17,8 @@ from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import BucketsRows, RowsWriter
 from ooc.errors import BudgetError
 from ooc.kernels.edges import TileEdges, highest_row
+from ooc.model.stages import PanelSums, Tile
 from ooc.model.stages import Step as StageStep
-from ooc.model.stages import Tile
 from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass, direct_slabs, loaded_slabs, stored_slabs
 from ooc.plan.layout.shuffle import BucketedRows
 from ooc.plan.program.sequence import Step
@@ -29,13 +29,13 @@ def run_program(
     runtime: Runtime,
     program: str,
     steps: list[StageStep],
-    reduce: Callable[[Tile], None],
+    sums: PanelSums,
     progress: Callable[[int], None],
     recorder: EpochRecorder | None = None,
 ) -> tuple[PassRecord, ...]:
-    """Run ``program`` with the functions of ``steps``; ``reduce`` gets every tile, in order, ``progress`` how many
+    """Run ``program`` with the functions of ``steps``; ``sums`` gets every tile, in order, ``progress`` how many
     passes are done, and ``recorder`` watches. What each pass has taken."""
-    run = ProgramRun(runtime, program, steps, reduce, recorder)
+    run = ProgramRun(runtime, program, steps, sums, recorder)
     passes: list[PassRecord] = []
     slabs: SlabBuffers | None = None
     for checks in runtime.checks.values():
@@ -183,6 +183,18 @@ class RowPassRun(TilePassRun):
                 self.outputs[name].put(task.start, task.stop, rows)
         inputs.clear()  # what was pulled need not wait until the tile is reduced
         return task
+
+    def finish(self) -> None:
+        """What later passes pull, and is in memory whole, is there with the rows of other processes."""
+        super().finish()
+        run, exchange = self.program, self.runtime.exchange
+        for name in self.outputs if exchange is not None else ():
+            whole = run.whole(name, self.item.index)
+            pulled = any(
+                later.pull is not None and later.pull.source == name for later in run.passes[self.item.index :]
+            )
+            if exchange is not None and whole is not None and pulled:
+                exchange.rows(whole[: self.item.rows])
 
     def _pulled(self, tile: Tile) -> Tensor:
         """All columns that the stage pulls: those that the pass before has, and what there is to pull now."""

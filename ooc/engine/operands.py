@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from ooc.engine.exchange import Exchange
 from ooc.kernels.tensors import first_rows, typed
 from ooc.plan.layout.grid import Grid
 from ooc.prefetch.engine import ChunkFile, OpenFile, Span
@@ -189,20 +190,33 @@ class Output(_Operand):
 
 
 class Sums:
-    """A matrix whole in memory that tiles scatter to: all zeros at first, added to in the order of the tiles."""
+    """A matrix whole in memory that tiles scatter to: all zeros at first, added to in the order of the tiles, by one
+    process after the other."""
 
-    def __init__(self, whole: Tensor) -> None:
+    def __init__(self, whole: Tensor, exchange: Exchange | None = None) -> None:
         self._whole = whole.zero_()
+        self._exchange = exchange
+        self._hand_on: Callable[[], None] | None = None
 
     def add(self, rows_S: Tensor, values_SC: Tensor) -> None:
         """Add to some rows, none of them twice. Those beyond the matrix's end are of no use to anybody."""
+        self._take()
         inside_S = rows_S < len(self._whole)
         if not bool(inside_S.all()):
             rows_S, values_SC = rows_S[inside_S], values_SC[inside_S]
         self._whole.index_add_(0, rows_S, values_SC)
 
+    def _take(self) -> None:
+        """Go on from what processes before this one came to. Not before the first tile: they have to be sent what is
+        pulled first."""
+        if self._exchange is not None and self._hand_on is None:
+            self._hand_on = self._exchange.in_turn(self._whole)
+
     def finish(self) -> None:
         """They are there."""
+        self._take()
+        if self._hand_on is not None:
+            self._hand_on()
 
 
 class Edges(_Operand):

@@ -4,7 +4,7 @@ the steps of a pass, the same for every kind: blocks come and go around each ste
 and what they give is reduced on this one, in their order."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,8 +15,8 @@ from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import RowsReader, SummedRows, SumsWriter
 from ooc.engine.workers import OrderedPipeline
 from ooc.interruption import stop_if_asked
+from ooc.model.stages import PanelSums, Tile
 from ooc.model.stages import Step as StageStep
-from ooc.model.stages import Tile
 from ooc.plan.layout.layout import Region
 from ooc.plan.layout.passes import ColumnPass, Pass, RowPass
 from ooc.plan.program.program import Program
@@ -25,19 +25,19 @@ from ooc.plan.workload import Kind, Pull
 
 
 class ProgramRun:
-    """One run of program ``name``, whose stages ``steps`` compute; ``reduce`` gets every tile, in order."""
+    """One run of program ``name``, whose stages ``steps`` compute; ``sums`` gets every tile, in order."""
 
     def __init__(
         self,
         runtime: Runtime,
         name: str,
         steps: Sequence[StageStep],
-        reduce: Callable[[Tile], None],
+        sums: PanelSums,
         recorder: EpochRecorder | None = None,
     ) -> None:
         self.functions = {step.spec.name: step.compute for step in steps}
         self.kernels = {step.spec.pull: step.kernel for step in steps if step.spec.pull is not None}
-        self.reduce = reduce
+        self.sums_over_rows = sums
         self.recorder = recorder
         self.runtime = runtime
         self.workspace = runtime.workspace
@@ -119,7 +119,7 @@ class ProgramRun:
             return SumsWriter(file, self.streaming_memory(pull.scattered, index, file.plan.writing_nbytes))
         whole = self.whole(pull.scattered, index)
         assert whole is not None, "what is scattered to is in memory whole, or spilled"
-        return Sums(whole)
+        return Sums(whole, self.runtime.exchange)
 
     def summed_rows(self, name: str, item: RowPass) -> SummedRows | None:
         """The rows of matrix ``name``, which a pass loads, if these are sums that have been spilled."""
@@ -220,6 +220,7 @@ class TilePassRun(PassRun):
 
     def __init__(self, run: ProgramRun, item: Pass) -> None:
         super().__init__(run, item)
+        self._reverse = item.reverse
         self._sums = run.sums(item.pull, item.index)
 
     def reduce(self, result: Tile | None) -> None:
@@ -230,8 +231,9 @@ class TilePassRun(PassRun):
             for rows_S, values_SC in found.others:
                 self._sums.add(rows_S, values_SC)
         result.scattered = None
-        self.program.reduce(result)
+        self.program.sums_over_rows.reduce(result)
 
     def finish(self) -> None:
         if self._sums is not None:
             self._sums.finish()
+        self.program.sums_over_rows.end_pass(reverse=self._reverse)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-_NEWER = {"io_busy_s", "hit_rate", "passes", "to_device_bytes", "to_host_bytes", "ssd_way"}
+_NEWER = {"io_busy_s", "hit_rate", "passes", "to_device_bytes", "to_host_bytes", "ssd_way", "received_bytes"}
 """Fields that records written by earlier versions lack."""
 
 
@@ -41,7 +41,8 @@ class EpochRecord:
     ``hit_rate`` the part of all reads of blocks that found them in memory. Peaks are those of the epoch, of the
     memory under each budget. ``passes`` are those of the training program, one after the other. ``to_device_bytes`` and
     ``to_host_bytes`` went over the wire to a device with memory of its own, and came back. ``ssd_way`` is the engine
-    that read and wrote the SSD, and how that got to such a device.
+    that read and wrote the SSD, and how that got to such a device. ``received_bytes`` are of rows that other processes
+    of the training have sent; of several processes the first one's times and bytes are told.
     """
 
     epoch: int
@@ -62,6 +63,7 @@ class EpochRecord:
     to_device_bytes: int = 0
     to_host_bytes: int = 0
     ssd_way: str = ""
+    received_bytes: int = 0
 
     @property
     def bound(self) -> str:

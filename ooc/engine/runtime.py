@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ooc.engine.exchange import Exchange
 from ooc.engine.operands import BlockedMatrix, as_matrix
 from ooc.engine.shuffle import P, ShuffleFile
 from ooc.engine.workers import WorkerPool
@@ -45,7 +46,8 @@ from ooc.storage.store import Store
 class Runtime:
     """Owns the arenas, spill files and I/O threads of one trainer. ``close`` gives everything back.
 
-    ``device``: one with memory of its own, for which the plan has been made; None: the CPU computes.
+    ``device``: one with memory of its own, for which the plan has been made; None: the CPU computes. ``exchange``: with
+    the other processes, where each computes a share of the rows.
     """
 
     def __init__(
@@ -61,11 +63,13 @@ class Runtime:
         threads: int,
         tasks_ahead: int = 1,
         device: Device | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         assert plan.has_tiers == (device is not None), "the plan is made for another kind of machine"
         self.plan = plan
         self.store = store
         self.rows = rows
+        self.exchange = exchange
         self.dtype = dtype
         self.spill_dtype = spill_dtype or dtype
         self.checks: dict[Direction, DeferredChecks] = {}
@@ -93,7 +97,7 @@ class Runtime:
                 self.matrices[name] = matrix = BlockedMatrix(name, grid, dtype, region_dtype, base, array)
                 opening.callback(matrix.close)
                 if name in plan.spilled:
-                    matrix.file = create_spill(spill_dir, name, grid.file_nbytes)
+                    matrix.file = create_spill(spill_dir, name, grid.file_nbytes, grid.parts(plan.share))
             self.partial_sums = self._open_shuffles(plan.partial_sums, spill_dir, opening)
             self.bucketed_rows = self._open_shuffles(plan.bucketed_rows, spill_dir, opening)
             opening.callback(self.workspace.settle)

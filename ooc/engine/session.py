@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ooc.engine.exchange import Exchange
 from ooc.engine.executor import run_program
 from ooc.engine.first_aggregation import keep_aggregation
 from ooc.engine.record import EpochRecord, PassRecord
@@ -20,7 +21,7 @@ from ooc.errors import BudgetError, OocError, OptionError
 from ooc.events import Listener, Note, reported
 from ooc.memory import return_freed_memory
 from ooc.model.lowering.network import Network
-from ooc.model.stages import StageBuilder, Step
+from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate, Plan, Workload
 from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.device import Device
@@ -45,6 +46,7 @@ class Prepared:
     threads: int
     device: Device | None
     listener: Listener
+    exchange: Exchange | None = None
 
 
 class Session:
@@ -88,6 +90,7 @@ class Session:
             threads=prepared.threads,
             tasks_ahead=prepared.workload.tasks_ahead,
             device=prepared.device,
+            exchange=prepared.exchange,
         )
         try:
             if prepared.device is not None:
@@ -127,6 +130,8 @@ class Session:
         if not self._prepared.steps["prepare"]:
             return
         self.run("prepare", "first aggregation")
+        if self._prepared.exchange is not None:  # nobody has all rows of it
+            return
         network = self._prepared.network
         for scaling in network.aggregated_once:
             name = network.first_aggregation(scaling)
@@ -144,11 +149,13 @@ class Session:
         runtime, prepared = self._running(), self._prepared
         intra_op_threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        prepared.network.forget_weights()
+        network, exchange = prepared.network, prepared.exchange
+        network.forget_weights()
+        height = panel_rows(self._store.num_nodes, prepared.plan.tile_rows)
+        sums = PanelSums(prepared.builder.reduce, height, network, None if exchange is None else exchange.panels)
         try:
             with reported(self._listener, task, len(prepared.plan.programs[program]), "passes") as advance:
-                steps, reduce = prepared.steps[program], prepared.builder.reduce
-                self._passes = run_program(runtime, program, steps, reduce, advance, recorder)
+                self._passes = run_program(runtime, program, prepared.steps[program], sums, advance, recorder)
         except OocError:
             self._store.check_unreplaced()  # then that is the reason
             raise
@@ -178,6 +185,7 @@ class Session:
             to_host_bytes=now.to_host_bytes - started.to_host_bytes,
             passes=self._passes,
             ssd_way=runtime.ssd_way,
+            received_bytes=now.received_bytes - started.received_bytes,
         )
 
     def io(self) -> "Snapshot":
@@ -223,6 +231,7 @@ class Snapshot:
         self.busy_s = counters.busy_seconds()
         self.to_device_bytes = runtime.pcie_bytes(CopyTo.DEVICE)
         self.to_host_bytes = runtime.pcie_bytes(CopyTo.HOST)
+        self.received_bytes = 0 if runtime.exchange is None else runtime.exchange.received_bytes
 
 
 def _keep_freed_memory() -> None:

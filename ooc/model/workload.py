@@ -124,7 +124,7 @@ def describe_workload(
         },
         fixed_host_bytes=fixed_host_bytes,
         fixed_device_bytes=(_OF_A_PARAMETER * parameters + idle) * itemsize
-        + results_at_once * gradient_bytes
+        + (results_at_once + builder.panels_held) * gradient_bytes
         + network.rounded_nbytes
         + network.made_nbytes
         + network.statistics_nbytes,

@@ -120,15 +120,16 @@ def _coarser(layout: Layout, times: int) -> Layout:
 def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardware: Hardware) -> float:
     """Seconds that a pass computes, wherever what it reads and writes waits."""
     edges = columns = slab_columns = 0
-    steps = -(-item.rows // layout.step_rows)
+    rows = workload.own(item.rows)
+    steps = -(-len(rows) // layout.step_rows)
     if item.pull is not None:
         source = layout.matrices[item.pull.source]
-        edges = workload.topologies[item.pull.direction].edges_of(item.rows, workload.tile_rows)
+        edges = workload.topologies[item.pull.direction].edges_of(rows, workload.tile_rows)
         columns = pulled_columns(item, source.grid)
         slab_columns = min(columns, source.grid.slab_columns)
     if isinstance(item, ColumnPass):
-        steps = -(-item.rows // max(layout.step_rows, layout.matrices[item.output].grid.block_rows)) * item.slabs
-    portion = Portion(item.rows, edges, columns, slab_columns, steps)
+        steps = -(-len(rows) // max(layout.step_rows, layout.matrices[item.output].grid.block_rows)) * item.slabs
+    portion = Portion(len(rows), edges, columns, slab_columns, steps)
     taken = computing_of(item, portion, workload, layout.matrices, hardware)
     return taken.in_short_steps_s(workload, hardware)
 

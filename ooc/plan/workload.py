@@ -247,9 +247,10 @@ class Topology:
         indices: dict[EdgeData | None, EdgeArray] = {None: EdgeArray(1, self.index_itemsize)}
         return indices | dict(self.data)
 
-    def edges_of(self, rows: int, tile_rows: int) -> int:
-        """The edges of the first ``rows`` rows, rounded up to whole tiles."""
-        return self.tile_edges[min(len(self.tile_edges) - 1, -(-rows // tile_rows))]
+    def edges_of(self, rows: range, tile_rows: int) -> int:
+        """The edges of ``rows``, rounded to whole tiles."""
+        last = len(self.tile_edges) - 1
+        return self.tile_edges[min(last, -(-rows.stop // tile_rows))] - self.tile_edges[rows.start // tile_rows]
 
     def edge_bytes(self, data: Collection[EdgeData]) -> int:
         """Bytes of an edge with ``data``."""
@@ -277,7 +278,8 @@ class Workload:
     bytes; plain sums, with ``sums_as_kept``, values as they are kept, however narrow. ``scatter_counts``: by matrix
     that a pull scatters to, how often something is added to a row of its tiles 0…i-1; without that, it can only be in
     memory whole. ``parts``: how plain sums are made where that takes memory. ``bucketing``: how what opaque layers
-    gather from can be shuffled; without that, it can only be in memory whole.
+    gather from can be shuffled; without that, it can only be in memory whole. ``share``: the rows that this process
+    computes, of each stage as many of them as it has (None: all).
     """
 
     rows: int
@@ -297,6 +299,13 @@ class Workload:
     scatter_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     parts: Parts | None = None
     bucketing: Bucketing | None = None
+    share: range | None = None
+
+    def own(self, rows: int) -> range:
+        """Which of the first ``rows`` rows this process computes."""
+        if self.share is None:
+            return range(rows)
+        return range(min(rows, self.share.start), min(rows, self.share.stop))
 
     @cached_property
     def pulls(self) -> tuple[Pull, ...]:

@@ -9,6 +9,7 @@ its own. Its blocks are allocated at once: a disk that is too full says so befor
 import errno
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ooc.errors import SpillError
@@ -16,19 +17,25 @@ from ooc.prefetch.engine import OpenFile, open_direct
 from ooc.sizes import format_size
 
 
-def create_spill(folder: Path, label: str, nbytes: int) -> OpenFile:
-    """A nameless file of ``nbytes`` in ``folder`` for the matrix ``label``; SpillError when it cannot be had."""
+def create_spill(folder: Path, label: str, nbytes: int, parts: Sequence[tuple[int, int]] | None = None) -> OpenFile:
+    """A nameless file of ``nbytes`` in ``folder`` for the matrix ``label``; SpillError when it cannot be had.
+
+    ``parts``: where something is to be written, offsets and bytes (None: everywhere)."""
+    parts = [(0, max(nbytes, 1))] if parts is None else parts
     try:
         buffered = open_nameless(folder)
     except OSError as error:
         raise SpillError(f"{folder}: cannot create spill files there: {error.strerror}") from None
     path = Path(f"/proc/self/fd/{buffered}")
     try:
-        os.posix_fallocate(buffered, 0, max(nbytes, 1))
+        os.ftruncate(buffered, max(nbytes, 1))
+        for offset, length in parts:
+            os.posix_fallocate(buffered, offset, length)
         direct = open_direct(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         os.close(buffered)
-        raise SpillError(f"{folder}: no room for the {format_size(nbytes)} of {label}: {error.strerror}") from None
+        room = format_size(sum(size for _, size in parts))
+        raise SpillError(f"{folder}: no room for the {room} of {label}: {error.strerror}") from None
     return OpenFile(folder / f"<spill of {label}>", direct, buffered)
 
 

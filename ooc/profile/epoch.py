@@ -20,7 +20,7 @@ import torch
 from ooc.engine.executor import run_program
 from ooc.engine.runtime import Runtime
 from ooc.model.graph import GraphRows
-from ooc.model.stages import Step, Tile
+from ooc.model.stages import PanelSums, Step, Tile
 from ooc.model.workload import TASKS_AHEAD
 from ooc.plan import Kind, Limits, Matrix, Stage, Workload, make_plan
 from ooc.profile.bench import Round, settled
@@ -149,7 +149,9 @@ class _Epoch:
         self.rounds.append(Round(perf_counter() - clock, process_time() - cpu))
 
     def _once(self) -> None:
-        run_program(self._runtime, "train", self._steps, lambda _: None, lambda _: None)
+        run_program(
+            self._runtime, "train", self._steps, PanelSums(lambda _: None, self._runtime.plan.tile_rows), lambda _: None
+        )
 
     def __enter__(self) -> Self:
         try:

@@ -2,7 +2,7 @@
 """Drawings of a timeline: SVG to look at, HTML to zoom into, JSON for Perfetto (ui.perfetto.dev)."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -18,6 +18,7 @@ _COLOURS = {
     Resource.TO_HOST: "#6aa84f",
     Resource.SSD_READ: "#e0902a",
     Resource.SSD_WRITE: "#cf4f4f",
+    Resource.LINK: "#b0579b",
 }
 _WIDTH, _LEFT, _RIGHT = 1200, 130, 24
 _LANE, _GAP = 30, 8
@@ -60,15 +61,16 @@ STYLE = f"{_rules(_RULES)}@media (prefers-color-scheme:dark){{{_rules(_DARK_RULE
 """CSS of a `drawing`."""
 
 
-def write_gantt(timeline: Timeline, path: Path) -> None:
-    """Draw ``timeline`` to ``path``, as its suffix says. OptionError for a suffix that is none of the three."""
+def write_gantt(path: Path, *timelines: Timeline) -> None:
+    """Draw ``timelines``, of several processes one below the other, to ``path``, as its suffix says. OptionError for a
+    suffix that is none of the three."""
     match path.suffix:
         case ".svg":
-            text = svg(timeline)
+            text = svg(*timelines)
         case ".html":
-            text = html(timeline)
+            text = html(*timelines)
         case ".json":
-            text = json.dumps(trace(timeline))
+            text = json.dumps(trace(*timelines, names=_names(timelines)))
         case _:
             raise OptionError(f"{path}: a drawing ends in .svg, .html or .json")
     try:
@@ -77,9 +79,23 @@ def write_gantt(timeline: Timeline, path: Path) -> None:
         raise OptionError(f"{path}: {error.strerror or error}") from error
 
 
-def svg(timeline: Timeline) -> str:
+def _names(timelines: Sequence[Timeline]) -> list[str]:
+    """Titles of the drawings of processes."""
+    return [f"rank {rank}" for rank in range(len(timelines))] if len(timelines) > 1 else []
+
+
+def svg(*timelines: Timeline) -> str:
     """A picture 1,200 pixels wide: passes, one lane a resource, memory below, all over the same seconds."""
-    return drawing(timeline, style=f"{STYLE}{_BACKGROUND}")
+    style = f"{STYLE}{_BACKGROUND}"
+    if len(timelines) == 1:
+        return drawing(timelines[0], style=style)
+    parts, top = [f"<style>{style}</style>"], 0
+    for timeline, name in zip(timelines, _names(timelines), strict=True):
+        drawn = _Drawing(timeline, timeline.epoch_s, name, timeline.memory)
+        parts.append(f'<g transform="translate(0,{top})">' + "\n".join(drawn.parts()) + "</g>")
+        top += drawn.height
+    box = f'class="gantt" viewBox="0 0 {_WIDTH} {top}" width="{_WIDTH}" height="{top}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>' + "\n".join(parts) + "\n</svg>\n"
 
 
 def drawing(
@@ -94,12 +110,13 @@ def drawing(
     return f'<svg xmlns="http://www.w3.org/2000/svg" {box} {size}>{inner}{body}\n</svg>\n'
 
 
-def html(timeline: Timeline) -> str:
+def html(*timelines: Timeline) -> str:
     """The picture in a page: the wheel zooms, dragging moves, pointing at something says what it is."""
+    timeline = timelines[0]
     title = escape(f"{timeline.program}: {_seconds(timeline.epoch_s)} an epoch")
     page = '<!doctype html><html lang="en"><meta charset="utf-8"><title>' + title + "</title>"
     style = "<style>body{margin:0}svg{max-width:100%;height:auto}</style>"
-    return f"{page}{style}\n{svg(timeline)}<script>{SCRIPT}</script></html>\n"
+    return f"{page}{style}\n{svg(*timelines)}<script>{SCRIPT}</script></html>\n"
 
 
 SCRIPT = f"""

@@ -138,29 +138,31 @@ def stage_statistics(workload: Workload, program: str = "train") -> list[dict[st
 
 
 def _statistics(stage: Stage, workload: Workload) -> dict[str, Any]:
+    rows = workload.own(stage.rows)
+
     def nbytes(name: str) -> int:
         matrix = workload.matrices[name]
-        return min(stage.rows, matrix.rows) * matrix.columns * matrix.itemsize
+        return len(workload.own(min(stage.rows, matrix.rows))) * matrix.columns * matrix.itemsize
 
     edges = edge_bytes = pulled_bytes = 0
     if stage.pull is not None:
         topology = workload.topologies[stage.pull.direction]
-        edges = topology.edges_of(stage.rows, workload.tile_rows)
+        edges = topology.edges_of(rows, workload.tile_rows)
         edge_bytes = edges * topology.edge_bytes(stage.pull.edge_data)
         pulled_bytes = workload.matrices[stage.pull.source].nbytes
     loaded = sum(map(nbytes, stage.loads))
     if stage.entry_bytes:
         entries = workload.topologies[Direction.FEATURES]
-        loaded += entries.edges_of(stage.rows, workload.tile_rows) * entries.edge_bytes((EdgeData.WEIGHT,))
+        loaded += entries.edges_of(rows, workload.tile_rows) * entries.edge_bytes((EdgeData.WEIGHT,))
     return {
         "stage": stage.name,
-        "rows": stage.rows,
+        "rows": len(rows),
         "edges": edges,
         "edge_bytes": edge_bytes,
         "loaded_bytes": loaded,
         "pulled_bytes": pulled_bytes,
         "stored_bytes": sum(map(nbytes, stage.stores)),
-        "multiplies": stage.rows * stage.multiplies_per_row,
+        "multiplies": len(rows) * stage.multiplies_per_row,
     }
 
 

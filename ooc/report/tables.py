@@ -208,10 +208,11 @@ def print_outcome(
         return f"{format_duration(seconds)} (median{forecast})"
 
     last, scratch_bytes = records[-1], 0
-    epoch_s = wait_s = read_bytes = written_bytes = None
+    epoch_s = wait_s = read_bytes = written_bytes = received = None
     if report is not None:
         epoch_s, wait_s, scratch_bytes = report.timeline.epoch_s, report.timeline.wait_s, report.plan.spill_bytes
         read_bytes, written_bytes = report.ssd_read_bytes, report.ssd_write_bytes
+        received = sum(report.plan.received_bytes(report.program))
     rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores(last))]
     best = best_record(records, rising=metric.higher_is_better)
     if best is not None and best.epoch != last.epoch:
@@ -221,6 +222,7 @@ def print_outcome(
         ("waiting for SSD", median("io_wait_s", wait_s)),
         moved("SSD read", "ssd_read_bytes", read_bytes),
         moved("SSD written", "ssd_write_bytes", written_bytes),
+        *([moved("received", "received_bytes", received)] if any(r.received_bytes for r in records) else ()),
         *(moved(title, field) for title, field in _OVER_PCIE if any(getattr(r, field) for r in records)),
         ("data on disk", f"{format_size(store_bytes)} store + {format_size(scratch_bytes)} scratch"),
         *(_peaks(records, report) if report else ()),

@@ -274,6 +274,8 @@ class Scorer:
         self.host_bytes = 0
         self.device_bytes = 2 * len(SPLITS) * outputs * TALLY_BYTES
         """Of every split so far and of one tile."""
+        self.outputs: Floats | None = None
+        """What is kept of every row [rows, L], if anything is."""
 
     def begin(self) -> None:
         self._tallies = {}
@@ -311,25 +313,24 @@ class RankingScorer(Scorer):
         # Logits as they are, or the margin between two, which float64 takes without rounding ties.
         single = dtype is torch.float32 and store.task is Task.MULTILABEL
         self._type = np.dtype(np.float32) if single else np.dtype(np.float64)
-        self._outputs: npt.NDArray[np.floating] | None = None
         self.host_bytes = rows * (columns * self._type.itemsize + store.array("y").row_bytes + RANKING_BYTES)
         """Collected outputs, labels and splits, and what ranking a column takes."""
 
     def begin(self) -> None:
-        if self._outputs is None:
-            self._outputs = np.empty(self._shape, dtype=self._type)
+        if self.outputs is None:
+            self.outputs = np.empty(self._shape, dtype=self._type)
 
     def of_rows(self, rows: Tensor, outputs_rC: Tensor, labels: Tensor) -> None:
         """Keep the outputs; ``rows`` [r] of different calls are different."""
-        assert self._outputs is not None
+        assert self.outputs is not None
         if labels.dim() == 1:
             outputs_rC = outputs_rC.double()
             outputs_rC = outputs_rC[:, 1:2] - outputs_rC[:, 0:1]
-        self._outputs[rows.cpu().numpy()] = outputs_rC.cpu().numpy()
+        self.outputs[rows.cpu().numpy()] = outputs_rC.cpu().numpy()
 
     def scores(self) -> dict[str, float | None]:
         """By split, the mean over the columns for which the metric is defined."""
-        assert self._outputs is not None
+        assert self.outputs is not None
         rows, columns = self._shape
         labels = self._store.array("y").read(0, rows).reshape(rows, columns)
         found: dict[str, float | None] = {}
@@ -338,7 +339,7 @@ class RankingScorer(Scorer):
             ranked = []
             for k in range(columns):
                 known = members & (labels[:, k] >= 0) if self._store.num_incomplete else members
-                ranked.append(self._rank(self._outputs[known, k], labels[known, k] == 1))
+                ranked.append(self._rank(self.outputs[known, k], labels[known, k] == 1))
             defined = [score for score in ranked if score is not None]
             found[split] = sum(defined) / len(defined) if defined else None
         return found

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ooc.engine.exchange import Exchange
 from ooc.model.stages import Contribution, Tile
 from ooc.model.task import Targets
 from ooc.storage.store import SPLITS, Store, Task
@@ -127,10 +128,13 @@ class Objective:
         self._targets.refuse_damaged()
         return float(self._loss_sum) / self._loss.divisor
 
-    def scores(self) -> dict[str, float | None]:
-        """The metric by split, when all tiles are reduced; None where it is not defined (an empty split).
+    def scores(self, exchange: Exchange | None = None) -> dict[str, float | None]:
+        """The metric by split, when all tiles are reduced; None where it is not defined (an empty split). ``exchange``:
+        with the processes that have the other rows.
 
         StoreError if a row of a split has no label.
         """
         self._targets.refuse_damaged()
+        if exchange is not None and self._scorer.outputs is not None:
+            exchange.rows(torch.from_numpy(self._scorer.outputs), counted=False)
         return self._scorer.scores()

@@ -26,6 +26,7 @@ from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.prefetch.cuda import Cuda
 from ooc.prefetch.device import Device
 from ooc.profile import known_hardware
+from ooc.ranks import ALONE, Ranks
 from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store
 
@@ -69,6 +70,8 @@ class Resources:
     ``spill_dtype``: the type that intermediates are rounded to between passes, wherever they wait (None: none);
     and ``device`` (None: the CPU), whose arithmetic rounds in its own way. On a device one thread launches everything.
 
+    ``ranks``: the processes that share the rows of the graph.
+
     ``tile_rows``: 0 until the model is known (``for_model``), unless the user says.
     """
 
@@ -80,6 +83,7 @@ class Resources:
     spill_dtype: torch.dtype | None = None
     hardware: Hardware = UNMEASURED
     device: Device | None = None
+    ranks: Ranks = ALONE
 
     @property
     def place(self) -> torch.device:
@@ -134,6 +138,18 @@ class Resources:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
         self.listener(Note(text))
         return replace(self, limits=replace(limits, device_bytes=device, host_bytes=host))
+
+    def shared_with(self, ranks: Ranks) -> Self:
+        """What is this process's of it, where ``ranks`` train one graph together. OptionError on a GPU."""
+        if ranks.count == 1:
+            return self
+        if self.device is not None:
+            raise OptionError("several processes train the full graph on the CPU; give device='cpu', or start one")
+        limits, count = self.limits, ranks.local_count
+        device_bytes = limits.device_bytes // count if limits.one_memory else limits.device_bytes
+        own = replace(limits, device_bytes=device_bytes, host_bytes=limits.host_bytes // count)
+        limits, hardware = ranks.told(lambda: (own, self.hardware))  # then all of them plan alike
+        return replace(self, limits=limits, hardware=hardware, ranks=ranks)
 
     @property
     def overhead_bytes(self) -> int:

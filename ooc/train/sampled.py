@@ -28,7 +28,7 @@ from ooc.model.task import Targets
 from ooc.offloading.measure import DryRuns, SavingPlan
 from ooc.offloading.offload import Offload
 from ooc.plan.workload import EdgeData, Fate
-from ooc.ranks import Ranks, RunningStatistics, StepSum
+from ooc.ranks import RunningStatistics, StepSum
 from ooc.sampling.loader import NeighborLoader
 from ooc.sampling.normalization import GcnNormalization
 from ooc.sampling.sampler import key_of
@@ -36,9 +36,8 @@ from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
 from ooc.train.loss import resolve_loss
 from ooc.train.resources import Resources
-from ooc.train.run import FollowedRun, RunFolder
 from ooc.train.setup import Job, Saving, edge_data_used, lower_model
-from ooc.train.trainer import Scores, Trainer, open_run_folder
+from ooc.train.trainer import Scores, Trainer
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -80,25 +79,20 @@ class SampledTrainer(Trainer):
         for name, values in _FULL_GRAPH.items():
             if options.get(name, values[0]) not in values:
                 raise OptionError(f"{name}={options[name]!r} is of full-graph training, not of batches")
-        self.sampling, self.ranks = sampling, Ranks.of_environment()
-        if self.ranks.count > sampling.accumulate:
-            raise OptionError(
-                f"a step of {sampling.accumulate} batches has none for some of {self.ranks.count} processes; give "
-                f"accumulate={self.ranks.count} or more (the batches of a step, of all processes together)"
-            )
-        self._is_rounded = options.get("compute_dtype") == "bfloat16"
-        out, seed = options.get("out"), options.get("seed", 0)
-        run = out if isinstance(out, RunFolder) else self.ranks.told(lambda: open_run_folder(out, seed))
-        options["out"] = FollowedRun.of(run) if self.ranks.rank and run is not None else run
+        self.sampling, self._is_rounded = sampling, options.get("compute_dtype") == "bfloat16"
         super().__init__(model, graph, **options)
 
     def _job(self, make: partial[Job], resources: Resources) -> Job:
         """Batches first; scoring is planned within what they leave when they are over."""
         model, store, sampling = self.model, self.store, self.sampling
+        if self.ranks.count > sampling.accumulate:
+            raise OptionError(
+                f"a step of {sampling.accumulate} batches has none for some of {self.ranks.count} processes; give "
+                f"accumulate={self.ranks.count} or more (the batches of a step, of all processes together)"
+            )
         left_out, loss = make.keywords["ignore_edge_data"], make.keywords["loss"]
         self._seed, self._input_dropout = make.keywords["seed"], make.keywords["input_dropout"]
         self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
-        self.ranks.share(model)
         self._statistics = RunningStatistics(model, self.ranks)
         self._listener, self._hardware, self._scratch = resources.listener, resources.hardware, resources.spill_dir
         self._saving: SavingPlan | None = None

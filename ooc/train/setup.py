@@ -8,7 +8,7 @@ bytes a node (``ooc.engine.shuffle_counts``). ``Job.ready`` is what a ``Session`
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cache, lru_cache
 from math import inf
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ooc.engine.exchange import Exchange, divide_rows
 from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared
 from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
@@ -27,13 +28,15 @@ from ooc.model.graph import ActiveRows, GraphRows, Scaling, load_rows, most_edge
 from ooc.model.lowering.assembly import Setting
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.stages import StageBuilder, Step
+from ooc.model.stages import StageBuilder, Step, panel_rows
 from ooc.model.workload import STORE_MATRICES, EdgeCounts, TileEdges, counted, describe_workload, matrix_columns, stored
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.graphs import GraphStatistics, reach, spread_edges
+from ooc.plan.layout.layout import Layout
 from ooc.plan.planner import choose_workload
 from ooc.plan.problem import Problem
-from ooc.plan.program.capacity import budget_of
+from ooc.plan.program.capacity import Capacity, budget_of
+from ooc.plan.program.plan import build_plan
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import minimum_memory
 from ooc.plan.workload import Direction, EdgeData
@@ -189,6 +192,7 @@ class Job:
         )
         self._extra_device_bytes = extra_device_bytes + resources.overhead_bytes
         self._candidates: dict[frozenset[int], Candidate] = {}
+        self._shares: list[range] = []
 
     @property
     def workload(self) -> Workload:
@@ -199,8 +203,16 @@ class Job:
         """What is to be done, and the verified plan for a machine within ``limits``; BudgetError where there is none,
         with the least budgets that would do."""
         self._admit_rows(limits, hardware)
+        if self.resources.ranks.count > 1:
+            self._shared_out()
         candidate, plan = self._choose(limits, hardware)
         return candidate.workload, plan
+
+    def plans_by_rank(self, limits: Limits, hardware: Hardware) -> list[tuple[Workload, Plan]]:
+        """The same of each of the processes that train the graph together."""
+        workload, plan = self.plan(limits, hardware)
+        others = [self._own_part(workload, plan, share, limits, hardware) for share in self._shares[1:]]
+        return [(workload, plan), *others]
 
     def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
         """The least memory that training takes, part by part; bytes. Where nothing is recomputed. Of ``limits`` only
@@ -217,7 +229,11 @@ class Job:
         self._rows = load_rows(self._store, network.scalings, network.dtype, on_device=resources.on_device)
         self._counts = replace(self._counts, tile_edges=counted(self._rows))
         self._candidates.clear()
+        exchange = self._shared_out() if resources.ranks.count > 1 else None
         candidate, plan = self._choose(resources.limits, resources.hardware)
+        if exchange is not None:
+            own = exchange.own, resources.limits, resources.hardware
+            _, plan = self._own_part(candidate.workload, plan, *own)
         return Prepared(
             store=self._store,
             network=network,
@@ -231,7 +247,32 @@ class Job:
             threads=resources.threads,
             device=resources.device,
             listener=resources.listener,
+            exchange=exchange,
         )
+
+    def _shared_out(self) -> Exchange:
+        """A share of the rows for every process, of about as many edges, a row being worth those of an average row."""
+        resources, store = self.resources, self._store
+        ranks, nodes, height = resources.ranks, store.num_nodes, panel_rows(store.num_nodes, resources.tile_rows)
+        edges = np.asarray(self._counts.tile_edges(Direction.IN, height))
+        heights = np.minimum(height, nodes - height * np.arange(len(edges) - 1))
+        weights = np.diff(edges) + heights * max(1, store.num_edges / nodes)
+        if len(weights) < ranks.count:
+            raise OptionError(
+                f"{store.path} has rows for {len(weights)} processes, of {height} each; {ranks.count} are too many"
+            )
+        self._shares = divide_rows(weights.tolist(), height, nodes, ranks.count)
+        return Exchange(ranks, self._shares)
+
+    def _own_part(
+        self, workload: Workload, plan: Plan, share: range, limits: Limits, hardware: Hardware
+    ) -> tuple[Workload, Plan]:
+        """Of a plan that all processes have made alike for the first one's share: the same for another one."""
+        layout = Layout(**{field.name: getattr(plan, field.name) for field in fields(Layout)})
+        workload = replace(workload, share=share)
+        own = build_plan(layout, Capacity(workload, limits, hardware))
+        verify_plan(own)
+        return workload, own
 
     def _admit_rows(self, limits: Limits, hardware: Hardware) -> None:
         """BudgetError where the host budget is smaller than what is known of every row and what is needed besides."""
@@ -274,6 +315,9 @@ class Job:
             on_device=resources.on_device,
             sparse="x" if store.sparse_features is not None else None,
         )
+        if self._shares:
+            height = panel_rows(store.num_nodes, resources.tile_rows)
+            builder.panels_held += max(-(-len(share) // height) for share in self._shares)
         steps = self._programs(builder)
         workload = describe_workload(
             network,
@@ -293,6 +337,8 @@ class Job:
             kept = tuple(replace(one, recomputable=False) for one in kept)
         fixed = workload.fixed_device_bytes + self._extra_device_bytes
         workload = replace(workload, fixed_device_bytes=fixed, kept=kept)
+        if self._shares:  # what is shuffled by way of files is another process's as well
+            workload = replace(workload, share=self._shares[0], scatter_counts={}, bucketing=None)
         self._candidates[recomputed] = made = Candidate(builder=builder, steps=steps, workload=workload)
         return made
 

@@ -32,6 +32,7 @@ from ooc.prefetch.device import Device
 from ooc.progress.display import displayed
 from ooc.progress.live import TrainingView
 from ooc.progress.promise import is_evaluated, promise_of, usual_program
+from ooc.ranks import Ranks
 from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
 from ooc.train.loss import RowsLoss
@@ -39,7 +40,7 @@ from ooc.train.metrics import resolve_metric
 from ooc.train.model_snapshot import ModelSnapshot
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources, spill_folder
-from ooc.train.run import RunFolder, holds_run
+from ooc.train.run import FollowedRun, RunFolder, holds_run
 from ooc.train.schedule import Scheduler, Schedules
 from ooc.train.setup import Job, Saving, Tuning, check_optimizer, prepare
 from ooc.train.state import TrainingState
@@ -56,6 +57,10 @@ class Trainer:
     """Trains ``model`` in place, exactly, on the whole graph in ``graph``, within the memory it is given.
 
     A context manager; ``close`` frees arenas, threads and spill files.
+
+    Where ``torchrun`` has started several processes, each computes a share of the rows, and all make the same steps:
+    their number changes no result. ``memory`` and ``host_budget`` are then those of all processes of a machine, which
+    share them equally. The first one writes the run.
     """
 
     @interruptible_by_ctrl_c()
@@ -159,7 +164,7 @@ class Trainer:
         return self._scores()
 
     def _scores(self) -> Scores:
-        return {f"{split}_acc": score for split, score in self._objective.scores().items()}
+        return {f"{split}_acc": score for split, score in self._objective.scores(self._prepared.exchange).items()}
 
     @interruptible_by_ctrl_c()
     def predict(
@@ -327,7 +332,11 @@ class Trainer:
 
         Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
         """
-        scratch = spill_folder(spill_dir, out.path if isinstance(out, RunFolder) else out, graph)
+        self.ranks = ranks = Ranks.of_environment()
+        out = out if isinstance(out, RunFolder) else ranks.told(lambda: open_run_folder(out, seed))
+        if ranks.rank and out is not None:
+            out = FollowedRun.of(out)
+        scratch = spill_folder(spill_dir, None if out is None else out.path, graph)
         resources = Resources.parse(
             gpu_budget,
             host_budget,
@@ -352,6 +361,7 @@ class Trainer:
             self._converted, graph = _converted(graph, scratch, resources)
         self.model, self.store = model, graph
         self.metric = resolve_metric(metric, graph.task, graph.num_classes)
+        ranks.share(model)
         self.optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
         check_optimizer(self.optimizer, model)
         if clip_norm is not None and not clip_norm > 0:
@@ -374,7 +384,10 @@ class Trainer:
             optimizer_options=self.optimizer.param_groups,
         )
         job = self._job(make, resources)
-        self._resources, self._objective = job.resources, job.objective
+        self._resources, self._objective = (
+            replace(job.resources, ranks=Ranks()),
+            job.objective,
+        )  # each predicts by itself
         self._prepared = job.ready()
         self.hardware, self.limits = job.resources.hardware, job.resources.limits
         self.workload, self.plan = self._prepared.workload, self._prepared.plan
@@ -383,7 +396,7 @@ class Trainer:
             self._objective.count_split_rows(graph)
         models = [model] if average is None else [model, average]
         self._session = Session(self._prepared, models, self.optimizer)
-        self._run = open_run_folder(out, seed)
+        self._run = out
         if self._run is not None:  # what lists of runs show (ooc runs)
             facts = {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
             self._run.config |= facts
@@ -396,7 +409,7 @@ class Trainer:
 
     def _job(self, make: partial[Job], resources: Resources) -> Job:
         """What is planned. Who takes memory for more than it has it made of less."""
-        return make(resources)
+        return make(resources.shared_with(self.ranks))
 
     @interruptible_by_ctrl_c()
     def close(self) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ooc.engine.program_run import ProgramRun
 from ooc.errors import BudgetError, SpillError
+from ooc.model.stages import PanelSums
 from ooc.plan import ColumnPass, Limits, Plan, make_plan
 from ooc.plan.layout.passes import sweeps_of
 from ooc.plan.program.sequence import Use
@@ -207,7 +208,9 @@ class Run:
     def run(self, name: str) -> tuple[int, int, int, int]:
         """Once; the bytes it has moved."""
         before = self.moved()
-        run: Any = ProgramRun(SimpleNamespace(workspace=self.workspace, plan=self.plan), name, [], lambda tile: None)  # type: ignore[arg-type]
+        run: Any = ProgramRun(
+            SimpleNamespace(workspace=self.workspace, plan=self.plan), name, [], PanelSums(lambda tile: None, 1)
+        )  # type: ignore[arg-type]
         run.warm_up()
         self.buffered.clear()
         for item in run.passes:

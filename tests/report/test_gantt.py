@@ -50,7 +50,7 @@ def test_the_trace_holds_every_event_in_microseconds(timeline: Timeline) -> None
 @pytest.mark.parametrize("suffix", ["svg", "html", "json"])
 def test_the_suffix_chooses_the_form(timeline: Timeline, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"plan.{suffix}"
-    write_gantt(timeline, path)
+    write_gantt(path, timeline)
     text = path.read_text(encoding="utf-8")
     match suffix:
         case "svg":
@@ -68,6 +68,6 @@ def test_the_suffix_chooses_the_form(timeline: Timeline, tmp_path: Path, suffix:
 
 def test_another_suffix_and_a_folder_that_is_not_there_are_refused(timeline: Timeline, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"a drawing ends in \.svg, \.html or \.json"):
-        write_gantt(timeline, tmp_path / "plan.png")
+        write_gantt(tmp_path / "plan.png", timeline)
     with pytest.raises(OptionError, match="No such file or directory"):
-        write_gantt(timeline, tmp_path / "none" / "plan.svg")
+        write_gantt(tmp_path / "none" / "plan.svg", timeline)

@@ -408,16 +408,13 @@ _NOT_SAMPLED = {
 """Options of full-graph training alone, and why."""
 
 
-def check_sampling(settings: TrainSettings, *, one_of_several: bool = False) -> None:
-    """OptionError for options of sampled batches where the full graph is trained, and the other way round;
-    ``one_of_several``: several processes are to train."""
+def check_sampling(settings: TrainSettings) -> None:
+    """OptionError for options of sampled batches where the full graph is trained, and the other way round."""
     defaults = TrainSettings(store=settings.store)
     given = {one.name for one in fields(settings) if getattr(settings, one.name) != getattr(defaults, one.name)}
     if settings.sampler == "none":
         for name in given & {"fanouts", "batch_size", "accumulate"}:
             raise OptionError(f"--{name.replace('_', '-')} is of sampled mini-batches; give --sampler neighbor, too")
-        if one_of_several:
-            raise OptionError("several processes train sampled batches only; give --sampler neighbor, or one process")
         return
     for name, reason in _NOT_SAMPLED.items():
         if name in given:

@@ -135,6 +135,11 @@ class Made:
         self._values: tuple[Tensor, Tensor | None] | None = None
         self._making = Lock()
 
+    @property
+    def sums(self) -> tuple[Summed, ...]:
+        """What tiles add to, where the weight or the bias is made."""
+        return self._sums or ()
+
     def values(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias, without a gradient. On any thread."""
         with self._making:  # so that threads do not each make one

@@ -196,12 +196,21 @@ def tile_moments(rows_RC: Tensor) -> TileMoments:
     return TileMoments(rows_RC.shape[0], mean, centred.square_().sum(dim=0))
 
 
+def joined(one: TileMoments, other: TileMoments) -> TileMoments:
+    """Those of the rows of both, by the formulas of Chan, Golub and LeVeque ("Updating formulae and a pairwise
+    algorithm for computing sample variances", 1979), which lose no digits however far the mean is from zero."""
+    total = one.count + other.count
+    delta = other.mean - one.mean
+    mean = one.mean + delta * (other.count / total)
+    return TileMoments(
+        total, mean, one.deviations + other.deviations + delta.square() * (one.count * other.count / total)
+    )
+
+
 class Statistics:
     """The moments of one matrix of C columns, as far as its tiles are there, and the gradients of both.
 
-    Two tiles' moments are one by the formulas of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm
-    for computing sample variances", 1979), which lose no digits however far the mean is from zero. Sums are held in
-    float64 and added in the order of the tiles, so results do not depend on plans, budgets or threads.
+    Sums are held in float64 and added in the order of the tiles, so results do not depend on plans, budgets or threads.
 
     ``update`` is told the moments when they are complete: mean, biased variance, number of rows. Tiles are added by
     one thread, moments are read by many, after the last tile.
@@ -214,10 +223,10 @@ class Statistics:
 
     def begin(self) -> None:
         """Forget all tiles."""
-        self._count = 0
-        self._mean, self._deviations, self._d_mean, self._d_variance = (
+        mean, deviations, self._d_mean, self._d_variance = (
             torch.zeros(self._columns, dtype=torch.float64) for _ in range(4)
         )
+        self._found = TileMoments(0, mean, deviations)
 
     @property
     def nbytes(self) -> int:
@@ -226,13 +235,9 @@ class Statistics:
     def add(self, tile: TileMoments, *, rows: int) -> None:
         """Take in a tile; ``rows`` is how many there will be in all."""
         self._go_to(tile.mean.device)
-        total = self._count + tile.count
-        delta = tile.mean - self._mean
-        self._mean = self._mean + delta * (tile.count / total)
-        self._deviations = self._deviations + tile.deviations + delta.square() * (self._count * tile.count / total)
-        self._count = total
-        if total == rows and self._update is not None:
-            self._update(self._mean, self._deviations / total, total)
+        self._found = found = joined(self._found, tile)
+        if found.count == rows and self._update is not None:
+            self._update(found.mean, found.deviations / rows, rows)
 
     def add_gradients(self, d_mean: Tensor, d_variance: Tensor) -> None:
         """Take in what a tile found for the gradients of both moments."""
@@ -242,20 +247,21 @@ class Statistics:
 
     def _go_to(self, place: torch.device) -> None:
         """Be where tiles are computed."""
-        if self._mean.device != place:
-            self._mean, self._deviations = self._mean.to(place), self._deviations.to(place)
+        if self._d_mean.device != place:
+            found = self._found
+            self._found = TileMoments(found.count, found.mean.to(place), found.deviations.to(place))
             self._d_mean, self._d_variance = self._d_mean.to(place), self._d_variance.to(place)
 
     def moments(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Mean and biased variance, [C] each."""
-        return self._mean.to(dtype), (self._deviations / self._count).to(dtype)
+        return self._found.mean.to(dtype), (self._found.deviations / self._found.count).to(dtype)
 
     def gradient(self, rows_RC: Tensor) -> Tensor:
         """What the gradients of both moments add to those of some rows of the matrix itself, [R, C]."""
         dtype = rows_RC.dtype
-        slope = (2 * self._d_variance / self._count).to(dtype)
-        level = (self._d_mean / self._count).to(dtype)
-        return (rows_RC - self._mean.to(dtype)) * slope + level
+        slope = (2 * self._d_variance / self._found.count).to(dtype)
+        level = (self._d_mean / self._found.count).to(dtype)
+        return (rows_RC - self._found.mean.to(dtype)) * slope + level
 
 
 class Moments(Value):

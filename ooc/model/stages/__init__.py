@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of a network: when each value is computed, and what is computed for a tile of rows.
 
-Reading order: schedule (which value in which stage, what is kept), recomputation (what is not kept but computed
-again), program (how stages are described, and what they store for each other), forward and backward (the stages as
-functions of tiles), builder (the programs), names (what matrices are called), context (what these share).
+Reading order: schedule (which value in which stage, what is kept), recomputation (what is not kept but computed again),
+program (how stages are described, and what they store for each other), forward and backward (the stages as functions of
+tiles), builder (the programs), panels (the order in which tiles are added up), names (what matrices are called),
+context (what these share).
 """
 
 from ooc.model.stages.builder import StageBuilder
 from ooc.model.stages.context import Contribution, Kernel, Sink, Step, Tensors, Tile
+from ooc.model.stages.panels import PanelSums, panel_rows
 
-__all__ = ["Contribution", "Kernel", "Sink", "StageBuilder", "Step", "Tensors", "Tile"]
+__all__ = ["Contribution", "Kernel", "PanelSums", "Sink", "StageBuilder", "Step", "Tensors", "Tile", "panel_rows"]

@@ -92,7 +92,8 @@ class StageContext:
     """``epoch`` keys the dropout masks. ``columns`` are those of every matrix that a stage names; stages add theirs.
     ``place`` is where tiles are computed, ``on_device`` whether the machine that is planned for has memory of its own
     there: it may be another one than this. ``sparse``: the matrix that comes without its zeros. ``packed``: those of
-    bits, whose columns are bytes. ``read_rows``: how many rows of a matrix stages load."""
+    bits, whose columns are bytes. ``read_rows``: how many rows of a matrix stages load. ``panels_held``: how many
+    panels' sums of a stage are held at once, beside those of tiles."""
 
     network: Network
     rows: GraphRows
@@ -105,6 +106,7 @@ class StageContext:
     on_device: bool
     sparse: str | None = None
     epoch: int = 0
+    panels_held: int = 1
     packed: set[str] = field(default_factory=set)
     read_rows: dict[str, int] = field(default_factory=dict)
 

@@ -64,6 +64,16 @@ class Grid:
         last = self.slabs - 1
         return self.slab_offset(last) + align_up(self.slab_nbytes(last))
 
+    def parts(self, rows: range | None) -> list[tuple[int, int]]:
+        """Where in the file the blocks lie that have some of ``rows`` (None: of all): offsets and bytes."""
+        if rows is None:
+            return [(0, self.file_nbytes)]
+        blocks = range(rows.start // self.block_rows, -(-min(rows.stop, self.rows) // self.block_rows))
+        nbytes = self.block_rows * self.itemsize * len(blocks)
+        return [
+            (self.block_offset(slab, blocks.start), nbytes * self.width(slab)) for slab in range(self.slabs) if blocks
+        ]
+
 
 def block_height(*, step_rows: int, row_bytes: int, frame_bytes: int) -> int:
     """The most rows of ``row_bytes`` that fit a frame: ``step_rows`` times a power of two, or divided by one."""

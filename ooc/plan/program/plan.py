@@ -14,12 +14,14 @@ from typing import Any, NamedTuple, Self
 
 from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.layout.passes import (
+    RowPass,
     edges_name,
     edges_swept,
     pulled_columns,
     shuffles_in,
     streamed_read_bytes,
     streamed_write_bytes,
+    sweeps_of,
 )
 from ooc.plan.layout.shuffle import BucketedRows, PartialSums, Shuffle
 from ooc.plan.program.capacity import Capacity, capacity_of
@@ -58,6 +60,7 @@ class Plan(Layout):
     """A layout, unrolled. ``regions``, ``unrolled`` and ``staged`` are by program; passes are counted within their
     program.
 
+    ``share``: the rows that this process computes, where it is one of several; the regions hold those of all.
     ``recomputed`` matrices are never kept. ``scratch_bytes`` bounds the computation's temporaries, which lie beside
     the arena and count like it.
 
@@ -77,6 +80,7 @@ class Plan(Layout):
     fixed_host_bytes: int
     device_limit_bytes: int
     host_limit_bytes: int
+    share: range | None = None
     host_frames: int = 0
     staged: dict[str, Staging] = field(default_factory=dict)
 
@@ -119,7 +123,7 @@ class Plan(Layout):
     @property
     def spill_bytes(self) -> int:
         """Free disk the run needs."""
-        blocks = sum(self.matrices[name].grid.file_nbytes for name in self.spilled)
+        blocks = sum(nbytes for name in self.spilled for _, nbytes in self.matrices[name].grid.parts(self.share))
         return blocks + sum(one.nbytes for one in self.shuffles.values())
 
     @property
@@ -172,6 +176,37 @@ class Plan(Layout):
         """Bytes that it writes there."""
         streamed = sum(streamed_write_bytes(item, self.matrices) for item in self.programs[name])
         return self.lowest(name).write_bytes + streamed
+
+    def received_bytes(self, name: str) -> list[int]:
+        """Bytes of rows that other processes send to this one in each pass of program ``name``: what is pulled, once
+        it is written, or slab by slab as it is pulled; and sums of what is scattered, from one process to the next."""
+        passes, found = self.programs[name], []
+        for item in passes:
+            rows_of: list[tuple[str, int, int]] = []  # matrix, rows that all processes write, columns
+            sweeps = sweeps_of(item)
+            if sweeps is not None:
+                source, grid = sweeps.pull.source, self.matrices[sweeps.pull.source].grid
+                written = max(one.rows for one in passes[: item.index] if source in one.stores)
+                slabs = range(sweeps.slabs) if sweeps is item else range(sweeps.slabs, grid.slabs)
+                rows_of += [(source, written, grid.width(slab)) for slab in slabs]
+            if isinstance(item, RowPass):
+                later = {one.pull.source for one in passes[item.index + 1 :] if one.pull is not None}
+                rows_of += [
+                    (one, item.rows, self.matrices[one].grid.columns)
+                    for one in item.stage.stores
+                    if one in later and self.matrices[one].whole
+                ]
+            nbytes = 0
+            for matrix, rows, columns in rows_of:
+                planned = self.matrices[matrix]
+                rows = min(rows, planned.grid.rows)
+                share = range(rows) if self.share is None else range(rows)[self.share.start : self.share.stop]
+                nbytes += (rows - len(share)) * columns * planned.region_itemsize
+            for matrix in item.pull.added_to if item.pull is not None and self.share is not None else ():
+                hands = (self.share.start > 0) + (self.share.stop < self.rows) if self.share is not None else 0
+                nbytes += hands * self.matrices[matrix].region_nbytes
+            found.append(nbytes)
+        return found
 
     @property
     def to_device_bytes(self) -> int:
@@ -297,6 +332,7 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
         fixed_host_bytes=workload.fixed_host_bytes,
         device_limit_bytes=device_limit_bytes,
         host_limit_bytes=host_limit_bytes,
+        share=workload.share,
         host_frames=max([IN_TRANSFER, *(s.program.frames for s in staged.values())]) if staged else 0,
         staged=staged,
     )

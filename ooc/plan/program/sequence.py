@@ -112,26 +112,29 @@ def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:
 
 
 @lru_cache(maxsize=8)
-def _row_bounds(rows: int, step_rows: int) -> tuple[int, ...]:
-    """Where steps begin and end: the same numbers for all passes over as many rows, as there are thousands of them."""
-    return (*range(0, rows, step_rows), rows)
+def _row_bounds(rows: range, step_rows: int) -> tuple[int, ...]:
+    """Where steps over ``rows`` begin and end, at least one: the same numbers for all passes over the same rows, as
+    there are thousands of them. Steps of all processes are cut alike, but for those that two of them share."""
+    return (rows.start, *range((rows.start // step_rows + 1) * step_rows, rows.stop, step_rows), rows.stop)
 
 
-def row_spans(grid: Grid, base: int, slabs: range, first_step: int, steps: Sequence[Step], use: Use) -> list[Span]:
+def row_spans(
+    grid: Grid, base: int, slabs: range, first_step: int, steps: Sequence[Step], height: int, use: Use
+) -> list[Span]:
     """Uses of the blocks of ``slabs`` by ``steps``, consecutive steps from number ``first_step`` on.
 
-    The steps go over rows in one direction, all of one height that divides the blocks', from row 0 or down to it.
+    The steps go over rows in one direction. They are of one ``height``, which divides the blocks' or is a multiple of
+    it, but for the first and the last rows.
     """
-    if not steps:
+    start, count = min(steps[0].start, steps[-1].start), len(steps)
+    rows = min(grid.rows, max(steps[0].stop, steps[-1].stop))
+    if rows <= start:
         return []
-    height = max(step.stop - step.start for step in steps)
-    count = len(steps)
-    rows = min(grid.rows, max(step.stop for step in steps))
-    reverse, blocks = steps[0].start > steps[-1].start, grid.blocks
+    reverse, blocks, before = steps[0].start > steps[-1].start, grid.blocks, start // height
     spans = []
-    for block in range(-(-rows // grid.block_rows)):
-        low = block * grid.block_rows // height
-        high = min(count, -(-min(rows, (block + 1) * grid.block_rows) // height)) - 1
+    for block in range(start // grid.block_rows, -(-rows // grid.block_rows)):
+        low = max(start, block * grid.block_rows) // height - before
+        high = min(count, -(-min(rows, (block + 1) * grid.block_rows) // height) - before) - 1
         first, last = (count - 1 - high, count - 1 - low) if reverse else (low, high)
         first, last = first_step + first, first_step + last
         spans += [Span(first, last, base + k * blocks + block, use) for k in slabs]
@@ -183,13 +186,14 @@ def _row_uses(
     item: RowPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
     slab = item.sweeps.slabs if item.sweeps else -1
-    steps = [Step(item.index, slab, *bounds) for bounds in pairwise(_row_bounds(item.rows, layout.step_rows))]
+    bounds = _row_bounds(workload.own(item.rows), layout.step_rows)
+    steps = [Step(item.index, slab, *each) for each in pairwise(bounds)]
     if item.reverse:
         steps.reverse()
     spans: list[Span] = []
     for name, slabs, is_stored in blocks_of(item, layout.matrices, passes):
         use = Use.WRITE if is_stored else Use.READ
-        spans += row_spans(layout.matrices[name].grid, blocks.base(name), slabs, first, steps, use)
+        spans += row_spans(layout.matrices[name].grid, blocks.base(name), slabs, first, steps, layout.step_rows, use)
     spans += _edges(item, first, steps, layout, workload, blocks)
     return steps, spans
 
@@ -198,25 +202,27 @@ def _column_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
-    row_bounds = _row_bounds(item.rows, column_step_rows(item, layout.matrices, layout.step_rows))
+    height = column_step_rows(item, layout.matrices, layout.step_rows)
+    row_bounds = _row_bounds(workload.own(item.rows), height)
     steps = [Step(item.index, slab, *bounds) for slab in range(item.slabs) for bounds in pairwise(row_bounds)]
     sweep = len(row_bounds) - 1
-    rows = next((p.rows for p in passes if item.pull.source in p.stores), source.rows)
+    written = workload.own(next((p.rows for p in passes if item.pull.source in p.stores), source.rows))
+    copies = range(written.start // source.block_rows, -(-written.stop // source.block_rows) if written else 0)
     spans: list[Span] = []
     for slab in range(item.slabs):
         at = first + slab * sweep
         mine = steps[slab * sweep : (slab + 1) * sweep]
-        spans += row_spans(target, blocks.base(item.output), range(slab, slab + 1), at, mine, Use.WRITE)
+        spans += row_spans(target, blocks.base(item.output), range(slab, slab + 1), at, mine, height, Use.WRITE)
         spans += _edges(item, at, mine, layout, workload, blocks)
         for name in item.pull.own:
             planned = layout.matrices[name]
             if not planned.whole:
                 slabs = slabs_beside(source, planned.grid, slab)
-                spans += row_spans(planned.grid, blocks.base(name), slabs, at, mine, Use.READ)
+                spans += row_spans(planned.grid, blocks.base(name), slabs, at, mine, height, Use.READ)
     for slab in range(direct_slabs(passes, item), source.slabs):  # one that is left to the row pass with its first step
         when = first + max(0, slab - item.slab_buffers + 1) * sweep
         copied = blocks.base(item.pull.source) + slab * source.blocks
-        spans += [Span(when, when, copied + block, Use.COPY) for block in range(-(-rows // source.block_rows))]
+        spans += [Span(when, when, copied + block, Use.COPY) for block in copies]
     return steps, spans
 
 

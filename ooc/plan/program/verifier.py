@@ -167,15 +167,16 @@ def _verify_slabs(plan: Plan, program: str) -> None:
         grid, base = plan.matrices[name].grid, plan.blocks.base(name)
         first, stop = unrolled.bounds[item.index]
         sweep = (stop - first) // item.slabs
-        rows = next((one.rows for one in passes if name in one.stores), grid.rows)
-        blocks = -(-rows // grid.block_rows)
+        rows = range(next((one.rows for one in passes if name in one.stores), grid.rows))
+        rows = rows if plan.share is None else rows[plan.share.start : plan.share.stop]
+        blocks = range(rows.start // grid.block_rows, -(-rows.stop // grid.block_rows) if rows else 0)
         copied: dict[int, int] = {}
         for step in range(first, first + (grid.slabs - 1) * sweep + 1):
             copied |= dict.fromkeys((block for block, _ in unrolled.fill.get(step, ())), step)
         for slab in range(direct_slabs(passes, item), grid.slabs):
             begins, free = first + slab * sweep, first + max(0, slab - item.slab_buffers + 1) * sweep
-            numbers = range(base + slab * grid.blocks, base + slab * grid.blocks + blocks)
-            if not all(free <= copied.get(block, -1) <= begins for block in numbers):
+            at = base + slab * grid.blocks
+            if not all(free <= copied.get(at + block, -1) <= begins for block in blocks):
                 raise AssertionError(f"{program}: slab {slab} of {name} is not in its buffer when it is pulled")
 
 

@@ -219,7 +219,7 @@ class Replay:
         if item.pull is not None:
             source = self.plan.matrices[item.pull.source]
             topology, tile = self.workload.topologies[item.pull.direction], self.plan.tile_rows
-            edges = topology.edges_of(step.stop, tile) - topology.edges_of(step.start, tile)
+            edges = topology.edges_of(range(step.start, step.stop), tile)
             width = source.matrix.columns if step.slab < 0 else source.grid.width(step.slab)
         portion = Portion(step.stop - step.start, edges, width, width, 1)
         known = self.computing.get(portion)

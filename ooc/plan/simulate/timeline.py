@@ -20,6 +20,8 @@ class Resource(Enum):
     TO_HOST = "to host"
     SSD_READ = "SSD reads"
     SSD_WRITE = "SSD writes"
+    LINK = "link"
+    """From the other processes."""
 
 
 class Event(NamedTuple):

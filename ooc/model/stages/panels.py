@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over all rows in one order, whatever the plan, the budgets and the number of processes: tiles are added up
+within a panel of rows, in the order of the stage, then the panels' sums in the same order.
+
+How many rows a panel has goes by the number of rows alone. Several processes compute whole panels each, tell each other
+their sums and add them up alike; with few tiles each is a panel.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+
+from ooc.model.lowering.network import Network, values_of
+from ooc.model.lowering.projection import Projection
+from ooc.model.lowering.values import Moments, Summed, joined
+from ooc.model.stages.context import Contribution, Tile
+
+PANELS = 32
+"""At most."""
+
+
+def panel_rows(rows: int, tile_rows: int) -> int:
+    """Rows of a panel, of so many in all: the least power of two of tiles."""
+    tiles = -(-rows // tile_rows)
+    return tile_rows << (-(-tiles // PANELS) - 1).bit_length()
+
+
+class PanelSums:
+    """Takes in the tiles of a pass in order, and hands the sums of whole panels to ``add``; then ``end_pass``.
+
+    ``gather``: where there are several processes, from what one has of its panels, in order, to what all have.
+    """
+
+    def __init__(
+        self,
+        add: Callable[[Tile], None],
+        rows: int,
+        network: Network | None = None,
+        gather: Callable[[Sequence[Any], bool], Iterable[Any]] | None = None,
+    ) -> None:
+        self._add, self._rows, self._gather = add, rows, gather
+        self._sum: Tile | None = None
+        self._is_own = False
+        self._found: list[Tile] = []
+        self._summed: list[Summed] = []
+        self._moments: list[Moments] = []
+        if network is not None:
+            made = [v.made.sums for v in values_of(network.training) if isinstance(v, Projection) and v.own_trains]
+            self._summed += [*network.parameters, *chain.from_iterable(made)]
+            every = [*values_of(network.training), *values_of(network.evaluation)]
+            self._moments = [value for value in every if isinstance(value, Moments)]
+
+    def reduce(self, tile: Tile) -> None:
+        """The next tile."""
+        before = self._sum
+        if before is None or before.start // self._rows != tile.start // self._rows:
+            self._close()
+            tile.inputs.clear()
+            tile.factors.clear()
+            self._sum, self._is_own = tile, False
+            return
+        if not self._is_own:  # what a tile found may be a view of something
+            before.gradients = [(summed, gradient.clone()) for summed, gradient in before.gradients]
+            self._is_own = True
+        before.start, before.stop = min(before.start, tile.start), max(before.stop, tile.stop)
+        _add_gradients(before.gradients, tile.gradients)
+        _add_contribution(before.contribution, tile.contribution)
+        before.moments = [
+            (moments, joined(one, other))
+            for (moments, one), (_, other) in zip(before.moments, tile.moments, strict=True)
+        ]
+        before.moment_gradients = [
+            (moments, mean.double() + d_mean.double(), variance.double() + d_variance.double())
+            for (moments, mean, variance), (_, d_mean, d_variance) in zip(
+                before.moment_gradients, tile.moment_gradients, strict=True
+            )
+        ]
+
+    def end_pass(self, *, reverse: bool) -> None:
+        """The last tile of a pass, which goes over the rows downwards if ``reverse``, has been taken in: moments and
+        sums are complete."""
+        self._close()
+        if self._gather is None:
+            return
+        found, self._found = self._found, []
+        for panel in self._gather([self._packed(panel) for panel in found], reverse):
+            self._add(self._unpacked(panel))
+
+    def _close(self) -> None:
+        panel, self._sum = self._sum, None
+        if panel is None:
+            return
+        if self._gather is None:
+            self._add(panel)
+        elif panel.gradients or panel.moments or panel.moment_gradients or panel.contribution != Contribution():
+            self._found.append(panel)
+
+    # ---- as it goes to another process ---------------------------------------------------------------------
+
+    def _packed(self, panel: Tile) -> Any:
+        summed = {id(one): at for at, one in enumerate(self._summed)}
+        moments = {id(one): at for at, one in enumerate(self._moments)}
+        return (
+            (panel.start, panel.stop),
+            [(summed[id(one)], gradient) for one, gradient in panel.gradients],
+            panel.contribution,
+            [(moments[id(one)], found) for one, found in panel.moments],
+            [(moments[id(one)], *found) for one, *found in panel.moment_gradients],
+        )
+
+    def _unpacked(self, packed: Any) -> Tile:
+        bounds, gradients, contribution, moments, moment_gradients = packed
+        panel = Tile(bounds[0], bounds[1], {}, contribution=contribution)
+        panel.gradients = [(self._summed[at], gradient) for at, gradient in gradients]
+        panel.moments = [(self._moments[at], found) for at, found in moments]
+        panel.moment_gradients = [(self._moments[at], *found) for at, *found in moment_gradients]
+        return panel
+
+
+def _add_gradients(sums: list[tuple[Summed, Tensor]], found: Sequence[tuple[Summed, Tensor]]) -> None:
+    """Each to that of the same parameter: of one that has several in a tile, the first to the first."""
+    places: dict[int, list[Tensor]] = {}
+    for summed, total in reversed(sums):
+        places.setdefault(id(summed), []).append(total)
+    for summed, gradient in found:
+        if places.get(id(summed)):
+            places[id(summed)].pop().add_(gradient)
+        else:
+            sums.append((summed, gradient.clone()))
+
+
+def _add_contribution(total: Contribution, found: Contribution) -> None:
+    total.loss = total.loss + found.loss
+    for split, tally in found.scores.items():
+        if split in total.scores:
+            total.scores[split].add(tally)
+        else:
+            total.scores[split] = tally

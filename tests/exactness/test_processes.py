@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes train on the full graph what one does, bit for bit: losses, scores, gradients, weights."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch_geometric.nn.models import GAT, GCN
+
+import ooc
+from ooc.storage.store import Store
+from tests.exactness import layers, models
+from tests.exactness.comparison import make_trainer, tuned_trainer
+from tests.exactness.reference import ModelCase
+from tests.exactness.test_random_cases import models as any_model
+from tests.examples import examples
+from tests.graphs import GraphCase, graph_cases, random_data
+from tests.processes import together
+
+_CASE = GraphCase(nodes=150, edges=900, features=9, self_loops=15, duplicates=20, isolated=5, unlabelled=40)
+_EPOCHS = 2
+_OF_EVERY_KIND: dict[str, Callable[[int, int], nn.Module]] = {
+    "GAT": lambda f, c: GAT(f, 8, 2, c, heads=2, dropout=0.3, jk="cat"),
+    "moments": models.MODELS["GIN with batch norms"],
+    "maxima": models.MODELS["sums and maxima"],
+    "aggregated once": models.MODELS["SGC twice"],
+    "opaque layers": layers.MODELS["nothing between"],
+}
+
+
+def _outcome(model: nn.Module, store: Store, **options: Any) -> dict[str, Any]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    with tuned_trainer(model, store, optimizer=optimizer, **options) as trainer:
+        return _trained(trainer)
+
+
+def _trained(trainer: ooc.Trainer) -> dict[str, Any]:
+    records = trainer.fit(_EPOCHS, progress=False)
+    plan, last = trainer.plan, records[-1]
+    program = "train_and_score" if "train_and_score" in plan.programs else "train"
+    assert last.ssd_write_bytes == plan.bytes_written(program)
+    if trainer.ranks.count > 1:
+        assert last.received_bytes == sum(plan.received_bytes(program))
+    found = {"losses": [one.loss for one in records], "scores": trainer.evaluate()}
+    gradients = {f"gradient of {name}": p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return found | gradients | trainer.model.state_dict()
+
+
+def _assert_same(found: dict[str, Any] | None, alone: dict[str, Any], about: Any) -> None:
+    assert found is not None and found.keys() == alone.keys(), about
+    for name, value in alone.items():
+        same = torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value
+        assert same, (about, name)
+
+
+def test_every_kind_of_aggregation(tmp_path: Path) -> None:
+    """Sums, attention, maxima, opaque layers whose gradients are scattered; with what each of them stores."""
+    store = ooc.convert(random_data(_CASE), tmp_path / "g.ooc", dtype="float64")
+
+    def work(rank: int) -> dict[str, dict[str, Any]]:
+        found = {}
+        for name, make in _OF_EVERY_KIND.items():
+            torch.manual_seed(rank)  # what is not the first's begins as the first's
+            model = make(store.num_features, store.num_classes).double()
+            found[name] = _outcome(model, store, memory="300M", threads=2, tile_rows=8)
+        return found
+
+    (alone,) = together(1, tmp_path, work)
+    for found in together(3, tmp_path, work):
+        for name in _OF_EVERY_KIND:
+            _assert_same(found[name], alone[name], name)
+
+
+@settings(max_examples=examples(3), deadline=None, derandomize=True, phases=[Phase.generate])
+@given(
+    graph=graph_cases(nodes=st.integers(40, 90), edges=st.integers(0, 300), weighted=st.booleans()),
+    model=any_model(),
+    count=st.sampled_from([2, 3, 4, 8]),
+    slab_columns=st.sampled_from([None, 1, 5]),
+    block_rows=st.sampled_from([None, 4, 16]),
+    narrow=st.booleans(),
+    order=st.sampled_from(["none", "hop"]),
+)
+def test_any_case(
+    graph: GraphCase,
+    model: ModelCase,
+    count: int,
+    slab_columns: int | None,
+    block_rows: int | None,
+    narrow: bool,
+    order: Any,
+) -> None:
+    """In hop order some processes have no rows of a stage."""
+    dtype = torch.float32 if narrow else torch.float64
+    graph = GraphCase(**{**graph.__dict__, "weighted": graph.weighted and model.kind == "gcn"})
+    options = {"tile_rows": 4, "slab_columns": slab_columns, "block_rows": block_rows}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        kept = "float32" if narrow else "float64"
+        store = ooc.convert(random_data(graph, dtype=dtype), folder / "g.ooc", dtype=kept, order=order)
+
+        def work(rank: int) -> dict[str, Any]:
+            budgets = {"gpu_budget": "20M", "host_budget": "160M"}
+            with make_trainer(model, store, folder, dtype=dtype, threads=1, **budgets, **options) as trainer:
+                return _trained(trainer)
+
+        (alone,) = together(1, folder, work)
+        for rank, found in enumerate(together(count, folder, work)):
+            _assert_same(found, alone, rank)
+
+
+def test_scores_of_ranks_and_a_limit_on_memory(tmp_path: Path) -> None:
+    """What ranks all rows gathers them. Memory is that of all processes, and too little is refused by all of them."""
+    data = random_data(_CASE)
+    data.y = data.y.clamp(max=1)
+    store = ooc.convert(data, tmp_path / "g.ooc")
+
+    def work(rank: int) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = GCN(store.num_features, 8, 2, 2)
+        with pytest.raises(ooc.BudgetError, match="memory="):
+            tuned_trainer(model, store, memory="20K", threads=1, tile_rows=8)
+        return _outcome(model, store, memory="100M", metric="roc-auc", threads=1, tile_rows=8)
+
+    (alone,) = together(1, tmp_path, work)
+    for found in together(2, tmp_path, work):
+        _assert_same(found, alone, "roc-auc")
+
+
+def test_more_processes_than_panels_of_rows_are_refused(tmp_path: Path) -> None:
+    store = ooc.convert(random_data(_CASE), tmp_path / "g.ooc")
+
+    def work(rank: int) -> str:
+        with pytest.raises(ooc.OptionError) as raised:
+            tuned_trainer(GCN(store.num_features, 8, 2, store.num_classes), store, memory="100M", tile_rows=128)
+        return str(raised.value)
+
+    for found in together(3, tmp_path, work):
+        assert "has rows for 2 processes, of 128 each; 3 are too many" in found

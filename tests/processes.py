@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes of one training, forked here."""
+
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def together(count: int, folder: Path, work: Callable[[int], Any], *, meet: bool = True) -> list[Any]:
+    """What ``work`` gives each of so many forked processes of one group, by rank; None for one that is killed. They
+    ``meet`` here."""
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    children = []
+    for rank in range(count):
+        child = os.fork()
+        if child == 0:
+            try:
+                if count > 1 and meet:
+                    dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=count)
+                torch.save(work(rank), folder / f"{rank}.pt")
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    found = [folder / f"{rank}.pt" for rank in range(count)]
+    return [torch.load(path, weights_only=False) if path.exists() else None for path in found]
