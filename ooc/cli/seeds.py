@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc train --seeds``: the same training by several seeds, one run after the other."""
 
+import json
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from ooc.train.seeds import SeedRuns
 
 TrainOne = Callable[["RunFolder", TrainSettings, Reporter, Verbosity], None]
-Say = Callable[[str, dict[str, Any]], None]
 
 _MOST = 1000
 """More are a seed's number rather than how many."""
@@ -53,9 +54,9 @@ class SeedsType(_TupleType):
 
 
 def train_seeds(
-    runs: "SeedRuns", settings: TrainSettings, train: TrainOne, verbosity: Verbosity, *, say: Say | None, dry_run: bool
+    runs: "SeedRuns", settings: TrainSettings, train: TrainOne, verbosity: Verbosity, *, as_json: bool, dry_run: bool
 ) -> None:
-    """Train what is not yet trained of ``runs``, and print what all of them have come to; ``say`` as JSON.
+    """Train what is not yet trained of ``runs``, and print what all of them have come to.
 
     KeyboardInterrupt after having said how to go on.
     """
@@ -64,11 +65,11 @@ def train_seeds(
     from ooc.report.seeds import describe_seed, describe_summary, summarize
     from ooc.train.metrics import Metric
 
-    if say is None and verbosity >= Verbosity.INFO:
+    if verbosity >= Verbosity.INFO:
         seeds = ", ".join(map(str, runs.seeds))
         print_hanging("seeds     ", f"{seeds}: one run each, in {runs.path}", output())
     if dry_run:
-        _try(runs, settings, train, verbosity, told=say is None)
+        _try(runs, settings, train, verbosity, told=not as_json)
         return
     found = []
     shown = verbosity
@@ -81,14 +82,13 @@ def train_seeds(
                 _train_one(runs, run, own, train, reporter, shown)
                 shown = min(shown, Verbosity.WARNING)  # what is trained within what is said once
             found.append(describe_run(path))
-            if say is None and verbosity > Verbosity.ERROR:
+            if verbosity > Verbosity.ERROR:
                 seconds = sum(record.time_s + record.eval_s for record in run.records())
                 click.echo(describe_seed(seed, found[-1], seconds))
-    metric = Metric(found[-1]["metric"])
-    if say is not None:
-        say("seeds", {"out": str(runs.path), "seeds": runs.seeds, "runs": found, **summarize(found)})
+    if as_json:
+        say_as_json("seeds", {"out": str(runs.path), "seeds": runs.seeds, "runs": found, **summarize(found)})
         return
-    for line in describe_summary(found, metric):
+    for line in describe_summary(found, Metric(found[-1]["metric"])):
         click.echo(line)
     if verbosity > Verbosity.ERROR:
         click.echo(f"side by side: ooc runs {shlex.quote(str(runs.path))}")
@@ -148,9 +148,7 @@ def _train_one(
     except KeyboardInterrupt:
         reporter.close()
         done = run.records()
-        epochs = f"epoch {done[-1].epoch} of seed {settings.seed}" if done else f"before seed {settings.seed}"
-        hint = f"; go on with: ooc train --resume --out {shlex.quote(str(runs.path))}"
-        click.echo(f"ooc: stopped {'after ' * bool(done)}{epochs}{hint}", err=True)
+        say_stopped(f"epoch {done[-1].epoch} of seed {settings.seed}" if done else "", runs.path)
         raise
     except BaseException as error:
         run.discard()
@@ -158,3 +156,14 @@ def _train_one(
         if isinstance(error, TrainingError):
             raise TrainingError(f"seed {settings.seed}: {error}") from error
         raise
+
+
+def say_stopped(done: str, path: Path | None) -> None:
+    """Say that a training was interrupted after what is ``done``, and how that at ``path`` goes on."""
+    hint = "" if path is None else f"; go on with: ooc train --resume --out {shlex.quote(str(path))}"
+    click.echo(f"ooc: stopped {f'after {done}' if done else 'before the first epoch was done'}{hint}", err=True)
+
+
+def say_as_json(event: str, facts: dict[str, Any]) -> None:
+    """A line of ``--json``."""
+    click.echo(json.dumps({"event": event, **facts}, allow_nan=False))

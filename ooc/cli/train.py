@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc train``: a store and a size of memory become a trained model."""
 
-import json
 import resource
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +31,9 @@ from ooc.cli.arguments.settings import (
 )
 from ooc.cli.processes import follow, is_first, is_restarted, ranks_of_environment, silent_where_told, start_processes
 from ooc.cli.report import check_page
-from ooc.cli.seeds import SeedsType, train_seeds
+from ooc.cli.seeds import SeedsType, say_as_json, say_stopped, train_seeds
 from ooc.errors import OptionError, RunError
+from ooc.events import Relay
 from ooc.progress.reporter import Reporter, Verbosity
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def command(
     ranks = ranks_of_environment()
     if nproc > 1 and ranks is None:
         context.exit(start_processes(nproc, context.obj))
-    verbosity = Verbosity.ERROR if as_json or not is_first(ranks) else verbosity
+    shown = Verbosity.ERROR if as_json or not is_first(ranks) else verbosity
+    call = _Call(verbosity=shown, as_json=as_json, dry_run=dry_run, report=report, ranks=ranks)
     resume = resume or (is_restarted() and out is not None and Path(out).exists())
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")
@@ -117,70 +118,56 @@ def command(
 
     with silent_where_told(context):
         several, one = opened() if ranks is None else ranks.told(opened)
-        if one is not None:
-            run, settings = one
-            run = run if is_first(ranks) else follow(run)
-            _train_one(context, run, settings, verbosity, ranks, as_json=as_json, dry_run=dry_run, report=report)
-        elif several is not None:
-            _train_several(context, *several, verbosity, as_json=as_json, dry_run=dry_run, report=report)
+        try:
+            if one is not None:
+                _train_one(call, *one)
+            elif several is not None:
+                train = partial(_train, replace(call, alone=False))
+                train_seeds(*several, train, shown, as_json=as_json, dry_run=dry_run)
+                if report is not None and not dry_run:
+                    _write_report(several[0].begun, report, shown)
+        except KeyboardInterrupt:
+            context.exit(EXIT_INTERRUPTED)
 
 
-def _train_several(
-    context: click.Context,
-    runs: "SeedRuns",
-    settings: TrainSettings,
-    verbosity: Verbosity,
-    *,
-    as_json: bool,
-    dry_run: bool,
-    report: Path | None,
-) -> None:
-    try:
-        train_seeds(
-            runs,
-            settings,
-            partial(_train, as_json=as_json, dry_run=dry_run, alone=False),
-            verbosity,
-            say=_say_as_json if as_json else None,
-            dry_run=dry_run,
-        )
-    except KeyboardInterrupt:
-        context.exit(EXIT_INTERRUPTED)
-    if report is not None and not dry_run:
-        _write_report(runs.begun, report, verbosity)
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """What is done and shown of a training. ``alone``: it is no run of several, and its outcome is printed. ``ranks``:
+    the processes that train together, of which the first prints."""
+
+    verbosity: Verbosity
+    as_json: bool
+    dry_run: bool
+    report: Path | None
+    ranks: "Ranks | None"
+    alone: bool = True
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process prints and writes."""
+        return is_first(self.ranks)
 
 
-def _train_one(
-    context: click.Context,
-    run: "RunFolder",
-    settings: TrainSettings,
-    verbosity: Verbosity,
-    ranks: "Ranks | None",
-    *,
-    as_json: bool,
-    dry_run: bool,
-    report: Path | None,
-) -> None:
-    with Reporter(verbosity=verbosity, epochs=settings.epochs) as reporter, run:
-        if run.resumed and verbosity > Verbosity.ERROR and not run.has_checkpoint:
+def _train_one(call: _Call, run: "RunFolder", settings: TrainSettings) -> None:
+    run = run if call.is_first else follow(run)
+    with Reporter(verbosity=call.verbosity, epochs=settings.epochs) as reporter, run:
+        if run.resumed and call.verbosity > Verbosity.ERROR and not run.has_checkpoint:
             click.echo(f"{run.path} has finished no epoch: its first is the first", err=True)
         try:
-            _train(run, settings, reporter, verbosity, as_json=as_json, dry_run=dry_run, ranks=ranks)
+            _train(call, run, settings, reporter, call.verbosity)
         except KeyboardInterrupt:
             reporter.close()
             done = run.records()
-            epochs = f"after epoch {done[-1].epoch}" if done else "before the first epoch was done"
-            hint = f"; go on with: ooc train --resume --out {shlex.quote(str(run.path))}" if run.started else ""
-            if is_first(ranks):
-                click.echo(f"ooc: stopped {epochs}{hint}", err=True)
-                if report is not None and done:
-                    _write_report([run.path], report, verbosity)
-            context.exit(EXIT_INTERRUPTED)
+            if call.is_first:
+                say_stopped(f"epoch {done[-1].epoch}" if done else "", run.path if run.started else None)
+                if call.report is not None and done:
+                    _write_report([run.path], call.report, call.verbosity)
+            raise
         except BaseException:
             run.discard()
             raise
-    if report is not None and not dry_run and is_first(ranks):
-        _write_report([run.path], report, verbosity)
+    if call.report is not None and not call.dry_run and call.is_first:
+        _write_report([run.path], call.report, call.verbosity)
 
 
 def _write_report(runs: list[Path], out: Path, verbosity: Verbosity) -> None:
@@ -279,30 +266,19 @@ def _repeating(settings: TrainSettings) -> str:
     return as_toml("train", asdict(settings), heading=heading)
 
 
-def _train(
-    run: "RunFolder",
-    settings: TrainSettings,
-    reporter: Reporter,
-    verbosity: Verbosity,
-    *,
-    as_json: bool,
-    dry_run: bool,
-    alone: bool = True,
-    ranks: "Ranks | None" = None,
-) -> None:
-    """Train ``run``, or only plan it; ``alone``: it is no run of several, and its outcome is printed. ``ranks``: the
-    processes that train it together, of which the first prints."""
+def _train(call: _Call, run: "RunFolder", settings: TrainSettings, reporter: Reporter, verbosity: Verbosity) -> None:
+    """Train ``run``, or only plan it."""
     from ooc.report.console import output
-    from ooc.report.logs import epoch_as_json, several
+    from ooc.report.logs import epoch_as_json
     from ooc.report.plan_report import PlanReport
     from ooc.report.runs import describe_run
     from ooc.report.starts import note_start
     from ooc.train.sampled import SampledTrainer
 
-    logs = _logs(settings, run) if is_first(ranks) else []
-    lines = [epoch_as_json] if as_json and is_first(ranks) else []
-    console = output()
-    made = partial(_trainer, run, settings, several(reporter, *logs, *lines))
+    ranks = call.ranks
+    logs = _logs(settings, run) if call.is_first else []
+    lines = [epoch_as_json] if call.as_json and call.is_first else []
+    made = partial(_trainer, run, settings, Relay(reporter, *logs, *lines))
     with made() if ranks is None else ranks.all_of(made) as trainer:
         report = None
         if not isinstance(trainer, SampledTrainer):
@@ -310,12 +286,12 @@ def _train(
             report = PlanReport.of_run(*parts, eval_every=settings.eval_every)
         done = _epochs_done(run)
         if verbosity >= Verbosity.INFO:
-            _brief(trainer, settings, report, settings.epochs - done, console, verbosity)
-        if as_json and is_first(ranks):
-            _say_as_json("start", _start(run, settings, trainer, report, dry_run=dry_run))
-        elif dry_run and alone and is_first(ranks):
+            _brief(trainer, settings, report, settings.epochs - done, output(), verbosity)
+        if call.as_json and call.is_first:
+            say_as_json("start", _start(run, settings, trainer, report, dry_run=call.dry_run))
+        elif call.dry_run and call.alone and call.is_first:
             click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
-        if dry_run:
+        if call.dry_run:
             return
         note_start(run, report, trainer.spill_dir, trainer.metric)
         if reporter.is_live and report is not None:
@@ -331,11 +307,9 @@ def _train(
         for log in logs:
             log.complete()
     reporter.close()
-    if not is_first(ranks):
-        return
-    if as_json:
-        _say_as_json("end", describe_run(run.path, held=True))
-    elif alone:
+    if call.as_json and call.is_first:
+        say_as_json("end", describe_run(run.path, held=True))
+    elif call.alone and call.is_first:
         _print_outcome(run, report, trainer.metric, trainer.store.nbytes)
 
 
@@ -390,10 +364,6 @@ def _start(
         return begun | {"sampling": {**drawn, **asdict(plan), "resident": sorted(plan.resident)}}
     assert report is not None
     return begun | {"plan": report.as_dict()}
-
-
-def _say_as_json(event: str, facts: dict[str, Any]) -> None:
-    click.echo(json.dumps({"event": event, **facts}, allow_nan=False))
 
 
 def _view(

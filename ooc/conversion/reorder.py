@@ -6,7 +6,7 @@ one sequence a hop, since rows of a hop keep their order; edges are sorted anew 
 """
 
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from ooc.conversion.edge_sort import parts_for
 from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
 from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
 from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, check_target, digest, resolved, workplace
-from ooc.conversion.topology import spread, write_direction
+from ooc.conversion.topology import Direction, EdgeStream, Pieces, spread, write_direction
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
 from ooc.sizes import format_size, parse_size
@@ -208,35 +208,16 @@ def _write_edges(store: Store, direction: str, places: Places, work: Workplace, 
     spread_stage, stage = f"moved {direction}-edges", f"ordered {direction}-edges"
     # Not the folder of the conversion before, which tidies up whenever it is called.
     buckets_folder = work.scratch / spread_stage
-    buckets = spread(
-        work,
-        spread_stage,
-        f"reading {direction}-edges",
-        _counted(_moved(store, direction, places, form, values, shares.edges)),
-        total=store.num_edges,
-        folders={"buckets": buckets_folder},
-        high=form.largest,
-        parts=parts_for(store.num_edges, shares.sort_keys),
-        with_values=values is not None,
-    )
-    write_direction(
-        work.store,
-        direction,
-        form,
-        buckets["buckets"],
-        work,
-        scratch=buckets_folder,
-        drop_duplicates=False,
-        self_loops=False,
-        values=values,
-        shares=shares,
-        stage=stage,
-    )
+    moved = _counted(_moved(store, direction, places, form, values, shares.edges))
+    edges = EdgeStream(spread_stage, f"reading {direction}-edges", moved, store.num_edges)
+    parts = parts_for(store.num_edges, shares.sort_keys)
+    buckets = spread(work, edges, {"buckets": buckets_folder}, form, parts, values)["buckets"]
+    write_direction(work, Direction(work.store, direction, stage, buckets_folder), buckets, form, values, shares)
     if direction == "out" or not work.journal.result(stage)["self_loops"]:
         shutil.rmtree(work.store / direction / "self_loops", ignore_errors=True)
 
 
-def _counted(runs: Iterator[Run]) -> Generator[tuple[int, list[tuple[str, Run]]]]:
+def _counted(runs: Iterator[Run]) -> Pieces:
     """``runs``, made by a thread of their own, as ``spread`` takes them."""
     done = 0
     with prefetched(runs) as pieces:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,31 +47,20 @@ def write_topology(
     """
     form = KeyForm(source.num_nodes)
     directions = ("in",) if options.symmetrize else ("in", "out")
+    folders = {direction: work.scratch / direction for direction in directions}
     most = source.num_edges * (2 if options.symmetrize else 1)
-    buckets = spread(
-        work,
-        "edges",
-        "reading edges",
-        _packed(source, form, options, values, shares.edges),
-        total=source.num_edges,
-        folders={direction: work.scratch / direction for direction in directions},
-        high=form.largest,
-        parts=parts_for(most, shares.sort_keys),
-        with_values=values is not None,
-    )
+    edges = EdgeStream("edges", "reading edges", _packed(source, form, options, values, shares.edges), source.num_edges)
+    buckets = spread(work, edges, folders, form, parts_for(most, shares.sort_keys), values)
     for direction in directions:
         write_direction(
-            store,
-            direction,
-            form,
-            buckets[direction],
             work,
-            scratch=work.scratch / direction,
+            Direction(store, direction, f"{direction}-edges", folders[direction]),
+            buckets[direction],
+            form,
+            values,
+            shares,
             drop_duplicates=options.drop_duplicates,
             self_loops=options.self_loops,
-            values=values,
-            shares=shares,
-            stage=f"{direction}-edges",
         )
     written = work.journal.result("in-edges")
     if (compared := work.journal.result("directions")) is None:
@@ -96,9 +85,7 @@ def write_topology(
     }
 
 
-def _packed(
-    source: Source, form: KeyForm, options: Options, values: ValueForm | None, size: int
-) -> Generator[tuple[int, list[tuple[str, Run]]]]:
+def _packed(source: Source, form: KeyForm, options: Options, values: ValueForm | None, size: int) -> "Pieces":
     """The edges of ``source`` as keys of each direction with what they carry, about ``size`` at a time, and how many
     have come so far."""
     done = 0
@@ -140,38 +127,44 @@ def _both_ways(forward: Keys, reverse: Keys, values: Values, *, once: bool) -> R
     return Run(keys, taken(values, edge))
 
 
+Pieces = Generator[tuple[int, list[tuple[str, Run]]]]
+"""How many edges have come so far, and pieces of them with the name of the folder that each is for."""
+
+
+class EdgeStream(NamedTuple):
+    """The ``edges`` that a ``stage`` of a conversion spreads, ``total`` of them; ``task``: what it is called."""
+
+    stage: str
+    task: str
+    edges: Pieces
+    total: int
+
+
 def spread(
     work: Workplace,
-    stage: str,
-    task: str,
-    edges: Generator[tuple[int, list[tuple[str, Run]]]],
-    *,
-    total: int,
+    stream: EdgeStream,
     folders: dict[str, Path],
-    high: int,
+    form: KeyForm,
     parts: int,
-    with_values: bool,
+    values: ValueForm | None,
 ) -> dict[str, list[Bucket]]:
-    """Spread ``edges``, of which ``total`` come, over buckets on the disk; those of each of the ``folders``, by name.
-
-    ``edges``: how many have come so far, and pieces of them with the name of the folder that each is for.
-    """
-    if (found := work.journal.result(stage)) is None:
+    """Spread edges over buckets on the disk; those of each of the ``folders``, by name."""
+    if (found := work.journal.result(stream.stage)) is None:
         spreaders = {}
         for name, folder in folders.items():
             rmtree(folder, ignore_errors=True)
-            spreaders[name] = Spreader(folder, low=0, high=high, parts=parts, with_values=with_values)
-        with reported(work.listener, task, total, "edges") as advance:
+            spreaders[name] = Spreader(folder, low=0, high=form.largest, parts=parts, with_values=values is not None)
+        with reported(work.listener, stream.task, stream.total, "edges") as advance:
             try:
-                with closing(edges):
-                    for done, pieces in edges:
+                with closing(stream.edges):
+                    for done, pieces in stream.edges:
                         for name, run in pieces:
                             spreaders[name].add(*run)
                         advance(done)
             finally:
                 buckets = {name: spreader.close() for name, spreader in spreaders.items()}
             found = {name: [asdict(bucket) for bucket in some] for name, some in buckets.items()}
-            work.journal.finish(stage, found, lambda: flush_all(list(folders.values())))
+            work.journal.finish(stream.stage, found, lambda: flush_all(list(folders.values())))
     return {name: [Bucket(**bucket) for bucket in some] for name, some in found.items()}
 
 
@@ -185,25 +178,32 @@ def _check(block: EdgeBlock, before: int, nodes: int) -> None:
             raise SourceError(f"edge {before + bad} ({edge}) leaves the graph: its nodes are 0 to {nodes - 1}")
 
 
+class Direction(NamedTuple):
+    """Where a ``stage`` writes the edges of a direction, ``name``, from files in ``scratch``."""
+
+    store: Path
+    name: str
+    stage: str
+    scratch: Path
+
+
 def write_direction(
-    store: Path,
-    direction: str,
-    form: KeyForm,
-    buckets: list[Bucket],
     work: Workplace,
-    *,
-    scratch: Path,
-    drop_duplicates: bool,
-    self_loops: bool,
+    direction: Direction,
+    buckets: list[Bucket],
+    form: KeyForm,
     values: ValueForm | None,
     shares: Shares,
-    stage: str,
+    *,
+    drop_duplicates: bool = False,
+    self_loops: bool = False,
 ) -> None:
-    """Sort ``buckets``, files in ``scratch``, into the arrays of ``direction``; removes ``scratch`` when done.
+    """Sort ``buckets`` into the arrays of ``direction``; removes their files when done.
 
-    The result of ``stage``: ``edges`` and ``self_loops``, how many there are, and ``only_ones``: whether all values
+    The result of the stage: ``edges`` and ``self_loops``, how many there are, and ``only_ones``: whether all values
     are 1.
     """
+    store, name, stage, scratch = direction
     journal, listener = work.journal, work.listener
     if journal.result(stage) is not None:
         rmtree(scratch, ignore_errors=True)
@@ -211,10 +211,10 @@ def write_direction(
     most = sum(bucket.count for bucket in buckets) + (form.nodes if self_loops else 0)
     progress = journal.progress(stage)
     if progress is None:
-        rmtree(store / direction, ignore_errors=True)
+        rmtree(store / name, ignore_errors=True)
     else:
         buckets = [Bucket(**bucket) for bucket in progress["buckets"]]
-    csr = CsrWriter(store, direction, form, most_edges=most, values=values, progress=progress and progress["csr"])
+    csr = CsrWriter(store, name, form, most_edges=most, values=values, progress=progress and progress["csr"])
     loops = SelfLoops(form, progress["loops_to"] if progress else 0, values=values) if self_loops else None
     sorter = Sorter(
         scratch,

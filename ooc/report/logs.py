@@ -13,18 +13,8 @@ from typing import Any
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import OptionError
-from ooc.events import EpochFinished, Event, Listener
+from ooc.events import EpochFinished, Event
 from ooc.storage.array import replace_file
-
-
-def several(*listeners: Listener) -> Listener:
-    """A listener that passes every event on to all of ``listeners``."""
-
-    def listen(event: Event) -> None:
-        for listener in listeners:
-            listener(event)
-
-    return listen
 
 
 def epoch_as_json(event: Event) -> None:
