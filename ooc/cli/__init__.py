@@ -205,16 +205,9 @@ def _prepare_streams() -> None:
 
 def _open_descriptors() -> None:
     """The next file that is opened would get the number of a closed stream, and what a library prints with it."""
-    for descriptor in _STANDARD:
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)
-            if opened == descriptor:
-                os.set_inheritable(descriptor, True)
-            else:
-                os.dup2(opened, descriptor)
-                os.close(opened)
+    while (opened := os.open(os.devnull, os.O_RDWR)) in _STANDARD:  # it takes the least number that is free
+        os.set_inheritable(opened, True)
+    os.close(opened)
 
 
 def _nowhere() -> TextIO:

@@ -68,6 +68,13 @@ def format_scores(record: "EpochRecord") -> list[str]:
     return [f"{name} {value:.4f}" for name, value in scores.items() if value is not None]
 
 
+def best_record(records: "Sequence[EpochRecord]", *, rising: bool) -> "EpochRecord | None":
+    """The first epoch with the best validation score, None when none was scored; ``rising``: a higher one is better."""
+    scored = [record for record in records if record.valid_acc is not None]
+    sign = 1 if rising else -1
+    return max(scored, key=lambda record: sign * (record.valid_acc or 0.0), default=None)
+
+
 def format_epoch(record: "EpochRecord", epochs: int, *, width: int = LINE_WIDTH) -> str:
     """An epoch in one line of at most ``width`` columns: what has no room is left out, the last first. The time is
     that of training and scoring together."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ooc.progress.figures import format_duration, sparkline
+from ooc.progress.figures import best_record, format_duration, sparkline
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
@@ -120,13 +120,6 @@ class TrainingView:
     def _epochs_done(self) -> int:
         return self.records[-1].epoch if self.records else self.first - 1
 
-    @property
-    def best(self) -> "EpochRecord | None":
-        """The first epoch with the best validation score."""
-        scored = [record for record in self.records if record.valid_acc is not None]
-        sign = 1 if self.rising else -1
-        return max(scored, key=lambda record: sign * (record.valid_acc or 0.0), default=None)
-
     # ---- how it looks --------------------------------------------------------------------------------------
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
@@ -186,7 +179,7 @@ class TrainingView:
         yield from self._traffic(last)
 
     def _scores(self, width: int) -> Iterator[Row]:
-        best = self.best
+        best = best_record(self.records, rising=self.rising)
         for split, name in _SPLITS:
             values = [value for record in self.records if (value := getattr(record, name)) is not None]
             if values:

@@ -44,11 +44,12 @@ def promise_of(
         score_s=None if scored is None else scored.epoch_s,
         ssd_read_bytes=plan.bytes_read(program) + refilled,
         ssd_write_bytes=plan.bytes_written(program),
-        tiers=_tiers(plan, hardware, limits),
+        tiers=tiers_of(plan, hardware, limits),
     )
 
 
-def _tiers(plan: Plan, hardware: Hardware, limits: Limits) -> tuple[Tier, ...]:
+def tiers_of(plan: Plan, hardware: Hardware, limits: Limits) -> tuple[Tier, ...]:
+    """The memory that an epoch takes; one where the CPU computes."""
     if not hardware.has_device_memory:
         promised = plan.device_peak_bytes + plan.host_peak_bytes
         return (Tier("memory", limits.memory_bytes, promised, (_DEVICE, _HOST)),)

@@ -26,7 +26,6 @@ from ooc.prefetch.engines.kernel_queue import KernelQueue
 from ooc.sizes import format_size
 
 LIBRARIES = ("pyarrow", "torch", "torch-geometric", "numpy", "zarr", "google-crc32c", "triton", "nvidia-ml-py")
-_IO_URING_SETUP = 425  # the same on every architecture
 _DRIVER = Path("/proc/driver/nvidia/version")
 _GDS_MODULE = Path("/proc/driver/nvidia-fs")
 _GROUP = "a control group"
@@ -144,7 +143,7 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
     filesystem, probe = filesystem_of(folder), probe_direct(folder)
     engine, reason = choose_engine(folder)  # as training does, for a GPU too
     engine.close()
-    io_submit, io_uring = _io_submit(), _io_uring()
+    io_submit = _io_submit()
     found = kvikio.probe(folder)
     lacks = _gpudirect_lacks(found, with_driver=with_driver)
     free = shutil.disk_usage(folder).free
@@ -169,7 +168,6 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
         "why": reason,
         "o_direct": {True: "works", False: "refused", None: "could not be tried"}[probe.works],
         "io_submit": io_submit,
-        "io_uring": f"{io_uring} (not needed)",
         "to_a_gpu": BY_GPUDIRECT if found.reaches_gpu else BY_WAY_OF_HOST,
         "gpudirect": not lacks,
         "gpudirect_lacks": lacks,
@@ -190,18 +188,6 @@ def _io_submit_remedy(reason: str) -> str:
     if reason == os.strerror(errno.EPERM):
         return "allow io_setup, io_submit, io_getevents and io_destroy in the container's seccomp profile"
     return "run on a kernel built with CONFIG_AIO"
-
-
-def _io_uring() -> str:
-    """Whether a ring could be made: the call with no entries is refused for that reason alone where it could."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    parameters = ctypes.create_string_buffer(256)
-    result = libc.syscall(ctypes.c_long(_IO_URING_SETUP), ctypes.c_long(0), ctypes.byref(parameters))
-    if result >= 0:
-        os.close(result)
-        return "available"
-    number = ctypes.get_errno()
-    return "available" if number == errno.EINVAL else os.strerror(number)
 
 
 def _gpudirect_lacks(found: kvikio.Probe, *, with_driver: bool) -> list[str]:

@@ -15,8 +15,8 @@ from ooc.plan.program.sequence import Use
 from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.timeline import Timeline
 from ooc.plan.workload import Direction, EdgeData
-from ooc.progress.live import Promise
-from ooc.progress.promise import is_evaluated, promise_of, usual_program
+from ooc.progress.live import Promise, Tier
+from ooc.progress.promise import is_evaluated, promise_of, tiers_of, usual_program
 from ooc.sizes import format_size
 
 _MOST_SPANS = 200_000
@@ -51,6 +51,11 @@ class PlanReport:
         """What is promised of most epochs, in the figures that are shown while they are trained."""
         parts = self.plan, self.workload, self.hardware, self.limits
         return promise_of(*parts, program=self.program, evaluated=self.evaluated, timeline=self.timeline)
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The memory that is taken."""
+        return tiers_of(self.plan, self.hardware, self.limits)
 
     @property
     def epoch_s(self) -> float:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
-from ooc.progress.figures import format_duration
+from ooc.progress.figures import best_record, format_duration
 from ooc.report.console import print_table, say
 from ooc.sizes import format_size
 from ooc.train.run import RunFolder, holds_run
@@ -93,17 +93,8 @@ def describe_run(path: Path, *, held: bool = False) -> dict[str, Any]:
 
 _KEYS = (
     *("run", "state", "graph", "model", "epochs", "epochs_asked", "metric", "best_epoch", "best_valid", "best_test"),
-    *(
-        "last_valid",
-        "last_test",
-        "evaluations_since",
-        "loss",
-        "epoch_s",
-        "host_peak_bytes",
-        "device_peak_bytes",
-        "date",
-        "problem",
-    ),
+    *("last_valid", "last_test", "evaluations_since", "loss", "epoch_s", "host_peak_bytes", "device_peak_bytes"),
+    *("date", "problem"),
 )
 
 
@@ -120,11 +111,10 @@ def _measured(records: Sequence[EpochRecord]) -> dict[str, Any]:
 
 
 def _scores(records: Sequence[EpochRecord], *, lower: bool) -> dict[str, Any]:
-    scored = [record for record in records if record.valid_acc is not None]
-    if not scored:
+    best = best_record(records, rising=not lower)
+    if best is None:
         return {}
-    sign = -1 if lower else 1
-    best = max(scored, key=lambda record: sign * (record.valid_acc or 0.0))  # the first of those that are alike
+    scored = [record for record in records if record.valid_acc is not None]
     last = scored[-1]
     return {
         "best_epoch": best.epoch,

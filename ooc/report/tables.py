@@ -13,7 +13,8 @@ from rich.table import Table
 from ooc.engine.record import EpochRecord
 from ooc.plan import Hardware
 from ooc.plan.simulate.timeline import Resource
-from ooc.progress.figures import format_duration, format_scores
+from ooc.progress.figures import best_record, format_duration, format_scores
+from ooc.progress.live import Tier
 from ooc.report.console import print_table, say
 from ooc.report.plan_report import PlanReport, describe_reading, lifetimes, stage_statistics
 from ooc.sizes import format_size
@@ -32,8 +33,8 @@ _ROW_BYTES = 512
 def print_summary(report: PlanReport, console: Console) -> None:
     """What an epoch takes, in lines."""
     plan = report.plan
-    peaks = (f"{used} of {limit}{f' {where}' if where else ''}" for where, used, limit in _planned_peaks(report))
-    say(console, f"memory: {', '.join(peaks)}, at most")
+    for tier in report.tiers:
+        say(console, f"{tier.where}: {format_size(tier.promised_bytes)} of {format_size(tier.limit_bytes)}, at most")
     if plan.spill_bytes:
         say(console, f"disk: {format_size(plan.spill_bytes)} of scratch")
     read, written = describe_reading(report), format_size(report.ssd_write_bytes)
@@ -57,18 +58,6 @@ def describe_budgets(report: PlanReport) -> str:
     if not report.hardware.has_device_memory:
         return f"memory {format_size(limits.memory_bytes)}"
     return f"budgets {format_size(limits.device_bytes)} for the device, {format_size(limits.host_bytes)} for the host"
-
-
-def _planned_peaks(report: PlanReport) -> list[tuple[str, str, str]]:
-    """By memory: where it is, how much is taken of it at most, and how much may be."""
-    plan, limits = report.plan, report.limits
-    if not report.hardware.has_device_memory:
-        peak = plan.device_peak_bytes + plan.host_peak_bytes
-        return [("", format_size(peak), format_size(limits.memory_bytes))]
-    return [
-        ("on the device", format_size(plan.device_peak_bytes), format_size(limits.device_bytes)),
-        ("on the host", format_size(plan.host_peak_bytes), format_size(limits.host_bytes)),
-    ]
 
 
 def print_changes(changes: Sequence[dict[str, Any]], console: Console) -> None:
@@ -176,8 +165,8 @@ def print_plan(report: PlanReport, console: Console) -> None:
     plan = report.plan
     _print_fates(report, console)
     read, write = describe_reading(report), format_size(report.ssd_write_bytes)
-    peaks = " and ".join(f"{used}{f' {where}' if where else ''}" for where, used, _ in _planned_peaks(report))
-    needed = f"{format_size(plan.spill_bytes)} of scratch on disk, at most {peaks} of memory"
+    peaks = " and ".join(f"{format_size(one.promised_bytes)} of {one.where}" for one in report.tiers)
+    needed = f"{format_size(plan.spill_bytes)} of scratch on disk, at most {peaks}"
     say(console, f"plan: reads {read} and writes {write} an epoch, {needed}")
     if plan.has_tiers:
         there, back = format_size(plan.to_device_bytes), format_size(plan.to_host_bytes)
@@ -225,7 +214,7 @@ def print_outcome(
         *([moved("received", "received_bytes", received)] if any(r.received_bytes for r in records) else ()),
         *(moved(title, field) for title, field in _OVER_PCIE if any(getattr(r, field) for r in records)),
         ("data on disk", f"{format_size(store_bytes)} store + {format_size(scratch_bytes)} scratch"),
-        *(_peaks(records, report) if report else ()),
+        *((f"peak {one.where}", _peak(one, records)) for one in (report.tiers if report else ())),
         ("peak of the process", f"{format_size(process_peak_bytes)}, Python and torch included"),
         ("run", str(run)),
     ]
@@ -235,24 +224,8 @@ def print_outcome(
     console.print(table)
 
 
-def _peaks(records: Sequence[EpochRecord], report: PlanReport) -> list[tuple[str, str]]:
-    limits = report.limits
-    if not report.hardware.has_device_memory:
-        peak = max(record.device_peak_bytes + record.host_peak_bytes for record in records)
-        return [("peak memory", f"{format_size(peak)} of {format_size(limits.memory_bytes)}")]
-    device_peak = max(record.device_peak_bytes for record in records)
-    host_peak = max(record.host_peak_bytes for record in records)
-    return [
-        ("peak device memory", f"{format_size(device_peak)} of {format_size(limits.device_bytes)}"),
-        ("peak host memory", f"{format_size(host_peak)} of {format_size(limits.host_bytes)}"),
-    ]
-
-
-def best_record(records: Sequence[EpochRecord], *, rising: bool = True) -> EpochRecord | None:
-    """The first epoch with the best validation score, None when none was evaluated."""
-    sign = 1.0 if rising else -1.0
-    evaluated = [(sign * record.valid_acc, record) for record in records if record.valid_acc is not None]
-    return max(evaluated, key=lambda scored: scored[0], default=(0.0, None))[1]
+def _peak(tier: Tier, records: Sequence[EpochRecord]) -> str:
+    return f"{format_size(max(map(tier.peak_bytes, records)))} of {format_size(tier.limit_bytes)}"
 
 
 def _scores(record: EpochRecord) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``--edge-weight`` and ``--edge-features`` ask for: columns beside the edges, or npy files in their order."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,10 +45,10 @@ class EdgeFiles:
     def num_features(self) -> int:
         return self.features.shape[1] if self.features is not None else 0
 
-    def joined(self, edges: Callable[[int], Iterator[EdgeBlock]], size: int) -> Iterator[EdgeBlock]:
-        """``edges(size)`` with what the files hold for them. SourceError where those have not as many rows."""
+    def joined(self, edges: Iterator[EdgeBlock], size: int) -> Iterator[EdgeBlock]:
+        """``edges`` with what the files hold for them. SourceError where those have not as many rows."""
         return with_data(
-            edges(size),
+            edges,
             weight=(rows.reshape(-1) for rows in self.weight.row_blocks(size)) if self.weight is not None else None,
             features=self.features.row_blocks(size) if self.features is not None else None,
             name=" and ".join(str(path) for path in self.paths),

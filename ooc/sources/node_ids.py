@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ooc.errors import SourceError
 from ooc.sources.files.text_file import TextFile
-from ooc.sources.sorted_runs import MERGE_BYTES, TEXT_BYTES, NumberRuns, TextRuns, different, write_ids
-from ooc.sources.source import Ids, ranges
+from ooc.sources.sorted_runs import MERGE_BYTES, TEXT_BYTES, different, runs_of_numbers, runs_of_texts, write_ids
+from ooc.sources.source import Ids, Mask, ranges
 
 _STEP = 1 << 20
 _WORD_BITS = 64
@@ -28,42 +28,35 @@ def collect(blocks: Iterable[Ids], path: Path, *, limit_bytes: int) -> int:
 
     Takes about ``limit_bytes`` of memory, and beside ``path`` as much of the disk as the ids take twice.
     """
-    seen = np.zeros(0, dtype=np.bool_)
-    runs: list[Ids] | None = None
-    with NumberRuns(path.with_name(path.name + ".runs"), limit_bytes) as spilled:
-        for ids in blocks:
-            if not len(ids):
-                continue
-            if runs is None:
+    seen: Mask | None = np.zeros(0, dtype=np.bool_)
+    held, waiting = np.empty(0, dtype=np.int64), [np.empty(0, dtype=np.int64)]
+    with runs_of_numbers(path.with_name(path.name + ".runs"), limit_bytes) as spilled:
+        for ids in filter(len, blocks):
+            if seen is not None:
                 span = int(ids.max()) + 1
                 # Growing by half holds the old table beside the new.
                 wanted = span + span // 2
                 if wanted + len(seen) > limit_bytes or ids.min() < 0:
-                    runs = [np.flatnonzero(seen)] if len(seen) else []
-                    seen = seen[:0]
+                    held, seen = np.flatnonzero(seen), None
                 elif span > len(seen):
-                    grown = np.zeros(wanted, dtype=np.bool_)
-                    grown[: len(seen)] = seen
-                    seen = grown
-            if runs is None:
+                    seen = np.concatenate([seen, np.zeros(wanted - len(seen), dtype=np.bool_)])
+            if seen is not None:
                 seen[ids] = True
                 continue
-            runs.append(different(ids))
-            # Each run is at least twice as long as the next: every id is merged few times, and there are few runs.
-            while len(runs) > 1 and len(runs[-2]) < 2 * len(runs[-1]):
-                _merge_last(runs)
-            if MERGE_BYTES * len(runs[0]) > limit_bytes:
-                while len(runs) > 1:
-                    _merge_last(runs)
-                spilled.add(runs)
-                runs.clear()
-        if runs is None:
+            waiting.append(different(ids))
+            # As many wait as are held, so that every id is merged few times.
+            count = sum(map(len, waiting))
+            if count > len(held):
+                held, waiting = different(np.concatenate([held, *waiting]), kind="stable"), []
+            if MERGE_BYTES * max(count, len(held)) > limit_bytes:
+                spilled.add([different(np.concatenate([held, *waiting]))])
+                held, waiting = held[:0].copy(), []
+        if seen is not None:
             return write_ids(path, (np.flatnonzero(seen[a:b]) + a for a, b in ranges(len(seen), _STEP)))
-        while len(runs) > 1:
-            _merge_last(runs)
+        held = different(np.concatenate([held, *waiting]))
         if not spilled.count:
-            return write_ids(path, runs)
-        spilled.add(runs)
+            return write_ids(path, [held])
+        spilled.add([held])
         return write_ids(path, spilled.merged())
 
 
@@ -71,7 +64,7 @@ def collect_texts(blocks: Iterable[list[bytes]], path: Path, *, limit_bytes: int
     """Write the different texts in ``blocks``, by their bytes ascending, to the file ``path``; memory as above."""
     seen: set[bytes] = set()
     taken = 0
-    with TextRuns(path.with_name(path.name + ".runs"), limit_bytes) as spilled:
+    with runs_of_texts(path.with_name(path.name + ".runs"), limit_bytes) as spilled:
         for texts in blocks:
             new = set(texts) - seen
             seen |= new
@@ -84,10 +77,6 @@ def collect_texts(blocks: Iterable[list[bytes]], path: Path, *, limit_bytes: int
         spilled.add([sorted(seen)])
         seen = set()
         return TextFile.write(path, spilled.merged())
-
-
-def _merge_last(runs: list[Ids]) -> None:
-    runs[-2:] = [different(np.concatenate(runs[-2:]), kind="stable")]
 
 
 def numbering(ids: Ids, *, rows: Ids | None = None) -> "Numbering":

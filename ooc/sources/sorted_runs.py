@@ -2,8 +2,7 @@
 """Different ids in ascending order, more than memory holds: sorted runs of them in files, merged as they are read."""
 
 import heapq
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from shutil import rmtree
@@ -45,20 +44,25 @@ def write_ids(path: Path, parts: Iterable[Ids]) -> int:
     return path.stat().st_size // 8
 
 
-class SortedRuns(ABC, Generic[T]):
-    """Runs in files of ``folder``, which goes away at the end, merged within ``limit_bytes``. A T is a block of ids.
+class SortedRuns(Generic[T]):
+    """Runs in files of ``folder``, which goes away at the end. A T is a block of ids, ascending and each once.
 
-    ``count``: the runs that were written, those included that were merged into others meanwhile.
+    ``write`` puts the blocks of a run to a file, ``merge`` gives what is in several. ``count``: the runs that were
+    written, those included that were merged into others meanwhile.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self._folder = folder
-        self._limit_bytes = limit_bytes
+    def __init__(
+        self,
+        folder: Path,
+        write: Callable[[Path, Iterable[T]], object],
+        merge: Callable[[list[Path]], Iterator[T]],
+    ) -> None:
+        self._folder, self._write, self._merge = folder, write, merge
         self._paths: list[Path] = []
         self.count = 0
 
     def add(self, blocks: Iterable[T]) -> None:
-        """Write a run: ``blocks`` of ids, ascending and each once."""
+        """Write a run."""
         self._paths.append(self._written(blocks))
         if len(self._paths) == _MOST_RUNS:
             old = self._paths
@@ -67,7 +71,7 @@ class SortedRuns(ABC, Generic[T]):
                 rmtree(path.parent)
 
     def merged(self) -> Iterator[T]:
-        """All ids ascending, each once."""
+        """All ids."""
         return self._merge(self._paths)
 
     def _written(self, blocks: Iterable[T]) -> Path:
@@ -77,14 +81,6 @@ class SortedRuns(ABC, Generic[T]):
         self.count += 1
         return path
 
-    @abstractmethod
-    def _write(self, path: Path, blocks: Iterable[T]) -> None:
-        """Write a run to the file ``path``."""
-
-    @abstractmethod
-    def _merge(self, paths: list[Path]) -> Iterator[T]:
-        """What is in the runs of these files, ascending and each once."""
-
     def __enter__(self) -> Self:
         rmtree(self._folder, ignore_errors=True)
         return self
@@ -93,14 +89,11 @@ class SortedRuns(ABC, Generic[T]):
         rmtree(self._folder, ignore_errors=True)
 
 
-class NumberRuns(SortedRuns[Ids]):
-    """Runs of whole numbers."""
+def runs_of_numbers(folder: Path, limit_bytes: int) -> SortedRuns[Ids]:
+    """Runs of whole numbers, merged within ``limit_bytes``."""
+    size = 8 * max(256, limit_bytes // (_MOST_RUNS * MERGE_BYTES))
 
-    def _write(self, path: Path, blocks: Iterable[Ids]) -> None:
-        write_ids(path, blocks)
-
-    def _merge(self, paths: list[Path]) -> Iterator[Ids]:
-        size = 8 * max(256, self._limit_bytes // (_MOST_RUNS * MERGE_BYTES))
+    def merge(paths: list[Path]) -> Iterator[Ids]:
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("rb")) for path in paths]
             heads = [_next(file, size) for file in files]
@@ -114,15 +107,14 @@ class NumberRuns(SortedRuns[Ids]):
                     for head, at, file in zip(heads, places, files, strict=True)
                 ]
 
+    return SortedRuns(folder, write_ids, merge)
 
-class TextRuns(SortedRuns[list[bytes]]):
+
+def runs_of_texts(folder: Path, limit_bytes: int) -> SortedRuns[list[bytes]]:
     """Runs of texts, ascending by their bytes."""
+    size = max(16, limit_bytes // (_MOST_RUNS * TEXT_BYTES * 2))
 
-    def _write(self, path: Path, blocks: Iterable[list[bytes]]) -> None:
-        TextFile.write(path, blocks)
-
-    def _merge(self, paths: list[Path]) -> Iterator[list[bytes]]:
-        size = max(16, self._limit_bytes // (_MOST_RUNS * TEXT_BYTES * 2))
+    def merge(paths: list[Path]) -> Iterator[list[bytes]]:
         last: bytes | None = None
         block: list[bytes] = []
         for text in heapq.merge(*(_one_by_one(path, size) for path in paths)):
@@ -133,6 +125,8 @@ class TextRuns(SortedRuns[list[bytes]]):
                 yield block
                 block = []
         yield block
+
+    return SortedRuns(folder, TextFile.write, merge)
 
 
 def _next(file: BinaryIO, size: int) -> Ids:

@@ -70,7 +70,7 @@ def test_the_best_is_that_of_the_metric() -> None:
     view = view_of(Clock(), rising=False, metric="mae")
     for epoch, score in ((1, 3.0), (2, 1.0), (3, 2.0)):
         view.epoch_finished(record(epoch, valid_acc=score))
-    assert view.best is not None and view.best.epoch == 2
+    assert "best 1.0000 (2)" in "\n".join(shown(view, 120))
 
 
 def test_a_bar_is_as_long_as_its_share() -> None:

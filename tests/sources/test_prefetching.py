@@ -11,7 +11,7 @@ from ooc.sources.files.prefetching import prefetched
 
 
 def _threads() -> int:
-    return sum(thread.name == "ooc-prefetched" for thread in threading.enumerate())
+    return sum(thread.name.startswith("ooc-prefetched") for thread in threading.enumerate())
 
 
 def test_items_come_in_order_and_no_more_than_three_exist() -> None:
@@ -68,9 +68,9 @@ def test_leaving_early_closes_the_generator_and_ends_the_thread() -> None:
                 time.sleep(0.001)
                 yield number
         finally:
-            closed.append(threading.current_thread().name)
+            closed.append(True)
 
     with pytest.raises(KeyboardInterrupt), prefetched(items()) as running:
         next(running)
         raise KeyboardInterrupt
-    assert closed == ["ooc-prefetched"] and _threads() == 0
+    assert closed == [True] and _threads() == 0

@@ -16,10 +16,10 @@ from typing import Any
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
 from ooc.plan.simulate.condensed import expand
+from ooc.progress.figures import best_record
 from ooc.report.comparison import compare
 from ooc.report.page.findings import helps, rank, verdict
 from ooc.report.page.vocabulary import describe_matrix
-from ooc.report.tables import best_record
 from ooc.train.run import RunFolder
 
 MOST_EPOCHS = 400

@@ -6,17 +6,19 @@ nodes there are or the format does; else its rank among all ids that edges have.
 counted in one pass over the edges, when the conversion prepares. N nodes, E edges.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from ooc.errors import SourceError
 from ooc.sources.column_roles import EDGES, NODES, check_all_found
 from ooc.sources.edge_options import EdgeFiles, asked_files
+from ooc.sources.files.cells import Cells
 from ooc.sources.formats.numbered_graph import BareGraph, NumberedGraph
 from ooc.sources.node_data import RANDOM, node_features, node_labels
 from ooc.sources.node_tables import NodeTables
 from ooc.sources.reading import COLUMNS, SPLIT, Request
-from ooc.sources.source import Source, fingerprint_of
+from ooc.sources.source import EdgeBlock, Source, fingerprint_of
 
 NODE_OPTIONS = frozenset({"features", "labels", "task", "feature_columns", SPLIT, COLUMNS})
 """What any such graph takes of nodes; ``EDGE_OPTIONS`` are those of edges."""
@@ -29,15 +31,17 @@ def _with_edge_files(graph: BareGraph, found: EdgeFiles) -> BareGraph:
         return graph
     if (graph.has_edge_weight and found.weight) or (graph.num_edge_features and found.features):
         raise SourceError(f"{graph.name} has edge data of its own; {found.paths[0]} would replace it")
-    edges, as_texts, carried = graph.carrying or graph.edges, graph.as_texts, graph.carried
+
+    def edges(size: int, *, ids: Cells | None = Cells.WHOLE, data: bool = True) -> Iterator[EdgeBlock]:
+        blocks = graph.edges(size, ids=ids, data=data)
+        return found.joined(blocks, size) if data else blocks
+
     return replace(
         graph,
         files=(*graph.files, *found.paths),
-        carrying=lambda size: found.joined(edges, size),
+        edges=edges,
         has_edge_weight=graph.has_edge_weight or found.weight is not None,
         num_edge_features=graph.num_edge_features or found.num_features,
-        as_texts=None if as_texts is None else lambda: _with_edge_files(as_texts(), found),
-        carried=None if carried is None else lambda size: found.joined(carried, size),
     )
 
 
@@ -88,7 +92,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         feature_entries=features.entries,
         num_classes=labels.num_classes,
         task=labels.task,
-        edges=graph.carrying or graph.edges,
+        edges=graph.edges,
         has_edge_weight=graph.has_edge_weight,
         num_edge_features=graph.num_edge_features,
         weight_unless_ones=graph.weight_unless_ones,

@@ -2,7 +2,7 @@
 """Edges in a table, CSV or Parquet; alone, or as ``edges.*`` in a folder beside ``nodes.*`` or ``features.npy``."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -63,21 +63,11 @@ def table_graph(
     meanings |= {source: "src: where edges start", target: "dst: where they end"}
     meanings |= dict.fromkeys((name for name, role in asked.items() if role == IGNORE), "left out, as asked")
 
-    def of_ids(ids: Cells) -> BareGraph:
-        return replace(
-            graph,
-            edges=lambda size: column_edges(table, source, target, size, ids=ids),
-            carrying=(lambda size: column_edges(table, source, target, size, carried, ids=ids))
-            if carried.names
-            else None,
-        )
-
-    graph = BareGraph(
+    return BareGraph(
         name=name,
         format="table",
         files=(table.path,),
-        edges=lambda size: column_edges(table, source, target, size),
-        carrying=(lambda size: column_edges(table, source, target, size, carried)) if carried.names else None,
+        edges=partial(column_edges, table, source, target, carried=carried),
         has_edge_weight=carried.weight is not None,
         num_edge_features=width(table, carried.features),
         num_edges=table.rows_about,
@@ -86,11 +76,8 @@ def table_graph(
         labels=labels,
         table=table,
         text_ids=table.text_ids(source) or table.text_ids(target),
-        as_texts=lambda: of_ids(Cells.TEXT),
-        carried=(lambda size: column_edges(table, None, None, size, carried)) if carried.names else None,
         notes=(column_note(table, meanings),),
     )
-    return graph
 
 
 def _ends(table: Table, asked: dict[str, str]) -> tuple[str, str]:
@@ -141,26 +128,26 @@ def _carried(
 
 def column_edges(
     table: Table,
-    source: str | None,
-    target: str | None,
+    source: str,
+    target: str,
     size: int,
-    carried: EdgeColumns = _NOTHING,
     *,
-    ids: Cells = Cells.WHOLE,
+    carried: EdgeColumns = _NOTHING,
+    ids: Cells | None = Cells.WHOLE,
+    data: bool = True,
 ) -> Iterator[EdgeBlock]:
-    """Edges from the ``ids`` in the column ``source`` to those in ``target``, with the columns they carry.
-
-    Ends that are not wanted (None) are zeros.
-    """
-    wanted = {end: ids for end in (source, target) if end is not None} | dict.fromkeys(carried.names, Cells.REAL)
+    """Edges from the ids in the column ``source`` to those in ``target``, with what they carry; see `EdgeReader`."""
+    carried = carried if data else _NOTHING
+    wanted = dict.fromkeys((source, target), ids) if ids is not None else {}
+    wanted |= dict.fromkeys(carried.names, Cells.REAL)
     for block in table.blocks(wanted, size):
-        data = EdgeData(
+        found = EdgeData(
             weight=block[carried.weight] if carried.weight is not None else None,
             features=side_by_side(block, carried.features) if carried.features else None,
         )
         count = len(next(iter(block.values())))
-        sources, targets = (np.zeros(count, dtype=np.int64) if end is None else block[end] for end in (source, target))
-        yield EdgeBlock(sources, targets, data if carried.names else None)
+        ends = [block[end] if ids is not None else np.zeros(count, dtype=np.int64) for end in (source, target)]
+        yield EdgeBlock(ends[0], ends[1], found if carried.names else None)
 
 
 def _beside(folder: Path, stem: str) -> Path | None:

@@ -10,6 +10,7 @@ The task is the first that classifies nodes.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def _open(path: Path, request: Request) -> Source:
         num_edges=max(1, metadata.edges()[0].stat().st_size // _LEAST_LINE_BYTES) if count is None else count,
         num_features=columns,
         num_classes=classes,
-        edges=(lambda size: carried.joined(edges, size)) if carried.paths else edges,
+        edges=(lambda size: carried.joined(edges(size), size)) if carried.paths else edges,
         has_edge_weight=carried.weight is not None,
         num_edge_features=carried.num_features,
         features=features.row_blocks,
@@ -203,7 +204,7 @@ def _edges(metadata: _Metadata, request: Request) -> tuple[Callable[[int], Itera
         raise SourceError(f"{path} has {len(table.columns)} columns; sources and targets are wanted, nothing else")
     if table.columns != _NO_HEADER:
         raise SourceError(f"{path} begins with {','.join(table.columns)[:60]!r}, no edge; GraphBolt's have no header")
-    return lambda size: column_edges(table, *_NO_HEADER, size), None
+    return partial(column_edges, table, *_NO_HEADER), None
 
 
 class _Labels:

@@ -5,7 +5,7 @@ They are told by the modules of their classes: none of these packages is importe
 memory, not the budget's, and blocks of it are copied as from a file.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ooc.sources.files.value_tables import Column, HeldTable, Values
 from ooc.sources.formats.bare_graph import bare_source
 from ooc.sources.formats.edge_table import READER as TABLE_READER
 from ooc.sources.formats.edge_table import table_graph
-from ooc.sources.formats.numbered_graph import BareGraph
+from ooc.sources.formats.numbered_graph import BareGraph, of_numbers
 from ooc.sources.reading import Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges
 
@@ -177,20 +177,16 @@ def _of_matrix(matrix: Any) -> BareGraph:
     if entries.data.dtype.kind not in "biuf":
         raise SourceError(f"the sparse matrix holds {entries.data.dtype} values, not plain numbers")
 
-    def edges(*, weighted: bool) -> Callable[[int], Iterator[EdgeBlock]]:
-        def blocks(size: int) -> Iterator[EdgeBlock]:
-            for start, stop in ranges(entries.nnz, size):
-                sources, targets = (end[start:stop].astype(np.int64) for end in (entries.row, entries.col))
-                yield EdgeBlock(sources, targets, EdgeData(weight=entries.data[start:stop]) if weighted else None)
-
-        return blocks
+    def edges(size: int) -> Iterator[EdgeBlock]:
+        for start, stop in ranges(entries.nnz, size):
+            sources, targets = (end[start:stop].astype(np.int64) for end in (entries.row, entries.col))
+            yield EdgeBlock(sources, targets, EdgeData(weight=entries.data[start:stop]))
 
     return BareGraph(
         name="the sparse matrix",
         format="scipy",
         files=(),
-        edges=edges(weighted=False),
-        carrying=edges(weighted=True),
+        edges=of_numbers(edges),
         has_edge_weight=True,
         weight_unless_ones=True,
         num_edges=int(entries.nnz),

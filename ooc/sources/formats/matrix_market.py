@@ -12,7 +12,7 @@ from pathlib import Path
 from ooc.errors import SourceError
 from ooc.sources.files.lines import Kind, line_blocks, plain_suffix, rows_of_numbers, text_block_bytes, whole_ids
 from ooc.sources.formats.bare_graph import NODE_OPTIONS, bare_source
-from ooc.sources.formats.numbered_graph import BareGraph
+from ooc.sources.formats.numbered_graph import BareGraph, of_numbers
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges
 
@@ -59,7 +59,7 @@ def _open(path: Path, request: Request) -> Source:
             name=path.name.split(".")[0],
             format="matrix-market",
             files=(path,),
-            edges=edges,
+            edges=of_numbers(edges),
             num_edges=header.entries,
             counted=True,
             num_nodes=header.nodes,

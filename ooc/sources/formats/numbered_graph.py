@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 import numpy as np
 
@@ -38,29 +38,45 @@ _HELD_BYTES = {"edges": 8, "table": 32}
 """Of memory for each whole number that is looked up there; those of a table are sorted, which holds them twice."""
 
 
+class EdgeReader(Protocol):
+    """Reads edges, about ``size`` at a time, with their ``ids`` as whole numbers or texts (objects); None: they may be
+    zeros, as what edges carry may be left out without ``data``."""
+
+    def __call__(self, size: int, *, ids: Cells | None = Cells.WHOLE, data: bool = True) -> Iterator[EdgeBlock]: ...
+
+
+def of_numbers(edges: Callable[[int], Iterator[EdgeBlock]]) -> EdgeReader:
+    """Of ``edges`` whose ids are whole numbers, and that are read whole in any case."""
+
+    def read(size: int, *, ids: Cells | None = Cells.WHOLE, data: bool = True) -> Iterator[EdgeBlock]:
+        return map(_written_out, edges(size)) if ids is Cells.TEXT else edges(size)
+
+    return read
+
+
+def _written_out(block: EdgeBlock) -> EdgeBlock:
+    sources, targets = (np.array([*map(str, ids.tolist())], dtype=np.object_) for ids in block[:2])
+    return EdgeBlock(sources, targets, block.data)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BareGraph:
     """Edges, as a format has them.
 
-    ``edges(n)``: blocks as a source's, of ids as in ``files``. ``num_edges`` may be an estimate where it is not
+    ``edges``: blocks as a source's, of ids as in ``files``. ``num_edges`` may be an estimate where it is not
     ``counted``. ``num_nodes``: None where any ids may come. ``said``: the numbers of ``nodes`` and ``edges`` that
     the files claim, compared with what is found. ``features``, ``labels``: files of theirs beside the edges.
     ``table``: what the edges are in, where that is one; ``held``: tables that are no files, by their names.
     ``notes``: what the user is told.
 
-    ``text_ids``: whether ids are texts, as far as the first rows tell; ``as_texts()``: the same graph with all ids as
-    texts (objects), where the files may have such.
-
-    ``carried(n)``: what edges carry without the ends, which are zeros; None where reading both takes no longer.
-
-    ``carrying(n)``: the same edges with what they carry, as ``has_edge_weight``, ``num_edge_features`` and
-    ``weight_unless_ones`` say (see ``Source``); None where that is nothing.
+    ``text_ids``: whether ids are texts, as far as the first rows tell. ``has_edge_weight``, ``num_edge_features``,
+    ``weight_unless_ones``: see ``Source``.
     """
 
     name: str
     format: str
     files: tuple[Path, ...]
-    edges: Callable[[int], Iterator[EdgeBlock]]
+    edges: EdgeReader
     num_edges: int
     counted: bool
     num_nodes: int | None = None
@@ -68,15 +84,12 @@ class BareGraph:
     symmetrize: bool = False
     features: Path | None = None
     labels: Path | None = None
-    carrying: Callable[[int], Iterator[EdgeBlock]] | None = None
     has_edge_weight: bool = False
     num_edge_features: int = 0
     weight_unless_ones: bool = False
     table: Table | None = None
     held: dict[Path, Table] = field(default_factory=dict)
     text_ids: bool = False
-    as_texts: "Callable[[], BareGraph] | None" = None
-    carried: Callable[[int], Iterator[EdgeBlock]] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -179,7 +192,7 @@ class NumberedGraph:
             nonlocal edges
             edges = 0
             with reported(listener, "counting nodes and edges", graph.num_edges, "edges") as advance:
-                for block in graph.edges(_BLOCK_ROWS):
+                for block in graph.edges(_BLOCK_ROWS, data=False):
                     edges += len(block.sources)
                     yield np.stack([block.sources, block.targets], axis=1).reshape(-1)
                     advance(min(edges, graph.num_edges))
@@ -210,12 +223,12 @@ class NumberedGraph:
         return {"nodes": nodes, "edges": edges, "ids": ids, "width": 0, "joined": joined, "class_names": []}
 
     def _counted_texts(self, nodes: int | None, folder: Path, listener: Listener) -> Counts:
-        graph, rows = self._of_texts(), max(1024, min(_BLOCK_ROWS, self.budget_bytes // _TEXT_ROW_BYTES))
+        graph, rows = self.graph, max(1024, min(_BLOCK_ROWS, self.budget_bytes // _TEXT_ROW_BYTES))
 
         def ends(task: str) -> Iterator[list[bytes]]:
             done = 0
             with reported(listener, task, graph.num_edges, "edges") as advance:
-                for block in graph.edges(rows):
+                for block in graph.edges(rows, ids=Cells.TEXT, data=False):
                     both = np.stack([block.sources, block.targets], axis=1).reshape(-1)
                     if "" in (texts := both.tolist()):
                         raise SourceError(f"{graph.name}: edge {done + texts.index('') // 2} has an end without an id")
@@ -248,13 +261,6 @@ class NumberedGraph:
             yield encoded(texts, f"{table.path}: the column {column}")
             row += len(texts)
 
-    def _of_texts(self) -> BareGraph:
-        """The graph with texts for ids."""
-        graph = self.graph
-        if graph.as_texts is not None:
-            return graph.as_texts()
-        return replace(graph, edges=_written_out(graph.edges), carrying=graph.carrying and _written_out(graph.carrying))
-
     def _join(
         self,
         nodes: Iterator[Keys],
@@ -280,7 +286,7 @@ class NumberedGraph:
                 )
             raise SourceError(f"{self.graph.name} has the id {one} twice{self._no_ids()}")
         if found.absent is not None:
-            raise self._no_node(found.absent // 2, self.graph if texts is None else self._of_texts())
+            raise self._no_node(found.absent // 2, Cells.WHOLE if texts is None else Cells.TEXT)
         return found
 
     # ---- numbering -----------------------------------------------------------------------------------------
@@ -308,15 +314,15 @@ class NumberedGraph:
     def _from_file(self, source: Source, path: Path, counts: Counts) -> Callable[[int], Iterator[EdgeBlock]]:
         """The edges between the nodes in the file ``path``, with what the source's edges carry."""
         ends = NpyArray(path, raw=((counts["edges"], 2), np.dtype("<u4")))
-        carrying = self.graph.carried or (self._of_texts() if counts["width"] else self.graph).carrying
+        carrying = self.graph.has_edge_weight or self.graph.num_edge_features
 
         def edges(size: int) -> Iterator[EdgeBlock]:
-            if carrying is None:
+            if not carrying:
                 for both in ends.row_blocks(size):
                     yield EdgeBlock(both[:, 0].astype(np.int64), both[:, 1].astype(np.int64))
                 return
             done = 0
-            for block in carrying(size):
+            for block in self.graph.edges(size, ids=None):
                 count = len(block.sources)
                 if done + count > counts["edges"]:
                     raise SourceError(f"{source.name} has other edges than when they were counted")
@@ -328,14 +334,14 @@ class NumberedGraph:
 
     # ---- what is wrong -------------------------------------------------------------------------------------
 
-    def _no_node(self, edge: int, graph: BareGraph) -> SourceError:
+    def _no_node(self, edge: int, ids: Cells) -> SourceError:
         """The error for the ``edge`` with an end that is no node, read again up to there."""
         first = 0
-        for block in graph.edges(_BLOCK_ROWS):
+        for block in self.graph.edges(_BLOCK_ROWS, ids=ids, data=False):
             if edge < first + len(block.sources):
                 return self._absent(edge, block.sources[edge - first], block.targets[edge - first])
             first += len(block.sources)
-        return SourceError(f"{graph.name} has other edges than when they were counted")
+        return SourceError(f"{self.graph.name} has other edges than when they were counted")
 
     def _absent(self, edge: int, source: object, target: object) -> SourceError:
         ends = f"{source} → {target}"
@@ -360,17 +366,6 @@ class NumberedGraph:
             f"nodes are the row numbers of {table.path}, from 0 on, since it has no column of ids; if one of "
             f"{', '.join(table.columns[:20])} holds them, say {as_argument('NAME', ID)}"
         )
-
-
-def _written_out(edges: Callable[[int], Iterator[EdgeBlock]]) -> Callable[[int], Iterator[EdgeBlock]]:
-    """``edges`` with whole numbers written as texts."""
-
-    def texts(size: int) -> Iterator[EdgeBlock]:
-        for block in edges(size):
-            sources, targets = (np.array([*map(str, ids.tolist())], dtype=np.object_) for ids in block[:2])
-            yield EdgeBlock(sources, targets, block.data)
-
-    return texts
 
 
 def _numbers_in(folder: Path, nodes: int) -> Callable[[int], Iterator[Ids]]:

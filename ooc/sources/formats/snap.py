@@ -27,7 +27,7 @@ from ooc.sources.files.lines import (
     whole_ids,
 )
 from ooc.sources.formats.bare_graph import NODE_OPTIONS, bare_source
-from ooc.sources.formats.numbered_graph import BareGraph
+from ooc.sources.formats.numbered_graph import BareGraph, of_numbers
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges
 from ooc.storage.array import AnyArray
@@ -65,8 +65,7 @@ def _open(path: Path, request: Request) -> Source:
             name=Path(path.stem).stem if path.suffix in (".gz", ".zst") else path.stem,
             format="snap",
             files=(path,),
-            edges=edges,
-            carrying=edges if carried.names else None,
+            edges=of_numbers(edges),
             has_edge_weight=carried.weight is not None,
             num_edge_features=len(carried.features),
             num_edges=said.get("edges") or max(1, path.stat().st_size // _LEAST_LINE_BYTES),

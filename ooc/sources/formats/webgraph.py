@@ -18,7 +18,7 @@ from ooc.errors import SourceError
 from ooc.sources.edge_options import EDGE_OPTIONS
 from ooc.sources.formats.bare_graph import NODE_OPTIONS, bare_source
 from ooc.sources.formats.bvgraph import Code, Family, Layout, Successors
-from ooc.sources.formats.numbered_graph import BareGraph
+from ooc.sources.formats.numbered_graph import BareGraph, of_numbers
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, Source
 
@@ -73,7 +73,7 @@ def _open(path: Path, request: Request) -> Source:
             name=base.name,
             format="webgraph",
             files=(stream, described),
-            edges=edges,
+            edges=of_numbers(edges),
             num_edges=properties.arcs,
             counted=True,
             num_nodes=properties.nodes,
