@@ -2,7 +2,6 @@
 """``ooc reorder``: a store's rows in another order."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,16 @@ def command(
     whose masks go by row: training takes other random numbers. A run on STORE cannot be resumed on what is written, so
     reorder in place only when there is none to go on with.
     """
-    from ooc.conversion.reorder import Demand, reorder
+    from ooc.conversion.budget import describe_demand
+    from ooc.conversion.reorder import demand, reorder
 
     if dry_run:
-        demand = Demand.of(store, out, **options)
-        click.echo(json.dumps(asdict(demand) | {"target": str(demand.target)}, indent=2) if as_json else str(demand))
+        needed = demand(store, out, **options)
+        if as_json:
+            click.echo(json.dumps(needed, indent=2))
+        else:
+            click.echo(f"{needed['target']} would be written; nothing has been")
+            click.echo("\n".join(describe_demand(**needed)))
         return
     with Reporter(verbosity=verbosity) as reporter:
         written = reorder(store, out, listener=reporter, on_cancel=on_cancel, **options)

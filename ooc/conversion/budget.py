@@ -216,6 +216,19 @@ def _stored(rows: int, row_bytes: int) -> int:
     return -(-rows // height) * (height * row_bytes + _CHECKSUM_BYTES)
 
 
+def describe_demand(
+    target: str | Path, disk_bytes: int, disk_free_bytes: int, least_memory_bytes: int, memory_bytes: int
+) -> list[str]:
+    """What it takes to write ``target``, beside what there is, in lines."""
+    missing, disk, free = disk_bytes - disk_free_bytes, format_size(disk_bytes), format_size(disk_free_bytes)
+    room = f", {format_size(missing)} too little" if missing > 0 else ""
+    short = "" if memory_bytes >= least_memory_bytes else ": too little"
+    return [
+        f"disk: {disk} at most in {Path(target).parent}, {free} are free{room}",
+        f"memory: at least {format_size(least_memory_bytes)}; it would keep to {format_size(memory_bytes)}{short}",
+    ]
+
+
 def check_disk(work: str, need: int, folder: Path) -> None:
     """BudgetError when ``folder``'s disk has no room for ``need`` bytes."""
     have = shutil.disk_usage(folder).free

@@ -7,10 +7,9 @@ one sequence a hop, since rows of a hop keep their order; edges are sorted anew 
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,7 @@ from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, check_targ
 from ooc.conversion.topology import Direction, EdgeStream, Pieces, spread, write_direction
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
-from ooc.sizes import format_size, parse_size
+from ooc.sizes import parse_size
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
 from ooc.storage.array import AnyArray, Array, flush_all
@@ -85,50 +84,27 @@ def reorder(
     return open_store(target)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What `reorder` would take, before it begins: bytes on the disk of ``target``, besides the store, and memory."""
-
-    target: Path
-    disk_bytes: int
-    disk_free_bytes: int
-    least_memory_bytes: int
-    memory_bytes: int
-
-    @classmethod
-    def of(
-        cls,
-        store: str | Path,
-        out: str | Path | None = None,
-        *,
-        order: str = "hop",
-        host_budget: int | str | None = None,
-        force: bool = False,
-    ) -> Self:
-        """Of ``reorder`` with these arguments; raises as that would, but where the disk or the budget is too small."""
-        opened = open_store(store)
-        target, budget = _checked(opened, out, order, host_budget)
-        if out is not None:
-            check_target(target, force=force)
-        return cls(
-            target=target,
-            disk_bytes=disk_bytes_for_order(opened),
-            disk_free_bytes=shutil.disk_usage(target.parent).free,
-            least_memory_bytes=least_budget_bytes(_sizes(opened), ordering=True),
-            memory_bytes=budget,
-        )
-
-    def __str__(self) -> str:
-        least, memory = format_size(self.least_memory_bytes), format_size(self.memory_bytes)
-        short = "" if self.memory_bytes >= self.least_memory_bytes else ": too little"
-        missing = self.disk_bytes - self.disk_free_bytes
-        room = f", {format_size(missing)} too little" if missing > 0 else ""
-        disk, free = format_size(self.disk_bytes), format_size(self.disk_free_bytes)
-        return (
-            f"{self.target} would be written; nothing has been\n"
-            f"disk: {disk} at most, {free} are free{room}\n"
-            f"memory: at least {least}; it would keep to {memory}{short}"
-        )
+def demand(
+    store: str | Path,
+    out: str | Path | None = None,
+    *,
+    order: str = "hop",
+    host_budget: int | str | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """What ``reorder`` with these arguments would take, before it begins: bytes on the disk of ``target``, besides the
+    store, and memory. Raises as that would, but where the disk or the budget is too small."""
+    opened = open_store(store)
+    target, budget = _checked(opened, out, order, host_budget)
+    if out is not None:
+        check_target(target, force=force)
+    return {
+        "target": str(target),
+        "disk_bytes": disk_bytes_for_order(opened),
+        "disk_free_bytes": shutil.disk_usage(target.parent).free,
+        "least_memory_bytes": least_budget_bytes(_sizes(opened), ordering=True),
+        "memory_bytes": budget,
+    }
 
 
 def _checked(store: Store, out: str | Path | None, order: str, host_budget: int | str | None) -> tuple[Path, int]:

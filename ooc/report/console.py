@@ -5,11 +5,15 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from ooc.errors import OptionError
+from ooc.storage.array import replace_file
 
 PLAIN_WIDTH = 80
 """Columns of what goes to a file; a terminal has its own."""
@@ -21,6 +25,14 @@ _WORDS = _WRAPPED | {"fate", "bound by", "produced", "last forward use", "settin
 _BETWEEN = 2
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|s|min|h|[KMGT]?B)(?![\w/]))")
 """The space before a unit."""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, whole or not at all. OptionError where that cannot be done."""
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise OptionError(f"{path}: {error.strerror or error}") from error
 
 
 def output() -> Console:

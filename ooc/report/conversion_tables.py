@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ooc.conversion.budget import Options, Sizes, check_folder, default_budget_bytes
+from ooc.conversion.budget import Options, Sizes, check_folder, default_budget_bytes, describe_demand
 from ooc.conversion.conversion import chosen_options
 from ooc.conversion.forecast import Forecast, Stage, forecast, measure, sizes_of_dataset
 from ooc.conversion.output import check_target, resolved
@@ -75,7 +75,14 @@ def print_forecast(
         print(json.dumps(counts | free | asdict(found) | {"seconds": found.seconds}, indent=2))
         return
     _print_stages(found, console)
-    for line in _lines(sizes, found, where=where, folder=target.parent, budget_bytes=budget):
+    free_bytes = shutil.disk_usage(target.parent).free
+    for line in (
+        f"{sizes.name}: {sizes.num_nodes:,} nodes, {sizes.num_edges:,} edges, {sizes.num_features} features ({where})",
+        f"source: {format_size(sizes.input_bytes)}, {format_size(sizes.raw_bytes)} unpacked; "
+        f"store: about {format_size(found.store_bytes)}",
+        *describe_demand(target, found.disk_bytes, free_bytes, found.least_memory_bytes, budget),
+        "times are estimates from what this machine's disk and processor did in a few seconds just now",
+    ):
         say(console, line)
 
 
@@ -87,22 +94,6 @@ def _print_stages(found: Forecast, console: Console) -> None:
         for stage in (*found.stages, Stage(name="all", read_bytes=read, written_bytes=written, seconds=found.seconds))
     ]
     print_table(("stage", "reads", "writes", "time"), rows, console)
-
-
-def _lines(sizes: Sizes, found: Forecast, *, where: str, folder: Path, budget_bytes: int) -> list[str]:
-    counts = f"{sizes.num_nodes:,} nodes, {sizes.num_edges:,} edges, {sizes.num_features} features"
-    free = shutil.disk_usage(folder).free
-    room = "" if free >= found.disk_bytes else f", {format_size(found.disk_bytes - free)} too little"
-    short = "" if budget_bytes >= found.least_memory_bytes else ": too little"
-    return [
-        f"{sizes.name}: {counts} ({where})",
-        f"source: {format_size(sizes.input_bytes)}, {format_size(sizes.raw_bytes)} unpacked; "
-        f"store: about {format_size(found.store_bytes)}",
-        f"disk: {format_size(found.disk_bytes)} at most in {folder}, {format_size(free)} are free{room}",
-        f"memory: at least {format_size(found.least_memory_bytes)}; "
-        f"it would keep to {format_size(budget_bytes)}{short}",
-        "times are estimates from what this machine's disk and processor did in a few seconds just now",
-    ]
 
 
 def print_list(console: Console) -> None:

@@ -4,10 +4,10 @@
 import json
 from pathlib import Path
 
-from ooc.errors import OptionError, RunError
+from ooc.errors import RunError
 from ooc.plan.simulate.condensed import expand
 from ooc.plan.simulate.timeline import trace
-from ooc.storage.array import replace_file
+from ooc.report.console import write_text
 from ooc.train.run import RunFolder
 
 
@@ -22,8 +22,4 @@ def write_trace(path: Path, out: Path) -> None:
         timelines = {name: expand(epoch) for name, epoch in found.items() if epoch is not None}
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"the timelines in {path} are damaged: {error}") from error
-    text = json.dumps(trace(*timelines.values(), names=list(timelines)))
-    try:
-        replace_file(out, text.encode())
-    except OSError as error:
-        raise OptionError(f"{out}: {error.strerror or error}") from error
+    write_text(out, json.dumps(trace(*timelines.values(), names=list(timelines))))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ooc.errors import OptionError
 from ooc.plan.simulate.timeline import MemoryUse, Resource, Stretch, Timeline, stretches, trace
+from ooc.report.console import write_text
 from ooc.sizes import format_size
-from ooc.storage.array import replace_file
 
 _COLOURS = {
     Resource.COMPUTE: "#2f81c7",
@@ -73,10 +73,7 @@ def write_gantt(path: Path, *timelines: Timeline) -> None:
             text = json.dumps(trace(*timelines, names=_names(timelines)))
         case _:
             raise OptionError(f"{path}: a drawing ends in .svg, .html or .json")
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise OptionError(f"{path}: {error.strerror or error}") from error
+    write_text(path, text)
 
 
 def _names(timelines: Sequence[Timeline]) -> list[str]:

@@ -14,16 +14,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ooc.errors import OptionError
 from ooc.plan.simulate.condensed import expand
 from ooc.progress.figures import format_duration
 from ooc.report import gantt
+from ooc.report.console import write_text
 from ooc.report.page.charts import charts, charts_of_run, passes_chart, run_labels
 from ooc.report.page.figures import MOST_EPOCHS, figures
 from ooc.report.page.findings import compared
 from ooc.report.page.vocabulary import describe_matrix
 from ooc.sizes import format_size
-from ooc.storage.array import replace_file
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """Even a page that were made to ask for something would not."""
@@ -38,11 +37,7 @@ Row = Sequence[str]
 def write_report(paths: Sequence[Path], out: Path) -> None:
     """Write the page of the runs at ``paths`` to ``out``. OptionError where that cannot be written; RunError for what
     is no run, has no epoch, or is damaged."""
-    text = page([figures(path) for path in paths])
-    try:
-        replace_file(out, text.encode())
-    except OSError as error:
-        raise OptionError(f"{out}: {error.strerror or error}") from error
+    write_text(out, page([figures(path) for path in paths]))
 
 
 def page(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -253,18 +248,12 @@ def _origin(run: Mapping[str, Any]) -> Iterable[str]:
         if run["forecast"] is not None:
             hardware = run["forecast"]["hardware"]
             keys["planned by"] = f"{hardware['name']}: {hardware['source']}"
-        rows = "".join(f"<tr><td>{escape(k)}</td><td>{escape(str(value))}</td></tr>" for k, value in keys.items())
-        parts.append(f'<div class="scroll"><table class="keys">{rows}</table></div>')
+        parts.append(_keys(keys))
     if run["missing"]:
         lines = "".join(f"<li>{escape(line)}</li>" for line in run["missing"])
         parts.append(f"<h3>Not in this report</h3><ul>{lines}</ul>")
-    options = "".join(
-        f"<tr><td>{escape(k)}</td><td>{escape(str(value))}</td></tr>"
-        for k, value in run["config"].items()
-        if k not in _HIDDEN
-    )
-    table = f'<div class="scroll"><table class="keys">{options}</table></div>'
-    parts.append(f"<details><summary>All options</summary>{table}</details>")
+    options = {name: value for name, value in run["config"].items() if name not in _HIDDEN}
+    parts.append(f"<details><summary>All options</summary>{_keys(options)}</details>")
     yield _card("Where it comes from", "".join(parts), "wide")
 
 
@@ -319,6 +308,12 @@ def _cards(drawn: Iterable[tuple[str, str]], kind: str = "") -> str:
 
 def _card(heading: str, content: str, kind: str = "") -> str:
     return f'<section class="card {kind}"><h3>{escape(heading)}</h3>{content}</section>'
+
+
+def _keys(values: Mapping[str, Any]) -> str:
+    """A table of names and values."""
+    rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in values.items())
+    return f'<div class="scroll"><table class="keys">{rows}</table></div>'
 
 
 def _table(heads: Sequence[str], rows: Iterable[Row], words: Sequence[int] = (0,)) -> str:

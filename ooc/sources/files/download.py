@@ -10,7 +10,6 @@ of (by size, ETag and date) and which ranges have come. A range is only recorded
 recorded is there. A server without ranges is read from the beginning each time.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -33,6 +32,7 @@ from urllib3.exceptions import HTTPError  # Of a connection that breaks while it
 from ooc.errors import BudgetError, SourceError
 from ooc.events import Listener, reported
 from ooc.sizes import format_size
+from ooc.storage.array import lock, replace_file
 
 Result = TypeVar("Result")
 
@@ -106,7 +106,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor)
         except BlockingIOError:
             raise SourceError(f"another download to {folder} is under way") from None
         yield
@@ -159,9 +159,7 @@ class _Part:
         """The range from ``start`` on is on the disk."""
         with self._lock:
             self._there.add(start)
-            partial = self._record.with_name(self._record.name + ".new")
-            partial.write_text(json.dumps({"file": self._key, "there": sorted(self._there)}))
-            partial.replace(self._record)
+            replace_file(self._record, json.dumps({"file": self._key, "there": sorted(self._there)}).encode())
 
     def forget(self) -> None:
         """Remove what is there."""
@@ -278,16 +276,8 @@ def _reason(error: BaseException) -> tuple[str, bool]:
 
 
 def _md5(path: Path, listener: Listener) -> str:
-    done, digest = 0, hashlib.md5(usedforsecurity=False)
-    with (
-        path.open("rb") as file,
-        reported(listener, f"checking {path.name}", path.stat().st_size, "bytes") as advance,
-    ):
-        while data := file.read(_PIECE_BYTES):
-            digest.update(data)
-            done += len(data)
-            advance(done)
-    return digest.hexdigest()
+    with path.open("rb") as file, reported(listener, f"checking {path.name}", 0, "bytes"):
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def unpack(archive: Path, folder: Path, *, listener: Listener) -> None:

@@ -24,7 +24,6 @@ from ooc.sources.files.cells import (
     NoWholeNumber,
     cell_value,
     kind_of,
-    of_texts,
 )
 from ooc.sources.files.lines import line_blocks, rows_about
 from ooc.storage.array import AnyArray
@@ -180,15 +179,8 @@ def as_cells(values: Values, cells: Cells, where: str, row: int) -> AnyArray:
     found = _list(values)
     if cells is Cells.REAL and any(isinstance(value, list | tuple | np.ndarray) for value in found):
         return _matrix(found, where)
-    if cells in (Cells.TEXT, Cells.MEMBER):
-        texts = [_text(value, where, row + at) for at, value in enumerate(found)]
-        try:
-            return of_texts(texts, cells)
-        except ValueError as error:
-            at = next(at for at, text in enumerate(texts) if not _is_member(text))
-            raise SourceError(f"{where} holds {found[at]!r} in row {row + at}, not {cells.value}") from error
-    take = _whole if cells is Cells.WHOLE else _real
-    out = np.empty(len(found), dtype=np.int64 if cells is Cells.WHOLE else np.float64)
+    take, dtype = _TAKEN_BY[cells]
+    out: AnyArray = np.empty(len(found), dtype=dtype)
     for at, value in enumerate(found):
         try:
             out[at] = take(value)
@@ -234,22 +226,22 @@ def _real(value: Any) -> float:
     return float("nan") if _is_nothing(value) else float(value)
 
 
-def _text(value: Any, where: str, row: int) -> str:
+def _text(value: Any) -> str:
     if _is_nothing(value):
         return ""
     if isinstance(value, bool | np.bool_):
         return str(bool(value)).lower()
     if isinstance(value, str | int | float | np.integer | np.floating):
         return str(value)
-    raise SourceError(f"{where} holds a {type(value).__name__} in row {row}, not a text or a number")
+    raise TypeError("neither a text nor a number")
 
 
-def _is_member(text: str) -> bool:
-    try:
-        cell_value(text, Cells.MEMBER)
-    except ValueError:
-        return False
-    return True
+_TAKEN_BY: dict[Cells, tuple[Callable[[Any], object], type[np.generic]]] = {
+    Cells.WHOLE: (_whole, np.int64),
+    Cells.REAL: (_real, np.float64),
+    Cells.TEXT: (_text, np.object_),
+    Cells.MEMBER: (lambda value: cell_value(_text(value), Cells.MEMBER), np.bool_),
+}
 
 
 def _matrix(values: list[Any], where: str) -> AnyArray:

@@ -342,22 +342,21 @@ def pyg_source(data: Any, request: Request) -> Source:
         if len(data) != 1:
             raise SourceError(f"the PyG dataset {type(data).__name__} holds {len(data)} graphs; give one of them")
         data = data[0]
-    if type(data).__name__ == "HeteroData":
-        return _hetero_source(data, request)
-    if type(data).__name__ != "Data":
-        raise SourceError(f"a PyG {type(data).__name__} cannot be converted, only a homogeneous Data")
-    if getattr(data, "adj_t", None) is not None and data.edge_index is None:
+    kind = type(data).__name__
+    if kind not in ("Data", "HeteroData"):
+        raise SourceError(f"a PyG {kind} cannot be converted, only a homogeneous Data")
+    if kind == "Data" and getattr(data, "adj_t", None) is not None and data.edge_index is None:
         raise SourceError("the PyG Data has adj_t, but no edge_index")
+    parts = [(data, _OF_PYG)] if kind == "Data" else _of_one_kind(data)
     arrays: dict[str, AnyArray] = {}
-    for name in _OF_PYG:
-        tensor = getattr(data, name, None)
-        if tensor is not None:
+    for part, name in ((part, name) for part, names in parts for name in names):
+        if (tensor := getattr(part, name, None)) is not None:
             arrays |= _of_tensor(tensor, name)
-    return array_source(arrays, ArrayOptions(request=request, name="the PyG Data", format="pyg"))
+    return array_source(arrays, ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg"))
 
 
-def _hetero_source(data: Any, request: Request) -> Source:
-    """Of a HeteroData with one kind of node and one of edge; SourceError for others."""
+def _of_one_kind(data: Any) -> list[tuple[Any, tuple[str, ...]]]:
+    """What a HeteroData with one kind of node and one of edge has of either; SourceError for others."""
     nodes, edges = data.node_types, data.edge_types
     if len(nodes) != 1 or len(edges) != 1:
         kinds = f"{len(nodes)} kinds of node ({', '.join(nodes[:9])}) and {len(edges)} of edge"
@@ -366,11 +365,7 @@ def _hetero_source(data: Any, request: Request) -> Source:
             "such a graph where all kinds of node have features of one width, but which kind a node or an edge is of "
             "is then no longer seen by the model, unless it is among the features"
         )
-    parts = ((data[nodes[0]], _OF_NODES), (data[edges[0]], ("edge_index", *EDGE_DATA_NAMES)))
-    arrays: dict[str, AnyArray] = {}
-    for part, name in ((part, name) for part, names in parts for name in names if part.get(name) is not None):
-        arrays |= _of_tensor(part[name], name)
-    return array_source(arrays, ArrayOptions(request=request, name="the PyG HeteroData", format="pyg"))
+    return [(data[nodes[0]], _OF_NODES), (data[edges[0]], ("edge_index", *EDGE_DATA_NAMES))]
 
 
 def _of_tensor(tensor: Any, name: str) -> dict[str, AnyArray]:

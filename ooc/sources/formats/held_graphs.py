@@ -77,8 +77,7 @@ def _table_of_frame(name: str, frame: Any) -> HeldTable:
     names = [str(column) for column in frame.columns]
     if len(set(names)) < len(names):
         raise SourceError(f"the frame {name} has two columns of one name: {', '.join(names)}")
-    of = _pandas_column if _package(frame) == "pandas" else _polars_column
-    columns = {text: of(frame[column]) for text, column in zip(names, frame.columns, strict=True)}
+    columns = {text: _column(frame[column]) for text, column in zip(names, frame.columns, strict=True)}
     return HeldTable(Path(name), columns, len(frame))
 
 
@@ -93,33 +92,21 @@ def _with_index(frame: Any) -> Any:
     return frame.reset_index(level=new) if new else frame
 
 
-def _pandas_column(series: Any) -> Column:
-    plain = isinstance(series.dtype, np.dtype) and series.dtype.kind in "biuf"
-    kind = ColumnKind.CATEGORIES if series.dtype.name == "category" else None
-    if getattr(series.dtype, "kind", "") in "Mm":
-        kind = ColumnKind.TIMES
+def _column(series: Any) -> Column:
+    of_pandas, kind = _package(series) == "pandas", series.dtype
+    if of_pandas:
+        plain = isinstance(kind, np.dtype) and kind.kind in "biuf"
+        category, time = kind.name == "category", getattr(kind, "kind", "") in "Mm"
+    else:
+        plain = kind.is_numeric() and not series.null_count()
+        category, time = type(kind).__name__ in ("Categorical", "Enum"), kind.is_temporal()
 
     def values(start: int, stop: int) -> Values:
-        part = series.iloc[start:stop]
-        found: Values = part.to_numpy() if plain else part.tolist()
+        part = series.iloc[start:stop] if of_pandas else series.slice(start, stop - start)
+        found: Values = part.to_numpy() if plain else part.tolist() if of_pandas else part.to_list()
         return found
 
-    return Column(values, kind)
-
-
-def _polars_column(series: Any) -> Column:
-    name = type(series.dtype).__name__ if not isinstance(series.dtype, type) else series.dtype.__name__
-    kind = ColumnKind.CATEGORIES if name in ("Categorical", "Enum") else None
-    if series.dtype.is_temporal():
-        kind = ColumnKind.TIMES
-    plain = series.dtype.is_numeric() and not series.null_count()
-
-    def values(start: int, stop: int) -> Values:
-        part = series.slice(start, stop - start)
-        found: Values = part.to_numpy() if plain else part.to_list()
-        return found
-
-    return Column(values, kind)
+    return Column(values, ColumnKind.TIMES if time else ColumnKind.CATEGORIES if category else None)
 
 
 # ---- networkx -------------------------------------------------------------------------------------------------
