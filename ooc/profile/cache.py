@@ -12,6 +12,7 @@ import os
 import platform
 from pathlib import Path
 
+import psutil
 import torch
 
 from ooc.errors import HardwareError
@@ -20,7 +21,6 @@ from ooc.profile.profile import Profile, processor_name
 from ooc.storage.array import replace_file
 from ooc.version import __version__
 
-_MOUNTS = Path("/proc/self/mountinfo")
 _MACHINE_ID = Path("/etc/machine-id")
 
 
@@ -84,16 +84,10 @@ def _device_name(device: str) -> str:
 
 
 def _mount(folder: Path) -> str:
-    """Filesystem, source and mount point of what holds ``folder``, or of the nearest folder above it that exists."""
-    folder = folder.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    number = folder.stat().st_dev
-    name = f"{os.major(number)}:{os.minor(number)}"
-    with contextlib.suppress(OSError):
-        for line in reversed(_MOUNTS.read_text(encoding="utf-8").splitlines()):
-            fields, _, described = line.partition(" - ")
-            if fields.split(" ")[2] == name:
-                kind, source, *_ = described.split(" ")
-                return f"{kind} {source} on {fields.split(' ')[4]}"
-    return name
+    """Filesystem, source and mount point of what holds ``folder``, whether that exists or not."""
+    above = (folder.resolve(), *folder.resolve().parents)
+    mounted = [one for one in psutil.disk_partitions(all=True) if Path(one.mountpoint) in above]
+    if not mounted:
+        return "unknown"
+    found = max(mounted, key=lambda one: len(one.mountpoint))
+    return f"{found.fstype} {found.device} on {found.mountpoint}"

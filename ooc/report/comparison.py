@@ -97,9 +97,11 @@ def _passes(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list
 
 
 def _print(what: str, quantities: Sequence[dict[str, Any]], console: Console) -> None:
-    rows = []
-    for quantity in quantities:
-        show = format_duration if quantity["unit"] == "s" else format_size
-        ratio = "" if quantity["ratio"] is None else f"{quantity['ratio']:.2f}"
-        rows.append((quantity["name"], show(quantity["forecast"]), show(quantity["measured"]), ratio))
-    print_table((what, "forecast", "measured", "forecast / measured"), rows, console)
+    print_table((what, "forecast", "measured", "forecast / measured"), [*map(as_texts, quantities)], console)
+
+
+def as_texts(quantity: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Name, forecast, measured and ratio of a quantity, for a table."""
+    show = format_duration if quantity["unit"] == "s" else format_size
+    ratio = "" if quantity["ratio"] is None else f"{quantity['ratio']:.2f}"
+    return quantity["name"], show(quantity["forecast"]), show(quantity["measured"]), ratio

@@ -11,6 +11,7 @@ import os
 import platform
 import shlex
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import metadata
@@ -108,7 +109,7 @@ def probe_layer(path: Path) -> Report:
     report.facts["memory"] = _memory(report, report.facts["disk"]["free_bytes"])
     report.facts["processors"] = _processors(report)
     report.facts["gpu"] = _gpu(driver, report)
-    report.facts["libraries"] = _libraries()
+    report.facts["libraries"] = versions_of((*LIBRARIES, "kvikio-cu13"))
     _suggest(report, folder)
     return report
 
@@ -297,9 +298,10 @@ def _gpu(driver: str | None, report: Report) -> dict[str, Any]:
     return facts
 
 
-def _libraries() -> dict[str, Any]:
+def versions_of(packages: Sequence[str]) -> dict[str, str | None]:
+    """Of Python and these ``packages``; None: not installed."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
-    for name in (*LIBRARIES, "kvikio-cu13"):
+    for name in packages:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

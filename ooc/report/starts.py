@@ -9,7 +9,6 @@ import platform
 import shlex
 import sys
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ooc.plan import Hardware
 from ooc.plan.simulate.condensed import condense
 from ooc.prefetch.engines.choice import filesystem_of
 from ooc.profile.profile import processor_name
+from ooc.report.machine import versions_of
 from ooc.report.plan_report import PlanReport
 from ooc.train.metrics import Metric
 from ooc.train.run import RunFolder
@@ -41,7 +41,7 @@ def note_start(run: RunFolder, report: PlanReport | None, spill_dir: Path, metri
             "command": shlex.join(["ooc", *sys.argv[1:]]),
             "metric": {"name": metric.value, "higher_is_better": metric.higher_is_better},
             "machine": _machine(spill_dir, None if report is None else report.hardware),
-            "versions": _versions(),
+            "versions": {name: version for name, version in versions_of(_PACKAGES).items() if version is not None},
         }
     )
 
@@ -60,13 +60,3 @@ def _machine(spill_dir: Path, hardware: Hardware | None) -> dict[str, Any]:
         "scratch": f"{folder} ({filesystem_of(folder)})",
         "system": f"{platform.system()} {platform.release()}",
     }
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions

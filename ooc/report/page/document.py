@@ -17,10 +17,11 @@ from typing import Any
 from ooc.plan.simulate.condensed import expand
 from ooc.progress.figures import format_duration
 from ooc.report import gantt
+from ooc.report.comparison import as_texts
 from ooc.report.console import write_text
 from ooc.report.page.charts import charts, charts_of_run, passes_chart, run_labels
 from ooc.report.page.figures import MOST_EPOCHS, figures
-from ooc.report.page.findings import compared
+from ooc.report.page.findings import compared, used_of_budgets
 from ooc.report.page.vocabulary import describe_matrix
 from ooc.sizes import format_size
 
@@ -108,19 +109,14 @@ def _described(run: Mapping[str, Any]) -> str:
 
 
 def _tiles(run: Mapping[str, Any]) -> Iterable[str]:
-    medians, best, forecast, peaks = run["medians"], run["best"], run["forecast"], run["peaks"]
+    medians, best = run["medians"], run["best"]
     tiles = [_tile(format_duration(medians["time_s"]), "an epoch of training (median)")]
     if medians["time_s"]:
         share = medians["wait_s"] / medians["time_s"]
         tiles.append(_tile(f"{100 * share:.0f} %", "of it waiting for the SSD", share))
-    if forecast is not None:
-        budgets = {"device": forecast["gpu_budget_bytes"], "host": forecast["host_budget_bytes"]}
-        used = {tier: peaks[f"{tier}_peak_bytes"] for tier in budgets}
-        if not run["on_gpu"]:
-            budgets, used = {"memory": sum(budgets.values())}, {"memory": sum(used.values())}
-        for tier, budget in budgets.items():
-            text = f"{tier} at most, of {format_size(budget)}"
-            tiles.append(_tile(format_size(used[tier]), text, used[tier] / budget if budget else 0.0))
+    for where, (used, budget) in used_of_budgets(run).items():
+        text = f"memory{where} at most, of {format_size(budget)}"
+        tiles.append(_tile(format_size(used), text, used / budget if budget else 0.0))
     tiles.append(_tile(format_size(medians["ssd_read_bytes"]), "read from the SSD an epoch"))
     tiles.append(_tile(format_size(medians["ssd_write_bytes"]), "written to it"))
     if best is not None:
@@ -189,11 +185,7 @@ def _plan(run: Mapping[str, Any], name: str) -> Iterable[str]:
     forecast = run["forecast"]
     cards = []
     if run["comparison"] is not None:
-        rows: list[Row] = []
-        for one in run["comparison"]["quantities"]:
-            show = format_duration if one["unit"] == "s" else format_size
-            ratio = "" if one["ratio"] is None else f"{one['ratio']:.2f}"
-            rows.append((escape(one["name"]), show(one["forecast"]), show(one["measured"]), ratio))
+        rows: list[Row] = [tuple(map(escape, as_texts(one))) for one in run["comparison"]["quantities"]]
         table = _table(("", "forecast", "measured", "ratio"), rows)
         cards.append(_card("Forecast and measured", table + passes_chart(run, name)))
     if run["matrices"]:

@@ -85,10 +85,10 @@ def _bound(found: Mapping[str, Any]) -> str:
 
 def _within_budget(found: Mapping[str, Any]) -> bool:
     """Where no forecast tells the budget, nothing says otherwise."""
-    return all(used <= budget for used, budget in _used_of_budgets(found).values())
+    return all(used <= budget for used, budget in used_of_budgets(found).values())
 
 
-def _used_of_budgets(found: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def used_of_budgets(found: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """By where it is, the most memory in use and how much may be; on a CPU both budgets are of one memory."""
     forecast, peaks = found["forecast"], found["peaks"]
     if forecast is None:
@@ -103,7 +103,7 @@ def _used_of_budgets(found: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 def _memory(found: Mapping[str, Any]) -> str:
     sizes = [
         f"{format_size(used)} of {format_size(budget)}{where}"
-        for where, (used, budget) in _used_of_budgets(found).items()
+        for where, (used, budget) in used_of_budgets(found).items()
     ]
     if not sizes:
         return f"{format_size(sum(found['peaks'].values()))} of memory were in use at most"
