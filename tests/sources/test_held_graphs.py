@@ -222,7 +222,7 @@ def test_objects_that_are_no_graph_are_refused(tmp_path: Path, source: Any, mess
             "nodes.jsonl: the column f holds lists that are not of as many numbers",
         ),
         (_LINES + '{"id": 3, "f": {}, "y": 1}', "nodes.jsonl: the column f holds '{}' in row 2, not numbers"),
-        (_LINES + '{"id": [3], "f": 1, "y": 1}', "nodes.jsonl: the column id holds a list in row 2, not a text or a"),
+        (_LINES + '{"id": [3], "f": 1, "y": 1}', r"nodes.jsonl: the column id holds '\[3\]' in row 2, not texts"),
         (_LINES + '{"id": 2, "f": 1, "y": 1}', "has the id 2 twice"),
     ],
 )
