@@ -121,6 +121,13 @@ class Ranks:
         with self._naming():
             dist.broadcast(values, rank)
 
+    def all_to_all(
+        self, received: Tensor, values: Tensor, received_rows: Sequence[int], sent_rows: Sequence[int]
+    ) -> None:
+        """Send rows of ``values``, so many to each process, one behind the other; have theirs in ``received``."""
+        with self._naming():
+            dist.all_to_all_single(received, values, list(received_rows), list(sent_rows))
+
     def send(self, values: Tensor, rank: int) -> None:
         """To one of them, which has to ``receive`` them."""
         with self._naming():

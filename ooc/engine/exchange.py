@@ -2,20 +2,29 @@
 """Several processes that train one full graph: each computes a share of the rows, and they send each other what rows
 of other shares need.
 
-A share is a run of panels (``ooc.model.stages.panels``). Whatever is gathered along edges, a matrix or a slab of its
-columns, is sent row block by row block to all processes before it is pulled; a row's sum then runs over its edges as
-it does in one process. Sums over rows are told panel by panel and added up in one order. What tiles scatter to rows of
-anybody is added up by one process after the other, in the order of the tiles.
+A share is a run of panels (``ooc.model.stages.panels``). Of whatever is gathered along edges, a matrix or a slab of its
+columns, every process is sent the rows that edges into its own lead to (its halo), or all rows, before it pulls; a
+row's sum then runs over its edges as it does in one process. Sums over rows are told panel by panel and added up in one
+order. What tiles scatter to rows of anybody is added up by one process after the other, in the order of the tiles.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ooc.plan.workload import Direction
 from ooc.ranks import Ranks
+
+_WORTH_SORTING_OUT = 0.8
+"""Of all rows: where more of them are wanted, all are sent, right from where they lie to where they go."""
+_AT_ONCE_BYTES = 4 << 20
+"""Of rows that are sent by lists, and as much of those that are received."""
 
 
 def divide_rows(weights: Sequence[float], panel_rows: int, rows: int, count: int) -> list[range]:
@@ -33,25 +42,104 @@ def divide_rows(weights: Sequence[float], panel_rows: int, rows: int, count: int
     return [range(start, stop) for start, stop in pairwise(stops)]
 
 
+def wanted_rows(
+    sources: Iterable[npt.NDArray[np.signedinteger]], shares: Sequence[range], own: range, rows: int
+) -> list[Tensor]:
+    """By process: which of its rows are among ``sources``, ascending; none of one's ``own``. IndexError for what is no
+    row."""
+    is_wanted = np.zeros(rows, dtype=np.bool_)
+    for found in sources:
+        is_wanted[found] = True
+    is_wanted[own.start : own.stop] = False
+    kind = np.int32 if rows < 2**31 else np.int64
+    inside = ((share.start, np.flatnonzero(is_wanted[share.start : share.stop])) for share in shares)
+    return [torch.from_numpy((start + found).astype(kind)) for start, found in inside]
+
+
+def halo_nbytes(counts_PP: Tensor, shares: Sequence[range], rows: int) -> int | None:
+    """Bytes that one process at most holds to be sent some rows alone, [i, j] of those of process j being wanted by i;
+    None where these are so many that all are sent."""
+    if int(counts_PP.sum()) > _WORTH_SORTING_OUT * sum(rows - len(share) for share in shares):
+        return None
+    of_lists = int((counts_PP.sum(0) + counts_PP.sum(1)).max()) * (4 if rows < 2**31 else 8)
+    return of_lists + 2 * _AT_ONCE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Halo:
+    """Rows that are sent for the pulls of one direction, ascending, by process: ``wanted`` of its rows by this one, and
+    ``given`` of this one's to it. ``most``: between any two processes."""
+
+    wanted: list[Tensor]
+    given: list[Tensor]
+    most: int
+
+
 class Exchange:
     """What the processes of one training tell each other while a program runs; ``shares``: the rows of each."""
 
     def __init__(self, ranks: Ranks, shares: Sequence[range]) -> None:
         self._ranks, self._shares = ranks, shares
+        self._halos: dict[Direction, Halo] = {}
         self.received_bytes = 0
+
+    def find_halo(self, direction: Direction, sources: Iterable[npt.NDArray[np.signedinteger]], rows: int) -> int:
+        """Settle what is sent for pulls of ``direction``, ``sources`` being those of all edges into this process's
+        rows, a few at a time, of a graph of so many ``rows``: the halo where that is much less than all rows. Returns
+        the bytes that it takes. Holds a byte a row meanwhile."""
+        ranks = self._ranks
+        wanted = wanted_rows(sources, self._shares, self.own, rows)
+        counts_PP = torch.stack([*ranks.gathered(torch.tensor([len(one) for one in wanted]))])
+        nbytes = halo_nbytes(counts_PP, self._shares, rows)
+        if nbytes is None:
+            return 0
+        given_P = counts_PP[:, ranks.rank].tolist()
+        given = torch.empty(sum(given_P), dtype=wanted[0].dtype)
+        ranks.all_to_all(given, torch.cat(wanted), given_P, [len(one) for one in wanted])
+        self._halos[direction] = Halo(wanted, [*torch.split(given, given_P)], int(counts_PP.max()))
+        return nbytes
+
+    def halo_rows(self, direction: Direction) -> Any:
+        """The rows of other processes that pulls of ``direction`` are sent, ascending; None: all."""
+        halo = self._halos.get(direction)
+        return None if halo is None else torch.cat(halo.wanted).numpy()
 
     @property
     def own(self) -> range:
         """The rows that this process computes."""
         return self._shares[self._ranks.rank]
 
-    def rows(self, matrix_NC: Tensor, *, counted: bool = True) -> None:
-        """Of a matrix of which every process has its own rows, have those of all. ``counted``: a program's."""
+    def rows(self, matrix_NC: Tensor, direction: Direction | None = None, *, counted: bool = True) -> None:
+        """Of a matrix of which every process has its own rows, have those of others that pulls of ``direction`` gather
+        (None: all). ``counted``: a program's."""
+        halo = None if direction is None else self._halos.get(direction)
+        if halo is not None:
+            self._some_rows(matrix_NC, halo)
+            return
         for rank, share in enumerate(self._shares):
             rows = matrix_NC[share.start : share.stop]
             if rows.numel():
                 self._ranks.broadcast(rows.view(torch.uint8), rank)
                 self.received_bytes += rows.nbytes * (counted and rank != self._ranks.rank)
+
+    def _some_rows(self, matrix_NC: Tensor, halo: Halo) -> None:
+        """By lists, so many rows of each process at a time that they take ``_AT_ONCE_BYTES``."""
+        rows, row_bytes = len(matrix_NC), max(1, matrix_NC[:1].nbytes)
+        at_once = max(1, _AT_ONCE_BYTES // (row_bytes * (self._ranks.count - 1)))
+        for first in range(0, halo.most, at_once):
+            given, wanted = (
+                [
+                    part[: int(torch.searchsorted(part, rows))]
+                    for one in lists
+                    for part in [one[first : first + at_once]]
+                ]
+                for lists in (halo.given, halo.wanted)
+            )
+            sent = matrix_NC.index_select(0, torch.cat(given))
+            received = matrix_NC.new_empty(sum(map(len, wanted)), matrix_NC.shape[1])
+            self._ranks.all_to_all(received, sent, [*map(len, wanted)], [*map(len, given)])
+            matrix_NC.index_copy_(0, torch.cat(wanted).long(), received)
+            self.received_bytes += received.nbytes
 
     def panels(self, found: Sequence[Any], reverse: bool) -> Iterator[Any]:
         """What every process has ``found``, in the order of the rows, one at a time."""

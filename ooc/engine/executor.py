@@ -19,7 +19,15 @@ from ooc.errors import BudgetError
 from ooc.kernels.edges import TileEdges, highest_row
 from ooc.model.stages import PanelSums, Tile
 from ooc.model.stages import Step as StageStep
-from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass, direct_slabs, loaded_slabs, stored_slabs
+from ooc.plan.layout.passes import (
+    ColumnPass,
+    RowPass,
+    ShufflePass,
+    direct_slabs,
+    loaded_slabs,
+    pulled_by,
+    stored_slabs,
+)
 from ooc.plan.layout.shuffle import BucketedRows
 from ooc.plan.program.sequence import Step
 from ooc.sizes import format_size
@@ -190,11 +198,9 @@ class RowPassRun(TilePassRun):
         run, exchange = self.program, self.runtime.exchange
         for name in self.outputs if exchange is not None else ():
             whole = run.whole(name, self.item.index)
-            pulled = any(
-                later.pull is not None and later.pull.source == name for later in run.passes[self.item.index :]
-            )
-            if exchange is not None and whole is not None and pulled:
-                exchange.rows(whole[: self.item.rows])
+            directions = pulled_by(name, run.passes[self.item.index + 1 :])
+            if exchange is not None and whole is not None and directions:
+                exchange.rows(whole[: self.item.rows], directions[0] if len(directions) == 1 else None)
 
     def _pulled(self, tile: Tile) -> Tensor:
         """All columns that the stage pulls: those that the pass before has, and what there is to pull now."""

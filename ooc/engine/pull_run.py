@@ -254,7 +254,7 @@ class SlabPull(PullRun):
     def open(self, number: int, step: Step) -> None:
         self._buffers.fill(number)
         if not self._arrived and self._runtime.exchange is not None:
-            self._runtime.exchange.rows(self._slab)
+            self._runtime.exchange.rows(self._slab, self._pull.direction)
         kind = self._pull.per_edge
         if not self._arrived and kind is not None:
             self._apart = ColumnCopy.of(self._slab, len(self._groups), kind.copied_columns)

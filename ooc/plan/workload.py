@@ -230,12 +230,14 @@ class EdgeArray:
 @dataclass(frozen=True, slots=True, eq=False)
 class Topology:
     """One direction of the graph: ``tile_edges[i]`` is the number of edges of tiles 0…i-1 (a coarse indptr).
-    ``data``: what is read of that direction's edges besides."""
+    ``data``: what is read of that direction's edges besides. ``halo``: where several processes each compute a share of
+    the rows, those of others that the edges into this one's lead to, ascending (None: any)."""
 
     direction: Direction
     index_itemsize: int
     tile_edges: Sequence[int]
     data: Mapping[EdgeData, EdgeArray] = field(default_factory=dict)
+    halo: Sequence[int] | None = None
 
     @property
     def edges(self) -> int:

@@ -7,7 +7,7 @@ at a time, and once more where what they gather does not fit in memory; what tha
 bytes a node (``ooc.engine.shuffle_counts``). ``Job.ready`` is what a ``Session`` runs on this machine.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cache, lru_cache
@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from ooc.engine.exchange import Exchange, divide_rows
+from ooc.engine.exchange import Exchange, divide_rows, halo_nbytes, wanted_rows
 from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared
 from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
-from ooc.model.graph import ActiveRows, GraphRows, Scaling, load_rows, most_edges, rows_nbytes
+from ooc.model.graph import ActiveRows, GraphRows, Scaling, damaged, load_rows, most_edges, rows_nbytes
 from ooc.model.lowering.assembly import Setting
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
@@ -51,6 +51,8 @@ from ooc.train.resources import Resources, spill_dtype
 
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
 """What may be left out of what edges carry."""
+
+_EDGES_AT_ONCE = 1 << 20
 
 Programs = Callable[[StageBuilder], dict[str, list[Step]]]
 """The programs to be planned, by the names they are run by. The planner weighs ``train`` most."""
@@ -193,6 +195,7 @@ class Job:
         self._extra_device_bytes = extra_device_bytes + resources.overhead_bytes
         self._candidates: dict[frozenset[int], Candidate] = {}
         self._shares: list[range] = []
+        self._exchange_bytes = 0
 
     @property
     def workload(self) -> Workload:
@@ -203,16 +206,18 @@ class Job:
         """What is to be done, and the verified plan for a machine within ``limits``; BudgetError where there is none,
         with the least budgets that would do."""
         self._admit_rows(limits, hardware)
-        if self.resources.ranks.count > 1:
-            self._shared_out()
         candidate, plan = self._choose(limits, hardware)
         return candidate.workload, plan
 
     def plans_by_rank(self, limits: Limits, hardware: Hardware) -> list[tuple[Workload, Plan]]:
         """The same of each of the processes that train the graph together."""
+        if self.resources.ranks.count == 1:
+            return [self.plan(limits, hardware)]
+        self._shared_out()
+        halos = self._planned_halos()
         workload, plan = self.plan(limits, hardware)
-        others = [self._own_part(workload, plan, share, limits, hardware) for share in self._shares[1:]]
-        return [(workload, plan), *others]
+        parts = zip(self._shares, halos, strict=True)
+        return [self._own_part(workload, plan, share, halo, limits, hardware) for share, halo in parts]
 
     def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
         """The least memory that training takes, part by part; bytes. Where nothing is recomputed. Of ``limits`` only
@@ -230,10 +235,13 @@ class Job:
         self._counts = replace(self._counts, tile_edges=counted(self._rows))
         self._candidates.clear()
         exchange = self._shared_out() if resources.ranks.count > 1 else None
+        if exchange is not None:
+            self._find_halos(exchange)
         candidate, plan = self._choose(resources.limits, resources.hardware)
         if exchange is not None:
-            own = exchange.own, resources.limits, resources.hardware
-            _, plan = self._own_part(candidate.workload, plan, *own)
+            halos = {side: exchange.halo_rows(side) for side in candidate.workload.topologies}
+            part = exchange.own, halos, resources.limits, resources.hardware
+            _, plan = self._own_part(candidate.workload, plan, *part)
         return Prepared(
             store=self._store,
             network=network,
@@ -264,12 +272,60 @@ class Job:
         self._shares = divide_rows(weights.tolist(), height, nodes, ranks.count)
         return Exchange(ranks, self._shares)
 
+    def _find_halos(self, exchange: Exchange) -> None:
+        """Which rows of others this process's edges lead to."""
+        for direction in self._halo_directions():
+            sources = self._sources(direction, exchange.own)
+            self._exchange_bytes += exchange.find_halo(direction, sources, self._store.num_nodes)
+        self._candidates.clear()
+
+    def _planned_halos(self) -> list[dict[Direction, Any]]:
+        """The same by process, for all of them, of a store."""
+        nodes, found = self._store.num_nodes, [dict[Direction, Any]() for _ in self._shares]
+        for direction in self._halo_directions() if self._store.path.exists() else ():
+            wanted = [wanted_rows(self._sources(direction, one), self._shares, one, nodes) for one in self._shares]
+            nbytes = halo_nbytes(torch.tensor([[*map(len, one)] for one in wanted]), self._shares, nodes)
+            if nbytes is not None:
+                self._exchange_bytes += nbytes
+                for rank, one in enumerate(wanted):
+                    found[rank][direction] = torch.cat(one).numpy()
+        self._candidates.clear()
+        return found
+
+    def _halo_directions(self) -> list[Direction]:
+        """Those that are pulled in, if there is the memory to know halos: a byte a row to find them, and up to four for
+        every row of its lists. In one order everywhere."""
+        limits, self._exchange_bytes = self.resources.limits, 0
+        there = limits.memory_bytes if limits.one_memory else limits.host_bytes
+        if self._fixed_host_bytes + 5 * self._store.num_nodes > there:
+            return []
+        return [
+            side for side in dict.fromkeys(p.direction for p in self.workload.pulls) if side is not Direction.FEATURES
+        ]
+
+    def _sources(self, direction: Direction, share: range) -> Iterator[Any]:
+        """Where all edges into rows of a share come from, a few at a time; StoreError for what is no row."""
+        indptr, indices = self._store.topology(direction.value)
+        first, stop = (int(indptr.read(row, row + 1)[0]) for row in (share.start, share.stop))
+        for start in range(first, stop, _EDGES_AT_ONCE):
+            found = indices.read(start, min(start + _EDGES_AT_ONCE, stop))
+            if not 0 <= int(found.min()) <= int(found.max()) < self._store.num_nodes:
+                raise damaged(self._store, indices.name)
+            yield found
+
     def _own_part(
-        self, workload: Workload, plan: Plan, share: range, limits: Limits, hardware: Hardware
+        self,
+        workload: Workload,
+        plan: Plan,
+        share: range,
+        halos: Mapping[Direction, Any],
+        limits: Limits,
+        hardware: Hardware,
     ) -> tuple[Workload, Plan]:
         """Of a plan that all processes have made alike for the first one's share: the same for another one."""
         layout = Layout(**{field.name: getattr(plan, field.name) for field in fields(Layout)})
-        workload = replace(workload, share=share)
+        topologies = {side: replace(one, halo=halos.get(side)) for side, one in workload.topologies.items()}
+        workload = replace(workload, share=share, topologies=topologies)
         own = build_plan(layout, Capacity(workload, limits, hardware))
         verify_plan(own)
         return workload, own
@@ -326,7 +382,7 @@ class Job:
             self._arrays,
             self._counts,
             tile_rows=resources.tile_rows,
-            fixed_host_bytes=self._fixed_host_bytes,
+            fixed_host_bytes=self._fixed_host_bytes + self._exchange_bytes,
             spill_dtype=self._spill_dtype,
             threads=resources.threads,
             steps=steps,

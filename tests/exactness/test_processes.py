@@ -3,6 +3,7 @@
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch_geometric.nn.models import GAT, GCN
 
 import ooc
+from ooc.engine import exchange
 from ooc.storage.store import Store
 from tests.exactness import layers, models
 from tests.exactness.comparison import make_trainer, tuned_trainer
@@ -34,19 +36,23 @@ _OF_EVERY_KIND: dict[str, Callable[[int, int], nn.Module]] = {
 }
 
 
-def _outcome(model: nn.Module, store: Store, **options: Any) -> dict[str, Any]:
+def _outcome(model: nn.Module, store: Store, *, nearby: bool = False, **options: Any) -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     with tuned_trainer(model, store, optimizer=optimizer, **options) as trainer:
-        return _trained(trainer)
+        return _trained(trainer, nearby=nearby)
 
 
-def _trained(trainer: ooc.Trainer) -> dict[str, Any]:
+def _trained(trainer: ooc.Trainer, *, nearby: bool = False) -> dict[str, Any]:
     records = trainer.fit(_EPOCHS, progress=False)
     plan, last = trainer.plan, records[-1]
     program = "train_and_score" if "train_and_score" in plan.programs else "train"
     assert last.ssd_write_bytes == plan.bytes_written(program)
     if trainer.ranks.count > 1:
-        assert last.received_bytes == sum(plan.received_bytes(program))
+        received = sum(plan.received_bytes(program))
+        assert last.received_bytes == received
+        topologies = {side: replace(one, halo=None) for side, one in plan.topologies.items()}
+        everything = sum(replace(plan, topologies=topologies).received_bytes(program))
+        assert not nearby or received < everything / 2
     found = {"losses": [one.loss for one in records], "scores": trainer.evaluate()}
     gradients = {f"gradient of {name}": p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
     return found | gradients | trainer.model.state_dict()
@@ -59,16 +65,21 @@ def _assert_same(found: dict[str, Any] | None, alone: dict[str, Any], about: Any
         assert same, (about, name)
 
 
-def test_every_kind_of_aggregation(tmp_path: Path) -> None:
-    """Sums, attention, maxima, opaque layers whose gradients are scattered; with what each of them stores."""
-    store = ooc.convert(random_data(_CASE), tmp_path / "g.ooc", dtype="float64")
+def test_every_kind_of_aggregation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums, attention, maxima, opaque layers whose gradients are scattered; with what each stores. Edges lead to
+    rows nearby: processes send each other some rows alone, a few at a time."""
+    monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 1000)
+    data = random_data(_CASE)
+    sources, targets = data.edge_index
+    data.edge_index = torch.stack([(targets + sources % 9 - 4).clamp(0, _CASE.nodes - 1), targets])
+    store = ooc.convert(data, tmp_path / "g.ooc", dtype="float64")
 
     def work(rank: int) -> dict[str, dict[str, Any]]:
         found = {}
         for name, make in _OF_EVERY_KIND.items():
             torch.manual_seed(rank)  # what is not the first's begins as the first's
             model = make(store.num_features, store.num_classes).double()
-            found[name] = _outcome(model, store, memory="300M", threads=2, tile_rows=8)
+            found[name] = _outcome(model, store, memory="300M", threads=2, tile_rows=8, nearby=name != "opaque layers")
         return found
 
     (alone,) = together(1, tmp_path, work)

@@ -22,9 +22,8 @@ PANELS = 32
 
 
 def panel_rows(rows: int, tile_rows: int) -> int:
-    """Rows of a panel, of so many in all: the least power of two of tiles."""
-    tiles = -(-rows // tile_rows)
-    return tile_rows << (-(-tiles // PANELS) - 1).bit_length()
+    """Rows of a panel, of so many in all: the fewest tiles."""
+    return tile_rows * -(-rows // (tile_rows * PANELS))
 
 
 class PanelSums:

@@ -231,6 +231,12 @@ def passes_using(passes: Sequence[Pass], name: str) -> list[int]:
     return [step.index for step in passes if name in step.reads or name in step.stores]
 
 
+def pulled_by(name: str, passes: Sequence[Pass]) -> list[Direction]:
+    """The directions in which ``passes`` pull matrix ``name``."""
+    found = (item.pull.direction for item in passes if item.pull is not None and item.pull.source == name)
+    return [*dict.fromkeys(found)]
+
+
 def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
     """How many slabs the writer of a column pass's source computes right into the slab buffers."""
     if not column_pass.direct:

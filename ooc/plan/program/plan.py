@@ -8,6 +8,8 @@ memory: every block that comes to the device or leaves it goes through a frame o
 to wait goes on to the SSD. ``ooc.plan.program.staging`` says which, when.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -17,6 +19,7 @@ from ooc.plan.layout.passes import (
     RowPass,
     edges_name,
     edges_swept,
+    pulled_by,
     pulled_columns,
     shuffles_in,
     streamed_read_bytes,
@@ -182,31 +185,38 @@ class Plan(Layout):
         it is written, or slab by slab as it is pulled; and sums of what is scattered, from one process to the next."""
         passes, found = self.programs[name], []
         for item in passes:
-            rows_of: list[tuple[str, int, int]] = []  # matrix, rows that all processes write, columns
+            rows_of: list[tuple[str, int, int, list[Direction]]] = []  # matrix, rows written, columns, pulled in
             sweeps = sweeps_of(item)
             if sweeps is not None:
                 source, grid = sweeps.pull.source, self.matrices[sweeps.pull.source].grid
                 written = max(one.rows for one in passes[: item.index] if source in one.stores)
                 slabs = range(sweeps.slabs) if sweeps is item else range(sweeps.slabs, grid.slabs)
-                rows_of += [(source, written, grid.width(slab)) for slab in slabs]
+                rows_of += [(source, written, grid.width(slab), [sweeps.pull.direction]) for slab in slabs]
             if isinstance(item, RowPass):
-                later = {one.pull.source for one in passes[item.index + 1 :] if one.pull is not None}
                 rows_of += [
-                    (one, item.rows, self.matrices[one].grid.columns)
+                    (one, item.rows, self.matrices[one].grid.columns, pulled_by(one, passes[item.index + 1 :]))
                     for one in item.stage.stores
-                    if one in later and self.matrices[one].whole
+                    if self.matrices[one].whole
                 ]
             nbytes = 0
-            for matrix, rows, columns in rows_of:
+            for matrix, rows, columns, directions in rows_of:
                 planned = self.matrices[matrix]
-                rows = min(rows, planned.grid.rows)
-                share = range(rows) if self.share is None else range(rows)[self.share.start : self.share.stop]
-                nbytes += (rows - len(share)) * columns * planned.region_itemsize
+                received = self._received_rows(min(rows, planned.grid.rows), directions)
+                nbytes += received * columns * planned.region_itemsize
             for matrix in item.pull.added_to if item.pull is not None and self.share is not None else ():
                 hands = (self.share.start > 0) + (self.share.stop < self.rows) if self.share is not None else 0
                 nbytes += hands * self.matrices[matrix].region_nbytes
             found.append(nbytes)
         return found
+
+    def _received_rows(self, rows: int, directions: Sequence[Direction]) -> int:
+        """Of the first ``rows`` rows of a matrix, those of others that this process is sent for pulls in these."""
+        if self.share is None or not directions:
+            return 0
+        halo = self.topologies[directions[0]].halo if len(directions) == 1 else None
+        if halo is not None:
+            return bisect_left(halo, rows)
+        return rows - len(range(rows)[self.share.start : self.share.stop])
 
     @property
     def to_device_bytes(self) -> int:
