@@ -77,12 +77,10 @@ def lower_gat(conv: Any, call: Call) -> Value:
         by_slice = weight.view(conv.heads * slices, conv.out_channels // slices, -1)
         return torch.cat((by_slice, scores(conv.att_src)[:, None]), dim=1).flatten(0, 1), None
 
-    def targets() -> tuple[Tensor, None]:
-        return scores(conv.att_dst), None
-
     repeated = Repeated(slices, conv.out_channels // slices + 1), Repeated(slices, 1)
     source = call.assembly.projection(call.matrix("x"), sources, (weight, conv.att_src), repeated[0])
-    target = call.assembly.projection(call.matrix("x"), targets, (weight, conv.att_dst), repeated[1])
+    targets = (lambda: (scores(conv.att_dst), None)), (weight, conv.att_dst)
+    target = call.assembly.projection(call.matrix("x"), *targets, repeated[1])
     slope = float(conv.negative_slope)
     if not has_features:
         gat = partial(GatAttention, options=replace(options, slices=slices), negative_slope=slope)
@@ -208,11 +206,7 @@ def _with_loops(term: EdgeTerm, conv: Any, call: Call) -> EdgeTerm:
 def _of_linear(linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
     """A linear layer as it is."""
     weight, bias = linear.weight, linear.bias
-
-    def made() -> tuple[Tensor, Tensor | None]:
-        return weight, bias
-
-    return made, (weight,) if bias is None else (weight, bias)
+    return lambda: (weight, bias), (weight,) if bias is None else (weight, bias)
 
 
 def _heads(conv: Any, call: Call, attended: Value) -> Value:

@@ -203,11 +203,8 @@ class Opaque(EdgeAggregate):
         taken, columns = self.probed, self.source.columns
         per_node = taken.node_bytes + columns * itemsize
         masks = 2 * max((dropped.row_nbytes for dropped in self.probed.dropped), default=0)  # a loop for each edge
-        return (
-            EDGES_AT_ONCE,
-            taken.edge_bytes + per_node + masks + _BYTES_PER_EDGE,
-            2 * (columns + self.result) * itemsize,
-        )
+        of_edge = taken.edge_bytes + per_node + masks + _BYTES_PER_EDGE
+        return EDGES_AT_ONCE, of_edge, 2 * (columns + self.result) * itemsize
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         _, bytes_per_edge, bytes_per_row = self.temporaries(itemsize)

@@ -72,19 +72,14 @@ class EdgeAggregate(Aggregate):
     """How many groups, one set after the other, share what is computed of an edge."""
     source_scalars: tuple[int, ...] = ()
     """Columns of every group of m, counted from its end, that the CPU's kernels are quicker with in a copy."""
-
     upstream_scalars: tuple[int, ...] = ()
     """The same of dp."""
 
     def __init__(
         self, index: int, source: Value, target: Value | None, *, groups: int, result: int, kept: int, keep: bool
     ) -> None:
-        Value.__init__(
-            self,
-            index,
-            (source,) if target is None else (source, target),
-            (groups * (result + (kept if keep else 0)),),
-        )
+        inputs = (source,) if target is None else (source, target)
+        Value.__init__(self, index, inputs, (groups * (result + kept * keep),))
         self.scaling = Scaling.SUM
         self.once = False
         self.hops = 1
@@ -185,8 +180,7 @@ class Maximum(EdgeAggregate):
         return pulls_for(source).maxima_sources(tile, target_NK=source, source_RW=own)
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        bounds = maximum.scratch_bytes(columns=self.groups, itemsize=itemsize)
-        return (maximum.EDGES_PER_PIECE, *bounds)
+        return (maximum.EDGES_PER_PIECE, *maximum.scratch_bytes(columns=self.groups, itemsize=itemsize))
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.maximum(columns=self.groups, itemsize=itemsize)

@@ -101,7 +101,6 @@ class Network:
     @property
     def rounded_nbytes(self) -> int:
         """What its weights take besides where they are multiplied in a narrower type: those of one of the modes."""
-
         return self._in_either_mode(
             lambda v: v.product.weights_nbytes(v.source.columns, v.columns) if isinstance(v, Multiplied) else 0
         )
@@ -109,7 +108,6 @@ class Network:
     @property
     def made_nbytes(self) -> int:
         """What weights made of several parameters take, with their gradients."""
-
         return self._in_either_mode(lambda value: value.made.nbytes if isinstance(value, Projection) else 0)
 
     @property

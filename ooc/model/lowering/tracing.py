@@ -275,10 +275,9 @@ class _Interpreter:
         if kwargs.get("inplace"):
             kwargs["inplace"] = False
         if node.op == "call_function" and target in (F.dropout, torch.dropout):
-            return self._dropout(args, kwargs)
+            return self._dropout(*args, **kwargs)
         if node.op == "call_function" and target is F.linear and isinstance(args[0], Value):
-            bound = inspect.signature(lambda input, weight, bias=None: None).bind(*args, **kwargs).arguments
-            weight, bias = (_parameter(bound.get(part)) for part in ("weight", "bias"))
+            weight, bias = (lambda input, weight, bias=None: map(_parameter, (weight, bias)))(*args, **kwargs)
             if isinstance(weight, nn.Parameter):
                 return self._linear(args[0], weight, bias, name)
         rectified = self._rectified(target, args, kwargs)
@@ -305,17 +304,15 @@ class _Interpreter:
         if all(bound is None or isinstance(bound, int) for bound in bounds) and rows.indices(nodes) != (0, nodes, 1):
             raise ModelError(f"{name} looks across rows: it takes some rows and leaves out others")
 
-    def _dropout(self, args: list[Any], kwargs: dict[str, Any]) -> Value:
-        bound = inspect.signature(lambda input, p=0.5, training=True, train=True, inplace=False: None)
-        given = bound.bind(*args, **kwargs)
-        given.apply_defaults()
-        drops = bool(given.arguments["training"]) and bool(given.arguments["train"])
-        source, p = given.arguments["input"], float(given.arguments["p"])
-        if not isinstance(source, Value):
+    def _dropout(
+        self, input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False
+    ) -> Value:
+        if not isinstance(input, Value):
             raise ModelError("dropout of something that is no matrix of rows is not supported")
+        drops = training and train
         if drops and p and not self._assembly.setting.training:
             raise ModelError("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
-        return self._assembly.dropout(source, p) if drops else source
+        return self._assembly.dropout(input, float(p)) if drops else input
 
     def _rectified(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
         """ReLU or LeakyReLU of a value; None for anything else."""
