@@ -87,6 +87,7 @@ class Planning:
             slab_columns=settings.slab_columns,
             ssd_write_bytes=settings.max_ssd_writes,
             one_memory=one_memory,
+            processes=count,
         )
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ooc.cli import EXIT_ERROR, EXIT_INTERRUPTED
-from ooc.errors import RankError
+from ooc.errors import RankError, TrainingError
 
 if TYPE_CHECKING:
     from ooc.ranks import Ranks
@@ -41,12 +41,14 @@ def follow(run: "RunFolder") -> "RunFolder":
 
 
 @contextmanager
-def silent_where_told(context: click.Context) -> Iterator[None]:
-    """Where another process has failed and says why, this one ends as it does and says nothing."""
+def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator[None]:
+    """Where another process has failed and says why, this one ends as it does and says nothing; so do all but the first
+    where all find the same, as a loss that is no number."""
     try:
         yield
-    except RankError as error:
-        if not error.is_told:
+    except (RankError, TrainingError) as error:
+        is_told = error.is_told if isinstance(error, RankError) else not is_first(ranks)
+        if not is_told:
             raise
         context.exit(EXIT_ERROR)
 

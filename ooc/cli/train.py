@@ -116,7 +116,7 @@ def command(
             raise OptionError("--seeds trains one seed after the other, each by one process; leave out --nproc")
         return several, None if several else _open_run(context, settled, out, resume, options)
 
-    with silent_where_told(context):
+    with silent_where_told(context, ranks):
         several, one = opened() if ranks is None else ranks.told(opened)
         try:
             if one is not None:

@@ -141,6 +141,14 @@ class Exchange:
             matrix_NC.index_copy_(0, torch.cat(wanted).long(), received)
             self.received_bytes += received.nbytes
 
+    def total(self, own: int) -> int:
+        """The sum of what all processes have."""
+        return sum(int(one) for one in self._ranks.gathered(torch.tensor([own])))
+
+    def told(self, act: Callable[[], None]) -> None:
+        """Have the first process ``act``; where it raises, the others raise RankError, as it says why."""
+        self._ranks.told(act)
+
     def panels(self, found: Sequence[Any], reverse: bool) -> Iterator[Any]:
         """What every process has ``found``, in the order of the rows, one at a time."""
         ranks = self._ranks

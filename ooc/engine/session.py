@@ -112,9 +112,18 @@ class Session:
             _move_state(self._optimizer, place)
 
     def check_disk(self) -> None:
-        """Raise BudgetError when scratch data will not fit where it goes; a spill folder that is missing is made."""
+        """Raise BudgetError when scratch data will not fit where it goes; a spill folder that is missing is made. Of
+        several processes the first says so for all, whose folder is taken to be one."""
+        needed, exchange = self._prepared.plan.spill_bytes, self._prepared.exchange
+        if exchange is None:
+            self._check_disk(needed)
+        else:
+            needed = exchange.total(needed)
+            exchange.told(lambda: self._check_disk(needed))
+
+    def _check_disk(self, needed: int) -> None:
         there = next(folder for folder in (self._spill_dir, *self._spill_dir.absolute().parents) if folder.exists())
-        needed, free = self._prepared.plan.spill_bytes, shutil.disk_usage(there).free
+        free = shutil.disk_usage(there).free
         if needed > free:
             raise BudgetError(
                 f"the plan spills {format_size(needed)} to {self._spill_dir}, where {format_size(free)} are free; "

@@ -147,7 +147,7 @@ class Resources:
             raise OptionError("several processes train the full graph on the CPU; give device='cpu', or start one")
         limits, count = self.limits, ranks.local_count
         device_bytes = limits.device_bytes // count if limits.one_memory else limits.device_bytes
-        own = replace(limits, device_bytes=device_bytes, host_bytes=limits.host_bytes // count)
+        own = replace(limits, device_bytes=device_bytes, host_bytes=limits.host_bytes // count, processes=count)
         limits, hardware = ranks.told(lambda: (own, self.hardware))  # then all of them plan alike
         return replace(self, limits=limits, hardware=hardware, ranks=ranks)
 

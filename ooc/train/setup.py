@@ -35,7 +35,7 @@ from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.plan.layout.layout import Layout
 from ooc.plan.planner import choose_workload
 from ooc.plan.problem import Problem
-from ooc.plan.program.capacity import Capacity, budget_of
+from ooc.plan.program.capacity import Capacity
 from ooc.plan.program.plan import build_plan
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import minimum_memory
@@ -338,12 +338,12 @@ class Job:
             raise BudgetError(
                 f"row offsets, scalings and scores of {self._store.num_nodes:,} nodes need {format_size(fixed)} of "
                 f"memory, and all together {format_size(least)}; it may take {format_size(limits.memory_bytes)}; "
-                f"give memory='{budget_of(least)}'"
+                f"give memory={limits.of_all(least)}"
             )
         if not limits.one_memory and fixed > limits.host_bytes:
             raise BudgetError(
                 f"row offsets, scalings and scores of {self._store.num_nodes:,} nodes need {format_size(fixed)} on the "
-                f"host, the host budget is {format_size(limits.host_bytes)}; give host_budget='{-(-fixed // 1000)}K'"
+                f"host, the host budget is {format_size(limits.host_bytes)}; give host_budget={limits.of_all(fixed)}"
             )
 
     def _choose(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:

@@ -30,6 +30,7 @@ class Limits:
 
     ``ssd_write_bytes``: the most that a training epoch may write to the SSD (drives wear out). ``one_memory``: both
     budgets are of one memory, of which the user gave the sum; either takes of the other what it cannot do without.
+    ``processes``: that have as much each of what the user gave for all of them.
     """
 
     device_bytes: int
@@ -38,6 +39,12 @@ class Limits:
     slab_columns: int | None = None
     ssd_write_bytes: int | None = None
     one_memory: bool = False
+    processes: int = 1
+
+    def of_all(self, nbytes: int) -> str:
+        """What the user is to give for all processes, so that each has ``nbytes``."""
+        each = f", for {self.processes} processes" if self.processes > 1 else ""
+        return f"'{budget_of(nbytes * self.processes)}'{each}"
 
     @property
     def memory_bytes(self) -> int:
@@ -139,7 +146,7 @@ class Capacity:
             need = self.needed_bytes(layout) + work.fixed_host_bytes
             return (
                 f"the smallest plan needs {format_size(need)} of memory: {self._made_of(layout)}; it may take "
-                f"{format_size(limits.memory_bytes)}; give memory='{budget_of(need)}'"
+                f"{format_size(limits.memory_bytes)}; give memory={limits.of_all(need)}"
             )
         spare = 0 if self.has_tiers else max(0, limits.host_bytes - work.fixed_host_bytes)
 
@@ -161,7 +168,7 @@ class Capacity:
                 f"row offsets and scalings{ring} need {format_size(host)} on the host, the host budget is "
                 f"{format_size(limits.host_bytes)}"
             )
-            remedies.append(f"host_budget='{budget_of(host)}'")
+            remedies.append(f"host_budget={limits.of_all(host)}")
         if device > limits.device_bytes:
             gpu_budget = format_size(limits.device_bytes)
             if self.has_tiers:
