@@ -10,7 +10,7 @@ order. What tiles scatter to rows of anybody is added up by one process after th
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -27,16 +27,17 @@ _AT_ONCE_BYTES = 4 << 20
 """Of rows that are sent by lists, and as much of those that are received."""
 
 
-def divide_rows(weights: Sequence[float], panel_rows: int, rows: int, count: int) -> list[range]:
-    """Rows for ``count`` processes, whole panels one behind the other, of about equal ``weights``, those of panels."""
-    bounds, before, total = [0], 0.0, sum(weights)
+def divide_rows(weights: Sequence[float], panel_rows: int, rows: int, parts: Sequence[float]) -> list[range]:
+    """Rows for as many processes as there are ``parts``, whole panels one behind the other: of the ``weights`` of all
+    panels each gets about its part of the sum of ``parts``, and at least one panel."""
+    count, bounds, before = len(parts), [0], 0.0
+    targets = [sum(weights) * part / sum(parts) for part in accumulate(parts)]
     for panel, weight in enumerate(weights):
-        middle = before + weight / 2
-        while len(bounds) < count and middle >= total * len(bounds) / count:
+        while len(bounds) < count and before + weight / 2 >= targets[len(bounds) - 1]:
             bounds.append(panel)
         before += weight
     bounds += [len(weights)] * (count + 1 - len(bounds))
-    for at in range(1, count):  # everybody gets one
+    for at in range(1, count):
         bounds[at] = min(max(bounds[at], bounds[at - 1] + 1), len(weights) - count + at)
     stops = [min(rows, panel * panel_rows) for panel in bounds]
     return [range(start, stop) for start, stop in pairwise(stops)]
@@ -109,6 +110,11 @@ class Exchange:
         """The rows that this process computes."""
         return self._shares[self._ranks.rank]
 
+    @property
+    def parts(self) -> list[float]:
+        """Of all rows, those of each process."""
+        return [len(share) / self._shares[-1].stop for share in self._shares]
+
     def rows(self, matrix_NC: Tensor, direction: Direction | None = None, *, counted: bool = True) -> None:
         """Of a matrix of which every process has its own rows, have those of others that pulls of ``direction`` gather
         (None: all). ``counted``: a program's."""
@@ -141,9 +147,9 @@ class Exchange:
             matrix_NC.index_copy_(0, torch.cat(wanted).long(), received)
             self.received_bytes += received.nbytes
 
-    def total(self, own: int) -> int:
-        """The sum of what all processes have."""
-        return sum(int(one) for one in self._ranks.gathered(torch.tensor([own])))
+    def of_all(self, own: float) -> list[float]:
+        """What every process has."""
+        return [float(one) for one in self._ranks.gathered(torch.tensor([own], dtype=torch.float64))]
 
     def told(self, act: Callable[[], None]) -> None:
         """Have the first process ``act``; where it raises, the others raise RankError, as it says why."""

@@ -111,6 +111,11 @@ class Session:
         if self._optimizer is not None:
             _move_state(self._optimizer, place)
 
+    def adopt(self, prepared: Prepared) -> None:
+        """Close, and run another preparation of the same model from the next ``start`` on."""
+        self.close()
+        self._prepared = prepared
+
     def check_disk(self) -> None:
         """Raise BudgetError when scratch data will not fit where it goes; a spill folder that is missing is made. Of
         several processes the first says so for all, whose folder is taken to be one."""
@@ -118,8 +123,8 @@ class Session:
         if exchange is None:
             self._check_disk(needed)
         else:
-            needed = exchange.total(needed)
-            exchange.told(lambda: self._check_disk(needed))
+            together = int(sum(exchange.of_all(needed)))
+            exchange.told(lambda: self._check_disk(together))
 
     def _check_disk(self, needed: int) -> None:
         there = next(folder for folder in (self._spill_dir, *self._spill_dir.absolute().parents) if folder.exists())

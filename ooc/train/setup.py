@@ -195,6 +195,7 @@ class Job:
         self._extra_device_bytes = extra_device_bytes + resources.overhead_bytes
         self._candidates: dict[frozenset[int], Candidate] = {}
         self._shares: list[range] = []
+        self._speeds: Sequence[float] = [1.0] * resources.ranks.count
         self._exchange_bytes = 0
 
     @property
@@ -259,18 +260,32 @@ class Job:
         )
 
     def _shared_out(self) -> Exchange:
-        """A share of the rows for every process, of about as many edges, a row being worth those of an average row."""
-        resources, store = self.resources, self._store
-        ranks, nodes, height = resources.ranks, store.num_nodes, panel_rows(store.num_nodes, resources.tile_rows)
-        edges = np.asarray(self._counts.tile_edges(Direction.IN, height))
-        heights = np.minimum(height, nodes - height * np.arange(len(edges) - 1))
-        weights = np.diff(edges) + heights * max(1, store.num_edges / nodes)
+        """A share of the rows for every process, of as much to do as goes with its speed."""
+        ranks, nodes, (height, weights) = self.resources.ranks, self._store.num_nodes, self._panels()
         if len(weights) < ranks.count:
-            raise OptionError(
-                f"{store.path} has rows for {len(weights)} processes, of {height} each; {ranks.count} are too many"
-            )
-        self._shares = divide_rows(weights.tolist(), height, nodes, ranks.count)
+            for_how_many = f"{len(weights)} processes, of {height} each; {ranks.count} are too many"
+            raise OptionError(f"{self._store.path} has rows for {for_how_many}")
+        self._shares = divide_rows(weights, height, nodes, self._speeds)
         return Exchange(ranks, self._shares)
+
+    def _panels(self) -> tuple[int, list[float]]:
+        """Rows of a panel, and what there is to do for each: an edge counts one, a row as many as a mean row has."""
+        nodes, edges = self._store.num_nodes, self._store.num_edges
+        height = panel_rows(nodes, self.resources.tile_rows)
+        before = np.asarray(self._counts.tile_edges(Direction.IN, height))
+        heights = np.minimum(height, nodes - height * np.arange(len(before) - 1))
+        return height, (np.diff(before) + heights * max(1, edges / nodes)).tolist()
+
+    def shared_anew(self, taken_s: Sequence[float]) -> "Prepared | None":
+        """As ``ready``, with shares that go by the seconds that every process has computed for its own; None where
+        these are as even as panels allow. To be asked by all of them with the same figures."""
+        height, weights = self._panels()
+        done = [sum(weights[one.start // height : -(-one.stop // height)]) for one in self._shares]
+        speeds = [weight / max(1e-9, seconds) for weight, seconds in zip(done, taken_s, strict=True)]
+        if divide_rows(weights, height, self._store.num_nodes, speeds) == self._shares:
+            return None
+        self._speeds = speeds
+        return self.ready()
 
     def _find_halos(self, exchange: Exchange) -> None:
         """Which rows of others this process's edges lead to."""

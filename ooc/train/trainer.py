@@ -22,9 +22,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from ooc.engine.record import EpochRecord
 from ooc.engine.recording import EpochRecorder
-from ooc.engine.session import Session
+from ooc.engine.session import Prepared, Session
 from ooc.errors import OptionError, RunError
-from ooc.events import EpochFinished, Listener, Relay, ignore
+from ooc.events import EpochFinished, Listener, Note, Relay, ignore
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.workload import drop_gradients_cut_off, zero_gradients
 from ooc.plan import Hardware
@@ -32,7 +32,7 @@ from ooc.prefetch.device import Device
 from ooc.progress.display import displayed
 from ooc.progress.live import TrainingView
 from ooc.progress.promise import is_evaluated, promise_of, usual_program
-from ooc.ranks import Ranks
+from ooc.ranks import ALONE, Ranks
 from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
 from ooc.train.loss import RowsLoss
@@ -52,6 +52,9 @@ __all__ = ["Saving", "Trainer", "Tuning"]
 
 Scores = dict[str, float | None]
 
+_UNEVEN, _WORTH_PLANNING_S = 0.1, 0.1
+"""Of the mean, and seconds: a process that computes for so much longer is to have a smaller share."""
+
 
 class Trainer:
     """Trains ``model`` in place, exactly, on the whole graph in ``graph``, within the memory it is given.
@@ -62,6 +65,9 @@ class Trainer:
     their number changes no result. ``memory`` and ``host_budget`` are then those of all processes of a machine, which
     share them equally. The first one writes the run.
     """
+
+    _prepared: Prepared
+    _session: Session
 
     @interruptible_by_ctrl_c()
     def fit(
@@ -127,7 +133,28 @@ class Trainer:
                 self._conclude(records, self._evaluated(record))
             else:
                 self._conclude(records, record)
+            if state.epoch < last:
+                self._even_out(record, len(records) + (unscored is not None))
         return records
+
+    def _even_out(self, record: EpochRecord, trained: int) -> None:
+        """Of several processes, where some compute much longer than others: share the rows out anew, by how long. After
+        the first, second, fourth, eighth, … epoch trained here; no result depends on it."""
+        exchange = self._prepared.exchange
+        if exchange is None or trained & (trained - 1):
+            return
+        taken_s = exchange.of_all(sum(item.compute_s for item in record.passes))
+        mean_s = sum(taken_s) / len(taken_s)
+        if max(taken_s) - mean_s < max(_UNEVEN * mean_s, _WORTH_PLANNING_S):
+            return
+        prepared = self._planned.shared_anew(taken_s)
+        if prepared is None or prepared.exchange is None:
+            return
+        self._session.adopt(prepared)
+        self._prepared, self.workload, self.plan = prepared, prepared.workload, prepared.plan
+        shares = ", ".join(f"{100 * share:.0f} %" for share in prepared.exchange.parts)
+        self._resources.listener(Note(f"rows are shared out anew, by how long processes have computed: {shares}"))
+        self._start()
 
     def _loss_and_gradients(self, *, scored: bool, recorder: EpochRecorder | None = None) -> float:
         """Forward, loss, backward over the whole graph. Returns the mean loss; ``scored``: scores come with it."""
@@ -384,10 +411,8 @@ class Trainer:
             optimizer_options=self.optimizer.param_groups,
         )
         job = self._job(make, resources)
-        self._resources, self._objective = (
-            replace(job.resources, ranks=Ranks()),
-            job.objective,
-        )  # each predicts by itself
+        self._planned, self._objective = job, job.objective
+        self._resources = replace(job.resources, ranks=ALONE)  # each predicts by itself
         self._prepared = job.ready()
         self.hardware, self.limits = job.resources.hardware, job.resources.limits
         self.workload, self.plan = self._prepared.workload, self._prepared.plan

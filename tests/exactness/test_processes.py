@@ -4,7 +4,9 @@
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -16,7 +18,9 @@ from torch_geometric.nn.models import GAT, GCN
 
 import ooc
 from ooc.engine import exchange
+from ooc.engine.executor import RowPassRun
 from ooc.storage.store import Store
+from ooc.train import trainer as trainer_module
 from tests.exactness import layers, models
 from tests.exactness.comparison import make_trainer, tuned_trainer
 from tests.exactness.reference import ModelCase
@@ -34,6 +38,12 @@ _OF_EVERY_KIND: dict[str, Callable[[int, int], nn.Module]] = {
     "aggregated once": models.MODELS["SGC twice"],
     "opaque layers": layers.MODELS["nothing between"],
 }
+
+
+@pytest.fixture(autouse=True)
+def _as_shared_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long tiles take on a busy machine is to have no part in what is sent."""
+    monkeypatch.setattr(trainer_module, "_WORTH_PLANNING_S", inf)
 
 
 def _outcome(model: nn.Module, store: Store, *, nearby: bool = False, **options: Any) -> dict[str, Any]:
@@ -154,3 +164,26 @@ def test_more_processes_than_panels_of_rows_are_refused(tmp_path: Path) -> None:
 
     for found in together(3, tmp_path, work):
         assert "has rows for 2 processes, of 128 each; 3 are too many" in found
+
+
+def test_a_process_that_is_slow_gets_fewer_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ooc.convert(random_data(_CASE), tmp_path / "g.ooc")
+    compute = RowPassRun.compute
+
+    def work(rank: int) -> dict[str, Any]:
+        def slowly(run: RowPassRun, task: Any) -> Any:
+            sleep(0.01 if rank == 1 else 0.002)
+            return compute(run, task)
+
+        monkeypatch.setattr(RowPassRun, "compute", slowly)
+        monkeypatch.setattr(trainer_module, "_WORTH_PLANNING_S", 0.1)
+        torch.manual_seed(0)
+        model = GCN(store.num_features, 8, 2, store.num_classes, dropout=0.2)
+        with tuned_trainer(model, store, memory="100M", threads=1, tile_rows=5) as trainer:
+            losses = [one.loss for one in trainer.fit(3, progress=False)]
+            return {"losses": losses, "rows": len(trainer.plan.share or ())}
+
+    (alone,) = together(1, tmp_path, work)
+    first, slow = together(2, tmp_path, work)
+    assert alone["losses"] == first["losses"] == slow["losses"]
+    assert 2 * slow["rows"] < first["rows"] and slow["rows"] + first["rows"] == store.num_nodes
