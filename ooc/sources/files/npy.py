@@ -23,7 +23,7 @@ import numpy as np
 from ooc.errors import SourceError
 from ooc.events import Listener, reported
 from ooc.sources.files.prefetching import prefetched
-from ooc.sources.files.streams import Blob, damaged, read_exactly, read_values, skip
+from ooc.sources.files.streams import Blob, damaged, read_exactly, read_values
 from ooc.sources.files.zip_members import Archive
 from ooc.sources.source import EdgeBlock, Source, ranges, with_data
 from ooc.storage.array import AnyArray, flush
@@ -200,7 +200,8 @@ class NpyArray:
         if self.seekable:
             stream.seek(self.header.bytes + first * self.dtype.itemsize)
         else:  # zipfile gives up comparing checksums where a member is sought in
-            skip(stream, self.header.bytes + first * self.dtype.itemsize, self.name)
+            assert not first, "members are read from the first value on"
+            read_exactly(stream, self.header.bytes, self.name)
 
     def _values(self, first: int, count: int) -> AnyArray:
         with self._blob.open() as stream:
@@ -212,11 +213,6 @@ def edges_between(sources: NpyArray, targets: NpyArray, size: int) -> Iterator[E
     """Edges from the ids in one array to those in the other, at most ``size`` at a time."""
     for first, second in zip(sources.values(size), targets.values(size), strict=True):
         yield EdgeBlock(first.astype(np.int64), second.astype(np.int64))
-
-
-def unprepared(size: int) -> Iterator[EdgeBlock]:
-    """Stands for the edges of a source that must be prepared first."""
-    raise AssertionError("the edges are read after prepare")
 
 
 def unpacking(source: Source, edges: NpyArray, features: NpyArray | None = None) -> Source:
@@ -240,7 +236,7 @@ def unpacking(source: Source, edges: NpyArray, features: NpyArray | None = None)
 
         return replace(source, edges=unpacked)
 
-    return replace(source, edges=unprepared, prepare=prepare, prepare_bytes=2 * num_edges * _ID.itemsize)
+    return replace(source, prepare=prepare, prepare_bytes=2 * num_edges * _ID.itemsize)
 
 
 def _write_ids(edges: NpyArray, paths: tuple[Path, ...], nodes: int, listener: Listener) -> None:

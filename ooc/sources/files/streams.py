@@ -114,12 +114,6 @@ def told(name: str) -> Iterator[None]:
         raise damaged(name, str(error) or "it ends too early") from error
 
 
-def skip(stream: IO[bytes], size: int, name: str) -> None:
-    """Read ``size`` bytes and forget them."""
-    for _ in _pieces(stream, size, name):
-        pass
-
-
 def read_exactly(stream: IO[bytes], size: int, name: str) -> bytes:
     """``size`` bytes, few enough to be held."""
     return b"".join(_pieces(stream, size, name))

@@ -4,8 +4,8 @@ significant first.
 
 (γ and δ: Elias, "Universal codeword sets", 1975; ζ: Boldi and Vigna, "Codes for the World Wide Web", 2004.)
 Values start at 0. Most codewords are short: a table over the next 16 bits tells value and length at once; ``Code.read``
-takes those that are longer, bit by bit. A lookup is written out wherever it is done, on purpose: there are a few for
-each node and one for each arc, and a call costs as much as the work in it.
+takes those that are longer, bit by bit. The lookups that come for each node and each arc are written out, on purpose: a
+call costs as much as the work in it.
 """
 
 import mmap
@@ -302,27 +302,22 @@ class _Part:
         self._residuals = layout.residual.table()
         self._layout = layout
 
+    def _value(self, table: list[int], code: Code, at: int) -> tuple[int, int]:
+        """The value in a ``code`` at bit ``at``, and the bit after it."""
+        entry = table[self.ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
+        return (entry >> LENGTH_BITS, at + (entry & _LENGTH)) if entry else code.read(self.bits, at)
+
     def copied(self, at: int, whole: list[int]) -> tuple[list[int], int]:
         """What is copied of the list ``whole``: every second of some blocks of it; all of it where there are none."""
-        ahead, blocks = self.ahead, self._blocks
-        entry = self._block_counts[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-        if entry:
-            count = entry >> LENGTH_BITS
-            at += entry & _LENGTH
-        else:
-            count, at = self._layout.block_count.read(self.bits, at)
+        blocks, code = self._blocks, self._layout.block
+        count, at = self._value(self._block_counts, self._layout.block_count, at)
         if not count:
             return whole[:], at
         found: list[int] = []
         place, copying, least = 0, True, 0
         for _ in range(count):
-            entry = blocks[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-            if entry:
-                length = (entry >> LENGTH_BITS) + least
-                at += entry & _LENGTH
-            else:
-                length, at = self._layout.block.read(self.bits, at)
-                length += least
+            length, at = self._value(blocks, code, at)
+            length += least
             if copying:
                 found += whole[place : place + length]
             place += length
@@ -335,26 +330,13 @@ class _Part:
 
     def intervals(self, at: int, node: int, count: int, left: int, found: list[int]) -> tuple[int, int]:
         """Append ``count`` runs of consecutive ids to ``found``; how many of ``left`` successors remain."""
-        ahead, gammas, least = self.ahead, self.gammas, self._layout.least_interval
+        gammas, least = self.gammas, self._layout.least_interval
         first = None
         for _ in range(count):
-            entry = gammas[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-            if entry:
-                value = entry >> LENGTH_BITS
-                at += entry & _LENGTH
-            else:
-                value, at = _GAMMA.read(self.bits, at)
-            if first is None:
-                first = node + (-(value + 1 >> 1) if value & 1 else value >> 1)
-            else:
-                first += value + 1
-            entry = gammas[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-            if entry:
-                length = (entry >> LENGTH_BITS) + least
-                at += entry & _LENGTH
-            else:
-                length, at = _GAMMA.read(self.bits, at)
-                length += least
+            value, at = self._value(gammas, _GAMMA, at)
+            first = node + _signed(value) if first is None else first + value + 1
+            length, at = self._value(gammas, _GAMMA, at)
+            length += least
             left -= length
             if left < 0:  # Before a list of any length is made.
                 break
@@ -365,13 +347,8 @@ class _Part:
     def residuals(self, at: int, node: int, left: int, found: list[int]) -> int:
         """Append ``left`` single successors to ``found``."""
         ahead, residuals, code = self.ahead, self._residuals, self._layout.residual
-        entry = residuals[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-        if entry:
-            value = entry >> LENGTH_BITS
-            at += entry & _LENGTH
-        else:
-            value, at = code.read(self.bits, at)
-        successor = node + (-(value + 1 >> 1) if value & 1 else value >> 1)
+        value, at = self._value(residuals, code, at)
+        successor = node + _signed(value)
         found.append(successor)
         for _ in range(left - 1):
             entry = residuals[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
@@ -383,3 +360,8 @@ class _Part:
                 successor += value + 1
             found.append(successor)
         return at
+
+
+def _signed(value: int) -> int:
+    """0, -1, 1, -2, … for 0, 1, 2, 3, …"""
+    return -(value + 1 >> 1) if value & 1 else value >> 1

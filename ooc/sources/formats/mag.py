@@ -6,12 +6,11 @@ not published (NaN): papers without a label are left out of the test split.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
-from ooc.sources.files.npy import unpacking, unprepared
+from ooc.sources.files.npy import unpacking
 from ooc.sources.files.pickles import read_torch_dict
 from ooc.sources.labels import LabelForm, label_blocks
 from ooc.sources.reading import Reader, Request
@@ -50,17 +49,16 @@ def _open(path: Path, request: Request) -> Source:
         num_edges=edges.num_edges(),
         num_features=num_features,
         num_classes=classes if isinstance(classes, int) and classes > 0 else None,
-        edges=unprepared,
+        edges=edges.edge_blocks,
         features=features.row_blocks,
+        features_from=features.row_blocks if features.seekable else None,
         labels=blocks,
         resident_bytes=splits.nbytes,
         fingerprint=files.fingerprint(_EDGES, _FEATURES, _LABELS, _META, _SPLITS),
         description={"split": _NOTE},
         notes=(f"mag240m: {_NOTE}",),
     )
-    if not edges.seekable:
-        return unpacking(source, edges)
-    return replace(source, edges=edges.edge_blocks, features_from=features.row_blocks)
+    return source if edges.seekable else unpacking(source, edges)
 
 
 READER = Reader(

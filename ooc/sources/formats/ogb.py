@@ -23,7 +23,7 @@ import numpy as np
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
 from ooc.sources.files.lines import Kind, rows_of_numbers, stream_lines
-from ooc.sources.files.npy import NpyArray, unpacking, unprepared
+from ooc.sources.files.npy import NpyArray, unpacking
 from ooc.sources.files.streams import gunzipped
 from ooc.sources.files.zip_members import Archive
 from ooc.sources.labels import IndexSplits, LabelForm, label_blocks
@@ -74,7 +74,7 @@ def _binary_source(files: DatasetFiles, request: Request) -> Source:
         num_edges=edges.num_edges(),
         num_features=num_features,
         num_classes=None,
-        edges=unprepared,
+        edges=edges.edge_blocks,
         features=features.row_blocks,
         labels=lambda size: label_blocks(form, splits.joined(labels.values(size))),
         resident_bytes=splits.nbytes,
