@@ -33,7 +33,7 @@ def command(runs: tuple[Path, ...], out: Path | None, trace: Path | None, as_jso
             click.echo(json.dumps(figures(run), allow_nan=False))
         return
     if trace is not None:
-        from ooc.report.epoch_trace import write_trace
+        from ooc.report.gantt import write_trace
 
         if len(runs) > 1:
             raise OptionError("--trace takes one run: an epoch of its own is drawn")

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from ooc.events import EpochFinished, Event, Note, TaskAdvanced, TaskFinished, TaskStarted
@@ -137,9 +136,7 @@ class Reporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _advance(self, task: _Task, done: int) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from ooc.errors import OptionError
+from ooc.errors import OptionError, RunError
+from ooc.plan.simulate.condensed import expand
 from ooc.plan.simulate.timeline import MemoryUse, Resource, Stretch, Timeline, stretches, trace
 from ooc.report.console import write_text
 from ooc.sizes import format_size
+from ooc.train.run import RunFolder
 
 _COLOURS = {
     Resource.COMPUTE: "#2f81c7",
@@ -79,6 +81,20 @@ def write_gantt(path: Path, *timelines: Timeline) -> None:
 def _names(timelines: Sequence[Timeline]) -> list[str]:
     """Titles of the drawings of processes."""
     return [f"rank {rank}" for rank in range(len(timelines))] if len(timelines) > 1 else []
+
+
+def write_trace(path: Path, out: Path) -> None:
+    """The recorded epoch of the run at ``path``, and the planned one beside it, to ``out`` for Perfetto. RunError where
+    no epoch of it has been recorded or its record is damaged; OptionError where ``out`` cannot be written."""
+    run = RunFolder.open(path)
+    found = {name: run.timeline(planned=name == "planned") for name in ("planned", "measured")}
+    if found["measured"] is None:
+        raise RunError(f"{path} holds no timeline.json: it was trained by a version that recorded none")
+    try:
+        timelines = {name: expand(epoch) for name, epoch in found.items() if epoch is not None}
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"the timelines in {path} are damaged: {error}") from error
+    write_text(out, json.dumps(trace(*timelines.values(), names=list(timelines))))
 
 
 def svg(*timelines: Timeline) -> str:

@@ -15,7 +15,7 @@ from PIL import Image
 import ooc
 from ooc import cli
 from ooc.errors import OptionError, RunError
-from ooc.report.epoch_trace import write_trace
+from ooc.report.gantt import write_trace
 from ooc.report.page.document import page, write_report
 from ooc.report.page.figures import MOST_EPOCHS, figures
 from ooc.report.page.findings import compared, verdict

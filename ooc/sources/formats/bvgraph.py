@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -164,9 +163,7 @@ class Successors:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if isinstance(self._map, mmap.mmap):
             self._map.close()
         self._file.close()

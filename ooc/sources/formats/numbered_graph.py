@@ -27,7 +27,7 @@ from ooc.sources.node_data import NodeFeatures, NodeLabels
 from ooc.sources.node_ids import Numbering, Same, collect, collect_texts, numbering, sorted_with_rows
 from ooc.sources.sorted_runs import write_ids
 from ooc.sources.source import EdgeBlock, Ids, Source
-from ooc.storage.array import AnyArray, flush
+from ooc.storage.array import AnyArray, replace_file
 
 _BLOCK_ROWS = 1 << 18
 _TEXT_ROW_BYTES = 4096  # Of the budget for each row of texts at a time: a sixteenth of it where ids are of 100 bytes.
@@ -120,12 +120,7 @@ class NumberedGraph:
         """``source`` with everything counted; what is found out goes to ``folder``, and is taken from there."""
         path = folder / _COUNTS
         if not path.exists():
-            found = self._counted(nodes, folder, listener)
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(found))
-            flush(partial)
-            partial.rename(path)
-            flush(folder)
+            replace_file(path, json.dumps(self._counted(nodes, folder, listener)).encode())
         counts: Counts = json.loads(path.read_text())
         if counts["width"]:
             texts = TextFile(folder / _IDS, rows=counts["nodes"], width=counts["width"])
