@@ -9,7 +9,7 @@ or CSR ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N] or [N, L]
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,12 +57,8 @@ class ArrayOptions:
     request: Request
     name: str
     format: str
-    symmetrize: bool = False
-    drop_self_loops: bool = False
     usual_split: str | None = None
-    resident_bytes: int = 0
     release: Callable[[], None] = lambda: None
-    fingerprint: dict[str, Any] = field(default_factory=dict)
 
     @property
     def split(self) -> int | str | None:
@@ -121,10 +117,6 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         features_from=features_from,
         feature_entries=feature_entries,
         labels=labels,
-        symmetrize=options.symmetrize,
-        drop_self_loops=options.drop_self_loops,
-        resident_bytes=options.resident_bytes,
-        fingerprint=options.fingerprint,
         task=form.task,
         description={"split": note} if note else {},
         notes=tuple(filter(None, (_split_note(options.name, note, unsaid=unsaid), form.note))),

@@ -7,6 +7,7 @@ array of objects is an error.
 
 import mmap
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,35 +37,27 @@ def _opening(
     form: str,
     wanted: Iterable[str],
     arranged: Callable[[Mapping[str, AnyArray], str], Mapping[str, AnyArray]] = lambda arrays, name: arrays,
+    usual_split: str | None = None,
     **usual: Any,
 ) -> Callable[[Path, Request], Source]:
     """How an npz file of the ``form`` is opened: its ``wanted`` arrays, ``arranged`` as the generic form has them."""
 
     def opened(path: Path, request: Request) -> Source:
         arrays = _read_npz(path, wanted, budget_bytes=request.budget_bytes)
-        options = ArrayOptions(
-            request=request,
-            name=path.stem,
-            format=form,
-            resident_bytes=sum(array.nbytes for array in arrays.values()),
-            fingerprint=fingerprint_of(path),
-            **usual,
-        )
-        return array_source(arranged(arrays, path.stem), options)
+        options = ArrayOptions(request=request, name=path.stem, format=form, usual_split=usual_split)
+        nbytes = sum(array.nbytes for array in arrays.values())
+        source = array_source(arranged(arrays, path.stem), options)
+        return replace(source, resident_bytes=nbytes, fingerprint=fingerprint_of(path), **usual)
 
     return opened
 
 
 def _open_npy(path: Path, request: Request) -> Source:
     mapped, release = _map_npy_folder(path, ARRAY_NAMES)
-    options = ArrayOptions(
-        request=request,
-        name=path.resolve().name,
-        format="npy",
-        release=release,
-        fingerprint=fingerprint_of(*(path / f"{name}.npy" for name in mapped)),
+    options = ArrayOptions(request=request, name=path.resolve().name, format="npy", release=release)
+    return replace(
+        array_source(mapped, options), fingerprint=fingerprint_of(*(path / f"{name}.npy" for name in mapped))
     )
-    return array_source(mapped, options)
 
 
 def _is_npz(path: Path) -> bool:

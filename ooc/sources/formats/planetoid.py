@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planetoid's raw folders (Cora, CiteSeer, PubMed): the graph PyG's ``Planetoid`` makes of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,16 +48,13 @@ def planetoid_source(path: Path, request: Request) -> Source:
         "val_mask": (node >= train) & (node < train + _VALID_NODES),
         "test_mask": np.isin(node, test),
     }
-    options = ArrayOptions(
-        request=request,
-        name=name,
-        format="planetoid",
+    return replace(
+        array_source(arrays, ArrayOptions(request=request, name=name, format="planetoid")),
         symmetrize=True,
         drop_self_loops=True,
         resident_bytes=sum(array.nbytes for array in arrays.values()),
         fingerprint=fingerprint_of(*folder.glob(f"ind.{name}.*")),
     )
-    return array_source(arrays, options)
 
 
 def _rows(folder: Path, name: str) -> tuple[dict[str, AnyArray], AnyArray, AnyArray]:
