@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc train``: a store and a size of memory become a trained model."""
 
-import resource
 import shlex
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from ooc.ranks import Ranks
     from ooc.report.logs import EpochLog
     from ooc.report.plan_report import PlanReport
-    from ooc.train.metrics import Metric
     from ooc.train.run import RunFolder
     from ooc.train.seeds import SeedRuns
     from ooc.train.trainer import Trainer
@@ -261,11 +259,6 @@ def _is_given(context: click.Context, name: str) -> bool:
             return False
 
 
-def _repeating(settings: TrainSettings) -> str:
-    heading = f"ooc {__version__}: ooc train --config THIS_FILE repeats the run"
-    return as_toml("train", asdict(settings), heading=heading)
-
-
 def _train(call: _Call, run: "RunFolder", settings: TrainSettings, reporter: Reporter, verbosity: Verbosity) -> None:
     """Train ``run``, or only plan it."""
     from ooc.report.console import output
@@ -273,6 +266,7 @@ def _train(call: _Call, run: "RunFolder", settings: TrainSettings, reporter: Rep
     from ooc.report.plan_report import PlanReport
     from ooc.report.runs import describe_run
     from ooc.report.starts import note_start
+    from ooc.report.tables import print_outcome
     from ooc.train.sampled import SampledTrainer
 
     ranks = call.ranks
@@ -310,7 +304,9 @@ def _train(call: _Call, run: "RunFolder", settings: TrainSettings, reporter: Rep
     if call.as_json and call.is_first:
         say_as_json("end", describe_run(run.path, held=True))
     elif call.alone and call.is_first:
-        _print_outcome(run, report, trainer.metric, trainer.store.nbytes)
+        print_outcome(
+            run.records(), report, output(), metric=trainer.metric, store_bytes=trainer.store.nbytes, run=run.path
+        )
 
 
 def _trainer(run: "RunFolder", settings: TrainSettings, listener: "Listener") -> "Trainer":
@@ -318,7 +314,8 @@ def _trainer(run: "RunFolder", settings: TrainSettings, listener: "Listener") ->
     from ooc.storage.store import open_store
 
     check_sampling(settings)
-    run.repeated_by = _repeating(settings)
+    heading = f"ooc {__version__}: ooc train --config THIS_FILE repeats the run"
+    run.repeated_by = as_toml("train", asdict(settings), heading=heading)
     store = open_store(settings.store)
     run.check_store(store)
 
@@ -333,21 +330,6 @@ def _trainer(run: "RunFolder", settings: TrainSettings, listener: "Listener") ->
     admit_parameters(settings, store)
     metric = resolve_metric(settings.metric, store.task, store.num_classes)
     return build_trainer(settings, store, run, metric, listener)
-
-
-def _print_outcome(run: "RunFolder", report: "PlanReport | None", metric: "Metric", store_bytes: int) -> None:
-    from ooc.report.console import output
-    from ooc.report.tables import print_outcome
-
-    print_outcome(
-        run.records(),
-        report,
-        output(),
-        metric=metric,
-        process_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        store_bytes=store_bytes,
-        run=run.path,
-    )
 
 
 def _start(

@@ -10,14 +10,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ooc.events import EpochFinished, Event, Relay
 from ooc.progress.live import TrainingView
 from ooc.progress.reporter import Reporter, is_terminal
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _NOTEBOOK = "ZMQInteractiveShell"
 _NOTEBOOK_WIDTH = 100
@@ -64,26 +61,16 @@ class NotebookCell:
 
     def draw(self) -> None:
         """Put the view as it is where it was before."""
-        data = {"text/html": as_html(self._view), "text/plain": as_text(self._view)}
-        self._display.display(data, raw=True, display_id=self._id, update=self._drawn_s is not None)
+        self._display.display(drawn(self._view), raw=True, display_id=self._id, update=self._drawn_s is not None)
         self._drawn_s = self._clock()
 
 
-def as_html(view: TrainingView) -> str:
-    """The view in colours, for a notebook."""
-    console = _console()
-    console.print(view)
-    return console.export_html(inline_styles=True, code_format="<pre style='line-height: 1.2'>{code}</pre>")
-
-
-def as_text(view: TrainingView) -> str:
-    """The view in plain text."""
-    console = _console()
-    console.print(view)
-    return console.export_text()
-
-
-def _console() -> "Console":
+def drawn(view: TrainingView) -> dict[str, str]:
+    """The view for a notebook, by the type of what it is: in colours, and in plain text."""
     from rich.console import Console
 
-    return Console(file=io.StringIO(), width=_NOTEBOOK_WIDTH, record=True, force_jupyter=False, force_terminal=True)
+    console = Console(file=io.StringIO(), width=_NOTEBOOK_WIDTH, record=True, force_jupyter=False, force_terminal=True)
+    console.print(view)
+    pre = "<pre style='line-height: 1.2'>{code}</pre>"
+    html = console.export_html(inline_styles=True, code_format=pre, clear=False)
+    return {"text/html": html, "text/plain": console.export_text()}

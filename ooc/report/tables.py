@@ -4,6 +4,7 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -179,7 +180,6 @@ def print_outcome(
     console: Console,
     *,
     metric: "Metric",
-    process_peak_bytes: int,
     store_bytes: int,
     run: Path,
 ) -> None:
@@ -215,13 +215,17 @@ def print_outcome(
         *(moved(title, field) for title, field in _OVER_PCIE if any(getattr(r, field) for r in records)),
         ("data on disk", f"{format_size(store_bytes)} store + {format_size(scratch_bytes)} scratch"),
         *((f"peak {one.where}", _peak(one, records)) for one in (report.tiers if report else ())),
-        ("peak of the process", f"{format_size(process_peak_bytes)}, Python and torch included"),
+        ("peak of the process", f"{format_size(_process_peak_bytes())}, Python and torch included"),
         ("run", str(run)),
     ]
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def _process_peak_bytes() -> int:
+    return getrusage(RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _peak(tier: Tier, records: Sequence[EpochRecord]) -> str:

@@ -463,7 +463,6 @@ def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(
         report,
         console,
         metric=trainer.metric,
-        process_peak_bytes=1,
         store_bytes=store.nbytes,
         run=tmp_path,
     )
