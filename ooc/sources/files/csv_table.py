@@ -25,7 +25,7 @@ from ooc.sources.files.cells import (
     kind_of,
     of_texts,
 )
-from ooc.sources.files.lines import line_blocks, plain_suffix, rows_about
+from ooc.sources.files.lines import LineTable, line_blocks, plain_suffix
 from ooc.storage.array import AnyArray
 
 CSV_SUFFIXES = (".csv", ".tsv")
@@ -35,14 +35,11 @@ _NO_TEXT = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ODD_NUMBER = re.compile(r"(?:^|[,\t])[ \t]*(?:[+]|[+-]?0\d)", re.MULTILINE)
 
 
-class CsvTable:
-    """A table of text. How many ``rows`` it has only reading it all tells."""
-
-    rows: int | None = None
+class CsvTable(LineTable):
+    """A table of text."""
 
     def __init__(self, path: Path, block_bytes: int) -> None:
-        self.path = path
-        self._block_bytes = block_bytes
+        super().__init__(path, block_bytes)
         self._delimiter = "\t" if plain_suffix(path) == ".tsv" else ","
         first = next(line_blocks(path, min(block_bytes, _FIRST_LINE_BYTES)), b"").split(b"\n", 1)[0]
         cells = self._cells([self._text(first)])
@@ -53,11 +50,6 @@ class CsvTable:
         if len(set(names)) < len(names):
             raise SourceError(f"{path} has two columns of one name: {', '.join(names)}")
         self.columns: tuple[str, ...] = tuple(names)
-
-    @cached_property
-    def rows_about(self) -> int:
-        """An estimate of how many rows there are, for disk and time."""
-        return rows_about(self.path, self._block_bytes)
 
     def count(self) -> int:
         """How many rows there are."""

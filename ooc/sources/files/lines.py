@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -93,11 +94,20 @@ def stream_lines(stream: IO[bytes], name: str, block_bytes: int = _MOST_BLOCK_BY
     return _whole_lines(iter(read, b""), block_bytes, name)
 
 
-def rows_about(path: Path, block_bytes: int) -> int:
-    """An estimate of how many lines there are, for disk and time; a third more than what the first ones tell."""
-    first = next(line_blocks(path, block_bytes), b"\n")
-    packed = _PACKED if path.suffix in (".gz", ".zst") else 1
-    return max(1, 4 * packed * path.stat().st_size * first.count(b"\n") // (3 * len(first)))
+class LineTable:
+    """A table in the text file ``path``, a row a line; how many ``rows`` it has only reading it all tells."""
+
+    rows: int | None = None
+
+    def __init__(self, path: Path, block_bytes: int) -> None:
+        self.path, self._block_bytes = path, block_bytes
+
+    @cached_property
+    def rows_about(self) -> int:
+        """An estimate of how many rows there are, for disk and time; a third more than what the first ones tell."""
+        first = next(line_blocks(self.path, self._block_bytes), b"\n")
+        packed = _PACKED if self.path.suffix in (".gz", ".zst") else 1
+        return max(1, 4 * packed * self.path.stat().st_size * first.count(b"\n") // (3 * len(first)))
 
 
 def leading_comments(path: Path) -> tuple[list[str], str]:

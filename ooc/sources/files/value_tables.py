@@ -9,7 +9,6 @@ import datetime
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from ooc.sources.files.cells import (
     cell_value,
     kind_of,
 )
-from ooc.sources.files.lines import line_blocks, rows_about
+from ooc.sources.files.lines import LineTable, line_blocks
 from ooc.storage.array import AnyArray
 
 _ROWS_WITH_KEYS = 1000
@@ -80,14 +79,11 @@ class HeldTable:
         return _list(self._held[name].values(0, min(LOOKED_AT_ROWS, self.rows_about)))
 
 
-class JsonTable:
+class JsonTable(LineTable):
     """A JSON object a line; its columns are the keys in the first 1,000. Keys may be missing: an empty cell."""
 
-    rows: int | None = None
-
     def __init__(self, path: Path, block_bytes: int) -> None:
-        self.path = path
-        self._block_bytes = block_bytes
+        super().__init__(path, block_bytes)
         self._first: list[dict[str, Any]] = []
         keys: dict[str, None] = {}
         seen = 0
@@ -101,11 +97,6 @@ class JsonTable:
         if not self._first:
             raise SourceError(f"{path} is empty")
         self.columns = tuple(keys)
-
-    @cached_property
-    def rows_about(self) -> int:
-        """An estimate of how many rows there are, for disk and time."""
-        return rows_about(self.path, self._block_bytes)
 
     def count(self) -> int:
         """How many rows there are."""
