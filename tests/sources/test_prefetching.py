@@ -68,9 +68,9 @@ def test_leaving_early_closes_the_generator_and_ends_the_thread() -> None:
                 time.sleep(0.001)
                 yield number
         finally:
-            closed.append(True)
+            closed.append(threading.current_thread().name)
 
     with pytest.raises(KeyboardInterrupt), prefetched(items()) as running:
         next(running)
         raise KeyboardInterrupt
-    assert closed == [True] and _threads() == 0
+    assert closed == ["ooc-prefetched_0"] and _threads() == 0

@@ -41,6 +41,8 @@ def prefetched(items: Iterable[T]) -> Iterator[Iterator[T]]:
     try:
         yield consume()
     finally:
-        pool.shutdown(cancel_futures=True)
+        for one in made:
+            one.cancel()
         if isinstance(iterator, Generator):
-            iterator.close()
+            pool.submit(iterator.close)  # In the thread whose it is: numpy's errstate goes by that.
+        pool.shutdown()
